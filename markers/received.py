@@ -60,10 +60,10 @@ class MessageMaker:
         made = self._made
         publish_ms, payload, key, properties, extra = decode_body(body)
         if extra is not None:
-            retries, addressee = _retry_facts(extra)
+            retries, addressee, failure = _retry_facts(extra)
             first_try = _first_try(extra["first"]) if "first" in extra else None
             expires_ms = made.due_ms[slot] + _ttl_ms(extra["ttl"]) if "ttl" in extra else None
-            facts = Facts(properties, retries, addressee, first_try, expires_ms, occurrence_of(extra))
+            facts = Facts(properties, retries, addressee, first_try, expires_ms, occurrence_of(extra), failure)
             made.facts[made.places[slot]] = facts
         elif properties is not None:
             made.facts[made.places[slot]] = Facts(properties)
@@ -84,11 +84,11 @@ class MessageMaker:
         return self._made.pick([slot for slot, payload in enumerate(payloads) if payload is not None])
 
 
-def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None]:
-    retries, addressee = extra.get("retries", 0), extra.get("addressee")
-    if not isinstance(retries, int) or not (addressee is None or isinstance(addressee, str)):
+def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None, str | None]:
+    retries, addressee, failure = extra.get("retries", 0), extra.get("addressee"), extra.get("failure")
+    if not (isinstance(retries, int) and isinstance(addressee, str | None) and isinstance(failure, str | None)):
         raise ValueError(f"retry facts {extra!r} of a body are malformed")
-    return retries, addressee
+    return retries, addressee, failure
 
 
 def _ttl_ms(ttl_ms: object) -> int:

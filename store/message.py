@@ -67,9 +67,9 @@ class _Kept:
     """
 
     if not TYPE_CHECKING:  # which would refuse to set what is a property here
-        __slots__ = ("_expires_ms", "_first_try", "_id_place", "_occurrence", "_place", "_properties", "addressee",
-                     "due_ms", "key", "payload", "publish_ms", "redelivery_count", "retries", "subscription",
-                     "topic")  # fmt: skip
+        __slots__ = ("_expires_ms", "_failure", "_first_try", "_id_place", "_occurrence", "_place", "_properties",
+                     "addressee", "due_ms", "key", "payload", "publish_ms", "redelivery_count", "retries",
+                     "subscription", "topic")  # fmt: skip
 
     _id_place: Place
     _place: Place
@@ -77,6 +77,7 @@ class _Kept:
     _first_try: tuple[MessageId, int]
     _expires_ms: int
     _occurrence: Occurrence
+    _failure: str
 
     @property
     def properties(self) -> dict[str, str]:
@@ -116,6 +117,10 @@ class _Kept:
     def occurrence(self) -> Occurrence | None:
         return getattr(self, "_occurrence", None)
 
+    @property
+    def failure(self) -> str | None:
+        return getattr(self, "_failure", None)
+
 
 @dataclass(init=False)
 class ReceivedMessage(_Kept):
@@ -129,6 +134,7 @@ class ReceivedMessage(_Kept):
     and the time (epoch ms) of what was postponed first; None: it was not postponed.
     expires_ms: from when on it is not delivered any more, by a time to live of its own; None: it has none. occurrence:
     of a message that a schedule sent, its name and nominal time, after `retry_later` too; None: no schedule sent it.
+    failure: why `retry_later` postponed it the last time, where that was said.
     """
 
     __slots__ = ()

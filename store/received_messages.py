@@ -28,6 +28,7 @@ class Facts(NamedTuple):
     first_try: tuple[MessageId, int] | None = None
     expires_ms: int | None = None
     occurrence: Occurrence | None = None
+    failure: str | None = None
 
     def deliverable(self, subscription: str, now_ms: int) -> bool:
         """Whether a subscription is to get it: it is addressed to it, or to all, and has not expired."""
@@ -81,6 +82,7 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
                 message.first_try,
                 message.expires_ms,
                 message.occurrence,
+                message.failure,
             )
             if facts != NO_FACTS:
                 found.facts[place] = facts
@@ -185,13 +187,16 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
             message.topic = topic
             message.subscription = subscription
             if facts and (rare := facts.get(place)) is not None:
-                message._properties, message.retries, message.addressee, first_try, expires_ms, occurrence = rare
+                message._properties, message.retries, message.addressee = rare[:3]
+                first_try, expires_ms, occurrence, failure = rare[3:]
                 if first_try is not None:
                     message._first_try = first_try
                 if expires_ms is not None:
                     message._expires_ms = expires_ms
                 if occurrence is not None:
                     message._occurrence = occurrence
+                if failure is not None:
+                    message._failure = failure
             else:
                 message._properties = message.addressee = None
                 message.retries = 0

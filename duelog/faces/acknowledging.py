@@ -101,17 +101,18 @@ class Acknowledging:
         times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
         return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
 
-    def retry_later(self, message: ReceivedMessage, delay: Duration) -> MessageId:
+    def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId:
         """Have a message delivered to this subscription again `delay` from now, as a new delayed message.
 
         delay: seconds or a timedelta. Unlike `nack` it survives a restart, and it costs a write. Returns the new id.
         The message is sent anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
         `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed delay:
-        raises DelayTooLong, with nothing done, for a delay over the maximum.
+        raises DelayTooLong, with nothing done, for a delay over the maximum. reason: why, as of `dead_letter`: kept as
+        the new message's `failure`, and as the reason of the dead letter that it becomes if its deliveries fail.
         """
         if not isinstance(message, ReceivedMessage):
             raise InvalidArgument("message", message, "expected a received message")
-        delay_ms = duration_ms("delay", delay)
+        delay_ms, failure = duration_ms("delay", delay), _text("reason", reason)
         self._check_usable()
         if not self._state.durable:
             raise InvalidArgument("message", message, "a reader is gone when its consumers are; nothing is sent to it")
@@ -120,7 +121,8 @@ class Acknowledging:
             raise InvalidArgument("delay", delay, "due after the year 9999")
         due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
         failed_ms = self._consumer.first_failed_ms(message.position)
-        new_id = postpone(self._engine.sender, self._topic, self._state.name, message, due_ms, now_ms, failed_ms)
+        sender, name = self._engine.sender, self._state.name
+        new_id = postpone(sender, self._topic, name, message, due_ms, now_ms, failed_ms, failure)
         self.ack(message, durable=True)
         return new_id
 
@@ -128,17 +130,24 @@ class Acknowledging:
         """Give a message up now, whatever `max_redeliveries` says: it becomes a dead letter, with this reason.
 
         reason: some text, kept to its first 1,000 characters, and this delivery counts as failed; None: too many failed
-        before it ("redeliveries"). The message is moved in one transaction; one that was
-        acknowledged meanwhile is left. Raises InvalidArgument, also for a reader's message and for what is a dead
-        letter itself; StoreFull, StoreFailed: then it is held as before.
+        before it (then the reason is the last that `retry_later` was told, or "redeliveries"). The message is moved in
+        one transaction; one that was acknowledged meanwhile is left. Raises InvalidArgument, also for a reader's
+        message and for what is a dead letter itself; StoreFull, StoreFailed: then it is held as before.
         """
         if not isinstance(message, ReceivedMessage) or (message.topic, message.subscription) != (
             str(self._topic.name),
             self._state.name,
         ):
             raise InvalidArgument("message", message, "expected a message that this subscription received")
-        if reason is not None and (not isinstance(reason, str) or not reason):
-            raise InvalidArgument("reason", reason, "expected some text, or None")
+        text = _text("reason", reason)
         self._check_usable()
-        text = None if reason is None else reason[:1_000].encode(errors="backslashreplace").decode()
         self._consumer.dead_letter(message, text)
+
+
+def _text(field: str, value: str | None) -> str | None:
+    """Some text as it is kept. Raises InvalidArgument."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(field, value, "expected some text, or None")
+    return value[:1_000].encode(errors="backslashreplace").decode()

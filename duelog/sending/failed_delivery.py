@@ -21,10 +21,11 @@ def postpone(
     due_ms: int,
     now_ms: int,
     failed_ms: int | None,
+    failure: str | None,
 ) -> MessageId:
     """Send a message anew as a delayed message that only this subscription gets; its id, once it is durable.
 
-    failed_ms: when its first delivery failed; None: now.
+    failed_ms: when its first delivery failed; None: now. failure: why this one did; None: as the one before.
     """
     first_id, first_ms = message.first_try or (message.message_id, now_ms if failed_ms is None else failed_ms)
     extra: dict[str, object] = {
@@ -33,6 +34,8 @@ def postpone(
         "first": [*first_id, first_ms],
         **occurrence_extra(message.occurrence),
     }
+    if failure is not None or message.failure is not None:
+        extra["failure"] = message.failure if failure is None else failure
     if message.expires_ms is not None:
         extra["ttl"] = message.expires_ms - due_ms  # it expires when it would have, which may be before it is due
     anew = Message(message.payload, key=message.key, properties=message.properties)

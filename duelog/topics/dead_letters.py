@@ -60,10 +60,10 @@ class DeadLetter:
     """A message that was dead-lettered.
 
     payload, key, properties, due_ms, publish_ms and message_id are the message's own, topic and subscription are where
-    it came from. reason: "redeliveries", or what `Subscription.dead_letter` was told. attempts: how often it was
-    delivered. first_ms, last_ms: when the first and the last of these deliveries ended without an acknowledgement.
-    dead_ms: when it was dead-lettered. dead_letter_topic, position: where it lies now. All times are epoch ms of the
-    store's clock. occurrence: which schedule it is of, if any.
+    it came from. reason: what `dead_letter` was told, or the last `retry_later`; else "redeliveries". attempts: how
+    often it was delivered. first_ms, last_ms: when the first and the last of these deliveries ended without an
+    acknowledgement. dead_ms: when it was dead-lettered. dead_letter_topic, position: where it lies now. All times are
+    epoch ms of the store's clock. occurrence: which schedule it is of, if any.
     """
 
     dead_letter_topic: str
@@ -150,7 +150,7 @@ class DeadLetters:
             *origin_id,
             message.due_ms,
             message.publish_ms,
-            "redeliveries" if reason is None else reason,
+            reason or message.failure or "redeliveries",
             attempts,
             first_ms,
             last_ms,

@@ -22,13 +22,17 @@ class CoroutineLoop:
             made.set_result((asyncio.get_running_loop(), closing))
             await closing.wait()
 
+        self._running: set[Future[None]] = set()
+        """What runs: the loop itself refers to its tasks weakly, and one that waits may be collected."""
         self._thread = threading.Thread(target=lambda: asyncio.run(main()), name="duelog-worker-loop", daemon=True)
         self._thread.start()
         self._loop, self._closing = made.result()
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Have a coroutine run, which raises nothing."""
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
 
     async def in_thread(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Await what may wait for a disk."""

@@ -207,7 +207,7 @@ class TaskRunner:
             exc_info=error,
         )
         try:
-            self._subscription.retry_later(message, timedelta(milliseconds=wait_ms))
+            self._subscription.retry_later(message, timedelta(milliseconds=wait_ms), reason=reason)
         except ClosedError:
             raise
         except DuelogError as refused:  # a delay over the policies' maximum, a full disk: it waits in memory
@@ -215,7 +215,7 @@ class TaskRunner:
             self._subscription.nack(message, delay=timedelta(milliseconds=wait_ms))
 
     def _bury(self, message: ReceivedMessage, reason: str | None) -> None:
-        shown = reason or "too many deliveries failed"
+        shown = reason or message.failure or "too many deliveries failed"
         _log.error("task %s: %s becomes a dead letter: %s", self.task.name, message.message_id, shown)
         try:
             self._subscription.dead_letter(message, reason)

@@ -88,7 +88,7 @@ def test_redelivery_counts_survive_a_restart(open_store: OpenStore, clock: Manua
     assert counts(store) == {b"twice": 2, b"once": 1, b"never": 0}
     state = next(iter(store._engine.topics.loaded()[0].subscriptions.values()))
     assert state.dispatcher is not None
-    assert state.dispatcher.failed_at(first[0].position) == (began_ms, began_ms + 1_000)
+    assert state.dispatcher.outstanding.failed_at(first[0].position) == (began_ms, began_ms + 1_000)
 
 
 def test_what_is_in_flight_counts_at_a_crash_and_not_at_a_close(

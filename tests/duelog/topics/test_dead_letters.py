@@ -404,3 +404,32 @@ def test_what_cannot_be_a_dead_letter_is_refused(store: DelayedStore, topic: Top
         with pytest.raises(InvalidArgument, match=r"^message="):
             keeper.dead_letter(again, "x")
     assert len(list(store.dead_letters())) == 1
+
+
+def test_why_a_message_was_postponed_is_known_to_its_retries_and_its_dead_letter(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Over restarts; a retry without a reason keeps the one before, and a requeued letter begins without."""
+    store = open_store(config=CONFIG)
+    first_id = store.topic("t").send(b"x", key="k")
+    with store.topic("t").subscribe("s") as consumer:
+        (message,) = consumer.receive()
+        assert message.failure is None
+        for wrong in ("", 5, b"x"):
+            with pytest.raises(InvalidArgument, match=r"^reason="):
+                consumer.retry_later(message, 1, reason=wrong)  # type: ignore[arg-type]
+        consumer.retry_later(message, 1, reason="no answer \udcff")
+    store.close()
+    store = open_store(config=CONFIG)
+    with store.topic("t").subscribe("s") as consumer:
+        clock.advance(1_000)
+        (message,) = consumer.receive()
+        assert (message.failure, message.key) == ("no answer \\udcff", "k")
+        consumer.retry_later(message, 1)
+        clock.advance(1_000)
+        assert consumer.receive() == []
+    (letter,) = store.dead_letters(reason="no answer \\udcff")
+    assert (letter.message_id, letter.attempts) == (first_id, 2)
+    store.requeue_dead_letters(letter)
+    with store.topic("t").subscribe("s") as consumer:
+        assert consumer.receive()[0].failure is None

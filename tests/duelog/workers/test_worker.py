@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -261,6 +262,40 @@ def test_a_message_that_failed_too_often_before_is_a_dead_letter_without_being_r
     assert [(letter.reason, letter.attempts) for letter in store.dead_letters()] == [("redeliveries", 3)]
 
 
+def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """As the reason of its dead letter, and for the function that is run again."""
+    topic = store.topic("t")
+    topic.send(b"x")
+    failures: list[str | None] = []
+
+    def fail(message: ReceivedMessage) -> None:
+        failures.append(message.failure)
+        log.add(message.payload)
+        raise ValueError(f"number {len(failures)}")
+
+    worker = Worker(store)
+    worker.task("t", retries=2, backoff=1)(fail)
+    run(worker)
+    for attempt in (1, 2):
+        log.wait(attempt)
+        while topic.stats().pending == 0:
+            os.sched_yield()
+        if attempt == 1:
+            clock.advance(1_000)
+    worker.stop()
+    clock.advance(2_000)
+    topic.subscribe("worker", type="shared").close()
+    with topic.subscribe("worker", type="shared") as consumer:
+        consumer.receive()  # and dies with it
+    run(worker)
+    while not list(store.dead_letters()):
+        os.sched_yield()
+    assert failures == [None, "ValueError: number 1"]
+    assert [(letter.reason, letter.attempts) for letter in store.dead_letters()] == [("ValueError: number 2", 3)]
+
+
 @KINDS
 def test_a_message_is_not_delivered_again_while_its_function_runs(
     store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
@@ -289,6 +324,28 @@ def test_a_message_is_not_delivered_again_while_its_function_runs(
     worker.stop()
     assert sorted(log.seen) == [b"a", b"b"]
     assert backlog(store, "t") == 0
+
+
+def test_a_coroutine_that_waits_is_not_collected(store: DelayedStore, log: Log, run: Callable[[Worker], None]) -> None:
+    """Though nothing but the coroutine refers to what it waits for: its message would be held for ever."""
+    ended: list[BaseException] = []
+
+    async def stand(message: ReceivedMessage) -> None:
+        try:
+            log.add(message.payload)
+            await asyncio.Event().wait()
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    store.topic("t").send(b"x")
+    worker = Worker(store, drain=0)
+    worker.task("t")(stand)
+    run(worker)
+    log.wait(1)
+    gc.collect()
+    assert ended == []
+    assert worker.stop() == 1
 
 
 # -- stopping ------------------------------------------------------------------------------------
