@@ -97,7 +97,7 @@ def stored_identity(path: Path) -> Identity:
 def require_store(path: Path) -> None:
     """Refuse a path that holds no store, before anything is opened or made. Raises InvalidArgument."""
     if not path.exists():
-        raise InvalidArgument("STORE", str(path), "there is no such directory; `duelog send` makes a store")
+        raise InvalidArgument("STORE", str(path), "there is no such directory; `duelog init` makes a store")
     if not path.is_dir() or not (path / "STORE").exists():
         raise InvalidArgument("STORE", str(path), "this is no store: it has no file named STORE")
 

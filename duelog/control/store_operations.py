@@ -6,32 +6,31 @@ is atomic where the engine's call is; what has an attached consumer belongs to o
 
 from __future__ import annotations
 
-import base64
-import binascii
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from inspect import signature
 from typing import Protocol
 
+from duelog.store.clock import Clock
+from duelog.store.duration import duration_ms
 from duelog.store.errors import ClosedError, ConsumerBusy, DuelogError, InvalidArgument
-from duelog.store.message import ReceivedMessage, ScheduledMessage
 from duelog.store.policy.policies import POLICY_FIELDS, EffectivePolicies, Policies, PolicyValue
-from duelog.store.position import MessageId
 
 from ..background.maintenance import TickResult
 from ..stats import PartitionStats, StoreStats
 from ..subscription import Subscription
 from ..topic import Topic
-from ..topics.seeking import PublishedAt, SeekTarget
+from .json_values import message_ids_of, payload_of, received_json, scheduled_json, seek_target
 
 STREAMED = frozenset({"topics", "scheduled", "peek"})
 """Operations whose result is a sequence that is made while it is read."""
 
 NAMES = STREAMED | {
     "ack", "cancel", "create_subscription", "create_topic", "delete_subscription", "delete_topic", "effective",
-    "expire", "figures", "leave", "partitions", "policies", "receive", "remove_policies", "reschedule",
-    "save_snapshots", "seek", "send", "skip", "subscribe", "subscriptions", "tick", "topic_figures", "update_policies",
+    "expire", "figures", "leave", "partitions", "pause", "policies", "receive", "remove_policies", "reschedule",
+    "resume", "save_snapshots", "seek", "send", "skip", "subscribe", "subscriptions", "tick", "topic_figures",
+    "update_policies",
 }  # fmt: skip
 """The operations; each is a method of `Operations`."""
 
@@ -57,6 +56,8 @@ class Waiter(Protocol):
 class Store(Protocol):
     """What is used of a DelayedStore."""
 
+    @property
+    def clock(self) -> Clock: ...
     def topic(self, name: str) -> Topic: ...
     def topics(self, namespace: str | None = None) -> Iterator[Topic]: ...
     def delete_topic(self, name: str) -> None: ...
@@ -141,7 +142,7 @@ class Operations:
 
     def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> str:
         """Go to "earliest", "latest", a position as text, {"due_ms": ...} or {"published_ms": ...}; the position."""
-        there, target = self._store.topic(topic), _target(to)
+        there, target = self._store.topic(topic), seek_target(to)
         admin = there.subscription(subscription)
         try:
             return str(admin.reset(target))
@@ -156,13 +157,29 @@ class Operations:
         """Acknowledge the first messages that are due; how many."""
         return self._store.topic(topic).subscription(subscription).skip(count)
 
-    def expire(self, topic: str, subscription: str, before_ms: int) -> int:
-        """Acknowledge what was due before a time; how many."""
+    def expire(self, topic: str, subscription: str, older_than: float) -> int:
+        """Acknowledge what has been due for so many seconds; how many."""
+        before_ms = max(self._store.clock.now_ms() - duration_ms("older_than", older_than), 0)
         return self._store.topic(topic).subscription(subscription).expire(before_ms)
+
+    def pause(
+        self, topic: str, subscription: str, until_ms: int | None = None, seconds: float | None = None
+    ) -> int | None:
+        """Hand nothing out until a time, for so many seconds, or until it is resumed; the time, None: until then."""
+        if until_ms is not None and seconds is not None:
+            raise InvalidArgument("seconds", seconds, f"until_ms={until_ms} is given too; one of the two")
+        if seconds is not None:
+            until_ms = self._store.clock.now_ms() + duration_ms("seconds", seconds)
+        self._store.topic(topic).subscription(subscription).pause(until_ms)
+        return until_ms
+
+    def resume(self, topic: str, subscription: str) -> None:
+        """Hand out again."""
+        self._store.topic(topic).subscription(subscription).resume()
 
     def peek(self, topic: str, subscription: str, count: int) -> Iterator[dict[str, object]]:
         """The first messages that are due and not acknowledged."""
-        return map(_received, self._store.topic(topic).subscription(subscription).peek(count))
+        return map(received_json, self._store.topic(topic).subscription(subscription).peek(count))
 
     # -- messages --------------------------------------------------------------------------------------
 
@@ -175,6 +192,9 @@ class Operations:
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
+        dedup_key: str | None = None,
+        dedup_for: float | None = None,
+        replace: bool = False,
         create: bool = False,
     ) -> dict[str, object]:
         """payload: base64. create: make the topic where there is none."""
@@ -182,12 +202,15 @@ class Operations:
         if not create and not target.exists():
             raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
         sent = target.send(
-            _bytes("payload", payload),
+            payload_of("payload", payload),
             deliver_at=deliver_at,
             deliver_after=deliver_after,
             key=key,
             properties=properties,
             allow_past=allow_past,
+            dedup_key=dedup_key,
+            dedup_for=dedup_for,
+            replace=replace,
         )
         stored = target.get(sent)
         due_ms = None if stored is None else stored.due_ms
@@ -197,34 +220,39 @@ class Operations:
         self, topic: str, start_ms: int | None = None, end_ms: int | None = None, limit: int | None = None
     ) -> Iterator[dict[str, object]]:
         """Messages that are not due, by due time."""
-        return map(_scheduled, self._store.topic(topic).scheduled(start_ms, end_ms, limit))
+        return map(scheduled_json, self._store.topic(topic).scheduled(start_ms, end_ms, limit))
 
     def cancel(self, topic: str, ids: Sequence[str]) -> list[str]:
         """What became of each."""
-        return [outcome.value for outcome in self._store.topic(topic).cancel_batch(_ids(ids))]
+        return [outcome.value for outcome in self._store.topic(topic).cancel_batch(message_ids_of(ids))]
 
     def reschedule(
         self, topic: str, ids: Sequence[str], deliver_at: int | None = None, deliver_after: float | None = None
     ) -> list[str | None]:
         """The new id of each; None: too late, cancelled or unknown."""
-        found = self._store.topic(topic).reschedule_batch(_ids(ids), deliver_at=deliver_at, deliver_after=deliver_after)
+        found = self._store.topic(topic).reschedule_batch(
+            message_ids_of(ids), deliver_at=deliver_at, deliver_after=deliver_after
+        )
         return [None if each is None else str(each) for each in found]
 
     # -- receiving -------------------------------------------------------------------------------------
 
-    def subscribe(self, topic: str, subscription: str, type: str = "exclusive", create: bool = False) -> dict[str, str]:
+    def subscribe(
+        self, topic: str, subscription: str, type: str = "exclusive", create: bool = False
+    ) -> dict[str, object]:
         """Attach this client's one consumer. create: make the subscription, and the topic, where there is none."""
         if self._consumer is not None:
             raise InvalidArgument("subscription", subscription, f"already receiving from {self._consumer.name!r}")
         there = self._store.topic(topic)
         if not create and not there.exists():
             raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
-        if not create and subscription not in there.subscriptions():
+        is_new = not there.exists() or subscription not in there.subscriptions()
+        if is_new and not create:
             reason = f"{there.name} has no such subscription; --create makes it"
             raise InvalidArgument("SUBSCRIPTION", subscription, reason)
         self._consumer = there.subscribe(subscription, type=type)  # type: ignore[arg-type]  # it is checked there
         self._consumer.add_waker(self._waiter.wake)
-        return {"topic": there.name, "subscription": subscription}
+        return {"topic": there.name, "created": is_new}
 
     def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[dict[str, object]]:
         """Messages that are due, once there is one; none: `timeout` seconds are over."""
@@ -259,13 +287,13 @@ class Operations:
                 raise
             if not batch:
                 return found or again_ms
-            found += map(_received, batch)
+            found += map(received_json, batch)
             size += sum(len(message.payload) for message in batch)
         return found
 
     def ack(self, positions: Sequence[str]) -> int:
         """Acknowledge received messages, durably; how many were not acknowledged before."""
-        return self._attached().ack(_ids(positions), durable=True)
+        return self._attached().ack(message_ids_of(positions), durable=True)
 
     def leave(self) -> None:
         """Give back what was received and not acknowledged, without counting it as failed."""
@@ -319,8 +347,10 @@ class Operations:
         subscription: str | None = None,
     ) -> dict[str, object]:
         """Set fields, None: unset; what is set there then."""
-        if not isinstance(values, Mapping) or values.keys() - POLICY_FIELDS:
-            raise InvalidArgument("values", values, f"expected values of {', '.join(POLICY_FIELDS)}")
+        if not isinstance(values, Mapping):
+            raise InvalidArgument("values", values, "expected values by policy")
+        for name in values.keys() - POLICY_FIELDS:
+            raise InvalidArgument("policy", name, f"expected one of {', '.join(POLICY_FIELDS)}")
         return asdict(
             self._store.update_policies(namespace=namespace, topic=topic, subscription=subscription, **values)
         )
@@ -329,55 +359,3 @@ class Operations:
         self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> bool:
         return self._store.remove_policies(namespace=namespace, topic=topic, subscription=subscription)
-
-
-def _target(to: object) -> SeekTarget:
-    if isinstance(to, str):
-        return to if to in ("earliest", "latest") else MessageId.parse(to)
-    if isinstance(to, Mapping) and len(to) == 1:
-        ((name, value),) = to.items()
-        if isinstance(value, int) and name in ("due_ms", "published_ms"):
-            return value if name == "due_ms" else PublishedAt(value)
-    raise InvalidArgument(
-        "to", to, 'expected "earliest", "latest", a position, {"due_ms": ...} or {"published_ms": ...}'
-    )
-
-
-def _ids(texts: object) -> list[MessageId]:
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise InvalidArgument("ids", texts, "expected a list of ids")
-    return [MessageId.parse(text) for text in texts]
-
-
-def _bytes(field: str, text: object) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)  # type: ignore[arg-type]
-    except (binascii.Error, TypeError, ValueError):
-        raise InvalidArgument(field, text, "expected base64") from None
-
-
-def _scheduled(message: ScheduledMessage) -> dict[str, object]:
-    return {
-        "message_id": str(message.message_id),
-        "payload": base64.b64encode(message.payload).decode(),
-        "key": message.key,
-        "properties": message.properties,
-        "due_ms": message.due_ms,
-        "publish_ms": message.publish_ms,
-        "topic": message.topic,
-    }
-
-
-def _received(message: ReceivedMessage) -> dict[str, object]:
-    return {
-        "payload": base64.b64encode(message.payload).decode(),
-        "key": message.key,
-        "properties": message.properties,
-        "message_id": str(message.message_id),
-        "position": str(message.position),
-        "due_ms": message.due_ms,
-        "publish_ms": message.publish_ms,
-        "redelivery_count": message.redelivery_count,
-        "topic": message.topic,
-        "subscription": message.subscription,
-    }

@@ -58,8 +58,8 @@ def test_retention_is_not_lost_by_looking_at_another_topic_on_the_command_line(t
     path = tmp_path / "store"
     with DelayedStore.open(path, StoreConfig(retention_ms=WEEK_MS, ledger_max_entries=10, background=False)) as store:
         keep_hundred(store)
-    ok("send", path, "other", "x")
-    assert len(json_lines_of("receive", path, "other", "looker", "--timeout", "0")) == 1
+    ok("send", "--create", path, "other", "x")
+    assert len(json_lines_of("receive", "--create", path, "other", "looker", "--timeout", "0")) == 1
     with DelayedStore.open(path, StoreConfig(background=False)) as store:
         store.tick()
         with store.topic("kept").subscribe("reader") as reader:
@@ -90,7 +90,7 @@ def test_a_store_of_an_earlier_version_takes_over_the_settings_of_the_first_prog
 def test_commands_record_no_settings_over_a_store_of_an_earlier_version(tmp_path: Path) -> None:
     """They let go of nothing: the retention in force is for ever until a program says what is to be kept."""
     path = old_store(tmp_path)
-    ok("send", path, "other", "x")
+    ok("send", "--create", path, "other", "x")
     ok("policies", "set", path, "--max-delay", "7d")
     config = StoreConfig(partition_ms=FROZEN_CONFIG.partition_ms, background=False, retention_ms=WEEK_MS)
     clock = ManualClock(START_MS * 2)
@@ -113,7 +113,7 @@ def test_an_import_of_an_archive_records_no_settings_either(tmp_path: Path) -> N
     """It opens the store, finds that it is not empty, and leaves it as it was."""
     pytest.importorskip("pyarrow")
     path = old_store(tmp_path)
-    ok("send", tmp_path / "other", "t", "x")
+    ok("send", "--create", tmp_path / "other", "t", "x")
     ok("export", tmp_path / "other", tmp_path / "archive")
     assert run("import", path, "--parquet", tmp_path / "archive").exit_code == 2
     with DelayedStore.open(path, StoreConfig(partition_ms=FROZEN_CONFIG.partition_ms), read_only=True) as store:

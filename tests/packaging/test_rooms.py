@@ -86,11 +86,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools.audit.report": {"tools", "tools.audit"},
     "tools.demo": {"tools"},
     "tools.spark": {"tools", "tools.audit", "tools.audit.checking", "tools.cli", "tools.scan", "tools.transfer"},
+    "tools.consuming": {"tools", "tools.cli", "tools.remote"},
     "tools.cli": {
         "tools",
         "tools.arrow",
         "tools.audit",
         "tools.audit.report",
+        "tools.consuming",
         "tools.demo",
         "tools.remote",
         "tools.repair",

@@ -1,4 +1,4 @@
-"""The commands `duelog snapshot list`, `verify` and `rebuild`."""
+"""The commands `duelog snapshot list`, `verify`, `save` and `rebuild`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
+from ..asking import asked
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_table
 from ..snapshot_tool import FoundSnapshot, RebuildReport, list_snapshots, rebuild_snapshots, verify_snapshots
 from ..values import iso_time
 from .options import Json, Store
 
 app = typer.Typer(
-    help="List, verify and rebuild the saved delay indexes of a store.",
+    help="List, verify, save and rebuild the saved delay indexes of a store.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -51,6 +52,21 @@ def verify(store: Store, partition: Partition = None, topic: Topic = None, json_
     _show(found, json_)
     if not all(each.usable for each in found):
         raise typer.Exit(1)
+
+
+@app.command()
+def save(store: Store, json_: Json = False) -> None:
+    """Have the process that has the store open save its delay indexes now, so that its next start is quick.
+
+    Those that a start would soon have read anyway are not saved; a store that no process has open has none in memory.
+
+    ```
+    duelog snapshot save data
+    ```
+    """
+    with asked(store, writes=True) as ask:
+        count = ask("save_snapshots", {})
+    answer({"saved": count}, f"saved: {count:,}", json_=json_)
 
 
 @app.command()

@@ -1,7 +1,8 @@
-"""The commands that put messages into a store and take them out: send, receive, import."""
+"""The commands that put messages into a store: send, import."""
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 import time
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -21,24 +21,16 @@ from ... import DelayedStore
 from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
-from ..output import answer, message_json, message_line, say, write_json, write_line
+from ..asking import asked
+from ..output import answer, say, write_json, write_line
 from ..transfer.import_lines import Import
 from ..values import iso_time, open_to_write, properties_of, time_ms
 from .cli_export import import_parquet
-from .options import Json, Store, TopicName
+from .options import Create, Json, Store, TopicName
 
 AllowPast = Annotated[
     bool, typer.Option("--allow-past", help="Take due times before 2001 too, as 0; without it they may be seconds.")
 ]
-
-
-class ConsumerType(StrEnum):
-    """How a subscription shares its messages among consumers."""
-
-    exclusive = "exclusive"
-    failover = "failover"
-    shared = "shared"
-    key_shared = "key_shared"
 
 
 def send(
@@ -54,35 +46,48 @@ def send(
     property_: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
     ] = None,
+    dedup_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Send nothing while a message of this key is pending; its id is printed."),
+    ] = None,
+    dedup_for: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="With --dedup-key: the key holds at least so long.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="With --dedup-key: cancel the pending message of the key, and send.")
+    ] = False,
     allow_past: AllowPast = False,
+    create: Create = False,
     json_: Json = False,
 ) -> None:
     """Send one message, due now or later, and print its id once it is on disk.
 
-    Makes the store where the directory is missing or empty.
+    A topic that is not there is refused, unless --create makes it, and the store where the directory is missing or
+    empty.
 
     ```
-    duelog send data reminders "pay the bill" --at 2026-12-01T09:00:00+01:00 --key order-17 --property shop=7
+    duelog send data reminders "pay the bill" --create --at 2026-12-01T09:00:00+01:00 --key order-17 --property shop=7
     ```
     """
     deliver_at = None if at is None else due_at_ms("--at", time_ms("--at", at), allow_past=allow_past)
     deliver_after = None if after is None else duration_seconds("--after", after)
     properties = properties_of(property_ or [])
     content = content_of(payload)
-    with open_to_write(store, create=True) as opened:
-        target = opened.topic(topic)
-        sent = target.send(
-            content,
-            deliver_at=deliver_at,
-            deliver_after=deliver_after,
-            key=key,
-            properties=properties,
-            allow_past=allow_past,
-        )
-        stored = target.get(sent)
-    due_ms = None if stored is None else stored.due_ms
-    line = f"{sent}  due {'now' if due_ms is None else iso_time(due_ms)}"
-    answer({"message_id": str(sent), "topic": target.name, "due_ms": due_ms}, line, json_=json_)
+    message = {
+        "payload": base64.b64encode(content).decode(),
+        "deliver_at": deliver_at,
+        "deliver_after": deliver_after,
+        "key": key,
+        "properties": properties,
+        "allow_past": allow_past,
+        "dedup_key": dedup_key,
+        "dedup_for": None if dedup_for is None else duration_seconds("--dedup-for", dedup_for),
+        "replace": replace,
+    }
+    with asked(store, writes=True, create=create) as ask:
+        sent = ask("send", {"topic": topic, "create": create, **message})
+    due = "now" if sent["due_ms"] is None else iso_time(sent["due_ms"])
+    answer(sent, f"{sent['message_id']}  due {due}", json_=json_)
 
 
 def content_of(text: str | None) -> bytes:
@@ -92,59 +97,6 @@ def content_of(text: str | None) -> bytes:
     if text is None and sys.stdin.isatty():
         raise InvalidArgument("PAYLOAD", None, "give a message, or - and type it, ended by Ctrl-D")
     return sys.stdin.buffer.read()
-
-
-def receive(
-    store: Store,
-    topic: TopicName,
-    subscription: Annotated[
-        str, typer.Argument(metavar="SUBSCRIPTION", help="Subscription; made if it is new.", show_default=False)
-    ],
-    max_: Annotated[int, typer.Option("--max", min=1, help="End after this many messages.")] = 1,
-    timeout: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="End after this long, 0: with what is due now. [default: wait]"),
-    ] = None,
-    ack: Annotated[
-        bool, typer.Option("--ack/--no-ack", help="Acknowledge what was printed, or leave it to be received again.")
-    ] = True,
-    type_: Annotated[
-        ConsumerType, typer.Option("--type", help="How the subscription's consumers share its messages.")
-    ] = ConsumerType.exclusive,
-    json_: Json = False,
-) -> None:
-    """Receive messages as they become due, print each on a line, and acknowledge them.
-
-    A line has the message's id, due time, key and payload; with --json it is a JSON object. While it runs no other
-    process can write the store.
-
-    ```
-    duelog receive data reminders mailer --max 10 --timeout 1m
-    ```
-    """
-    seconds = None if timeout is None else duration_seconds("--timeout", timeout)
-    received = 0
-    # Without a thread of its own the store does nothing before the subscription is there: what an old ledger still
-    # holds is received, and not trimmed first.
-    with open_to_write(store, create=False) as opened:
-        target = opened.topic(topic)
-        if not target.exists() or subscription not in target.subscriptions():
-            say(f"subscription {subscription!r} of {target.name} is new")
-        with target.subscribe(subscription, type=type_.value) as consumer:
-            deadline = None if seconds is None else time.monotonic() + seconds
-            while received < max_:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                batch = consumer.receive(min(max_ - received, 1_000), timeout=left)
-                if not batch:
-                    break
-                for message in batch:
-                    answer(message_json(message), message_line(message), json_=json_)
-                sys.stdout.flush()
-                received += len(batch)
-                if ack:
-                    consumer.ack(batch)
-    if received < max_:
-        say(f"{received} of {max_} messages were due in time")
 
 
 def import_(

@@ -1,4 +1,4 @@
-"""The commands `duelog backup`, `duelog move-namespace`, `duelog repair` and `duelog compact`."""
+"""The commands `duelog backup`, `duelog move-namespace`, `duelog repair`, `duelog compact` and `duelog tick`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 from rich.progress import DownloadColumn, TimeRemainingColumn
 
+from ...control.control_client import ControlClient
 from ...store.errors import InvalidArgument
+from ..asking import asked
 from ..compact_store import DEFAULT_MIN_DEAD_RATIO, CompactionReport, PartitionCompaction, Runner, compact_store
 from ..fleet import is_fleet, stores_of
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_line, write_table
 from ..repair.repair_store import repair_store
-from ..values import open_to_read
+from ..values import iso_time, open_to_read
 from .options import Json, Master, Store, Stores, allow_every_descriptor, end_fleet, store_progress
 
 
@@ -157,8 +159,32 @@ def compact(
     with progress_bar("bytes", DownloadColumn(), TimeRemainingColumn()) as progress:
         report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
     _show(report, dry_run, json_)
+    if report.waiting and not dry_run:
+        _have_adopted(store)
     if report.failed:
         raise typer.Exit(1)
+
+
+def _have_adopted(store: Path) -> None:
+    """Have the process that has a store open take over what was compacted, at once if it can be asked."""
+    client = ControlClient.connect(store)
+    if client is not None:
+        with client:
+            client.ask("tick", {})
+
+
+def tick(store: Store, json_: Json = False) -> None:
+    """Do what is due now: fire, close, trim, delete; and say when the next thing is. For stores that no process keeps.
+
+    ```
+    duelog tick data
+    ```
+    """
+    with asked(store, writes=True) as ask:
+        done = ask("tick", {})
+    counts = ", ".join(f"{name}: {done[name]:,}" for name in ("fired", "closed", "trimmed", "deleted", "snapshots"))
+    due = "nothing is planned" if done["next_due_ms"] is None else f"next at {iso_time(done['next_due_ms'])}"
+    answer(done, f"{counts}; {due}", json_=json_)
 
 
 def _spark_runner(master: str | None) -> Runner:

@@ -8,6 +8,7 @@ SIGPIPE), so that a command that was cut short never says that it found nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from typer.core import TyperGroup
 
 from ...store.errors import DuelogError
 from ..arrow import cli_tables
+from ..consuming import cli_backlog, cli_receive
 from ..output import drop_output, flush_output, say
 from ..remote import cli_drain, cli_figures, cli_policies, cli_topics
 from ..remote.places import ServerCommand
@@ -44,8 +46,8 @@ topic receives them when they are due. One process at a time may write a store, 
 commands that only look (scheduled, stats, partitions, check, audit, dump) work beside it and change nothing.
 
 ```
-duelog send data reminders "pay the bill" --after 10s
-duelog receive data reminders mailer
+duelog send data reminders "pay the bill" --after 10s --create
+duelog receive data reminders mailer --create
 ```
 
 Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970; durations are seconds, 90s, 1h30m,
@@ -152,7 +154,9 @@ def demo(
 for command in (
     cli_init.init,
     cli_traffic.send,
-    cli_traffic.receive,
+    cli_receive.receive,
+    cli_backlog.pause,
+    cli_backlog.resume,
     cli_traffic.import_,
     cli_inspection.check,
     cli_audit.audit,
@@ -161,6 +165,7 @@ for command in (
     cli_upkeep.move_namespace,
     cli_upkeep.repair,
     cli_upkeep.compact,
+    cli_upkeep.tick,
     cli_export.export,
     cli_tables.table,
     cli_drain.drain,
@@ -176,8 +181,18 @@ for of_server in (
     cli_figures.partitions,
     cli_topics.cancel,
     cli_topics.reschedule,
+    cli_backlog.peek,
+    cli_backlog.seek,
+    cli_backlog.skip,
+    cli_backlog.expire,
 ):
     app.command(of_server.__name__, cls=ServerCommand)(of_server)
+for also, name, same in (
+    ("unsubscribe", "subscriptions delete", cli_topics.delete_subscription),
+    ("delete-topic", "topics delete", cli_topics.delete_topic),
+):
+    help_ = inspect.cleandoc(same.__doc__ or "").replace(f"duelog {name}", f"duelog {also}")
+    app.command(also, cls=ServerCommand, help=f"{help_}\n\nThe same as `duelog {name}`.")(same)
 app.add_typer(cli_topics.topics)
 app.add_typer(cli_topics.subscriptions)
 app.add_typer(cli_dead_letters.app)

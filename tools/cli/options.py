@@ -34,6 +34,11 @@ TopicName = Annotated[
         show_default=False,
     ),
 ]
+SubscriptionName = Annotated[
+    str,
+    typer.Argument(metavar="SUBSCRIPTION", help="Subscription: its name, as clients know it.", show_default=False),
+]
+Create = Annotated[bool, typer.Option("--create", help="Make what is not there; without it that is refused.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")]
 Master = Annotated[str | None, typer.Option(metavar="URL", help="Spark master, such as local[2]; with --spark.")]
 

@@ -1,6 +1,6 @@
 """The commands `duelog topics`, `duelog subscriptions`, `duelog cancel` and `duelog reschedule`.
 
-Of a directory or of a server; a directory must be open in no other process for what changes it.
+Of a directory or of a server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
 from ...store.position import MessageId
-from ..cli.options import Json, TopicName
+from ..cli.options import Json, SubscriptionName, TopicName
 from ..output import answer, printable, write_json, write_line
 from ..values import iso_time, time_ms
 from .places import Place, Server, ServerCommand, Token, Trust, administered
@@ -25,7 +25,6 @@ subscriptions = typer.Typer(
     name="subscriptions", no_args_is_help=True, help="Subscriptions of a topic: list, create and delete them."
 )
 
-SubscriptionName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="Name, as clients know it.")]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the messages, such as 17:3.")]
 
 

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from ... import Policies, ReceivedMessage, ScheduledMessage
 from ...broker.lookup.topic_address import shown_subscription, stored_subscription
-from ...control.control_client import ControlClient
-from ...control.store_operations import Operations
 from ...stats import PartitionStats
 from ...store.errors import InvalidArgument, UnknownSubscription
 from ...store.names import TopicName
 from ...store.policy.policies import PolicyValue
 from ...store.position import MessageId
-from ..values import open_to_read, open_to_write, require_store
+from ..asking import Ask, asked, received_message, scheduled_message
 from .operations import STORE_FIGURES, Administration, Effective, Scope, SubscriptionFigures, TopicFigures
-
-Ask = Callable[[str, Mapping[str, object]], Any]
-"""As `Operations.ask`."""
-
-
-@contextmanager
-def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Ask]:
-    """What answers operations of the store in a directory, for as long as the block runs.
-
-    That is the process that has it open, where there is one that listens; else this one, which opens it. create: make
-    the store where there is none. Raises StoreLocked where another process has it open and does not listen.
-    """
-    if not create:
-        require_store(path)
-    client = ControlClient.connect(path)
-    if client is not None:
-        with client:
-            yield client.ask
-        return
-    with open_to_write(path, create=create) if writes else open_to_read(path) as store:
-        operations = Operations(store, _Here())
-        with closing(operations):
-            yield operations.ask
 
 
 @contextmanager
@@ -51,16 +24,6 @@ def open_directory(path: Path, *, writes: bool) -> Iterator[Administration]:
     """The store in a directory, for as long as the block runs."""
     with asked(path, writes=writes) as ask:
         yield DirectorySide(ask, path)
-
-
-class _Here(Event):
-    """How this process waits for messages of its own store; Ctrl-C ends it."""
-
-    wake = Event.set
-
-    def wait(self, seconds: float | None = None) -> bool:
-        super().wait(seconds)
-        return True
 
 
 class DirectorySide:
@@ -130,9 +93,9 @@ class DirectorySide:
     def skip(self, topic: str, subscription: str, count: int) -> int:
         return int(self._do("skip", topic=topic, subscription=self._existing(topic, subscription), count=count))
 
-    def expire(self, topic: str, subscription: str, before_ms: int) -> int:
+    def expire(self, topic: str, subscription: str, older_than: float) -> int:
         stored = self._existing(topic, subscription)
-        return int(self._do("expire", topic=topic, subscription=stored, before_ms=before_ms))
+        return int(self._do("expire", topic=topic, subscription=stored, older_than=older_than))
 
     def peek(self, topic: str, subscription: str, count: int) -> Iterator[ReceivedMessage]:
         stored = self._existing(topic, subscription)
@@ -162,23 +125,6 @@ class DirectorySide:
 
     def remove_policies(self, scope: Scope) -> bool:
         return bool(self._do("remove_policies", **scope._asdict()))
-
-
-def scheduled_message(fields: Mapping[str, Any]) -> ScheduledMessage:
-    """A message as `Operations` gives it."""
-    return ScheduledMessage(
-        **{
-            **fields,
-            "message_id": MessageId.parse(fields["message_id"]),
-            "payload": base64.b64decode(fields["payload"]),
-        }
-    )
-
-
-def received_message(fields: Mapping[str, Any]) -> ReceivedMessage:
-    """A message as `Operations` gives it."""
-    places = {name: MessageId.parse(fields[name]) for name in ("message_id", "position")}
-    return ReceivedMessage(**{**fields, **places, "payload": base64.b64decode(fields["payload"])})
 
 
 def _stored(subscription: str) -> str:

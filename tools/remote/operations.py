@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ... import Policies, ScheduledMessage
+from ... import Policies, ReceivedMessage, ScheduledMessage
 from ...stats import PartitionStats
 from ...store.errors import DuelogError
 from ...store.policy.policies import PolicyValue
@@ -112,6 +112,21 @@ class Administration(Protocol):
 
     def delete_subscription(self, topic: str, subscription: str) -> None:
         """With what it has not acknowledged."""
+
+    def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> str | None:
+        """Go to "earliest", "latest", a position, {"due_ms": ...} or {"published_ms": ...}.
+
+        The position; None: a server does not say.
+        """
+
+    def skip(self, topic: str, subscription: str, count: int) -> int | None:
+        """Acknowledge the first messages that are due; how many, None: a server does not say."""
+
+    def expire(self, topic: str, subscription: str, older_than: float) -> int | None:
+        """Acknowledge what has been due for so many seconds; how many, None: a server does not say."""
+
+    def peek(self, topic: str, subscription: str, count: int) -> Iterator[ReceivedMessage]:
+        """The first messages that are due and not acknowledged; not of a server."""
 
     def policies(self, scope: Scope) -> dict[str, Policies]:
         """What is set: at a scope, or for the store: everywhere; by the scope's name."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-from ... import Policies, ScheduledMessage
+from ... import Policies, ReceivedMessage, ScheduledMessage
 from ...stats import PartitionStats
 from ...store.config import MIB
 from ...store.errors import InvalidArgument
@@ -143,6 +144,28 @@ class ServerSide:
 
     def delete_subscription(self, topic: str, subscription: str) -> None:
         self._rest.ask("DELETE", f"{_admin(topic)}/subscription/{segment(subscription)}")
+
+    def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> None:
+        path = f"{_admin(topic)}/subscription/{segment(subscription)}/resetcursor"
+        if not isinstance(to, str):
+            if "due_ms" in to:
+                raise InvalidArgument("--due", to["due_ms"], "a server goes by --published")
+            self._rest.ask("POST", f"{path}/{to['published_ms']}")
+        elif to in ("earliest", "latest"):
+            self._rest.ask("POST", path, _EARLIEST if to == "earliest" else _LATEST)
+        else:
+            position = MessageId.parse(to)
+            self._rest.ask("POST", path, {"ledgerId": position.ledger_id, "entryId": position.entry_id})
+
+    def skip(self, topic: str, subscription: str, count: int) -> None:
+        self._rest.ask("POST", f"{_admin(topic)}/subscription/{segment(subscription)}/skip/{count}")
+
+    def expire(self, topic: str, subscription: str, older_than: float) -> None:
+        seconds = max(ceil(older_than), 1)
+        self._rest.ask("POST", f"{_admin(topic)}/subscription/{segment(subscription)}/expireMessages/{seconds}")
+
+    def peek(self, topic: str, subscription: str, count: int) -> Iterator[ReceivedMessage]:
+        raise InvalidArgument("--server", self.name, "a server is not asked for messages; peek in its directory")
 
     # -- policies --------------------------------------------------------------------------------------
 

@@ -210,7 +210,7 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
         (b'{"ask": "send", "with": {"topic": 1, "payload": ""}}\n', "topic=1: expected a str"),
         (b'{"ask": "cancel", "with": {"topic": "t", "ids": "1:1"}}\n', "ids='1:1': expected a list"),
         (b'{"ask": "topics", "with": {"namespace": 1}}\n', "namespace=1: expected a str"),
-        (b'{"ask": "update_policies", "with": {"values": {"self": 1}}}\n', "expected values of active"),
+        (b'{"ask": "update_policies", "with": {"values": {"self": 1}}}\n', "policy='self': expected one of active"),
         (b'{"ask": "seek", "with": {"topic": "t", "subscription": "s", "to": {"due_ms": []}}}\n', "to={'due_ms': []}"),
         (b'{"ask": "receive"}\n', "subscribe first"),
     ],
@@ -242,6 +242,9 @@ def test_an_answer_is_what_the_same_operation_gives_in_this_process(store: Delay
     ]  # fmt: skip
     for name, arguments in looks:
         theirs, ours = client.ask(name, arguments), here.ask(name, arguments)
+        for each in (theirs, ours) if name == "topic_figures" else ():
+            for subscription in each["subscriptions"]:  # type: ignore[index]
+                subscription.pop("oldest_unacknowledged_ms")
         if isinstance(ours, Iterator):
             theirs, ours = list(theirs), list(ours)  # type: ignore[call-overload]
         assert theirs == json.loads(json.dumps(ours)), name
@@ -261,7 +264,9 @@ def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedSt
     sender.join()
     assert (message["payload"], message["position"].count(":")) == (PAY, 1)
     assert client.ask("receive", {"timeout": 0}) == []
+    (thread,) = control_of(store)._clients.values()
     client.close()
+    thread.join(20)
     with connect(store.path) as other:
         other.ask("subscribe", {"topic": "t", "subscription": "s", "type": "shared"})
         assert len(other.ask("receive", {"timeout": 20})) == 1  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def test_dead_letters_are_requeued_by_id_or_all_together(path: Path) -> None:
     assert json_of("dead-letters", "requeue", path, a["message_id"]) == {"requeued": 1}
     assert [letter["payload"] for letter in json_of("dead-letters", "list", path)] == ["b", "c"]
     assert ok("dead-letters", "requeue", path, "--all", "--topic", "t").strip() == "requeued: 1"
-    received = ok("receive", path, "t", "s", "--max", "10", "--timeout", "0", "--json").splitlines()
+    received = ok("receive", "--create", path, "t", "s", "--max", "10", "--timeout", "0", "--json").splitlines()
     assert [json.loads(line)["payload"] for line in received] == ["a", "b"]
 
 

@@ -145,7 +145,7 @@ def test_a_damaged_record_is_dumped_as_damaged(store: Path) -> None:
 def test_a_store_that_does_not_open_can_be_dumped(store: Path) -> None:
     """A missing partition refuses opening for writing, not the dump of what is there."""
     (store / "partitions" / PARTITION / "g000001" / "data.mdb").unlink()
-    assert run("send", store, "t", "x").exit_code == 2
+    assert run("send", "--create", store, "t", "x").exit_code == 2
     assert by_table(json_lines_of("dump", store))["TOPIC"]
     assert "is missing" in refused("dump", store, "--partition", PARTITION)
 

@@ -72,7 +72,7 @@ def test_a_message_without_a_due_time_is_due_at_once(path: Path) -> None:
     """As with send; so is one whose time has passed."""
     content = lines({"topic": "t", "payload": "now"}, {"topic": "t", "payload": "past", "deliver_at": PAST_MS})
     ok("import", path, "-", input=content)
-    assert [m["payload"] for m in json_lines_of("receive", path, "t", "s", "--max", 2)] == ["now", "past"]
+    assert [m["payload"] for m in json_lines_of("receive", "--create", path, "t", "s", "--max", 2)] == ["now", "past"]
 
 
 BAD = [
@@ -208,7 +208,7 @@ def test_a_due_time_before_2001_is_taken_where_it_is_asked_for(path: Path, file:
     assert "2026-11-21T09:00:00Z" in said
     assert json_of("import", path, file, "--allow-past", "--once", "n")["messages"] == 1
     assert json_of("import", path, file, "--allow-past", "--once", "n")["stored_before"] == 1
-    assert [m["payload"] for m in json_lines_of("receive", path, "t", "s")] == ["x"]
+    assert [m["payload"] for m in json_lines_of("receive", "--create", path, "t", "s")] == ["x"]
 
 
 def test_options_for_lines_are_refused_with_a_calendar_or_an_archive(path: Path, file: Path) -> None:

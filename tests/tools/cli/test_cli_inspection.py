@@ -183,7 +183,7 @@ def test_check_of_a_store_that_does_not_open_has_findings(
     result = run("check", store)
     assert result.exit_code == 1
     assert said in result.stdout
-    refused("send", store, "t", "x")
+    refused("send", "--create", store, "t", "x")
 
 
 def test_a_store_of_a_later_format_is_refused_by_every_command(store: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_store_of_a_later_format_is_refused_by_every_command(store: Path) -> N
     fields = json.loads((store / "STORE").read_text())
     fields["format"] = 99
     (store / "STORE").write_text(json.dumps(fields))
-    for arguments in (["stats", store], ["send", store, "t", "x"]):
+    for arguments in (["stats", store], ["send", "--create", store, "t", "x"]):
         assert "99" in refused(*arguments)
     result = run("check", store)
     assert result.exit_code == 1

@@ -57,7 +57,7 @@ def test_set_leaves_what_it_does_not_name(path: Path) -> None:
 def test_a_message_over_the_maximum_is_refused_on_the_command_line(path: Path) -> None:
     """The line says the limit and where it was set."""
     ok("policies", "set", path, "--topic", "t", "--max-delay", "1h")
-    assert "max_delivery_delay_ms=3600000 set on topic" in refused("send", path, "t", "x", "--after", "2h")
+    assert "max_delivery_delay_ms=3600000 set on topic" in refused("send", "--create", path, "t", "x", "--after", "2h")
 
 
 def test_what_is_kept_is_set_at_every_scope_and_shown_with_where_it_comes_from(path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_store_is_made_with_a_span_and_defaults_of_its_own(tmp_path: Path) -> 
     path = tmp_path / "made"
     made = json_of("init", path, "--partition", "1h", "--retention", "7d", "--ttl", "0", "--max-redeliveries", "5")
     assert made == {"partition_ms": 3_600_000, "policies": {"retention_ms": 604_800_000, "max_redeliveries": 5}}
-    ok("send", path, "t", "x", "--at", FUTURE_MS)
+    ok("send", "--create", path, "t", "x", "--at", FUTURE_MS)
     assert stored_span_ms(path) == 3_600_000
     assert json_of("policies", "get", path, "--topic", "t")["effective"]["max_redeliveries"] == 5
     assert "there is a store already" in refused("init", path)

@@ -79,15 +79,15 @@ def test_a_pipe_that_closes_early_is_no_error(path: Path) -> None:
 
 def test_interrupting_a_waiting_receive_leaves_the_store_usable(path: Path) -> None:
     """Ctrl-C: status 130, no traceback, and the next process may write."""
-    ok("send", path, "t", "x", "--at", FUTURE_MS)
-    command = [*DUELOG, "receive", str(path), "t", "mailer"]
+    ok("send", "--create", path, "t", "x", "--at", FUTURE_MS)
+    command = [*DUELOG, "receive", "--create", str(path), "t", "mailer"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
         assert "is new" in waiting.stderr.readline()
         waiting.send_signal(signal.SIGINT)
         assert "Traceback" not in waiting.stderr.read()
     assert waiting.returncode == 130
-    assert json_lines_of("receive", path, "t", "mailer", "--timeout", 0) == []
+    assert json_lines_of("receive", "--create", path, "t", "mailer", "--timeout", 0) == []
     assert run("check", path).exit_code == 0
 
 

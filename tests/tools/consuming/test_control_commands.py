@@ -1,0 +1,160 @@
+"""Commands do the same, and print the same, whether the store is open in another process or in none."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, StoreConfig, SystemClock
+from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, json_of, refused, run
+
+LINES = """
+topics list {}
+topics create {} other
+topics create {} other
+send {} t pay --at 2100-01-01T00:00:00Z --key k --property a=b --json
+send {} t later --at 4102444800001 --dedup-key once
+send {} t later --at 4102444800001 --dedup-key once
+send {} t later --at 4102444800002 --dedup-key once --replace
+send {} tt pay
+send {} t pay --at 1795251600
+scheduled {} t --json
+cancel {} t 2:0 9999:1
+reschedule {} t 2:1 --at 4102444800009
+scheduled {} t --limit 1
+subscriptions list {} t
+subscriptions create {} t late --position latest
+peek {} t mailer --max 2
+receive {} t mailre --timeout 0
+receive {} T mailer --timeout 0
+receive {} t mailer --max 2 --timeout 0 --json
+receive {} t mailer --no-ack --timeout 0
+skip {} t mailer --max 1
+seek {} t mailer --to latest
+receive {} t mailer --timeout 0
+seek {} t mailer --to earliest
+seek {} t mailer --due 2001-09-09T01:46:42Z --json
+receive {} t mailer --max 9 --timeout 0
+seek {} t mailer --to nowhere
+seek {} t nosuch --to earliest
+seek {} nosuch s --to earliest
+expire {} t mailer --older-than PT1S
+pause {} t mailer --until 2099-01-01T00:00:00Z --json
+seek {} t mailer --to earliest
+receive {} t mailer --timeout 0
+resume {} t mailer
+receive {} t mailer --timeout 0
+policies set {} --topic t --ttl 1h30m --max-redeliveries 3
+policies get {} --topic t --json
+policies unset {} --topic t ttl_ms
+policies unset {} --topic t nonsense
+policies get {}
+policies remove {} --topic t
+tick {}
+snapshot save {}
+stats {} t
+stats {} none
+partitions {} --json
+unsubscribe {} t late
+unsubscribe {} t late
+delete-topic {} other
+delete-topic {} other
+topics list {} --json
+reschedule {} t 3:0 --after 1h30m --json
+"""
+
+VARYING = r'"publish_ms": \d+|"disk_bytes": \d+|next at .*|"oldest_[a-z_]*": \d+'
+"""What depends on when a command ran, and on how often a store was closed."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with five messages that are due, and a subscription of them."""
+    path = tmp_path / "store"
+    minute_ago = ManualClock(SystemClock().now_ms() - 60_000)
+    with DelayedStore.open(path, clock=minute_ago) as store:
+        store.topic("t").subscribe("mailer").close()
+        for number in range(5):
+            store.topic("t").send(b"m%d" % number, deliver_after=number)
+        store.topic("t").send(b"far", deliver_at=FUTURE_MS)
+    return path
+
+
+@pytest.fixture
+def taken(path: Path) -> Iterator[DelayedStore]:
+    """It, opened by a program."""
+    with DelayedStore.open(path, StoreConfig(background=False)) as opened:
+        yield opened
+        assert list(opened.check()) == []
+
+
+def test_the_same_commands_print_the_same_of_a_store_that_is_open_elsewhere(path: Path) -> None:
+    """Answers, errors and exit statuses, one command after the other; nothing tells which process did it."""
+    copy = shutil.copytree(path, path.parent / "copy" / "store")
+    with ExitStack() as stack:
+        stack.enter_context(DelayedStore.open(path, StoreConfig(background=False)))
+        for line in filter(None, LINES.splitlines()):
+            found = []
+            for where in (path, copy):
+                result = run(*line.format(where).split())
+                shown = re.sub(VARYING, "", f"{result.stdout}\n{result.stderr}".replace(str(where), "STORE"))
+                found.append((result.exit_code, shown))
+            assert found[0] == found[1], line
+
+
+def test_the_store_of_a_receiving_command_can_be_sent_to(path: Path) -> None:
+    """`duelog receive` waits with the store open; `duelog send` reaches it, and is received."""
+    command = [*DUELOG, "receive", str(path), "t", "mailer", "--max", "6", "--timeout", "60s", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver:
+        assert receiver.stdout is not None
+        first = [json.loads(receiver.stdout.readline()) for _ in range(5)]
+        sent = json_of("send", path, "t", "now")
+        assert json.loads(receiver.stdout.readline())["message_id"] == sent["message_id"]
+    assert ([each["payload"] for each in first], receiver.returncode) == (["m0", "m1", "m2", "m3", "m4"], 0)
+
+
+def test_nothing_can_be_asked_of_a_store_whose_program_has_switched_it_off(path: Path) -> None:
+    """`StoreConfig(control=False)`: the store is taken, as it was before there was a socket."""
+    with DelayedStore.open(path, StoreConfig(control=False)):
+        assert "open" in refused("send", path, "t", "x")
+
+
+def test_what_a_program_has_in_hand_is_not_disturbed(taken: DelayedStore, path: Path) -> None:
+    """An exclusive consumer keeps its subscription; a shared one shares; seeking moves under both."""
+    with taken.topic("t").subscribe("mailer") as consumer:
+        assert len(consumer.receive(2, timeout=0)) == 2
+        assert "mailer" in refused("receive", path, "t", "mailer", "--timeout", 0)
+        assert "mailer" in refused("unsubscribe", path, "t", "mailer")
+        assert "mailer" in refused("seek", path, "t", "mailer", "--to", "latest")
+    with taken.topic("t").subscribe("mailer", type="shared") as consumer:
+        assert len(consumer.receive(2, timeout=0)) == 2
+        assert len(json_lines_of("receive", path, "t", "mailer", "--type", "shared", "--max", 9, "--timeout", 0)) == 3
+        assert json_of("seek", path, "t", "mailer", "--to", "earliest")["position"].endswith(":0")
+        assert len(consumer.receive(9, timeout=0)) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["seek", "t", "mailer"], "--to=[]: expected one of --to, --due and --published"),
+        (["seek", "t", "mailer", "--to", "latest", "--due", "0"], "expected one of"),
+        (["seek", "t", "mailer", "--due", "tomorrow"], "--due='tomorrow'"),
+        (["skip", "t", "mailer"], "Missing option '--max'"),
+        (["expire", "t", "mailer", "--older-than", "P1M"], "--older-than='P1M': expected seconds"),
+        (["pause", "t", "mailer", "--for", "1h", "--until", "4102444800000"], "--for='1h': --until is given too"),
+        (["pause", "t", "mailer", "--until", "0"], "until"),
+        (["peek", "t", "mailer", "--max", "0"], "--max"),
+    ],
+)
+def test_bad_values_are_refused_by_option_and_value(path: Path, arguments: list[str], said: str) -> None:
+    """Exit status 2 and one line; nothing is changed."""
+    command, *others = arguments
+    assert said in refused(command, path, *others)
+    assert len(json_lines_of("peek", path, "t", "mailer", "--max", 9)) == 1  # what was due when it was sent

@@ -1,0 +1,60 @@
+"""Asking a store in a directory: this process opens it, or asks the one that has it open; the answers are the same."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeAlias
+
+from .. import ReceivedMessage, ScheduledMessage
+from ..control.control_client import ControlClient
+from ..control.store_operations import Operations
+from ..store.position import MessageId
+from .values import open_to_read, open_to_write, require_store
+
+Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
+"""As `Operations.ask`."""
+
+
+@contextmanager
+def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Ask]:
+    """What answers operations of the store in a directory, for as long as the block runs.
+
+    That is the process that has it open, where there is one that listens; else this one, which opens it. create: make
+    the store where there is none. Raises StoreLocked where another process has it open and does not listen.
+    """
+    if not create:
+        require_store(path)
+    client = ControlClient.connect(path)
+    if client is not None:
+        with client:
+            yield client.ask
+        return
+    store = open_to_write(path, create=create) if writes else open_to_read(path)
+    with store, closing(Operations(store, _Here())) as operations:
+        yield operations.ask
+
+
+class _Here(Event):
+    """How this process waits for messages of a store of its own; Ctrl-C ends it."""
+
+    wake = Event.set
+
+    def wait(self, seconds: float | None = None) -> bool:
+        super().wait(seconds)
+        return True
+
+
+def scheduled_message(fields: Mapping[str, Any]) -> ScheduledMessage:
+    """A message as `Operations` gives it."""
+    message_id, payload = MessageId.parse(fields["message_id"]), base64.b64decode(fields["payload"])
+    return ScheduledMessage(**{**fields, "message_id": message_id, "payload": payload})
+
+
+def received_message(fields: Mapping[str, Any]) -> ReceivedMessage:
+    """A message as `Operations` gives it."""
+    places = {name: MessageId.parse(fields[name]) for name in ("message_id", "position")}
+    return ReceivedMessage(**{**fields, **places, "payload": base64.b64decode(fields["payload"])})
