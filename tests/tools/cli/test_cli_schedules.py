@@ -75,7 +75,7 @@ def test_a_schedule_is_added_shown_and_replaced(path: Path) -> None:
 
 def test_a_received_message_names_its_schedule(path: Path) -> None:
     """And the time that it is of."""
-    (message,) = json_lines_of("receive", path, "t", "s", "--timeout", "0")
+    (message,) = json_lines_of("receive", "--create", path, "t", "s", "--timeout", "0")
     assert message["occurrence"] == {"schedule": "beat", "nominal_ms": PAST_MS + 3_600_000}
 
 

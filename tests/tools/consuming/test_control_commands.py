@@ -16,6 +16,7 @@ from duelog import DelayedStore, ManualClock, StoreConfig, SystemClock
 from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, json_of, refused, run
 
 LINES = """
+tick {}
 topics list {}
 topics create {} other
 topics create {} other
@@ -128,6 +129,7 @@ def test_nothing_can_be_asked_of_a_store_whose_program_has_switched_it_off(path:
 
 def test_what_a_program_has_in_hand_is_not_disturbed(taken: DelayedStore, path: Path) -> None:
     """An exclusive consumer keeps its subscription; a shared one shares; seeking moves under both."""
+    taken.tick()
     with taken.topic("t").subscribe("mailer") as consumer:
         assert len(consumer.receive(2, timeout=0)) == 2
         assert "mailer" in refused("receive", path, "t", "mailer", "--timeout", 0)
