@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pygments.lexers.special import TextLexer
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE))  # PYTHONSAFEPATH keeps the builder from doing so
-
-from configuration import FIELD  # noqa: E402
-from pygments.lexers.special import TextLexer  # noqa: E402
 
 project = "duelog"
 html_title = "duelog"
@@ -52,6 +49,7 @@ myst_enable_extensions = ["attrs_inline"]
 suppress_warnings = ["myst.header"]
 pygments_style = "default"
 autodoc_member_order = "bysource"
+autoclass_content = "both"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
@@ -80,7 +78,7 @@ PUBLIC = {
     name: module
     for module in ("duelog", "duelog.errors")
     for name in import_module(module).__all__
-    if name != "DUPLICATE"
+    if name not in {"DUPLICATE", "__version__"}
 }
 """Public classes, and the module that callers import each from. Those of duelog.aio have the same names."""
 
@@ -170,19 +168,47 @@ def prepare_docstring(app: Any, what: str, name: str, obj: Any, options: Any, li
         name.startswith("duelog.aio.") and lines and what == "method"
     ):  # which may be defined in a base of the public class
         lines[0] = re.sub(r"^As `duelog\.\w+\.", f"As `duelog.{name.split('.')[2]}.", lines[0])
-    parts = _ANY_SPAN.split("\n".join(lines))
+    made: list[str] = []
+    in_code = False
+    for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
+        is_code = bool(paragraph) and all(line.startswith("    ") for line in paragraph.splitlines())
+        if is_code and not in_code:
+            made.append(".. code-block:: python")
+        made.append(paragraph if is_code else _paragraph(paragraph, _names(obj)))
+        in_code = is_code
+    lines[:] = [*"\n\n".join(made).splitlines(), ""]
+
+
+def _names(obj: Any) -> set[str]:
+    """The parameters of a function; the parameters, fields and properties of a class."""
+    found = {
+        name for cls in getattr(obj, "__mro__", ()) for name in (*vars(cls), *vars(cls).get("__annotations__", ()))
+    }
+    try:
+        return found | set(inspect.signature(obj).parameters)
+    except (TypeError, ValueError):
+        return found
+
+
+def _paragraph(text: str, names: set[str]) -> str:
+    """A paragraph that begins with a field (`name: text`) is a list of its fields, each from its name to the next."""
+    parts = re.split(r"(?:^|(?<=[.;)] )|(?<=\n))([a-z_]\w*(?:, [a-z_]\w*)*): ", text)
+    fields: list[list[str]] = []
+    for name, rest in zip(["", *parts[1::2]], parts[::2], strict=True):
+        if name and (set(name.split(", ")) <= names or (not names and not fields)):
+            fields.append([name, rest])
+        elif fields:
+            fields[-1][1] += f"{name}: {rest}"
+        elif name or rest.strip():
+            return _marked(text)
+    return "\n".join(f"* **{name}**: {_marked(' '.join(rest.split()))}" for name, rest in fields) or text
+
+
+def _marked(text: str) -> str:
+    """Errors and code in backticks as reStructuredText has them."""
+    parts = _ANY_SPAN.split(text)
     parts[::2] = [_ERROR.sub(r"`\1`", part) for part in parts[::2]]
-    paragraphs = re.split(r"\n\s*\n", _SPAN.sub(_code, "".join(parts)))
-    lines[:] = [*"\n\n".join(map(_paragraph, paragraphs)).splitlines(), ""]
-
-
-def _paragraph(text: str) -> str:
-    """A paragraph that begins with a field is a list of fields: a line that begins none goes on with the one before."""
-    lines = text.splitlines()
-    if not lines or not FIELD.fullmatch(lines[0]):
-        return text
-    fields = [(line, FIELD.fullmatch(line)) for line in lines]
-    return "\n".join(f"* **{field[1]}**: {field[2]}" if field else f"  {line.strip()}" for line, field in fields)
+    return _SPAN.sub(_code, "".join(parts))
 
 
 def _code(match: re.Match[str]) -> str:
