@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from duelog.stats import SubscriptionStats
 from tests.packaging.tree import FLOORS, ROOT, modules
 from tests.tools.command_line import ok, run
 
@@ -106,3 +108,20 @@ def test_the_table_of_sizes_is_what_its_command_prints() -> None:
     assert HEAD in PAGE
     rows = re.findall(r"^\| (\d+) \|(?: [\d,]+ \|){6}$", PAGE, re.MULTILINE)
     assert [int(days) for days in rows] == list(DAYS)
+
+
+def test_the_figures_and_commands_of_the_page_are_there() -> None:
+    """Fields of a subscription's figures, and each `duelog COMMAND` that a sentence names."""
+    table = PAGE.partition("\n## Without an error\n")[2].partition("\n## ")[0]
+    fields = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))) - {
+        "max_in_flight",
+        "pending",
+    }
+    assert fields <= {each.name for each in dataclasses.fields(SubscriptionStats)}
+    assert len(fields) > 5
+    commands = {tuple(each.split()) for each in re.findall(r"`duelog ((?:[a-z-]+ ?)+)", PAGE)}
+    assert len(commands) > 10
+    for words in sorted(commands):
+        done = run(*words, "--help")
+        assert done.exit_code == 0, words
+        assert f"Usage: duelog {' '.join(words)} " in done.stdout, words
