@@ -29,6 +29,7 @@ from duelog.store.log.ledger import find_tail
 from duelog.store.position import Position
 
 from ..background.quarantine import Quarantine
+from .check_keys import check_keys
 from .check_partitions import check_partitions, lost_partitions, was_used
 from .check_records import check_bodies, check_pages, check_records, dense_runs
 from .check_survey import Survey
@@ -69,6 +70,8 @@ def check(
             yield from check_partitions(survey)
             yield from _withdrawals(survey)
             yield from _rescheduled(survey)
+            if deep:
+                yield from check_keys(survey)
             yield from _cursors(survey)
             yield from _counters(survey)
             yield from _quarantined(survey, quarantine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from duelog.store.message import ScheduledMessage
 
 from ..engine import Engine
@@ -25,6 +27,13 @@ class TopicByKey:
         """
         self._engine.check_writable()
         return self._engine.keyed.cancel(self._existing(), key)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """The deduplication keys of pending messages that begin with `prefix`, in the order of their bytes.
+
+        What is sent or cancelled meanwhile may be seen or not. Raises UnknownTopic, InvalidArgument.
+        """
+        return self._engine.keyed.keys(self._existing(), prefix)
 
     def find(self, key: str) -> ScheduledMessage | None:
         """The pending message of a deduplication key; None: there is none. Also read-only, and no scan.

@@ -12,7 +12,7 @@ message. A send that replaces appends to the partition first, then both are one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -152,6 +152,10 @@ class KeyedMessages:
         for listener in self._listeners:
             listener.cancelled(topic.name, int(cancelled))
         return cancelled
+
+    def keys(self, topic: TopicState, prefix: str) -> Iterator[str]:
+        """As `Topic.keys`."""
+        return self._keys.names(topic, checked_key(prefix, "prefix") if prefix else "")
 
     def find(self, topic: TopicState, key: str) -> ScheduledMessage | None:
         """As `Topic.find`."""

@@ -14,6 +14,7 @@ record is still of that message.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.partition import Partition
@@ -24,6 +25,7 @@ from duelog.store.codec.sent_ids import MAX_DEDUP_KEY_BYTES, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import unapplied_records
 from duelog.store.errors import DamagedStore, InvalidArgument
+from duelog.store.log import catalog
 
 from ..topics.topic_state import TopicState
 
@@ -61,6 +63,13 @@ class TopicKeys:
         """The record of a key. Raises CorruptRecord."""
         fields = self._main.get(sent_key(topic.topic_id, key))
         return None if fields is None else KeyRecord.unpack(fields)
+
+    def names(self, topic: TopicState, prefix: str) -> Iterator[str]:
+        """The keys of pending messages that begin with `prefix`, in the order of their bytes. O(keys with it)."""
+        for page in catalog.pages(self._main, sent_key(topic.topic_id, prefix)):
+            for key, fields in page:
+                if self.pending_in(topic, KeyRecord.unpack(fields)) is not None:
+                    yield fmt.split_named_key(key)[1]
 
     def pending_in(self, topic: TopicState, record: KeyRecord) -> Partition | None:
         """The partition of a record's message, if that may still fire and is not cancelled."""

@@ -22,6 +22,7 @@ from duelog.markers.firing.firing import Firing
 from duelog.partitions import creation, partition_set
 from duelog.sending import wal_replay
 from duelog.sending.checkpoint import Checkpoint
+from duelog.sending.wal_writer import WalWriter
 from duelog.store.codec.format import Table, counter_key, pack_u64
 from duelog.store.files.directory import move
 from duelog.store.files.failpoints import reach
@@ -262,6 +263,15 @@ def group_in_parts() -> None:
 def numbers_left_out() -> None:
     """The numbers of a named producer are known in memory, and not in the group that stores their messages."""
     _patch(EnvironmentBatch, "add_numbers", lambda _: lambda self, key, numbers: None)
+
+
+def keys_left_out() -> None:
+    """The record of a deduplication key is known in memory, and not in the group that stores its message."""
+
+    def without_keys(plain: Any) -> Any:
+        return lambda self, rows: plain(self, [row for row in rows if row.key[0] != Table.KEY])
+
+    _patch(WalWriter, "_append", without_keys)
 
 
 def apply(name: str) -> None:

@@ -22,8 +22,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from duelog import DelayedStore
+from duelog.markers.lookup import find_partition
 from duelog.snapshot.stored import SnapshotState, inspect_snapshots
 from duelog.store.codec.format import PartitionState
+from duelog.store.codec.sent_ids import dedup_key_of
+from duelog.store.log.scan import RunFinder
+from duelog.store.names import TopicName
 from tests.disaster.working import DURABLE, START_MS
 
 Id = tuple[int, ...]
@@ -165,6 +169,11 @@ class Told:
                 self._last[environment] = self._last["main"] = {text}
                 self._took(topic, tuple(id_))
                 self._sent(topic, tuple(new), text)
+            case ["replaced", str(topic), id_, str(text), str(environment), new, str(by)]:
+                self._last[environment] = self._last["main"] = {text, by}
+                if id_ is not None:
+                    self._took(topic, tuple(id_))
+                self._sent(topic, tuple(new), by)
             case ["topics", [*names]] if not self._created <= set(names):
                 self.troubles.append(f"the topics {sorted(self._created - set(names))} are gone")
             case ["created", str(name)]:
@@ -241,3 +250,25 @@ def litter(store: DelayedStore) -> Iterator[str]:
                         yield f"snapshot {snapshot.snapshot_id} of ledger {snapshot.ledger_id}: {snapshot.reason}"
     for finding in store.check(deep=True):
         yield f"check: {finding}"
+    yield from lost_keys(store)
+
+
+def lost_keys(store: DelayedStore) -> Iterator[str]:
+    """Pending messages that were sent with a deduplication key, and are not found by it."""
+    partitions = store._engine.partitions
+    for topic in store.topics():
+        for message in topic.scheduled():
+            ledger_id, entry_id = message.message_id
+            state = store._engine.topics.get(TopicName.parse(topic.name))
+            partition = find_partition(partitions, state.topic_id, ledger_id)
+            if partition is None:
+                continue
+            with partitions.lease(partition), partition.environment.read() as raw:
+                run = RunFinder(raw, partition.name).find(ledger_id, entry_id)
+                body = None if run is None else run.body(entry_id - run.first_entry)
+                key = None if body is None else dedup_key_of(bytes(body))
+            found = None if key is None else topic.find(key)
+            if key is None or (found is not None and found.message_id == message.message_id):
+                continue
+            if topic.state(message.message_id) == "scheduled":  # the scheduler may have fired it meanwhile
+                yield f"{message.message_id} was sent with the key {key!r}, which is of {found}"

@@ -16,6 +16,7 @@ text, and by its id, which changes when it is rescheduled:
     ["cancelling", text]                    about to be cancelled
     ["cancelled", topic, [ledger, entry], text]                  it was: never delivered
     ["moved", topic, [ledger, entry], text, environment, new id] it was rescheduled: never delivered under the old id
+    ["replaced", topic, old id, text, environment, new id, new text]   another was sent in its place, by their key
     ["refused", text]                       it is too late to cancel or to reschedule it
     ["document", key, text]                 opening has found a document, or none (null)
     ["changing", key, text]                 about to be put, or deleted (null)
@@ -52,8 +53,10 @@ from duelog import (
     Message,
     MessageId,
     ReceivedMessage,
+    ScheduledMessage,
     StoreConfig,
     Subscription,
+    Topic,
 )
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import partition_logs, plan_generation
@@ -68,6 +71,8 @@ UNHEARD = "nobody-listens"
 """A topic without subscriptions: what it fires is trimmed, and its partitions go all the same."""
 DURABLE, LAZY = "durable", "lazy"
 """Subscriptions of each topic: one waits for the disk with every acknowledgement, one never does."""
+KEYS = ("one", "two", "three")
+"""Deduplication keys, in each topic."""
 PRODUCER = "numbered"
 DOCUMENTS = ("setting", "shop/eu")
 BEAT, BEAT_S = "beat", 45
@@ -118,6 +123,7 @@ class Worker:
         self._more = more
         self._count = itertools.count(1)
         self._changes = random.Random(f"{tag}/documents")
+        self._keys = random.Random(f"{tag}/keys")
         self._recent: list[tuple[str, MessageId, str]] = []
         """Topic, id and text of messages that were sent by this worker, and have not been taken back."""
         self._subscriptions: list[tuple[str, Subscription]] = []
@@ -152,6 +158,8 @@ class Worker:
             self._receive(*self.random.choice(self._subscriptions))
             if self._changes.random() < 0.3:
                 self._change_document()
+            if self._keys.random() < 0.4:
+                self._work_by_key()
             if self._changes.random() < 0.1:
                 made = self.store.topic(f"made/empty/{self._changes.randrange(20)}")
                 made.create()
@@ -351,6 +359,46 @@ class Worker:
         Worker.numbering = False
         self._tell("numbered", name, first, len(rows))
 
+    def _work_by_key(self) -> None:
+        """Send under a key, replace, cancel or move what is pending under it. No other thread uses keys."""
+        name, key = self._keys.choice(TOPICS), self._keys.choice(KEYS)
+        topic = self.store.topic(name)
+        found = topic.find(key) if topic.exists() else None
+        old = "" if found is None else text_of(found)
+        what = self._keys.choice(("send", "send", "replace", "replace", "cancel", "move"))
+        if found is not None and what == "cancel":
+            self._tell("cancelling", old)
+            if topic.cancel_key(key):
+                self._tell("cancelled", name, found.message_id, old)
+            else:
+                self._tell("refused", old)
+        elif found is not None and what == "move":
+            self._take_back(name, found.message_id, old)
+        else:
+            self._send_under_key(topic, key, what == "replace", found)
+
+    def _send_under_key(self, topic: Topic, key: str, replaces: bool, found: ScheduledMessage | None) -> None:
+        """Say what has become of it, and of the message whose place it takes."""
+        name = next(name for name in TOPICS if self.store.topic(name).name == topic.name)
+        old = "" if found is None else text_of(found)
+        due_ms = self.clock.now_ms() + self._keys.randrange(1, 4 * SPAN_MS)
+        one = Message(self._text(), deliver_at=due_ms)
+        if replaces and found is not None:
+            self._tell("cancelling", old)
+        hold = self._keys.choice((None, 30))
+        id_ = topic.send(one.payload, deliver_at=due_ms, dedup_key=key, dedup_for=hold, replace=replaces)
+        stored = topic.get(id_)
+        if not replaces and (stored is None or text_of(stored) != text_of(one)):
+            return  # the key held: nothing was stored
+        if replaces and found is not None:
+            taken = topic.state(found.message_id) == "cancelled"
+            if not taken:
+                self._tell("refused", old)
+            environment = self._environment(due_ms)
+            self._tell("replaced", name, found.message_id if taken else None, old, environment, id_, text_of(one))
+        else:
+            self._tell_sent(name, [one], [id_])
+
     # -- what becomes of messages ------------------------------------------------------------------
 
     def _take_back(self, name: str, id_: MessageId, text: str) -> None:
@@ -426,7 +474,7 @@ class Worker:
         return True
 
 
-def text_of(message: Message | ReceivedMessage) -> str:
+def text_of(message: Message | ReceivedMessage | ScheduledMessage) -> str:
     """The unique part of a payload; of an occurrence of a schedule, which is a message of its own, with its time."""
     if isinstance(message, ReceivedMessage) and message.payload == BEAT.encode():
         return f"{BEAT} at {message.due_ms}"

@@ -128,7 +128,7 @@ READS: dict[type, set[str]] = {
     },
     Topic: {
         *("exists", "get", "ledgers", "name", "position_of", "positions", "producer_number", "scheduled", "schedules"),
-        *("find", "sender", "state", "stats", "subscription", "subscriptions"),
+        *("find", "keys", "sender", "state", "stats", "subscription", "subscriptions"),
     },
     SubscriptionAdmin: {"name", "peek", "stats", "topic"},
     Documents: {"get", "items"},

@@ -33,8 +33,6 @@ from duelog.partitions import producer_numbers as producers
 from duelog.partitions.producer_numbers import nothing
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.stats import Figures
-from duelog.store.codec import sent_ids
-from duelog.store.codec.sent_ids import KeyRecord
 from duelog.store.log import catalog
 from duelog.store.log.ledger import StagedLedger
 from duelog.store.log.managed_ledger import ManagedLedger
@@ -84,12 +82,6 @@ def fires_what_was_cancelled(patch: Patch) -> None:
 def forgets_what_was_rescheduled(patch: Patch) -> None:
     """The index does not hear of the entry that takes the place of another."""
     patch.setattr(Firing, "admit", lambda *_: None)
-
-
-@broken(TAKING_BACK)
-def forgets_keys_that_hold_after_firing(patch: Patch) -> None:
-    """A key is free as soon as its message has fired, whatever `dedup_for` says."""
-    patch.setattr(KeyRecord, "pack", lambda record: sent_ids._KEY.pack(*record[:3], 0))
 
 
 @broken(TAKING_BACK)

@@ -196,7 +196,12 @@ def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: in
             done = import_ics(opened, calendar, topic, timezone=timezone, horizon=timedelta(days=days))
     except ImportError as error:
         raise InvalidArgument("--ics", file, f"{error}; pip install 'duelog[calendar]'") from None
-    answer(asdict(done), f"{done.messages:,} reminders to {topic}; {done.past:,} are past", json_=json_)
+    text = f"{done.messages:,} reminders to {topic}; {done.past:,} are past"
+    if done.updated or done.unchanged or done.cancelled:
+        text += (
+            f"; of those before {done.updated:,} updated, {done.cancelled:,} cancelled, {done.unchanged:,} as before"
+        )
+    answer(asdict(done), text, json_=json_)
 
 
 @contextmanager

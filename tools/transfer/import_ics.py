@@ -3,17 +3,23 @@
 Reads an .ics file with icalendar, lets recurring-ical-events expand what recurs within a horizon, and sends one message
 for each reminder in the future, due when it triggers. Times without a zone, and days, are those of a time zone that
 the caller names. What is already past is not sent; neither is a reminder of a component without a start.
+
+Each reminder has a deduplication key: the event's UID, when it triggers, and which it is of those of that instant. So
+importing a calendar again updates what was imported before: a reminder that is pending is not sent again, one that says
+something else is replaced, one that its event has no more is cancelled. Events that are not in the file are left alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import IO, Any
 from zoneinfo import ZoneInfo
 
-from ... import DelayedStore, Message
+from ... import DelayedStore, Message, Topic
 from ...store.errors import DelayTooLong, InvalidArgument, InvalidMessage
 from ..values import iso_time
 
@@ -22,20 +28,26 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class ImportedReminders:
-    """What an import did: messages sent, reminders already past, reminders that have no time."""
+    """What an import did: messages sent, reminders already past, reminders that have no time.
+
+    Of those of an earlier import: reminders that were replaced, that are as they were, and that were cancelled.
+    """
 
     messages: int
     past: int
     without_time: int
+    updated: int
+    unchanged: int
+    cancelled: int
 
 
 def import_ics(
     store: DelayedStore, file: IO[bytes], topic: str, *, timezone: str = "UTC", horizon: timedelta = timedelta(days=366)
 ) -> ImportedReminders:
-    """Send the reminders of a calendar that trigger within `horizon` from the store's now, in one batch.
+    """Send the reminders of a calendar that trigger within `horizon` from the store's now, and update earlier ones.
 
     A message's payload is a JSON object (summary, description, location, start, trigger, uid), its key the event's
-    UID. Importing a calendar again sends its reminders again. All are checked before any is written. Raises
+    UID. All are checked before any is written; an import that is broken off is finished by importing again. Raises
     InvalidMessage naming the event and the time of the first that a delay policy refuses; InvalidArgument: the file is
     no calendar, or `timezone` no time zone; ImportError without `pip install 'duelog[calendar]'`; and what sending
     raises.
@@ -58,6 +70,8 @@ def import_ics(
     past = without_time = 0
     seen: set[tuple[str, int, str]] = set()  # an absolute trigger of a recurring event is one reminder
     for component in components:
+        if str(component.get("STATUS", "")).upper() == "CANCELLED":
+            continue
         triggers = _triggers(component, zone)
         if triggers is None:
             without_time += 1
@@ -78,8 +92,41 @@ def import_ics(
             event = f"event {message.key!r}: reminder"
             reason = f"a delay of {error.asked_ms} ms is {error.reason}"
             raise InvalidMessage(event, iso_time(_due(message)), reason) from None
-    store.topic(topic).send_batch(messages)
-    return ImportedReminders(len(messages), past, without_time)
+    uids = {str(component.get("UID", "")) for component in calendar.walk() if component.name in ("VEVENT", "VTODO")}
+    return _update(store.topic(topic), messages, uids, (_ms(now), _ms(now + horizon)), past, without_time)
+
+
+def _update(
+    topic: Topic, messages: list[Message], uids: set[str], within_ms: tuple[int, int], past: int, without_time: int
+) -> ImportedReminders:
+    """Have the pending reminders of these events, from a time to another, be the messages, which are sorted."""
+    keyed: dict[str, Message] = {}
+    of_instant: Counter[str] = Counter()
+    for message in messages:
+        instant = f"{_prefix(message.key or '')}{_due(message):015d}"
+        keyed[f"{instant}/{of_instant[instant]}"] = message
+        of_instant[instant] += 1
+    sent = updated = unchanged = cancelled = 0
+    if topic.exists():
+        for uid in sorted(uids):
+            for key in list(topic.keys(_prefix(uid))):
+                trigger_ms = int(key.rpartition("/")[0][-15:])
+                if key not in keyed and within_ms[0] < trigger_ms <= within_ms[1]:
+                    cancelled += topic.cancel_key(key)
+    for key, message in keyed.items():
+        found = topic.find(key) if topic.exists() else None
+        if found is not None and found.payload == message.payload:
+            unchanged += 1
+            continue
+        due_ms = _due(message)
+        topic.send(message.payload, deliver_at=due_ms, key=message.key, dedup_key=key, replace=True)
+        sent, updated = sent + (found is None), updated + (found is not None)
+    return ImportedReminders(sent, past, without_time, updated, unchanged, cancelled)
+
+
+def _prefix(uid: str) -> str:
+    """What the deduplication keys of an event begin with, and of no other: of its UID, which may be of any length."""
+    return f"ics/{hashlib.sha256(uid.encode(errors='replace')).hexdigest()[:32]}/"
 
 
 def _zone(name: str) -> tzinfo:

@@ -149,3 +149,40 @@ def test_a_reminder_that_a_policy_refuses_is_named_and_none_is_sent(open_store: 
     with pytest.raises(InvalidMessage, match=r"event 'weekly': reminder='2026-10-19T06:50:00Z': a delay of .* ms is"):
         import_ics(store, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
     assert not store.topic("reminders").exists()
+
+
+def test_importing_a_calendar_again_doubles_no_reminder(open_store: OpenStore) -> None:
+    """Also after a restart; what is there is counted as it was."""
+    store = open_store()
+    import_ics(store, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    before = scheduled(store)
+    store.close()
+    store = open_store()
+    done = import_ics(store, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    assert scheduled(store) == before
+    assert (done.messages, done.updated, done.unchanged, done.cancelled) == (0, 0, 8, 0)
+
+
+def test_importing_a_calendar_again_updates_what_it_imported_before(open_store: OpenStore) -> None:
+    """An event that moved, one with another text, one that was cancelled, and one that another file has."""
+    store = open_store()
+    import_ics(store, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    import_ics(store, io.BytesIO(CALENDAR.replace(b"UID:", b"UID:another-")), "reminders", timezone="Europe/Rome")
+    changed = (
+        CALENDAR.replace(b"T150000", b"T180000").replace(b"T160000", b"T190000")
+        .replace(b"SUMMARY:Weekly", b"SUMMARY:Every week")
+        .replace(b"SUMMARY:Holiday", b"SUMMARY:Holiday\r\nSTATUS:CANCELLED")
+    )  # fmt: skip
+    done = import_ics(store, io.BytesIO(changed), "reminders", timezone="Europe/Rome")
+    assert (done.messages, done.updated, done.unchanged, done.cancelled) == (2, 4, 0, 4)
+    mine = [message for message in store.topic("reminders").scheduled() if not str(message.key).startswith("another")]
+    assert [(message.key, message.due_ms) for message in mine] == [
+        ("dentist", ms(2026, 9, 29, 18)),
+        ("dentist", ms(2026, 9, 30, 15)),
+        ("dentist", ms(2026, 9, 30, 17, 5)),
+        ("weekly", ms(2026, 10, 5, 6, 50)),
+        ("weekly", ms(2026, 10, 19, 6, 50)),
+        ("weekly", ms(2026, 10, 26, 7, 50)),
+    ]
+    assert {json.loads(message.payload)["summary"] for message in mine} == {"Dentist", "Every week"}
+    assert len(scheduled(store)) == 6 + 8
