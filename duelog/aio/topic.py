@@ -163,6 +163,10 @@ class Topic(InThreads[duelog.Topic]):
         """As `duelog.Topic.scheduled`, iterated over with `async for`."""
         return self._threads.iterate(lambda: self._inner.scheduled(start, end, limit, after=after))
 
+    def keys(self, prefix: str = "") -> AsyncIterator[str]:
+        """As `duelog.Topic.keys`, iterated over with `async for`."""
+        return self._threads.iterate(lambda: self._inner.keys(prefix))
+
     exists = in_thread(duelog.Topic.exists)
     subscriptions = in_thread(duelog.Topic.subscriptions)
     stats = in_thread(duelog.Topic.stats)

@@ -198,9 +198,7 @@ def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: in
         raise InvalidArgument("--ics", file, f"{error}; pip install 'duelog[calendar]'") from None
     text = f"{done.messages:,} reminders to {topic}; {done.past:,} are past"
     if done.updated or done.unchanged or done.cancelled:
-        text += (
-            f"; of those before {done.updated:,} updated, {done.cancelled:,} cancelled, {done.unchanged:,} as before"
-        )
+        text += f"; {done.updated:,} updated, {done.cancelled:,} cancelled, {done.unchanged:,} there already"
     answer(asdict(done), text, json_=json_)
 
 

@@ -179,6 +179,22 @@ def test_finding_a_message_by_its_key_is_no_scan(open_store: OpenStore, monkeypa
     assert len(set(opened)) == 1
 
 
+def test_keys_of_pending_messages_are_listed_by_their_beginning(open_store: OpenStore, clock: ManualClock) -> None:
+    """In order, of this topic alone, without those whose messages have fired or were cancelled."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    for number in (2, 1, 3, 4):
+        topic.send(b"x", deliver_after=7_200 if number != 4 else 5, dedup_key=f"order/{number}", dedup_for=90_000)
+    topic.send(b"x", deliver_after=7_200, dedup_key="other")
+    store.topic("u").send(b"x", deliver_after=7_200, dedup_key="order/9")
+    assert topic.cancel_key("order/3")
+    clock.advance(6_000)
+    store.tick()
+    assert list(topic.keys("order/")) == ["order/1", "order/2"]
+    assert list(topic.keys()) == ["order/1", "order/2", "other"]
+    assert list(topic.keys("p")) == []
+
+
 def test_a_key_waits_in_its_partition_where_others_wait_inline(open_store: OpenStore, clock: ManualClock) -> None:
     """So that it can be cancelled, however short its delay is."""
     store = open_store(config=replace(HOURS, inline_delay_ms=60_000))
