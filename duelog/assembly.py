@@ -16,6 +16,7 @@ from duelog.markers.withdrawal import Withdrawals
 from duelog.store.clock import Clock, ManualClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import CorruptRecord, DamagedStore, StoreFull
+from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 from .background.adopting import Adopting
@@ -115,10 +116,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         undo.callback(wal_writer.close)
         if config.durability == "relaxed":
             main.before_commit = partitions.before_commit = wal_writer.sync
-    sender = Sender(partitions, config, limits, wal_writer, policies)
     producers = Producers(main, partitions, wal_writer)
-    put_writer = PutWriter(sender, policies, producers.of)
-    outbox = Outbox(put_writer.write, config.max_in_flight_bytes, sender.group_bytes, found.path)
 
     # From due messages to consumers.
     quarantine = Quarantine(main, listeners)
@@ -130,6 +128,13 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     withdrawals = Withdrawals(main, firing.gate, clock, pending)
     flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake, delivery_log)
     inline = InlineMessages(main, partitions, clock, config, flusher, quarantine.add, listeners)
+    figures = Figures(found.path, main, partitions, topics, firing, inline, quarantine, clock)
+    quotas = PendingQuotas(
+        policies.effective, lambda: policies.version, figures.all_pending_of, by_time=bool(config.inline_delay_ms)
+    )
+    sender = Sender(partitions, config, limits, wal_writer, policies, quotas)
+    put_writer = PutWriter(sender, policies, producers.of)
+    outbox = Outbox(put_writer.write, config.max_in_flight_bytes, sender.group_bytes, found.path)
     dead_letters = DeadLetters(main, topics, flusher, clock, firing.gate, pending, wakeups.wake)
 
     # When time passes.
@@ -175,9 +180,8 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
             _log.warning("what was compacted is not taken over for now: %s", error)
 
     # What is seen from outside.
-    figures = Figures(found.path, main, partitions, topics, firing, inline, quarantine, clock)
     metrics: StoreMetrics | None = None
-    listeners.append(wakeups)
+    listeners += [wakeups, quotas]
     if not found.read_only:
         metrics = StoreMetrics(
             found.path, config.cluster, state, topics, firing, clock, figures, listeners, instruments()

@@ -87,6 +87,22 @@ class DelayTooLong(InvalidMessage):
         self.set_at = set_at
 
 
+class QuotaExceeded(DuelogError):
+    """More messages of a topic would be pending than the policy in force allows; none of the call's was stored.
+
+    count: how many were to be. pending: how many are. limit: `max_pending`, as it is set at `set_at`.
+    """
+
+    def __init__(self, topic: str, count: int, pending: int, limit: int, set_at: str) -> None:
+        over = f"{count} more go over max_pending={limit} set on {set_at}"
+        super().__init__(f"topic {topic}: {pending} messages are pending, {over}")
+        self.topic = topic
+        self.count = count
+        self.pending = pending
+        self.limit = limit
+        self.set_at = set_at
+
+
 class PoliciesChanged(DuelogError):
     """What is set at a scope is not what the caller took it for: another was quicker, and nothing was set.
 

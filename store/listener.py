@@ -38,6 +38,9 @@ class StoreListener:
     def fired(self, topic_id: int, dues: npt.NDArray[np.int64], now_ms: int) -> None:
         """Messages with these due times were fired, or seen due in the main log, at `now_ms`."""
 
+    def admitted(self, topic_id: int, count: int) -> None:
+        """Messages are pending that were not sent: they take the place of others, are requeued, or occurrences."""
+
     def cancelled(self, topic: TopicName, count: int) -> None:
         """Messages were cancelled."""
 

@@ -274,9 +274,13 @@ class Producers:
     def _prepare(self, topic: Topic, name: str, command: Producer) -> tuple[bool, int, bytes | None]:
         """(whether it is numbered, its last number, its schema's version). A worker calls.
 
-        Raises StoreFailed where nothing can be stored any more: creating it again is what tells.
+        Raises StoreFailed where nothing can be stored any more: creating it again is what tells. QuotaExceeded: it was
+        closed for that, and the topic is still full.
         """
         topic.create()
+        if (topic.name, name) in self.sends.over_quota:
+            topic.sender.check_place()
+            self.sends.over_quota.pop((topic.name, name), None)
         version = None
         if command.schema is not None:
             version = self._facts.schema_version(topic.name, command.schema)

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...sending.outbox import Duplicate
-from ...store.errors import ClosedError, DelayTooLong, DuelogError, InvalidArgument, StoreFailed
+from ...store.errors import ClosedError, DelayTooLong, DuelogError, InvalidArgument, QuotaExceeded, StoreFailed
 from ...store.position import MessageId
 from ..protocol import entry
 from ..protocol.commands import MessageIdData, Send, SendError, SendReceipt
@@ -39,6 +39,7 @@ SendReply: TypeAlias = Reply["OpenProducer", Outcome]
 
 _NO_ID = 2**64 - 1
 _MOST_MESSAGES = 2**32 - 1
+_MOST_OVER_QUOTA = 10_000
 _RETRY_S = 0.01
 """How soon the engine is asked again when it had no capacity, and has not told of any message since."""
 
@@ -144,6 +145,8 @@ class Sends:
         """Told when SENDs came, by the clock of `time.monotonic`, as their receipts leave; a group at a time."""
         self.on_failed: Callable[[OpenProducer], object] = lambda _: None
         """The store of a producer takes nothing more: it is to be closed."""
+        self.over_quota: dict[tuple[str, str], None] = {}
+        """Producers, by topic and name, that were closed for a full quota: not to be opened while it is full."""
         self._done = self._heard  # one object, by which the engine knows what is heard together
 
     @property
@@ -300,6 +303,8 @@ class Sends:
         for reply in producer.replies.take():
             outcome, sequence_id, highest = reply.outcome, reply.sequence_id, reply.highest_sequence_id
             sent += 1
+            if failed:
+                continue  # a client takes answers in order only
             if isinstance(outcome, MessageId):
                 frames.append(frames_of.frame(sequence_id, highest, *outcome))
                 came.append(reply.came_s)
@@ -309,6 +314,10 @@ class Sends:
                 frames.append(head(SendReceipt(producer.producer_id, sequence_id, message_id, highest)))
             elif isinstance(outcome, (StoreFailed, ClosedError)):
                 failed = True
+            elif isinstance(outcome, QuotaExceeded):  # as Pulsar does: the client fails what waits when it reopens
+                failed = True
+                producer.figures.refused += 1
+                self._note_over_quota(producer)
             elif outcome is not None:
                 producer.figures.refused += 1
                 if not isinstance(outcome, DuelogError | Refused):
@@ -327,6 +336,11 @@ class Sends:
         elif producer.on_answered is not None and not producer.replies:
             answered, producer.on_answered = producer.on_answered, None
             answered()
+
+    def _note_over_quota(self, producer: OpenProducer) -> None:
+        if len(self.over_quota) >= _MOST_OVER_QUOTA:
+            del self.over_quota[next(iter(self.over_quota))]
+        self.over_quota[producer.topic.name, producer.name] = None
 
     def _resume(self, connection: SendingPeer) -> None:
         if connection.full and connection.unanswered <= self._settings.max_unanswered // 2:

@@ -51,6 +51,7 @@ _BY_CLASS: dict[type[BaseException], ServerError] = {
     errors.UnknownTopic: ServerError.TOPIC_NOT_FOUND,
     errors.UnknownSubscription: ServerError.SUBSCRIPTION_NOT_FOUND,
     errors.ConsumerBusy: ServerError.CONSUMER_BUSY,
+    errors.QuotaExceeded: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
     errors.InvalidMessage: ServerError.NOT_ALLOWED,
     errors.InvalidArgument: ServerError.NOT_ALLOWED,
     errors.StoreFull: ServerError.PERSISTENCE,

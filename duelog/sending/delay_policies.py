@@ -53,6 +53,10 @@ class DelayPolicies:
         self._any = True
         self.shortest_ttl_ms: int | None = None
         """The shortest time to live that is set anywhere; None: none is."""
+        self.limits_pending = False
+        """Whether a quota of pending messages is set anywhere."""
+        self.version = 0
+        """Another number after each change."""
         self._listeners = listeners
         self._look()
 
@@ -60,6 +64,8 @@ class DelayPolicies:
         with self._main.read() as raw:
             scopes = [policies for _, policies in rows.scopes_set(raw)]
         self._any = any(name in policies.fields_set() for policies in scopes for name in DELAY_FIELDS)
+        self.limits_pending = any(policies.max_pending for policies in scopes)
+        self.version += 1
         self.shortest_ttl_ms = min((policies.ttl_ms for policies in scopes if policies.ttl_ms), default=None)
 
     # -- what a store is made with -------------------------------------------------------------------

@@ -40,7 +40,8 @@ def postpone(
         extra["ttl"] = message.expires_ms - due_ms  # it expires when it would have, which may be before it is due
     anew = Message(message.payload, key=message.key, properties=message.properties)
     body = encode_one(anew, now_ms, 2**30, extra)[1]
-    return sender.send(topic, _batch(np.array([due_ms], dtype=np.int64), [body], now_ms), now_ms)[0]
+    batch = _batch(np.array([due_ms], dtype=np.int64), [body], now_ms)
+    return sender.send(topic, batch, now_ms, refused=False)[0]
 
 
 def _batch(dues: np.ndarray[tuple[int], np.dtype[np.int64]], bodies: list[bytes], now_ms: int) -> EncodedBatch:

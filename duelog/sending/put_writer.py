@@ -14,7 +14,7 @@ import numpy as np
 
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.errors import UnknownTopic
+from duelog.store.errors import QuotaExceeded, UnknownTopic
 from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.producer_state import Claim, ProducerState
@@ -62,6 +62,7 @@ class PutWriter:
         if len(items) == 1 and items[0].numbers is None:
             return [self._write_one(items[0], again=again)]
         outcomes: list[PutOutcome | None] = [None] * len(items)
+        over_quota = False
         with ExitStack() as calling:
             group = self._gather(items, outcomes, calling)
             if group.rows:
@@ -72,9 +73,13 @@ class PutWriter:
                 except Exception as error:
                     for producer, claim in group.claims.items():
                         producer.drop(claim)
-                    if not (again and isinstance(error, UnknownTopic)):
+                    over_quota = isinstance(error, QuotaExceeded) and len(items) > 1
+                    if not (over_quota or (again and isinstance(error, UnknownTopic))):
                         for row in (*group.rows, *group.repeated):
                             outcomes[row] = error
+        if over_quota:  # which of them has place is found by halves, in order
+            middle = len(items) // 2
+            return [*self.write(items[:middle], again=again), *self.write(items[middle:], again=again)]
         left = [row for row, outcome in enumerate(outcomes) if outcome is None]
         if left:
             for state in group.topics:

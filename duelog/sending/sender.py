@@ -7,7 +7,7 @@ sends packs the runs of partitions before it queues, since the leader of a group
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from duelog.store.config import KIB, StoreConfig
 from duelog.store.errors import BrokenInvariant, InvalidArgument, UnknownTopic
 from duelog.store.log.ledger import PackedMessages
 from duelog.store.log.managed_ledger import Segment
+from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds
 from duelog.store.wal.write_batch import WriteBatch
 
@@ -98,8 +99,10 @@ class Sender:
         run_limits: RunLimits,
         wal_writer: WalWriter | None,
         policies: DelayPolicies,
+        quotas: PendingQuotas,
     ) -> None:
         """`wal_writer`: None where the store is read-only. `policies` hear of what is durable."""
+        self._quotas = quotas
         self._partitions = partitions
         self._span_ms = config.partition_ms
         self._inline_ms = config.inline_delay_ms
@@ -118,14 +121,21 @@ class Sender:
         """Bytes of bodies and rows that one group takes."""
         return 0 if self._wal is None else self._wal.largest_group - _GROUP_BYTES
 
-    def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> MessageIds:
+    def send(
+        self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None, *, refused: bool = True
+    ) -> MessageIds:
         """Append a batch; the ids in the order of the messages, once all of them are durable.
 
         They are one group of the write-ahead log, all of them or none is there after a crash, up to
         `WalWriter.largest_group` bytes; more than that are several groups. `also` writes more in each of them.
+        refused: whether a quota of pending messages can be exceeded. Raises QuotaExceeded, with nothing stored.
         """
         if not len(batch):
             return MessageIds.run(0, 0, 0)
+        with self._within_quota([topic], None, batch, now_ms, refused=refused):
+            return self._send_pieces(topic, batch, now_ms, also)
+
+    def _send_pieces(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None) -> MessageIds:
         ids: list[MessageIds] = []
         for start, limit in self._pieces(batch, 0 if also is None else _ALSO_BYTES):
             piece = batch if limit - start == len(batch) else batch.part(start, limit)
@@ -134,6 +144,31 @@ class Sender:
             self._policies.stored(topic.name, piece.overridden)
             topic.count_sent(len(piece))
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
+
+    def _within_quota(
+        self,
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        batch: EncodedBatch,
+        now_ms: int,
+        *,
+        refused: bool = True,
+    ) -> AbstractContextManager[None]:
+        """What a batch is sent in; `owners` as of `send_all`."""
+        if not self._policies.limits_pending:
+            return nullcontext()
+        later = batch.dues > now_ms
+        if owners is None:
+            counts = [int(np.count_nonzero(later))]
+        else:
+            counts = np.bincount(owners[later], minlength=len(topics)).tolist()
+        wanted = [Wanted(topic.topic_id, topic.name, count) for topic, count in zip(topics, counts, strict=True)]
+        return self._quotas.sending(wanted, refused=refused)
+
+    def check_place(self, topic: TopicState) -> None:
+        """Raise QuotaExceeded where no message more of a topic may be pending."""
+        if self._policies.limits_pending:
+            self._quotas.check(Wanted(topic.topic_id, topic.name, 1))
 
     def _pieces(self, batch: EncodedBatch, more: int) -> list[tuple[int, int]]:
         """Where a batch is cut that one group does not take; `more`: bytes that are written besides each message."""
@@ -161,9 +196,10 @@ class Sender:
         """Append messages of several topics as one group; the ids in the order of the messages.
 
         owners: whose each message is, as a place in `topics`; None: all are of the one topic. `also` writes more in
-        the group. Raises InvalidArgument, with nothing stored, where one group does not take them.
+        the group. Raises InvalidArgument, with nothing stored, where one group does not take them, and QuotaExceeded.
         """
-        ids = self._send_group(topics, owners, batch, now_ms, also)
+        with self._within_quota(topics, owners, batch, now_ms):
+            ids = self._send_group(topics, owners, batch, now_ms, also)
         if owners is None:
             self._policies.stored(topics[0].name, batch.overridden)
             topics[0].count_sent(len(batch))
@@ -326,6 +362,14 @@ class Sender:
 
         record: stored with it; then the message does not wait inline.
         """
+        if self._policies.limits_pending and due_ms > now_ms:
+            with self._quotas.sending([Wanted(topic.topic_id, topic.name, 1)]):
+                return self._send_alone(topic, due_ms, body, now_ms, record)
+        return self._send_alone(topic, due_ms, body, now_ms, record)
+
+    def _send_alone(
+        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, record: PlaceRecord | None
+    ) -> MessageId:
         writer = self._wal_writer
         if due_ms > now_ms + (self._inline_ms if record is None else 0):
             partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)

@@ -95,6 +95,10 @@ class TopicSender:
         due_ms, _ = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
         self._policies.apply_one(self._name, due_ms, now_ms)
 
+    def check_place(self) -> None:
+        """Raise QuotaExceeded where no message more may be pending."""
+        self._sender.check_place(self.topic(self._writing_at()))
+
     def outgoing(
         self,
         payload: bytes | bytearray | memoryview,

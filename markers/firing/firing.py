@@ -92,6 +92,8 @@ class Firing:
 
         REQUIRES: called as its commit ends, `gate` held for reading since before they were appended.
         """
+        for listener in self._listeners:
+            listener.admitted(topic_id, len(entries))
         log = self.loaded.logs.get(start_ms, {}).get(topic_id)
         if log is not None:
             log.admit(entries, dues)

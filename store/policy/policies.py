@@ -43,6 +43,7 @@ _NUMBERS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "nack_backoff_ms": (1_000, 0, _DAY_MS),
         "nack_backoff_max_ms": (60_000, 0, _DAY_MS),
         "max_in_flight": (0, 0, 2**32 - 1),
+        "max_pending": (0, 0, _INT64_MAX),
     }
 )
 """Default, lowest and highest value of each field that is a number."""
@@ -106,6 +107,9 @@ class Policies(DelayedDeliveryPolicies):
     retention_ms: how long acknowledged ledgers of a main log are kept, from when they are closed; 0: not by age.
     retention_bytes: how many bytes of the newest acknowledged ledgers of a main log are kept; 0: not by size. A
         ledger is kept as long as either asks for it. Both cost disk only, and allow seeking back.
+    max_pending: how many messages of a topic may be pending, that is not due yet; a send that would make it more is
+        refused whole with QuotaExceeded. Retries, requeued dead letters and occurrences of schedules count, and are not
+        refused. 0: no limit.
 
     For a subscription too:
 
@@ -132,6 +136,7 @@ class Policies(DelayedDeliveryPolicies):
     nack_backoff_ms: int | None = None
     nack_backoff_max_ms: int | None = None
     max_in_flight: int | None = None
+    max_pending: int | None = None
 
 
 DELAY_FIELDS = tuple(field.name for field in fields(DelayedDeliveryPolicies))
@@ -139,7 +144,7 @@ POLICY_FIELDS = tuple(field.name for field in fields(Policies))
 CONFIG_FIELDS = tuple(name for name in POLICY_FIELDS if name in {field.name for field in fields(StoreConfig)})
 """Those that `StoreConfig` has the defaults of."""
 
-_OF_TOPICS = (*DELAY_FIELDS, "retention_ms", "retention_bytes")
+_OF_TOPICS = (*DELAY_FIELDS, "retention_ms", "retention_bytes", "max_pending")
 SUBSCRIPTION_FIELDS = tuple(name for name in POLICY_FIELDS if name not in _OF_TOPICS)
 """Those that may be set for a subscription: it has no log of its own, and no producer sends to it."""
 
@@ -216,6 +221,7 @@ class EffectivePolicies:
     nack_backoff_ms: int
     nack_backoff_max_ms: int
     max_in_flight: int
+    max_pending: int
     set_at: Mapping[str, str]
 
     @property

@@ -96,10 +96,6 @@ class Comparing(Machine):
                 for name, sub in topic.subscriptions.items()
             }
 
-    def _pending(self, topic: TwinTopic) -> int:
-        """What is not due yet, in partitions and in the main log."""
-        return sum(log.unfired for log in self.twin.logs(topic)) + len(topic.waiting(self.twin.now_ms))
-
     @staticmethod
     def _full(topic: TwinTopic) -> str:
         return str(TopicName.parse(topic.name))

@@ -6,6 +6,7 @@ Each breaks one rule of delivery, and wraps the engine instead of copying it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from duelog.stats import Figures
 from duelog.store.log import catalog
 from duelog.store.log.ledger import StagedLedger
 from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.policy.policies import EffectivePolicies, of_config
 from duelog.store.policy.policy_records import STORE_SCOPE
 from duelog.store.position import MessageId
@@ -164,6 +166,18 @@ def delivers_what_has_expired(patch: Patch) -> None:
         return batch
 
     patch.setattr(MessageMaker, "messages", received)
+
+
+@broken(HANDING_OUT)
+def ignores_quotas(patch: Patch) -> None:
+    """Any number of messages may be pending."""
+    patch.setattr(PendingQuotas, "sending", lambda *_, **__: nullcontext())
+
+
+@broken(HANDING_OUT)
+def finds_no_place_when_messages_have_fired(patch: Patch) -> None:
+    """What was pending is still counted."""
+    patch.setattr(PendingQuotas, "fired", lambda *_: None)
 
 
 @broken(HANDING_OUT)

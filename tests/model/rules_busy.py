@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from .drawing import (
@@ -10,6 +11,7 @@ from .drawing import (
     INLINE_DELAYS,
     PICK,
     PICKS,
+    STORING,
     TAKING_BACK,
     TAKING_CALLS,
     TOPICS,
@@ -99,7 +101,7 @@ class BusyRules(
                     self.reopen({"retention_ms": ms, "max_redeliveries": None} if number % 2 else None)
                     self._subscribe("t0", "a", kind, "earliest")
                 case "pause" | "resume" if self.theme == HANDING_OUT:
-                    self.pause_or_resume(number, call == "pause")
+                    self.pause_or_resume(number, None if call == "pause" else 0)
 
     def _hold(self, consumer: Consumer, count: int) -> None:
         """Messages are held for as long as the acknowledgement timeout, where there is one, and asked for again."""
@@ -108,6 +110,17 @@ class BusyRules(
         self._forward(consumer.twin.setting("ack_timeout_ms"))
         for other in self.consumers:
             self._receive(other, 3)
+
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
+    @rule(topic=TOPICS, count=st.integers(1, 3), ms=st.integers(1, 60))
+    def fill_a_quota(self, topic: str, count: int, ms: int) -> None:
+        """As many as may be pending are sent, twice; and again when the first of them are due."""
+        topic = self._topic(topic)
+        self._set(topic, {"max_pending": count}, delays_alone=False)
+        for wait_ms in (0, ms, 2 * ms):
+            self._forward(wait_ms)
+            self._tick()
+            self.send_batch(topic, [("after", ms)] * count, False)
 
     def _bury_one(self, consumer: Consumer) -> None:
         """A message is given back as often as it takes to be dead-lettered, where there is a limit."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from duelog import Message, MessageId, Outcome
-from duelog.errors import DelayTooLong, UnknownTopic
+from duelog.errors import DelayTooLong, QuotaExceeded, UnknownTopic
 from duelog.metrics import CANCELLED
 
 from .drawing import DUES, TAKING_BACK, TOPICS, Spec, only
@@ -37,6 +37,11 @@ class KeyRules(RestartRules):
             self._refused(topic, drawn)
             self.twin.topic(topic)
             return
+        if not (holds or pending) and dues is not None and self._over_quota(topic, dues):
+            with pytest.raises(QuotaExceeded):
+                self._send_keyed(topic, drawn[0], key, hold, replace)
+            self.twin.topic(topic)
+            return
         message_id = self._send_keyed(topic, drawn[0], key, hold, replace)
         if holds:
             assert holder is not None
@@ -51,7 +56,13 @@ class KeyRules(RestartRules):
 
     def _send_keyed(self, topic: str, one: Message, key: str, hold: float | None, replace: bool) -> MessageId:
         return self.store.topic(topic).send(
-            one.payload, deliver_at=one.deliver_at, key=one.key, dedup_key=key, dedup_for=hold, replace=replace
+            one.payload,
+            deliver_at=one.deliver_at,
+            key=one.key,
+            dedup_key=key,
+            dedup_for=hold,
+            replace=replace,
+            ttl=one.ttl,
         )
 
     def _holder(self, topic: TwinTopic, key: str) -> tuple[TwinKey | None, bool]:
@@ -119,7 +130,8 @@ class KeyRules(RestartRules):
             return
         due_ms = dues[0]
         part = self.twin.partitions.get(due_ms - due_ms % self.config.partition_ms)
-        if due_ms <= self.twin.now_ms or (part is not None and part.closed):
+        limited = self.twin.policies.value(topic, "max_pending")
+        if due_ms <= self.twin.now_ms or limited or (part is not None and part.closed):
             return
         target = self._next_copy()
 

@@ -25,6 +25,7 @@ KEPT = st.fixed_dictionaries(
         "nack_backoff_ms": st.sampled_from((None, None, 0, 10)),
         "nack_backoff_max_ms": st.sampled_from((None, None, 1_000)),
         "max_in_flight": st.sampled_from((None, None, 0, 1, 3)),
+        "max_pending": st.sampled_from((None, None, 0, 1, 4)),
     }
 )
 
@@ -57,7 +58,9 @@ class PolicyRules(Machine):
         """What is kept; with it the delay policies of that scope go, which are not among the fields."""
         scope = pick(SCOPES, number)
         if isinstance(scope, tuple):
-            fields = {field: value for field, value in fields.items() if not field.startswith("retention")}
+            fields = {
+                field: value for field, value in fields.items() if not field.startswith(("retention", "max_pending"))
+            }
         self._set(scope, fields, delays_alone=False)
 
     def _set(self, scope: Scope, fields: Fields, *, delays_alone: bool) -> None:

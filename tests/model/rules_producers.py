@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from duelog import Message, MessageId
-from duelog.errors import DelayTooLong, StoreFull
+from duelog.errors import DelayTooLong, QuotaExceeded, StoreFull
 
 from .drawing import DUES, TAKING_BACK, TOPICS, Spec, only
 from .driver import Once, SimulatedCrash, armed, copy_store
@@ -37,6 +37,10 @@ class ProducerRules(RestartRules):
             with pytest.raises(DelayTooLong):
                 face.send_batch(drawn, first_sequence_id=first)
             self._refused(topic, [drawn[row] for row in wanted])
+            return
+        if self._over_quota(topic, list(dues.values())):
+            with pytest.raises(QuotaExceeded):
+                face.send_batch(drawn, first_sequence_id=first)
             return
         ids = face.send_batch(drawn, first_sequence_id=first)
         stored = {row: message_id for row in wanted if (message_id := ids[row]) is not None}
@@ -76,7 +80,7 @@ class ProducerRules(RestartRules):
         drawn, _ = self._drawn(topic, specs)
         first, start = producer.numbering(first)
         _, dues = self._wanted(topic, producer, start, drawn)
-        if not dues:
+        if not dues or self.twin.policies.value(topic, "max_pending"):
             return
         target = self._next_copy()
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from duelog import DelayedStore, Message, MessageId
-from duelog.errors import DelayTooLong, StoreFull
+from duelog.errors import DelayTooLong, QuotaExceeded, StoreFull
 from tests.duelog.sending.putting import Heard, together
 
 from .drawing import DUES, STORING, TOPICS, Spec, only
@@ -42,6 +42,12 @@ class SendingRules(Machine):
             self._refused(topic, drawn)
             return
         twin = self.twin.topic(topic)
+        if self._over_quota(topic, dues):
+            with pytest.raises(QuotaExceeded):
+                face.send(
+                    one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key, ttl=one.ttl
+                )
+            return
         message_id = face.send(
             one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key, ttl=one.ttl
         )
@@ -55,6 +61,11 @@ class SendingRules(Machine):
             with pytest.raises(DelayTooLong):
                 self.store.topic(topic).send_batch(drawn)
             self._refused(topic, drawn)
+            return
+        if self._over_quota(topic, dues):
+            with pytest.raises(QuotaExceeded):
+                self.store.topic(topic).send_batch(drawn)
+            self.twin.topic(topic)
             return
         ids = self.store.topic(topic).send_batch(drawn)
         if drawn:
@@ -83,10 +94,16 @@ class SendingRules(Machine):
                 dues.extend(due)
 
         together(self.store, put_all)
-        ids = [outcome for outcome in heard.outcomes(len(taken)) if isinstance(outcome, MessageId)]
-        assert [token for token, _ in heard.results] == list(range(len(ids)))
+        outcomes = heard.outcomes(len(taken))
+        assert [token for token, _ in heard.results] == list(range(len(outcomes)))
+        later = [row for row, due_ms in enumerate(dues) if due_ms > self.twin.now_ms]
+        over = set(later[max(self._places(topic), 0) :])
+        assert [row for row, outcome in enumerate(outcomes) if isinstance(outcome, QuotaExceeded)] == sorted(over)
+        rows = [row for row in range(len(taken)) if row not in over]
+        ids = [outcome for outcome in outcomes if isinstance(outcome, MessageId)]
         if taken:
-            self._sent(self.twin.topic(topic), self._twins(topic, taken, dues, ids, self.twin.now_ms))
+            twin, sent = self.twin.topic(topic), [taken[row] for row in rows]
+            self._sent(twin, self._twins(topic, sent, [dues[row] for row in rows], ids, self.twin.now_ms))
 
     @only(STORING)
     @rule(
@@ -100,7 +117,7 @@ class SendingRules(Machine):
     def send_that_stalls(self, topic: str, specs: list[Spec], ms: int, point: str, count: int, fails: bool) -> None:
         """A sender looks at the clock, and writes when another thread is in the middle of a later tick, or past it."""
         drawn, found = self._drawn(topic, specs)
-        if found is None:
+        if found is None or self.twin.policies.value(topic, "max_pending"):
             return
         dues, twin, sent_ms = found, self.twin.topic(topic), self.twin.now_ms
 
@@ -132,7 +149,7 @@ class SendingRules(Machine):
     def send_to_a_full_disk(self, topic: str, spec: Spec, count: int) -> None:
         """A send that raises has appended nothing."""
         drawn, dues = self._drawn(topic, [spec])
-        if dues is None:
+        if dues is None or self._over_quota(topic, dues):
             return
         face, partitions, due_ms = self.store.topic(topic), self.store._engine.partitions, dues[0]
         try:

@@ -199,6 +199,20 @@ class Stage(RuleBasedStateMachine):
         asked = [due_ms for _, due_ms in drawn]
         return [message for message, _ in drawn], self.twin.policies.dues(topic, asked, self.twin.now_ms)
 
+    def _pending(self, topic: TwinTopic) -> int:
+        """What is not due yet, in partitions and in the main log."""
+        return sum(log.unfired for log in self.twin.logs(topic)) + len(topic.waiting(self.twin.now_ms))
+
+    def _places(self, topic: str) -> int:
+        """How many more messages of a topic may be pending."""
+        limit, twin = self.twin.policies.value(topic, "max_pending"), self.twin.topics.get(topic)
+        return limit - (0 if twin is None else self._pending(twin)) if limit else 1_000_000
+
+    def _over_quota(self, topic: str, dues: Sequence[int]) -> bool:
+        """Whether messages with these due times are more than may be pending."""
+        later = sum(due_ms > self.twin.now_ms for due_ms in dues)
+        return later > 0 and later > self._places(topic)
+
     def _refused(self, topic: str, messages: Sequence[Message]) -> None:
         """A call raised DelayTooLong: it says which of the messages the maximum refuses."""
         now_ms = self.twin.now_ms

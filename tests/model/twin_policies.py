@@ -24,6 +24,7 @@ KEPT: Fields = {
     "nack_backoff_ms": 1_000,
     "nack_backoff_max_ms": 60_000,
     "max_in_flight": 0,
+    "max_pending": 0,
 }
 """What holds where nothing is set; off is 0, and -1 for redeliveries."""
 

@@ -94,6 +94,9 @@ MaxBackoff = Annotated[str | None, typer.Option(metavar="DURATION", help="The mo
 MaxInFlight = Annotated[
     int | None, typer.Option(metavar="N", help="Messages that one consumer may hold unacknowledged; 0: any number.")
 ]
+MaxPending = Annotated[
+    int | None, typer.Option(metavar="N", help="Messages of a topic that may be pending; 0: any number.")
+]
 
 
 _POLICIES = {
@@ -110,6 +113,7 @@ _POLICIES = {
     "backoff": "nack_backoff_ms",
     "max_backoff": "nack_backoff_max_ms",
     "max_in_flight": "max_in_flight",
+    "max_pending": "max_pending",
 }
 """The policy that each of a command's parameters sets; one in ms is given as a duration."""
 

@@ -104,6 +104,7 @@ def set_(
     backoff: options.Backoff = None,
     max_backoff: options.MaxBackoff = None,
     max_in_flight: options.MaxInFlight = None,
+    max_pending: options.MaxPending = None,
     server: Server = None,
     token: Token = None,
     trust: Trust = None,

@@ -46,6 +46,34 @@ Scenario = Callable[..., None]
 # -- produce and consume -----------------------------------------------------------------------
 
 
+def blocked_by_a_quota(url: str) -> None:
+    """Two messages may be pending; the third is refused until one is due, what is due at once is taken."""
+    client = connect(url)
+    consumer = client.subscribe("quota", "s", consumer_type=ConsumerType.Shared)
+    producer = client.create_producer("quota", batching_enabled=False)
+    for number in (1, 2):
+        producer.send(b"%d" % number, deliver_after=timedelta(seconds=6 * number))
+    try:
+        producer.send(b"3", deliver_after=timedelta(seconds=1))
+    except pulsar.ProducerBlockedQuotaExceededException:
+        pass
+    else:
+        raise AssertionError("more are pending than may be")
+    other = client.create_producer("quota", batching_enabled=False)
+    other.send(b"now")
+    assert texts(receive(consumer, 2)) == ["now", "1"]
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while True:
+        try:
+            producer.send(b"4", deliver_after=timedelta(seconds=1))
+            break
+        except pulsar.ProducerBlockedQuotaExceededException:
+            assert time.monotonic() < deadline, "the producer stays blocked"
+            time.sleep(0.2)
+    assert sorted(texts(receive(consumer, 2))) == ["2", "4"]
+    client.close()
+
+
 def produce_and_consume(url: str) -> None:
     """In order, as sent, with the ids of the receipts."""
     client = connect(url)

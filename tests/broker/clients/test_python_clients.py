@@ -13,7 +13,7 @@ from typing import Any
 import jwt
 import pytest
 
-from duelog import DelayedStore
+from duelog import DelayedStore, Policies
 from duelog.broker.security.permissions import Action
 from tests.broker.clients.conftest import HERE, SCENARIO_S, RunScenario, ServedStore, ServeStore, free_port
 from tests.broker.lookup.stage import Stage
@@ -76,6 +76,18 @@ def test_a_program_works_as_with_pulsar(
 def test_what_a_client_holds_too_long_comes_again(broker: ServedStore, run_scenario: RunScenario) -> None:
     """The shortest timeout that clients take is ten seconds."""
     run_scenario("installed", "acknowledgement_timeout", broker.url, "installed")
+
+
+def test_a_full_quota_blocks_a_producer_until_there_is_place(
+    serve_store: ServeStore, run_scenario: RunScenario
+) -> None:
+    """The ordinary client raises ProducerBlockedQuotaExceededException, and the same producer sends later."""
+    broker = serve_store()
+    broker.kill()
+    with DelayedStore.open(broker.folder / "store") as store:
+        store.set_policies(Policies(max_pending=2), topic="quota")
+    broker.start()
+    run_scenario("installed", "blocked_by_a_quota", broker.url, "installed")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, ManualClock, StoreConfig
+from duelog import DelayedDeliveryPolicies, ManualClock, Policies, StoreConfig
 from duelog.broker.protocol import entry
-from duelog.broker.protocol.commands import CloseProducer, SendReceipt, ServerError, Success
+from duelog.broker.protocol.commands import CloseProducer, Error, SendReceipt, ServerError, Success
 from duelog.errors import StoreFailed, StoreFull
 from tests.broker.peers import FakePeer, idle, run
-from tests.broker.produce.producing import Producing, answers, blob_of, closed, receipts
+from tests.broker.produce.producing import TOPIC, Producing, answers, blob_of, closed, receipts
 from tests.conftest import OpenStore
 
 NONE = 2**64 - 1
@@ -386,5 +386,39 @@ def test_a_lost_connection_takes_its_answers_with_it(open_store: OpenStore) -> N
         assert len(here.topic.subscribe("s").receive(5)) == 2
         assert here.producers.count == 0
         assert here.producers._topics == {}
+
+    run(test())
+
+
+def test_a_producer_over_its_quota_is_closed_and_opened_again_when_there_is_place(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """As Pulsar does: opening says ProducerBlockedQuotaExceededException until then, and its client fails what waits.
+
+    Another producer is opened, and what is due at once is taken of it.
+    """
+
+    async def test() -> None:
+        store = open_store()
+        store.set_policies(Policies(max_pending=2), topic=TOPIC)
+        here, peer = Producing(store), FakePeer()
+        await here.opened(peer)
+        for number in range(3):
+            here.put(peer, number, deliver_at_time=clock.now_ms() + 60_000)
+        here.put(peer, 3, "due")
+        await here.stored()
+        assert answers(peer) == [(0, None), (1, None)]
+        assert len(peer.got(CloseProducer)) == 1
+        (refused,) = await here.open(peer)
+        assert isinstance(refused, Error)
+        assert refused.error == ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION
+        other = FakePeer()
+        await here.opened(other, name="another")
+        here.put(other, 0, "due")
+        store.topic(TOPIC).cancel(next(iter(store.topic(TOPIC).scheduled())).message_id)
+        await here.opened(peer)
+        here.put(peer, 4, deliver_at_time=clock.now_ms() + 60_000)
+        await here.stored()
+        assert (answers(other), answers(peer)) == ([(0, None)], [(4, None)])
 
     run(test())
