@@ -23,13 +23,11 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from ..duration import Duration, duration_ms
+from ..duration import Duration
 from ..errors import InvalidArgument, InvalidMessage
 from ..message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, due_at_ms, resolve_due_ms
 from .bodies import Bodies
-
-MAX_KEY_BYTES = 65_536
-"""Longest key in UTF-8."""
+from .message_fields import checked_key, checked_payload, checked_properties, checked_ttl, too_large
 
 _ARRAY_HEADS = [bytes([0x90 + count]) for count in range(6)]
 _NIL = b"\xc0"
@@ -184,7 +182,7 @@ def encode_payloads(
 
 def _one_of(payloads: Sequence[object], at: int, max_message_bytes: int) -> bytes:
     try:
-        return _checked_payload(payloads[at], max_message_bytes)
+        return checked_payload(payloads[at], max_message_bytes)
     except InvalidMessage as error:
         raise InvalidMessage(f"payloads[{at}]", error.value, error.reason) from None
 
@@ -324,7 +322,7 @@ def _bare_head(packed_now: bytes, size: int, max_message_bytes: int) -> bytes:
     """What stands before a payload of ``size`` bytes in ``[publish_ms, payload]``; refuses one over the limit."""
     head = _ARRAY_HEADS[2] + packed_now + _binary_head(size)
     if len(head) + size > max_message_bytes:
-        raise _too_large(len(head) + size, max_message_bytes)
+        raise too_large(len(head) + size, max_message_bytes)
     return head
 
 
@@ -332,9 +330,9 @@ def _encode_fields(
     message: Message, packed_now: bytes, max_message_bytes: int, extra: Mapping[str, object] | None
 ) -> bytes:
     """Check and encode all of a message but its due time."""
-    payload = _checked_payload(message.payload, max_message_bytes)
-    key = _checked_key(message.key)
-    properties = _checked_properties(message.properties)
+    payload = checked_payload(message.payload, max_message_bytes)
+    key = checked_key(message.key)
+    properties = checked_properties(message.properties)
     if properties:
         count, tail = 4, _pack(key) + _pack(properties)
     elif key is not None:
@@ -344,71 +342,11 @@ def _encode_fields(
     before = packed_now + _binary_head(len(payload))
     size = 1 + len(before) + len(payload) + len(tail)
     if size > max_message_bytes:
-        raise _too_large(size, max_message_bytes)
+        raise too_large(size, max_message_bytes)
     if message.ttl is not None:
-        extra = {**(extra or {}), "ttl": _checked_ttl(message.ttl)}
+        extra = {**(extra or {}), "ttl": checked_ttl(message.ttl)}
     if extra:
         tail += _NIL * (4 - count) + _pack(dict(extra))
         count = 5
     # The payload is joined, not packed: a packer keeps a buffer of the largest thing it ever packed.
     return b"".join((_ARRAY_HEADS[count], before, payload, tail))
-
-
-def _checked_payload(payload: object, max_message_bytes: int) -> bytes:
-    if isinstance(payload, str):
-        raise InvalidMessage("payload", payload, "expected bytes, not str: encode it, for example with .encode()")
-    if not isinstance(payload, (bytes, bytearray, memoryview)):
-        raise InvalidMessage("payload", payload, "expected bytes, bytearray or memoryview")
-    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-    if size > max_message_bytes:
-        raise _too_large(size, max_message_bytes)
-    return bytes(payload)
-
-
-def _checked_key(key: object) -> str | None:
-    if key is None:
-        return None
-    if not isinstance(key, str):
-        raise InvalidMessage("key", key, "expected a str or None")
-    size = _utf8_bytes("key", key)
-    if size > MAX_KEY_BYTES:
-        raise InvalidMessage("key", key, f"{size} bytes in UTF-8, over {MAX_KEY_BYTES}")
-    return key
-
-
-def _checked_properties(properties: object) -> dict[str, str] | None:
-    if properties is None:
-        return None
-    if type(properties) is not dict and not isinstance(properties, Mapping):
-        raise InvalidMessage("properties", properties, "expected a mapping from str to str, or None")
-    copy = dict(properties)
-    for name, value in copy.items():
-        if not isinstance(name, str):
-            raise InvalidMessage("properties", name, "expected a str as name")
-        if not isinstance(value, str):
-            raise InvalidMessage(f"properties[{name!r}]", value, "expected a str")
-        if not name.isascii():
-            _utf8_bytes("properties", name)
-        if not value.isascii():
-            _utf8_bytes(f"properties[{name!r}]", value)
-    return copy
-
-
-def _checked_ttl(ttl: Duration) -> int:
-    ttl_ms = duration_ms("ttl", ttl, InvalidMessage)
-    if not ttl_ms:
-        raise InvalidMessage("ttl", ttl, "it would expire when it is due, and never be delivered")
-    return ttl_ms
-
-
-def _utf8_bytes(field: str, text: str) -> int:
-    if text.isascii():
-        return len(text)
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        raise InvalidMessage(field, text, "a lone surrogate has no UTF-8 form") from None
-
-
-def _too_large(size: int, max_message_bytes: int) -> InvalidMessage:
-    return InvalidMessage("payload", size, f"the encoded message has this many bytes, over {max_message_bytes=}")

@@ -14,8 +14,8 @@ from typing import Any, get_args
 import pytest
 
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
-from duelog.store.codec.body import MAX_KEY_BYTES
 from duelog.store.codec.format import MAX_ENTRY_ID
+from duelog.store.codec.message_fields import MAX_KEY_BYTES
 from duelog.store.config import Durability
 from tests.tools.command_line import run
 

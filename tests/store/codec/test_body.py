@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog.store.codec.body import MAX_KEY_BYTES, EncodedBatch, decode_body, encode_batch, encode_one, encode_send
+from duelog.store.codec.body import EncodedBatch, decode_body, encode_batch, encode_one, encode_send
+from duelog.store.codec.message_fields import MAX_KEY_BYTES
 from duelog.store.errors import InvalidArgument, InvalidMessage
 from duelog.store.message import MAX_DUE_MS, Message
 
