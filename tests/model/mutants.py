@@ -369,6 +369,19 @@ def buries_the_dead_again(patch: Patch) -> None:
     patch.setattr(TopicState, "keeps_dead_letters", property(lambda self: False))
 
 
+@broken(HANDING_OUT)
+def requeues_for_later_without_effect(patch: Patch) -> None:
+    """A dead letter that is requeued for later is gone from its keeper, and is never let fire."""
+    requeue = DeadLetters.requeue
+
+    def without_admitting(self: DeadLetters, letters: Any, delay_ms: int = 0) -> int:
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(pending_entries.PendingEntries, "admit", lambda *_: {})
+            return requeue(self, letters, delay_ms)
+
+    patch.setattr(DeadLetters, "requeue", without_admitting)
+
+
 def _blind_to_what_waits(patch: Patch, owner: type, name: str) -> None:
     """Within a method, nothing in the main log is seen to wait."""
     method = getattr(owner, name)

@@ -85,7 +85,7 @@ class BusyRules(
                     self._bury_one(consumer)
                     self._look_at_letters(number)
                 case "take letters":
-                    self.take_letters(number, 1 + number % 2, bool(number % 3))
+                    self.take_letters(number, 1 + number % 2, bool(number % 3), ms * (number % 2))
                 case "latest":
                     self.seek_to_an_end(number, "latest")
                 case "leave":

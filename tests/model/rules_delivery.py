@@ -202,9 +202,9 @@ class DeliveryRules(Machine):
     # -- dead letters --------------------------------------------------------------------------------
 
     @only(HANDING_OUT)
-    @rule(number=PICK, count=st.integers(1, 3), back=st.booleans())
-    def take_letters(self, number: int, count: int, back: bool) -> None:
-        """Some of the letters that are kept, which are those of the twin, are requeued or purged."""
+    @rule(number=PICK, count=st.integers(1, 3), back=st.booleans(), delay_ms=st.sampled_from((0, 0, 1, 40, 700)))
+    def take_letters(self, number: int, count: int, back: bool, delay_ms: int) -> None:
+        """Some of the letters that are kept, which are those of the twin, are requeued, for later too, or purged."""
         self._learn()
         letters = list(self.store.dead_letters())
         kept = {
@@ -222,18 +222,20 @@ class DeliveryRules(Machine):
         chosen = [pick(letters, number + at) for at in range(min(count, len(letters)))]
         if back and not all(self._origin(letter) for letter in chosen):
             with pytest.raises((UnknownTopic, UnknownSubscription)):
-                self.store.requeue_dead_letters(chosen)
+                self.store.requeue_dead_letters(chosen, delay=delay_ms / 1000)
             return
-        done = (self.store.requeue_dead_letters if back else self.store.purge_dead_letters)(chosen)
-        assert done == len(chosen)
-        self._taken_letters([kept[each.dead_letter_topic, each.position] for each in chosen], back)
+        if back:
+            assert self.store.requeue_dead_letters(chosen, delay=delay_ms / 1000) == len(chosen)
+        else:
+            assert self.store.purge_dead_letters(chosen) == len(chosen)
+        self._taken_letters([kept[each.dead_letter_topic, each.position] for each in chosen], back, delay_ms)
 
     def _origin(self, letter: DeadLetter) -> TwinTopic | None:
         """The topic of a letter, None where it, or the subscription, is gone."""
         topic = self.twin.topics.get(TopicName.parse(letter.topic).local_name)
         return topic if topic is not None and letter.subscription in topic.subscriptions else None
 
-    def _taken_letters(self, taken: Sequence[tuple[TwinTopic, int]], back: bool) -> None:
+    def _taken_letters(self, taken: Sequence[tuple[TwinTopic, int]], back: bool, delay_ms: int) -> None:
         """Letters, by dead-letter topic and place, were purged, or moved back: all of them by one call."""
         now_ms, moved = self.twin.now_ms, dict[TwinTopic, list[TwinMessage]]()
         for grave, place in taken:
@@ -242,11 +244,18 @@ class DeliveryRules(Machine):
             assert keeper is not None
             if back:
                 origin = self.twin.topics[TopicName.parse(letter.topic).local_name]
-                message = TwinMessage(grave.main[place].number, now_ms, now_ms, NOWHERE, addressee=letter.subscription)
+                number, due_ms = grave.main[place].number, now_ms + delay_ms
+                message = TwinMessage(number, due_ms, now_ms, NOWHERE, addressee=letter.subscription)
                 moved.setdefault(origin, []).append(message)
             self._acked(grave, keeper, keeper.ack([place]), False)
             keeper.save()
-        self._appended(moved)
+        if not delay_ms:
+            self._appended(moved)
+            return
+        for topic, of_topic in moved.items():
+            for message in of_topic:
+                self._add_delayed(topic, message)
+                self.ids.append((topic.name, message.message_id))
 
     # -- acknowledging -----------------------------------------------------------------------------------
 

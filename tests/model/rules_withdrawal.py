@@ -146,15 +146,7 @@ class WithdrawalRules(Machine):
         moved = reschedule(self.twin, topic, ids, due_ms)
         answers: dict[int, MessageId] = {}
         for row, message in moved.appended:
-            part = self.twin.add_partition(message.due_ms)
-            partitions = self.store._engine.partitions
-            engine_part = partitions.get(part.start_ms)
-            assert engine_part is not None
-            with partitions.lease(engine_part):
-                log = engine_part.log(self._state(topic).topic_id)
-            assert log is not None
-            message.message_id = MessageId(log.ledger_id, len(part.log(topic).messages))
-            self.twin.add_delayed(topic, message)
+            self._add_delayed(topic, message)
             if not message.unadmitted:
                 answers[row] = message.message_id
         for _, message in moved.direct:

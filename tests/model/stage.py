@@ -260,6 +260,18 @@ class Stage(RuleBasedStateMachine):
         assert state is not None, f"{topic.name} does not exist"
         return state
 
+    def _add_delayed(self, topic: TwinTopic, message: TwinMessage) -> None:
+        """The engine has appended a message to a partition without giving its id back: it is the next of the log."""
+        part = self.twin.add_partition(message.due_ms)
+        partitions = self.store._engine.partitions
+        engine_part = partitions.get(part.start_ms)
+        assert engine_part is not None
+        with partitions.lease(engine_part):
+            log = engine_part.log(self._state(topic).topic_id)
+        assert log is not None
+        message.message_id = MessageId(log.ledger_id, len(part.log(topic).messages))
+        self.twin.add_delayed(topic, message)
+
     def _learn(self) -> None:
         """Compare the lists of ledgers, and note what the engine calls each."""
         for topic in self.twin.topics.values():
