@@ -1,0 +1,208 @@
+"""Power cuts amid failing deliveries: counts of attempts, dead letters moved, requeued for later, purged.
+
+    python -m tests.disaster.power_letters [--states 500] [--mutant letter_apart]
+
+The recorded process (`--store`) sends, gives back, and moves letters about; its facts say what was durable. On each
+disk that a cut could have left, every message is in one place: its subscription's backlog, pending, or among the
+letters; and what is in the backlog has failed at least as often as was said to be on disk. Prints what came of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from duelog import DelayedStore, ManualClock, Message
+from duelog.topics.dead_letters import DeadLetters
+from duelog.topics.subscription_state import SubscriptionState
+from tests.disaster.power_cut import QUESTIONED, _cuts
+from tests.disaster.power_disk import MODES, Disk
+from tests.disaster.power_trace import Fact, Trace, record
+from tests.disaster.running import forked, memory, module
+from tests.disaster.working import CONFIG, START_MS, say
+
+TOPIC, SUBSCRIPTION = "fails", "worker"
+SETTINGS: dict[str, Any] = {"max_redeliveries": 1, "run_entries": 4, "ledger_max_entries": 12}
+STEPS = 14
+
+
+def work(path: Path, seed: int) -> None:
+    """Two sessions on one store; the first ends with a close, the second with the process."""
+    source = random.Random(seed)
+    clock = ManualClock(START_MS)
+    for session in range(2):
+        store = DelayedStore.open(path, replace(CONFIG, **SETTINGS), clock=clock)
+        topic = store.topic(TOPIC)
+        consumer = topic.subscribe(SUBSCRIPTION, type="shared")
+        for step in range(STEPS):
+            texts = [f"{session}-{step}-{at}" for at in range(source.randrange(1, 5))]
+            topic.send_batch([Message(text.encode(), deliver_after=source.choice((0, 0, 7))) for text in texts])
+            say("sent", texts)
+            held = consumer.receive(source.randrange(2, 9))
+            done = [each for each in held if source.random() < 0.2]
+            say("taking", [each.payload.decode() for each in done])
+            consumer.ack(done, durable=True)
+            say("taken", [each.payload.decode() for each in done])
+            failed = [each for each in held if each not in done]
+            consumer.nack(failed, delay=0)
+            store.flush()
+            say("failed", [[each.payload.decode(), each.redelivery_count + 1] for each in failed])
+            letters = list(store.dead_letters())
+            if letters and step % 2:
+                chosen = source.sample(letters, source.randrange(1, len(letters) + 1))
+                names = [each.payload.decode() for each in chosen]
+                if source.random() < 0.3:
+                    say("taking", names)
+                    store.purge_dead_letters(chosen)
+                    say("taken", names)
+                else:
+                    say("requeuing", names)
+                    store.requeue_dead_letters(chosen, delay=source.choice((0, 5, 40)))
+                    say("requeued", names)
+            clock.advance(source.randrange(20_000))
+            say("clock", clock.now_ms())
+            store.tick()
+        if session == 0:
+            consumer.close(failed=False)
+            store.close()
+    os._exit(0)
+
+
+class Told:
+    """What was said before a cut."""
+
+    def __init__(self) -> None:
+        self.sent: set[str] = set()
+        self.may_be_gone: set[str] = set()
+        self.gone: set[str] = set()
+        self.failed: dict[str, int] = {}
+        self.now_ms = START_MS
+
+    def take(self, fact: list[Any]) -> None:
+        """Note a fact."""
+        match fact:
+            case ["sent", texts]:
+                self.sent.update(texts)
+            case ["taking", texts]:
+                self.may_be_gone.update(texts)
+            case ["taken", texts]:
+                self.gone.update(texts)
+            case ["failed", rows]:
+                self.failed.update(rows)
+            case ["requeuing", texts]:  # their deliveries count from 0
+                for text in texts:
+                    self.failed.pop(text, None)
+            case ["clock", ms]:
+                self.now_ms = ms
+
+    def troubles_of(self, path: Path) -> list[str]:
+        """What is wrong with a store that a cut left."""
+        found: list[str] = []
+        try:
+            with DelayedStore.open(path, replace(QUESTIONED, **SETTINGS), clock=ManualClock(self.now_ms)) as store:
+                found += [f"check: {each.message}" for each in store.check(deep=True)]
+                if self.sent:
+                    self._look(store, found)
+        except Exception as error:  # whatever it is, it is a finding
+            found.append(f"{type(error).__name__}: {error}")
+        return found
+
+    def _look(self, store: DelayedStore, found: list[str]) -> None:
+        topic = store.topic(TOPIC)
+        backlog = topic.subscription(SUBSCRIPTION).peek(10_000)
+        places = Counter(each.payload.decode() for each in backlog)
+        places += Counter(each.payload.decode() for each in store.dead_letters())
+        places += Counter(each.payload.decode() for each in topic.scheduled())
+        for text in self.sent:
+            least, most = text not in self.may_be_gone, text not in self.gone
+            if not least <= places[text] <= most:
+                found.append(f"{text} is in {places[text]} places")
+        with topic.subscribe(SUBSCRIPTION, type="shared") as consumer:
+            for each in consumer.receive(10_000):
+                if each.redelivery_count < self.failed.get(each.payload.decode(), 0):
+                    found.append(f"{each.payload!r} has failed more often than {each.redelivery_count} times")
+
+
+def letter_apart() -> None:
+    """A message is among the letters, or back in its topic, in a transaction before that which takes it away."""
+    together = DeadLetters._acknowledge_with
+
+    def apart(self: DeadLetters, entries: Any, moves: Any) -> int:
+        self._main.write(lambda transaction: moves(transaction, [each[2] for each in entries]))
+        return together(self, entries, lambda transaction, fresh: None)
+
+    setattr(DeadLetters, "_acknowledge_with", apart)  # noqa: B010 - what mypy does not follow
+
+
+def attempts_not_written() -> None:
+    """Failed deliveries are counted in memory alone."""
+    write = SubscriptionState.write_changes
+
+    def acknowledgements_alone(self: SubscriptionState, transaction: Any, changes: Any, attempts: Any = None) -> None:
+        write(self, transaction, changes)
+
+    setattr(SubscriptionState, "write_changes", acknowledgements_alone)  # noqa: B010
+
+
+MUTANTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (letter_apart, attempts_not_written)}
+
+
+def cut(states: int, seed: int, mutant: str | None) -> dict[str, Any]:
+    """Record a run and question so many states, spread evenly over it."""
+    outcome: dict[str, Any] = {"states": 0, "bad": 0, "troubles": []}
+    with tempfile.TemporaryDirectory(prefix="duelog-letters-", dir=memory()) as folder:
+        base = Path(folder)
+        recorded = base / "recorded"
+        recorded.mkdir()
+        more = ["--mutant", mutant] if mutant else []
+        command = module("tests.disaster.power_letters", "--store", str(recorded / "store"), "--seed", str(seed), *more)
+        record(base / "strace.log", command)
+        trace = Trace(base / "strace.log", recorded)
+        operations = list(trace.operations())
+        outcome["facts"] = Counter(each.fact[0] for each in operations if isinstance(each, Fact))
+        cuts, disk, told, rng = _cuts(operations, states, None), Disk(trace.root), Told(), random.Random(seed)
+        for operation, count in zip(operations, cuts, strict=True):
+            disk.do(operation)
+            if isinstance(operation, Fact):
+                told.take(operation.fact)
+            for _ in range(count):
+                mode = MODES[outcome["states"] % len(MODES)]
+                disk.leave(base / "state", mode, rng)
+                troubles, died = forked(lambda: told.troubles_of(base / "state" / "store"), base / "report")
+                shutil.rmtree(base / "state")
+                troubles = [f"killed the process: {died}"] if died else troubles
+                outcome["states"] += 1
+                outcome["bad"] += bool(troubles)
+                outcome["troubles"] = [*outcome["troubles"], *(f"{mode}: {each}" for each in troubles)][:20]
+    return outcome
+
+
+def main() -> None:
+    """Be the recorded process, or record one and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--states", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mutant", choices=MUTANTS)
+    parser.add_argument("--store", type=Path, help="be the recorded process, on this store")
+    options = parser.parse_args()
+    if options.store is None:
+        json.dump(cut(options.states, options.seed, options.mutant), sys.stdout, indent=1)
+        print()
+        return
+    if options.mutant:
+        MUTANTS[options.mutant]()
+    work(options.store, options.seed)
+
+
+if __name__ == "__main__":
+    main()
