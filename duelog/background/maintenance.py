@@ -158,7 +158,8 @@ class Maintenance:
         if self._gives_way:
             self._full = None  # the next slice will say so
             return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
-        recur = functools.partial(self._recurring.run, now_ms, self.suspensions, firing=more)
+        firing = more or self._full is not None
+        recur = functools.partial(self._recurring.run, now_ms, self.suspensions, firing=firing)
         more = self._step("recur", now_ms, recur, otherwise=False) or more
         self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.suspensions), None)
         self._step("flush", now_ms, functools.partial(self._flush, now_ms), None)

@@ -104,10 +104,10 @@ class Recurring:
                 more = suspensions.run(_part(key), now_ms, advance, otherwise=False) or more
         return more
 
-    def _advance(self, key: _Key, now_ms: int, firing: bool, misfired: bool) -> bool:
+    def _advance(self, key: _Key, now_ms: int, firing: bool, before: bool) -> bool:
         """Send what was missed, as far as it is to come, and schedule the next; whether there is more to send.
 
-        firing: after what waits has fired. misfired: in place of what waits, which is too late.
+        What waits and is too late is taken back. firing: as of `run`. before: this is `withdraw`.
         """
         topic = self._topics.by_id(key[0])
         try:
@@ -119,16 +119,20 @@ class Recurring:
             self._forget(key)
             return False
         rule, nominal_ms, waiting = schedule.recurrence, schedule.next_nominal_ms, schedule.next_id
+        is_pending = functools.partial(self._succession.is_pending, topic.log)
+        misfired = schedule.misfires_from_ms is not None and schedule.misfires_from_ms <= now_ms
         late = list(itertools.islice(rule.late(nominal_ms, now_ms, misfired=misfired), _AT_ONCE + 1))
-        if late and firing and waiting is not None and self._succession.is_pending(topic.log, waiting):
-            return False
-        left = None if schedule.count is None else max(schedule.count - schedule.sent, 0)
-        if misfired:
-            if schedule.misfires == "latest" and not late:
-                self._misfires.pop(key, None)  # it is the latest itself
+        if misfired and not late and schedule.misfires == "latest":
+            misfired = False  # it is the latest itself
+            if before:
+                self._misfires.pop(key, None)
                 return False
-            if left is not None and waiting is not None and self._succession.is_pending(topic.log, waiting):
-                left += 1
+        if late and firing and not misfired and waiting is not None and is_pending(waiting):
+            return False
+        old = waiting if misfired else None
+        left = None if schedule.count is None else max(schedule.count - schedule.sent, 0)
+        if left is not None and old is not None and is_pending(old):
+            left += 1
         more = len(late) > _AT_ONCE
         late = late[:_AT_ONCE] if left is None else late[: min(left, _AT_ONCE)]
         last_ms = late[-1].nominal_ms if late else nominal_ms
@@ -138,7 +142,6 @@ class Recurring:
         wanted = replace(
             _at(schedule, following), sent=schedule.sent + len(late) + (following is not None and not more)
         )
-        old = waiting if misfired else None
         if self._put(topic, wanted, old, late, sends_next=not more, must_exist=True) is None:
             self._forget(key)  # the topic is being deleted
             return False

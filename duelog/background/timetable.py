@@ -42,7 +42,7 @@ NICKNAMES = {
 Misfires = Literal["first", "all", "latest", "skip"]
 """What comes of occurrences that could not come in time: see `Recurrence.late`."""
 
-MISFIRES: tuple[str, ...] = get_args(Misfires)
+MISFIRES: tuple[Misfires, ...] = get_args(Misfires)
 WITH_GRACE = ("latest", "skip")
 DEFAULT_GRACE = timedelta(seconds=60)
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,11 +18,12 @@ from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Occurrence, ReceivedMessage, StoreConfig, Subscription, Topic
 from duelog.background import maintenance
-from duelog.background.timetable import MISFIRES, Due, Misfires, Recurrence, Timetable
+from duelog.background.timetable import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
 from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.succession import Succession
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.conftest import Plant
+from tests.model.driver import full_disk
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -407,6 +413,35 @@ def test_what_was_missed_comes_after_what_waited_also_where_a_slice_ends_between
         assert nominals(received(store, consumer)) == hours(*range(1, 6))
 
 
+def test_what_was_missed_waits_for_what_did_not_fire_for_want_of_space(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """The order is that of the timetable after a full disk, too."""
+    topic.every("s", interval=3_600, misfires="all")
+    with topic.subscribe("s") as consumer:
+        store.tick()
+        clock.advance(5 * HOUR_MS)
+        with full_disk(store._engine.main, 1), pytest.raises(StoreFull):
+            store.tick()
+        assert nominals(received(store, consumer)) == hours(*range(1, 6))
+
+
+def test_a_misfire_that_could_not_be_taken_back_at_first_does_not_come_later(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """Nothing fires in the slice in which that failed; what follows is not scheduled beside it."""
+    topic.every("s", interval=3_600, misfires="skip")
+    with topic.subscribe("s") as consumer:
+        clock.advance(5 * HOUR_MS + HOUR_MS // 2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store._engine.firing, "fire", lambda *_: 0)
+            patch.setattr(store._engine.recurring, "withdraw", lambda *_: None)
+            store.tick()
+        assert received(store, consumer) == []
+        clock.advance(HOUR_MS // 2)
+        assert nominals(received(store, consumer)) == hours(6)
+
+
 @pytest.mark.parametrize("misfires", MISFIRES)
 def test_an_end_holds_for_what_was_missed_too(open_store: OpenStore, clock: ManualClock, misfires: Misfires) -> None:
     """By time and by number, and with none of it left to wait for."""
@@ -468,6 +503,56 @@ def test_a_removed_schedule_takes_back_what_is_too_late_and_has_not_fired(
     assert topic.remove_schedule("s")
     with topic.subscribe("s") as consumer:
         assert received(store, consumer) == []
+
+
+# -- kills -------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys
+from duelog import DelayedStore, ManualClock, StoreConfig
+config = StoreConfig(partition_ms=7_200_000, retention_ms=10**12)
+with DelayedStore.open(sys.argv[1], config, clock=ManualClock(int(sys.argv[2]))) as store:
+    store.tick()
+"""
+
+
+@pytest.mark.kill
+def test_killed_at_each_commit_of_making_up_for_a_stop_none_is_missed_and_none_comes_twice(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Five hours are missed again and again by schedules of each kind, and the tick after that is killed, and done.
+
+    SCHEDULE_KILLS: how many times, 6 unless it is set.
+    """
+    config = StoreConfig(partition_ms=2 * HOUR_MS, retention_ms=10**12)
+    store = open_store(config=config)
+    for misfires in MISFIRES:
+        grace = 100 * 60 if misfires in WITH_GRACE else None
+        store.topic(misfires).every("s", interval=3_600, misfires=misfires, grace=grace)
+    store.close()
+    points = [f"commit.{when}:{count}" for count in (3, 7, 11, 2, 4, 6, 8, 10, 1, 5, 9) for when in ("before", "after")]
+    rounds = list(itertools.islice(itertools.cycle(points), int(os.environ.get("SCHEDULE_KILLS", "6"))))
+    for number, point in enumerate(rounds, start=1):
+        now_ms = START_MS + number * 5 * HOUR_MS + HOUR_MS // 2
+        arguments = [sys.executable, "-c", CHILD, str(tmp_path / "store"), str(now_ms)]
+        killed = subprocess.run(arguments, env={**os.environ, "DUELOG_FAILPOINT": point}, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        store = open_store(config=config, clock_=ManualClock(now_ms))
+        store.tick()
+        store.close()
+    last = 5 * len(rounds)
+    store = open_store(config=config, clock_=ManualClock(START_MS + last * HOUR_MS + HOUR_MS // 2))
+    came = {}
+    for misfires in MISFIRES:
+        with store.topic(misfires).reader("earliest") as reader:
+            came[misfires] = nominals(list(reader.poll(1_000)[0]))
+    ends = range(5, last + 1, 5)
+    assert came == {
+        "first": hours(*(end - 4 for end in ends)),
+        "all": hours(*range(1, last + 1)),
+        "latest": hours(*ends),
+        "skip": hours(*(hour for end in ends for hour in (end - 1, end))),
+    }
 
 
 # -- what is told ------------------------------------------------------------------------------------

@@ -1,0 +1,209 @@
+"""Schedules against a plain twin, over stops, jumps of the clock, crashes and full disks: none missed, none doubled.
+
+SCHEDULE_EXAMPLES: how many stories are told, 25 unless it is set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from duelog import DelayedStore, ManualClock, Schedule, StoreConfig
+from duelog.background import recurring
+from duelog.background.timetable import MISFIRES
+from duelog.errors import InvalidArgument, StoreFull
+from tests.duelog.background.twin_schedule import Asked, TwinSchedule
+from tests.model.driver import Once, SimulatedCrash, armed, copy_store, full_disk, scratch_directory
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+START_MS = 1_824_940_800_000 - 90 * MINUTE_MS
+"""In the evening before the clocks of Rome go back; cron's steps of minutes go on through it."""
+
+CONFIG = StoreConfig(partition_ms=6 * HOUR_MS, retention_ms=3_650 * DAY_MS)
+ASKED = st.builds(
+    Asked,
+    step_ms=st.sampled_from((20 * MINUTE_MS, 30 * MINUTE_MS)),
+    by_cron=st.booleans(),
+    until_ms=st.none() | st.integers(START_MS + 2 * HOUR_MS, START_MS + 4 * DAY_MS),
+    count=st.none() | st.integers(1, 30),
+    jitter_ms=st.sampled_from((0, 0, 7 * MINUTE_MS, HOUR_MS)),
+    misfires=st.sampled_from(MISFIRES),
+    grace_ms=st.sampled_from((0, MINUTE_MS, 45 * MINUTE_MS, 5 * HOUR_MS)),
+)
+STEPS = st.sampled_from(
+    ("forward", "forward", "stop", "crash", "crash", "full", "tick", "restart", "pause", "resume", "again", "replace")
+)
+
+
+class Story:
+    """A store and the twin of its one schedule."""
+
+    def __init__(self, asked: Asked, directory: Path) -> None:
+        self.directory = directory
+        self.copies = 0
+        self.clock = ManualClock(START_MS)
+        self.open(directory / "0")
+        self.store.topic("t").create()
+        self.twin = TwinSchedule(asked)
+        self.ask(asked)
+
+    def open(self, path: Path) -> None:
+        self.store = DelayedStore.open(path, CONFIG, clock=self.clock)
+
+    def every(self, asked: Asked) -> Schedule:
+        minutes = asked.step_ms // MINUTE_MS
+        how: dict[str, Any] = {"cron": f"*/{minutes} * * * *"} if asked.by_cron else {"interval": 60 * minutes}
+        if asked.misfires in ("latest", "skip"):
+            how["grace"] = timedelta(milliseconds=asked.grace_ms)
+        return self.store.topic("t").every(
+            "s", timezone="Europe/Rome", until=asked.until_ms, count=asked.count,
+            jitter=timedelta(milliseconds=asked.jitter_ms), misfires=asked.misfires, **how,
+        )  # fmt: skip
+
+    def ask(self, asked: Asked) -> None:
+        """Another schedule under the name, or the first."""
+        twin = TwinSchedule(asked, came=self.twin.came)
+        twin.begin(self.clock.now_ms())
+        if asked == self.twin.asked and self.schedules():
+            twin = self.twin
+        elif twin.waiting_ms is None:
+            with pytest.raises(InvalidArgument) as caught:
+                self.every(asked)
+            assert caught.value.field == "until"
+            return
+        before = self.schedules()
+        made = self.every(asked)
+        assert [made.replaced] == (before if twin is not self.twin and before else [None])
+        self.twin = twin
+
+    def schedules(self) -> list[Schedule]:
+        return self.store.topic("t").schedules()
+
+    def step(self, step: str, data: st.DataObject) -> None:
+        """One thing happens."""
+        now_ms = self.clock.now_ms()
+        if step == "forward":
+            self.clock.advance(data.draw(st.integers(1, 90 * MINUTE_MS)))
+        elif step == "stop":
+            self.clock.advance(data.draw(st.integers(2 * HOUR_MS, 2 * DAY_MS)))
+        elif step == "tick":
+            self.store.tick()
+            self.twin.tick(now_ms)
+        elif step == "restart":
+            self.store.close()
+            self.open(self.store.path)
+        elif step == "crash":
+            self.crash(data.draw(st.sampled_from(("commit.before", "commit.after"))), data.draw(st.integers(1, 6)))
+        elif step == "full":
+            before = self.schedules()
+            with full_disk(self.store._engine.main, data.draw(st.integers(1, 4))):
+                try:
+                    self.store.tick()
+                except StoreFull:
+                    event("full")
+            self.learn(before, now_ms)
+        elif step == "pause":
+            self.store.topic("t").pause_schedule("s")
+            if self.twin.waiting_ms is not None:
+                self.twin.take_back()
+                self.twin.paused = True
+        elif step == "resume":
+            self.store.topic("t").resume_schedule("s")
+            if self.twin.paused:
+                self.twin.begin(now_ms)
+        elif step == "again":
+            self.ask(self.twin.asked)
+        else:
+            self.ask(data.draw(ASKED))
+
+    def crash(self, point: str, count: int) -> None:
+        """A tick ends at one of its commits."""
+        before, now_ms = self.schedules(), self.clock.now_ms()
+        self.copies += 1
+        target = self.directory / str(self.copies)
+
+        def end() -> None:
+            copy_store(self.store.path, target)
+            raise SimulatedCrash
+
+        try:
+            with armed(point, Once(count, end)):
+                self.store.tick()
+            copy_store(self.store.path, target)
+        except SimulatedCrash:
+            event(f"crash at {point}")
+        self.store.close()
+        self.open(target)
+        self.learn(before, now_ms)
+
+    def learn(self, before: list[Schedule], now_ms: int) -> None:
+        """How far a tick that was broken off has come, of what it may have: each of its transactions whole, or not."""
+        (old,), (new,) = before, self.schedules()
+        twin = self.twin
+        due = twin.waiting_ms is not None and twin.due_ms(twin.waiting_ms) <= now_ms
+        fired = old.next_id is not None and self.store.topic("t").state(old.next_id) == "fired"
+        if not due:
+            assert new == old
+        elif new == old:
+            if fired and not twin.fired:
+                assert twin.waiting_ms is not None
+                twin.came.append(twin.waiting_ms)
+                twin.fired = True
+        elif new.next_id is None and not new.ended:
+            event("broken off between what was late")
+            twin.tick(now_ms, up_to_ms=new.next_nominal_ms, fires=fired and not twin.fired)
+        else:
+            twin.tick(now_ms, fires=fired and not twin.fired)
+
+    def compare(self) -> None:
+        """All that was ever sent, in order, and how far the schedule has come."""
+        twin = self.twin
+        with self.store.topic("t").reader("earliest") as reader:
+            came = [message.occurrence for message in reader.poll(10_000)[0]] if twin.came else []
+        assert [(each.schedule, each.nominal_ms) for each in came if each] == [("s", ms) for ms in twin.came]
+        for schedule in self.schedules():
+            assert schedule.next_nominal_ms == twin.waiting_ms
+            assert (schedule.sent, schedule.paused) == (twin.sent, twin.paused)
+            assert schedule.ended == (twin.waiting_ms is None and not twin.paused)
+            if schedule.next_nominal_ms is not None:
+                assert schedule.next_due_ms == twin.due_ms(schedule.next_nominal_ms)
+
+    def end(self) -> None:
+        """Everything that is to come comes; the store is whole."""
+        for _ in range(3):
+            self.store.tick()
+            self.twin.tick(self.clock.now_ms())
+            self.compare()
+            self.clock.advance(3 * HOUR_MS)
+        assert list(self.store.check()) == []
+
+
+@settings(
+    max_examples=int(os.environ.get("SCHEDULE_EXAMPLES", "25")), deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+)  # fmt: skip
+@given(asked=ASKED, steps=st.lists(STEPS, min_size=5, max_size=16), data=st.data())
+def test_every_occurrence_comes_as_often_as_its_schedule_says(
+    asked: Asked, steps: list[str], data: st.DataObject
+) -> None:
+    """With missed ones sent four at a time, so that crashes come between them."""
+    directory = scratch_directory()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurring, "_AT_ONCE", 4)
+        story = Story(asked, directory)
+        try:
+            for step in steps:
+                story.step(step, data)
+            story.end()
+        finally:
+            story.store.close()
+            shutil.rmtree(directory, ignore_errors=True)
