@@ -17,7 +17,8 @@ from pathlib import Path
 import lmdb
 
 from .. import DuelogError, Finding
-from ..store.errors import DamagedStore, InvalidArgument, StoreUnavailable
+from ..check.check_lateness import check_lateness
+from ..store.errors import AlreadyOpen, DamagedStore, StoreUnavailable
 from ..store.files import datafile, pages
 from ..store.files.directory import children
 from ..store.files.system_errors import explain, explained
@@ -51,6 +52,13 @@ def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
         return list(dict.fromkeys(findings))
 
 
+def check_punctuality(path: Path) -> list[Finding]:
+    """What is behind its time in a store without a finding: late and overdue messages, as warnings, by topic."""
+    with open_to_read(path) as opened:
+        engine = opened._engine
+        return list(check_lateness(engine.main, engine.partitions, engine.clock.now_ms()))
+
+
 def environments(path: Path) -> list[Path]:
     """The directories of a store's environments, whether the catalog knows them or not."""
     partitions = children(path / "partitions")
@@ -74,7 +82,7 @@ def check_file(directory: Path) -> Iterator[Finding]:
 def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
     """Problems of the pages as of one commit, also while another process writes.
 
-    Raises DamagedStore, StoreUnavailable, and InvalidArgument where this process has the environment open.
+    Raises DamagedStore, StoreUnavailable, and AlreadyOpen where this process has the environment open.
     """
     map_bytes = max(known.file_bytes * 2, 1 << 20)
     try:
@@ -86,7 +94,7 @@ def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
                     return found
     except lmdb.Error as error:
         explanation = explain(directory / "data.mdb", error)
-        if isinstance(explanation, (StoreUnavailable, InvalidArgument)):  # no fault of the file's
+        if isinstance(explanation, (StoreUnavailable, AlreadyOpen)):  # no fault of the file's
             raise explanation from error
         raise DamagedStore(directory / "data.mdb", f"cannot be opened: {error}") from error
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock
-from duelog.store.errors import InvalidArgument
+from duelog.store.errors import AlreadyOpen
 from duelog.tools.audit import audit_store
 from duelog.tools.audit.checking import partition_audit
 from duelog.tools.audit.checking.partition_audit import PartitionResult, PartitionTask, audit_environment
 from duelog.tools.audit.survey import run_here
-from tests.audit.histories import CONFIG, SLOW
+from tests.audit.histories import CONFIG, SLOW, damage
 
 _COMPACT = """
 import sys
@@ -30,7 +30,7 @@ assert {each.outcome for each in report.partitions} >= {"adopted"}, report
 _DRAIN = """
 import sys
 from duelog import DelayedStore, ManualClock
-from tests.audit.histories import CONFIG, SLOW, TRIMMED
+from tests.audit.histories import CONFIG, SLOW, damage, TRIMMED
 clock = ManualClock(int(sys.argv[2]) + 10**9)
 with DelayedStore.open(sys.argv[1], CONFIG, clock=clock) as store:
     store.tick()
@@ -67,7 +67,7 @@ def test_partitions_that_are_compacted_meanwhile_are_read_anew(healthy: tuple[Pa
     """With as many messages as before, in their newer generations."""
     before = audit_store(store, as_of_ms=healthy[1])
     after = audit_store(store, as_of_ms=healthy[1], run=Meanwhile(_COMPACT, store), patience_s=0)
-    assert after.findings == []
+    assert damage(after.findings) == []
     assert [row.messages for row in after.partitions] == [row.messages for row in before.partitions]
     generations = [
         (old.generation, new.generation) for old, new in zip(before.partitions, after.partitions, strict=True)
@@ -78,7 +78,7 @@ def test_partitions_that_are_compacted_meanwhile_are_read_anew(healthy: tuple[Pa
 def test_partitions_that_are_deleted_meanwhile_are_left_out(healthy: tuple[Path, int], store: Path) -> None:
     """Nor is what pointed into them a finding."""
     found = audit_store(store, as_of_ms=healthy[1], run=Meanwhile(_DRAIN, store, healthy[1]), patience_s=0)
-    assert found.findings == []
+    assert damage(found.findings) == []
     assert [row.state for row in found.partitions] == ["open"] * 4
 
 
@@ -96,7 +96,7 @@ def test_an_open_partition_that_closes_and_goes_while_it_is_read_is_no_finding(
 
     monkeypatch.setattr(partition_audit, "audit_environment", read)
     audit = audit_store(store, as_of_ms=healthy[1], patience_s=0)
-    assert audit.findings == []
+    assert damage(audit.findings) == []
     assert [(row.state, row.file_bytes) for row in audit.partitions] == [("open", 0)]
     assert list((store / "partitions").iterdir()) == []
 
@@ -108,5 +108,5 @@ def test_the_process_that_has_the_store_open_is_told_to_let_another_one_audit(
     with DelayedStore.open(store, CONFIG, clock=ManualClock(healthy[1])) as opened:
         assert opened.topic(SLOW[0]).exists()
         for verify in (True, False):
-            with pytest.raises(InvalidArgument, match="this process has"):
+            with pytest.raises(AlreadyOpen, match="this process has"):
                 audit_store(store, verify=verify)

@@ -15,6 +15,7 @@ from duelog.tools.audit import audit_store
 from duelog.tools.audit.exported import audit_export
 from duelog.tools.transfer.parquet_export import export_store
 from tests.audit import planting
+from tests.audit.histories import damage
 from tests.audit.planting import Plant, Victim
 from tests.audit.test_planted import SEED, unmatched
 from tests.tools.arrow.every_table import fill
@@ -43,7 +44,7 @@ def test_the_audit_of_an_export_is_that_of_its_store(healthy: tuple[Path, int], 
     export_store(path, tmp_path / "export")
     there = audit_store(path, as_of_ms=now_ms)
     found = json_of("audit", "--from-parquet", tmp_path / "export", "--as-of", now_ms)
-    assert found["findings"] == []
+    assert damage(found["findings"]) == []
     assert found["lateness"] == [row._asdict() for row in there.lateness]
     closed = [row for row in there.partitions if row.state == "closed"]
     assert [row["messages"] for row in found["partitions"]] == [row.messages for row in closed]

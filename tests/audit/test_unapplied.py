@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from duelog.tools.audit import audit_store
+from tests.audit.histories import damage
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 
 
@@ -19,6 +20,6 @@ def test_what_has_fired_and_is_not_applied_is_not_missing(tmp_path: Path) -> Non
         writer.do("drain", "a", "mailer")
         writer.send("a", "x", 0, 0, 0, 0, 0)
         audit = audit_store(tmp_path / "store")
-        assert audit.findings == []
+        assert damage(audit.findings) == []
         assert [(row.messages, row.pending) for row in audit.partitions] == [(4, 1), (1, 1)]
         assert [row.backlog for row in audit.subscriptions] == [5]

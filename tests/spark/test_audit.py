@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from duelog.tools.audit import Audit, audit_store
 from duelog.tools.spark.audit import audit_with_spark
-from tests.audit.histories import build
+from tests.audit.histories import build, damage
 from tests.audit.planting import PLANTS, Victim
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_a_healthy_store_audited_by_tasks(spark: SparkSession, healthy: tuple[Pa
     """No finding, and the same tables as without Spark."""
     there, here = both(spark, *healthy, verify)
     assert there == here
-    assert there.findings == []
+    assert damage(there.findings) == []
 
 
 def test_a_damaged_store_audited_by_tasks(spark: SparkSession, healthy: tuple[Path, int], tmp_path: Path) -> None:
@@ -48,4 +48,4 @@ def test_a_damaged_store_audited_by_tasks(spark: SparkSession, healthy: tuple[Pa
     expected = [want for plant in random.Random(3).sample(PLANTS, len(PLANTS)) for want in plant(victim)]
     there, here = both(spark, victim.path, healthy[1])
     assert there == here
-    assert sorted(want.code for want in expected) == sorted(found.code for found in there.findings)
+    assert sorted(want.code for want in expected) == sorted(found.code for found in damage(there.findings))

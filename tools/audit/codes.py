@@ -11,12 +11,15 @@ ERROR, WARNING = "error", "warning"
 
 
 class Code(NamedTuple):
-    """A kind of finding. `severity`: "error": something is lost or wrong; "warning": something is left over."""
+    """A kind of finding. `severity`: "error": something is lost or wrong; "warning": something is late or left over."""
 
     severity: str
     meaning: str
     advice: str
 
+
+BEHIND_TIME = frozenset(("late", "overdue"))
+"""Kinds of findings that are about time, and not about what is stored: they do not change an exit status."""
 
 _REPAIR = "run `duelog repair` on a copy of the store, or restore a backup"
 
@@ -63,6 +66,17 @@ CODES: dict[str, Code] = {
         ERROR,
         "the catalog counts other references to a closed partition than there are: it goes too early, or never",
         _REPAIR,
+    ),
+    "overdue": Code(
+        WARNING,
+        "messages have been due for more than a minute and have not fired",
+        "open the store; where a process has it open, its log and `store.suspended()` say what keeps them from firing",
+    ),
+    "late": Code(
+        WARNING,
+        "messages fired more than a minute after they were due",
+        "see that a process has the store open all the time, and that its firing does not stand still; old ones go "
+        "with their ledgers",
     ),
     "not-deleted": Code(
         WARNING,

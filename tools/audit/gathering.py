@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from ...check.check_lateness import LATE_MS
 from ...store.codec.format import PartitionState
+from ..values import iso_time
 from .checking.catalog_findings import marker_findings, quarantine_findings, reference_findings
 from .checking.holding import judge_holding
 from .checking.log_tally import Issue, LogResult
 from .checking.partition_audit import PartitionResult
 from .reading.facts import StoreFacts, log_address, partition_name
+from .reading.marks import UNTIMED
 from .tables import NO_TOPIC, Audit, AuditFinding, PartitionRow, RetentionRow, UpcomingRow, finding
 
 
@@ -24,6 +27,8 @@ class Gathering:
         """(topic id, partition start) -> messages that have not fired."""
         self._days: dict[tuple[str, int], RetentionRow] = {}
         self._hours: Counter[int] = Counter()
+        self._overdue: dict[str, tuple[int, int]] = {}
+        """By topic: how many messages, and when the first of them was due."""
 
     def take(self, result: PartitionResult, scope: str) -> None:
         """A partition that was looked at, or could not be."""
@@ -61,6 +66,9 @@ class Gathering:
         if topic is not None and judged:
             self.pending[log.topic_id, start_ms] = log.unfired
             self._hours.update(dict(log.hours))
+            if log.overdue and self._facts.partitions[start_ms].state is PartitionState.OPEN:
+                count, oldest_ms = self._overdue.get(topic, (0, log.oldest_ms))
+                self._overdue[topic] = count + log.overdue, min(oldest_ms, log.oldest_ms)
             if log.unfired and self._facts.partitions[start_ms].state is PartitionState.CLOSED:
                 message = f"{log.unfired:,} had not fired when the partition was closed: entries {log.some_unfired}"
                 self.audit.findings.append(finding("lost", address, message, log.unfired))
@@ -87,6 +95,22 @@ class Gathering:
             )
         )
 
+    def _behind_time(self) -> Iterator[AuditFinding]:
+        """What is overdue, and what fired late, by topic."""
+        for topic, (count, oldest_ms) in self._overdue.items():
+            yield finding(
+                "overdue", topic, f"{count:,} have not fired, the oldest due since {iso_time(oldest_ms)}", count
+            )
+        fired: Counter[str] = Counter()
+        late: Counter[str] = Counter()
+        for row in self._facts.lateness:
+            if row.below_ms != UNTIMED:
+                fired[row.topic] += row.markers
+                late[row.topic] += row.markers if row.below_ms > LATE_MS or not row.below_ms else 0
+        for topic, count in late.items():
+            if count:
+                yield finding("late", topic, f"{count:,} of {fired[topic]:,} whose markers are kept fired late", count)
+
     def finish(self, stands: Callable[[int], bool] = lambda start_ms: True) -> Audit:
         """Judge what needs no partition, or all of them, and put the tables in order: results come in any.
 
@@ -100,6 +124,7 @@ class Gathering:
             *marker_findings(facts),
             *reference_findings(facts),
             *(each for start_ms, each in judged.findings if stands(start_ms)),
+            *self._behind_time(),
         ]
         audit.findings = sorted({*found, *quarantine_findings(facts, found)})
         audit.retention = [row._replace(topic=topic) for (topic, _), row in sorted(self._days.items())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .codes import CODES
+from .codes import BEHIND_TIME, CODES
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -175,6 +175,11 @@ class Audit:
     subscriptions: list[SubscriptionRow] = field(default_factory=list)
     topics: list[TopicRow] = field(default_factory=list)
     dead_letters: list[DeadLetterRow] = field(default_factory=list)
+
+
+def is_faulty(audit: Audit) -> bool:
+    """Whether anything was found but messages that come late."""
+    return any(found.code not in BEHIND_TIME for found in audit.findings)
 
 
 TABLES: dict[str, type[tuple[object, ...]]] = {

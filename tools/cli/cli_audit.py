@@ -10,6 +10,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from ...store.errors import InvalidArgument
 from ...store.files.directory import refuse_inside
+from ..audit.tables import is_faulty
 from ..fleet import is_fleet, stores_of
 from ..output import printable, progress_bar, say, size_text, write_json, write_line, write_table
 from ..values import time_ms
@@ -71,7 +72,7 @@ def audit(
         for outcome in outcomes if not json_ else ():
             if outcome.result is not None:
                 _show(outcome.result)
-        end_fleet(outcomes, worse=any(each.result and each.result.findings for each in outcomes))
+        end_fleet(outcomes, worse=any(each.result and is_faulty(each.result) for each in outcomes))
         return
     store = stores[0] if stores else None
     if output is not None and store is not None:
@@ -97,7 +98,7 @@ def audit(
         _show(result)
         if output is not None:
             say(f"the report is in {output / 'audit.html'}")
-    if result.findings:
+    if is_faulty(result):
         raise typer.Exit(1)
 
 

@@ -19,7 +19,7 @@ from ..output import (
     write_json,
     write_line,
 )
-from ..store_check import check_store
+from ..store_check import check_punctuality, check_store
 from ..values import require_store
 from .options import Json, Store
 
@@ -31,6 +31,8 @@ def check(
 ) -> None:
     """Look for damage: every page, checksum of headers and records, and whether all fits. Exit status 1: found some.
 
+    Messages that are overdue, or fired late, by more than a minute are warnings, and do not change the exit status.
+
     Works beside a writing process, and on a store that would kill its reader: what the pages of a file make
     suspicious is read in a child process, whose death is a finding.
 
@@ -39,13 +41,14 @@ def check(
     ```
     """
     require_store(store)
-    findings = check_store(store, deep=deep)
+    damage = check_store(store, deep=deep)
+    findings = damage or check_punctuality(store)
     for finding in findings:
         line = f"{finding.severity}: {finding.code}: {finding.address}: {finding.message}; {finding.advice}"
         answer(asdict(finding), line, json_=json_)
     if not json_:
-        say(f"findings: {len(findings):,}")
-    if findings:
+        say(f"findings: {len(damage):,}")
+    if damage:
         raise typer.Exit(1)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from ....check.check_lateness import LATE_MS
 from ....store.codec.frontier import FrontierRecord
 from ....store.codec.run import Int64s
 from ..reading.marks import bitmap_of, ids_of, ranges_text
@@ -67,6 +68,8 @@ class Issue(NamedTuple):
 class LogResult(NamedTuple):
     """What was found in one log. `unfired`: entries that have not fired, with the first ids for people.
 
+    `overdue`: those of them that were due `LATE_MS` before the time of the audit or earlier, the first at `oldest_ms`.
+
     `days`: without the name of the topic, which a task does not know.
     """
 
@@ -78,6 +81,8 @@ class LogResult(NamedTuple):
     days: list[RetentionRow]
     hours: list[tuple[int, int]]
     issues: list[Issue]
+    overdue: int
+    oldest_ms: int
 
 
 def _mask(entries: BitMap, start: int, limit: int) -> Mask:
@@ -97,6 +102,8 @@ class _Tally:
         self.hours: Counter[int] = Counter()
         self.covered = BitMap()
         self.live_fired = 0
+        self.overdue = 0
+        self.oldest_ms = as_of_ms
         self.unfired = BitMap()
         self.lost = BitMap()
         self.maybe_lost = BitMap()
@@ -130,6 +137,9 @@ class _Tally:
         # A fired message whose marker is gone was acknowledged by every subscription: its ledger is trimmed.
         done = (marked & acknowledged) | (missing & ~provable) | (fired & ~marked & ~present)
         overdue = waiting & (dues <= self._as_of_ms)
+        long_due = dues[waiting & (dues <= self._as_of_ms - LATE_MS)]
+        self.overdue += len(long_due)
+        self.oldest_ms = int(long_due.min(initial=self.oldest_ms))
         masks = (waiting, overdue, fired, done & fired, cancelled, withheld & ~cancelled, ~present)
         self._add_days(dues, sizes, masks)
 
@@ -203,6 +213,8 @@ def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) ->
         [tally.days[day_ms] for day_ms in sorted(tally.days)],
         sorted(tally.hours.items()),
         [each if each.entries else each._replace(entries=1) for each in issues],
+        tally.overdue,
+        tally.oldest_ms,
     )
 
 

@@ -92,7 +92,7 @@ def _verdict(audit: Audit) -> str:
         kind, text = "bad", f"{plural(errors, 'error')}: something is lost or wrong. Read the findings below.{also}"
     elif warnings:
         kind = "so-so"
-        text = f"{plural(warnings, 'warning')}: nothing is lost; something is left over or held too long."
+        text = f"{plural(warnings, 'warning')}: nothing is lost; something is late, left over or held too long."
     return f'<p class="verdict {kind}">{text}</p>'
 
 
@@ -101,7 +101,7 @@ def _findings(audit: Audit) -> str:
         return ""
     explanation = (
         "Each is one problem: where it is, what it is, and what to do about it. <b>Errors</b> mean that messages are "
-        "lost, doubled or in danger; <b>warnings</b> cost space or time only."
+        "lost, doubled or in danger; <b>warnings</b> cost space or time only: what comes late, or is left over."
     )
     by_code: dict[str, list[AuditFinding]] = {}
     for found in sorted(audit.findings, key=lambda found: (found.severity != ERROR, found)):
