@@ -108,12 +108,12 @@ def _show(done: Any) -> None:
 def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None, json_: bool) -> None:
     """`duelog import --parquet`: send the messages of an export to an empty store, which is made if need be."""
     try:
-        from ..transfer.export_layout import open_export
+        from ..transfer.export_layout import PENDING, open_export
         from ..transfer.parquet_import import import_export
     except ImportError as error:
         raise NeedsArrow("duelog import --parquet", error) from None
     export = open_export(directory)
-    total = sum(file.rows for file in export.message_files)
+    total = sum(file.rows for file in export.message_files) + export.rows_of(PENDING)
     with (
         open_to_write(store, create=True, span_ms=export.manifest["partition_ms"]) as opened,
         progress_bar("messages", MofNCompleteColumn(), TimeElapsedColumn()) as progress,
@@ -135,7 +135,8 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
     if json_:
         write_json({**asdict(done), "topics": len(done.topics)})
         return
-    write_line(f"{done.messages:,} messages to {len(done.topics):,} topics, due at once")
+    later = f", but for {done.pending:,} that are due when they were" if done.pending else ""
+    write_line(f"{done.messages:,} messages to {len(done.topics):,} topics, due at once{later}")
     for name, count in left_out.items():
         if count:
             say(f"{count:,} were left out: {name.replace('_', ' ')}")

@@ -109,6 +109,13 @@ class Export:
         if self.has(name):
             yield from self._batches(self.directory / self.manifest["tables"][name], schema_named(name).names)
 
+    def rows_of(self, name: str) -> int:
+        """How many rows a table other than messages has. Raises DamagedStore."""
+        if not self.has(name):
+            return 0
+        path = self.directory / self.manifest["tables"][name]
+        return int(_read(path, lambda: pq.read_metadata(path)).num_rows)
+
     def message_batches(self, file: ExportedFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of one file of messages, some at a time; without the topic, which is the file's."""
         yield from self._batches(self.directory / file.path, columns)
@@ -126,7 +133,7 @@ class Export:
         return _read(path, lambda: pq.ParquetFile(path).read(columns=columns))
 
 
-def _read(path: Path, read: Any) -> pa.Table:
+def _read(path: Path, read: Any) -> Any:
     try:
         return read()
     except (OSError, pa.ArrowException) as error:

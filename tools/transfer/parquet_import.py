@@ -5,8 +5,8 @@ not carried over. They go into the main logs in order of due time, of equal ones
 with the payload, key, properties, due time and publish time that they had; delay policies do not apply. Subscriptions
 are made first, with nothing acknowledged: a topic without subscriptions would be trimmed. What never fires
 (cancelled, replaced), what compaction dropped, what could not be read, and what belonged to a topic that was deleted,
-is counted and left out. Every file is read before anything is written, since a part of an archive could only be removed
-with its store.
+is counted and left out. Messages that were still to come, where the export has them, are sent last and due when they
+were. Every file is read before anything is written, since a part of an archive could only be removed with its store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from ... import DelayedStore, Message
 from ...store.codec.body import EncodedBatch, encode_one
 from ...store.errors import InvalidArgument
-from .export_layout import Export, ExportedFile
+from .export_layout import PENDING, Export, ExportedFile
 
 _COLUMNS = ["ledger_id", "entry_id", "due_ms", "publish_ms", "key", "properties", "payload", "extra"]
 _LEFT_OUT = ("dropped", "withdrawn", "reason")
@@ -39,6 +39,8 @@ class Imported:
     """How far an import has come."""
 
     messages: int = 0
+    pending: int = 0
+    """Of them those that were still to come."""
     dropped: int = 0
     withdrawn: int = 0
     damaged: int = 0
@@ -63,6 +65,8 @@ def import_export(
         raise InvalidArgument("STORE", str(store.path), "has topics; an export is imported into an empty store")
     for file in export.message_files:
         export.messages(file, [*_COLUMNS, *_LEFT_OUT])
+    for _ in export.batches(PENDING):
+        pass
     done = Imported()
     names = _subscriptions(export, subscriptions)
     files = sorted(export.message_files, key=lambda file: (file.topic or "", file.day, file.path))
@@ -71,20 +75,38 @@ def import_export(
         if topic is None:
             done.deleted_topics += sum(file.rows for file in day)
             continue
-        if topic not in done.topics:
-            done.topics.add(topic)
-            for name in names.get(topic, []):
-                store.topic(topic).subscribe(name).close()
+        _make(store, topic, names, done)
         for table in _in_order(export, day, done):
             _send(store, topic, table)
             done.messages += table.num_rows
             progress(done)
+    for batch in export.batches(PENDING):
+        table = pa.Table.from_batches([batch])
+        readable = table.filter(pc.is_null(table["reason"]))
+        done.damaged += table.num_rows - readable.num_rows
+        for topic in pc.unique(readable["topic"]).to_pylist():
+            of_topic = readable.filter(pc.equal(readable["topic"], topic)).select(_COLUMNS)
+            _make(store, topic, names, done)
+            _send(store, topic, of_topic)
+            done.messages += of_topic.num_rows
+            done.pending += of_topic.num_rows
+            progress(done)
     return done
+
+
+def _make(store: DelayedStore, topic: str, names: dict[str, list[str]], done: Imported) -> None:
+    """Make a topic's subscriptions before its first message."""
+    if topic not in done.topics:
+        done.topics.add(topic)
+        for name in names.get(topic, []):
+            store.topic(topic).subscribe(name).close()
 
 
 def _subscriptions(export: Export, wanted: Sequence[str] | None) -> dict[str, list[str]]:
     if wanted is not None:
-        return {file.topic: list(wanted) for file in export.message_files if file.topic is not None}
+        topics = {file.topic for file in export.message_files}
+        topics.update(name for batch in export.batches(PENDING) for name in pc.unique(batch["topic"]).to_pylist())
+        return {topic: list(wanted) for topic in topics if topic is not None}
     found: dict[str, list[str]] = {}
     for row in export.table("subscriptions").select(["topic", "subscription"]).to_pylist():
         found.setdefault(row["topic"], []).append(row["subscription"])

@@ -44,6 +44,7 @@ def fill(path: Path, seed: int = 3, rounds: int = 12) -> Filled:
                 clock.advance(5 * HOUR_MS)
                 while store.tick().fired:
                     pass
+        store.topic(TOPICS[1]).send(b"keyed", deliver_after=20 * 3_600, dedup_key="order")
         store.topic(TOPICS[2]).send_batch([Message(b"soon", deliver_after=30.0 + number) for number in range(5)])
         store.topic(TOPICS[0]).send_batch([Message(b"dies", key=str(number)) for number in range(5)])
         for times in (

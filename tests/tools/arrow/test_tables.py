@@ -24,7 +24,9 @@ from duelog.tools.scan.scan_arrow import HEADER_COLUMNS
 from duelog.tools.scan.scan_pending import logs_now, pending_in, plan_pending, scan_pending
 from duelog.tools.scan.scan_plan import Wanted
 from duelog.tools.scan.sealed import read_sealed
+from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store
+from duelog.tools.transfer.parquet_import import import_export
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 from tests.tools.arrow.every_table import CONFIG, NOW_MS, TOPICS, Filled, fill, listed
 from tests.tools.command_line import ok, refused
@@ -212,6 +214,20 @@ def test_the_command_writes_a_table(filled: Filled, tmp_path: Path) -> None:
     ok("export", filled.path, tmp_path / "export", "--pending")
     assert pq.read_table(tmp_path / "export" / "pending.parquet").num_rows
     ok("table", tmp_path / "export", "pending", "-o", target, "--until", filled.now_ms + HOUR_MS)
+
+
+def test_what_is_pending_is_imported_and_due_when_it_was(filled: Filled, tmp_path: Path) -> None:
+    """Beside what has fired, which is due at once; ids are new, all else is equal."""
+    export_store(filled.path, tmp_path / "export", pending=True)
+    expected = sorted((row[0], *row[3:]) for row in filled.pending if row[4] != b"soon")  # by now these are due
+    with DelayedStore.open(tmp_path / "copy", CONFIG, clock=ManualClock(filled.now_ms)) as store:
+        done = import_export(store, open_export(tmp_path / "export"))
+        assert (done.pending, done.damaged) == (len(expected), 0)
+        assert sorted((row[0], *row[3:]) for row in listed(store)) == expected
+        assert list(store.check(deep=True)) == []
+        assert all(set(topic.subscriptions()) >= {"slow"} for topic in store.topics())
+    said = ok("import", tmp_path / "shell", "--parquet", tmp_path / "export")
+    assert f"but for {len(expected)} that are due when they were" in said
 
 
 def test_data_frames_keep_whole_numbers(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
