@@ -17,6 +17,19 @@ WAYS: dict[str, tuple[str, Callable[[DelayedStore, Topic, Subscription, Any], ob
         "deliver_after",
         lambda store, topic, consumer, value: topic.send_payloads([b"x"], deliver_after=value),
     ),
+    "send, a time to live": ("ttl", lambda store, topic, consumer, value: topic.send(b"x", ttl=value)),
+    "send, a key": (
+        "dedup_for",
+        lambda store, topic, consumer, value: topic.send(b"x", dedup_key="k", dedup_for=value),
+    ),
+    "every, jitter": (
+        "jitter",
+        lambda store, topic, consumer, value: topic.every("e", interval=3_600, jitter=value),
+    ),
+    "extend": (
+        "timeout",
+        lambda store, topic, consumer, value: consumer.extend(consumer.receive(timeout=0), timeout=value),
+    ),
     "every": ("interval", lambda store, topic, consumer, value: topic.every("e", interval=value)),
     "receive": ("timeout", lambda store, topic, consumer, value: consumer.receive(timeout=value)),
     "nack": ("delay", lambda store, topic, consumer, value: consumer.nack(consumer.receive(timeout=0), delay=value)),
