@@ -185,3 +185,14 @@ def test_dead_letters_are_counted_by_where_they_came_from_and_why(tmp_path: Path
         name = store.topic("t").name
     (row,) = audit_store(tmp_path / "store").dead_letters
     assert row == (name, "s", "redeliveries", 2, START_MS + 1_000, START_MS + 2_000)
+
+
+def test_dead_letters_of_one_kind_of_exception_are_one_row(tmp_path: Path) -> None:
+    """Whatever their texts say: an audit of a million of them is not a million rows."""
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(tmp_path / "store", clock=clock) as store, store.topic("t").subscribe("s") as consumer:
+        store.topic("t").send_payloads([b"x"] * 3)
+        for message, reason in zip(consumer.receive(3), ("KeyError: 1", "KeyError: 2", "ValueError"), strict=True):
+            consumer.dead_letter(message, reason)
+    rows = audit_store(tmp_path / "store").dead_letters
+    assert [(row.reason, row.letters) for row in rows] == [("KeyError", 2), ("ValueError", 1)]

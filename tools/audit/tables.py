@@ -134,7 +134,10 @@ class SubscriptionRow(NamedTuple):
 
 
 class DeadLetterRow(NamedTuple):
-    """Dead letters of one origin and reason that were neither requeued nor purged, and when the first and last died."""
+    """Dead letters of one origin and reason that were neither requeued nor purged, and when the first and last died.
+
+    reason: what stands before the first colon of theirs.
+    """
 
     topic: str
     subscription: str

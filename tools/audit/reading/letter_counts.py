@@ -22,10 +22,13 @@ def dead_letter_rows(main: Environment, facts: StoreFacts) -> list[DeadLetterRow
 
 
 def counted(letters: Iterable[tuple[str, str, str, int]]) -> list[DeadLetterRow]:
-    """The rows of letters, of which topic, subscription, reason and time of death are given."""
+    """The rows of letters, of which topic, subscription, reason and time of death are given.
+
+    Of a reason counts what stands before its first colon: of an exception's type and text, the type.
+    """
     found: dict[tuple[str, str, str], list[int]] = {}
     for topic, subscription, reason, dead_ms in letters:
-        found.setdefault((topic, subscription, reason), []).append(dead_ms)
+        found.setdefault((topic, subscription, reason.partition(": ")[0]), []).append(dead_ms)
     return [DeadLetterRow(*key, len(times), min(times), max(times)) for key, times in sorted(found.items())]
 
 
