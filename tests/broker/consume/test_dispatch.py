@@ -329,3 +329,31 @@ def test_a_consumer_gets_no_more_than_the_limit_of_its_topic(
         assert len(texts(peer)) == 3
 
     run(test())
+
+
+def test_a_paused_subscription_is_sent_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+    """However many permits there are, until it is resumed, or the time that was said has come."""
+
+    async def test() -> None:
+        store = open_store()
+        here, peer = Consuming(store, clock), FakePeer()
+        await here.subscribe(peer, SHARED, permits=100)
+        admin = store.topic(TOPIC).subscription(store.topic(TOPIC).subscriptions()[0])
+        admin.pause()
+        here.send("a")
+        await idle()
+        assert texts(peer) == []
+        admin.resume()
+        await idle()
+        assert texts(peer) == ["a"]
+        admin.pause(clock.now_ms() + 20)
+        here.send("b")
+        await idle()
+        assert texts(peer) == ["a"]
+        clock.advance(20)
+        here.send("c")
+        for _ in range(100):
+            await idle()
+        assert texts(peer) == ["a", "b", "c"]
+
+    run(test())

@@ -82,6 +82,12 @@ def test_what_is_kept_is_set_at_every_scope_and_shown_with_where_it_comes_from(p
         "store", "namespace public/default", "store", f"subscription mailer of {topic}", topic,
         "namespace public/default", topic, f"subscription mailer of {topic}",
     ]  # fmt: skip
+    ok("policies", "set", path, "-n", "public/default", "--max-in-flight", "7", "--max-pending", "9")
+    ok("policies", "set", path, "--topic", "t", "-s", "mailer", "--max-in-flight", "5")
+    flow = json_of("policies", "get", path, "--topic", "t", "--subscription", "mailer")
+    assert [(flow["effective"][name], flow["set_at"][name]) for name in ("max_in_flight", "max_pending")] == [
+        (5, f"subscription mailer of {topic}"), (9, "namespace public/default")
+    ]  # fmt: skip
     assert "604,800,000" in ok("policies", "get", path, "--topic", "t")
     assert f"subscription mailer of {topic}" in ok("policies", "get", path)
     assert "retention_ms=1000" in refused("policies", "set", path, "--topic", "t", "-s", "mailer", "--retention", "1")
