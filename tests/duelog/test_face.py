@@ -33,6 +33,7 @@ NAMES = [
     "Message",
     "MessageId",
     "MessageIds",
+    "Occurrence",
     "Outcome",
     "Policies",
     "PublishedAt",
