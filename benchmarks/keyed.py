@@ -1,0 +1,116 @@
+"""keyed: sends under deduplication keys against plain ones, and finding, replacing and cancelling by key.
+
+Durable, 100 bytes, due in three days, one by one from one thread and from eight. A plain send of a message that is
+found and cancelled by its id stands beside what is done by key. `n` messages with keys are pending then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from duelog import DelayedStore, Message, StoreConfig, Topic
+
+from .harness.compare import Subject, compare
+from .harness.options import parse
+from .harness.plots import short
+from .harness.results import Measure, Results
+
+RATE = Measure("rate", "calls/s", show=short)
+PER_CALL = Measure("a call", "ms", "less")
+SENDS = (
+    Subject("plain", "send"),
+    Subject("key", "send, with a key"),
+    Subject("known", "send, with a key that holds"),
+    Subject("number", "numbered producer"),
+    Subject("known_number", "numbered producer, a known number"),
+)
+LOOKS = (
+    Subject("cancel", "cancel, by id"),
+    Subject("cancel_key", "cancel_key"),
+    Subject("find", "find"),
+    Subject("replace", "send, replace=True"),
+)
+_DELAY_S = 3 * 86_400
+_PAYLOAD = b"x" * 100
+_CALLS = 1_000
+
+
+def send(subject: str, n: int, threads: int, directory: Path) -> dict[str, float]:
+    """Send `n` messages, from so many threads."""
+    with DelayedStore.open(directory / "store") as store:
+        topic = store.topic("t")
+        topic.send(_PAYLOAD, deliver_after=_DELAY_S)
+        producer = topic.producer("p")
+        if subject == "known":
+            topic.send(_PAYLOAD, deliver_after=_DELAY_S, dedup_key="k")
+        if subject == "known_number":
+            producer.send_batch([Message(_PAYLOAD, deliver_after=_DELAY_S)] * n)
+        each: dict[str, Callable[[int], object]] = {
+            "plain": lambda _: topic.send(_PAYLOAD, deliver_after=_DELAY_S),
+            "key": lambda at: topic.send(_PAYLOAD, deliver_after=_DELAY_S, dedup_key=f"order-{at}"),
+            "known": lambda _: topic.send(_PAYLOAD, deliver_after=_DELAY_S, dedup_key="k"),
+            "number": lambda at: producer.send(Message(_PAYLOAD, deliver_after=_DELAY_S), sequence_id=at),
+            "known_number": lambda at: producer.send(Message(_PAYLOAD, deliver_after=_DELAY_S), sequence_id=at),
+        }
+        call = each[subject]
+
+        def work(first: int) -> None:
+            for at in range(first, n, threads):
+                call(at)
+
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+        started = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return {RATE.name: n / (time.perf_counter() - started)}
+
+
+def look(subject: str, n: int, directory: Path) -> dict[str, float]:
+    """Do something by key, or by id, where `n` messages with keys are pending."""
+    with DelayedStore.open(directory / "store", StoreConfig(durability="none")) as store:
+        topic = store.topic("t")
+        for at in range(n):
+            topic.send(_PAYLOAD, deliver_after=_DELAY_S, dedup_key=f"order-{at}")
+    with DelayedStore.open(directory / "store") as store:
+        return {PER_CALL.name: timed(subject, store.topic("t"), n)}
+
+
+def timed(subject: str, topic: Topic, n: int) -> float:
+    """Milliseconds a call of `_CALLS`, on keys that lie apart."""
+    keys = [f"order-{at}" for at in range(0, n, max(n // _CALLS, 1))][:_CALLS]
+    ids: list[Any] = [found.message_id for key in keys if (found := topic.find(key)) is not None]
+    each: dict[str, Callable[[int], object]] = {
+        "cancel": lambda at: topic.cancel(ids[at]),
+        "cancel_key": lambda at: topic.cancel_key(keys[at]),
+        "find": lambda at: topic.find(keys[at]),
+        "replace": lambda at: topic.send(_PAYLOAD, deliver_after=_DELAY_S, dedup_key=keys[at], replace=True),
+    }
+    call = each[subject]
+    started = time.perf_counter()
+    for at in range(len(keys)):
+        call(at)
+    return 1_000 * (time.perf_counter() - started) / len(keys)
+
+
+def main(argv: list[str]) -> int:
+    """Run the workload."""
+    options = parse(argv, "keyed", __doc__, n=(20_000,), quick_n=(1_000,))
+    results = Results("keyed", options)
+    for n in options.n:
+        for threads in (1, 8):
+            case = f"{n:,} sends, {threads} threads"
+            compare(results, case, "benchmarks.keyed:send", {"n": n, "threads": threads}, [RATE], SENDS)
+            plain, key = (results.median(case, each, RATE.name) for each in ("plain", "key"))
+            share = None if plain is None or key is None else 100 * key / plain
+            results.target(f"{case}, with keys", share, 50, "more", "% of the rate without")
+        case = f"{n:,} pending"
+        compare(results, case, "benchmarks.keyed:look", {"n": n}, [PER_CALL], LOOKS)
+        results.target(f"{case}, cancel_key", results.median(case, "cancel_key", PER_CALL.name), 1, "less", "ms")
+    results.show()
+    return 0
