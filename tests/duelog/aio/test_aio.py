@@ -231,6 +231,7 @@ def test_both_faces_have_the_same_methods_and_arguments(name: str) -> None:
         "encode",
         "poll",
         "poll_columns",
+        "receive_unless",
         "wait",
         "wake",
         "add_waker",
