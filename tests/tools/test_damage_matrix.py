@@ -160,6 +160,28 @@ def delivered(path: Path) -> dict[tuple[str, str], Counter[bytes]]:
     return found
 
 
+def _bodies(run: Run) -> int:
+    return sum(bool(body) for _, body in run.bodies())
+
+
+def readable(directory: Path) -> int:
+    """Entries of an environment that have something to read: a body, or a marker."""
+    with lmdb.open(str(directory), readonly=True, lock=False, max_dbs=0) as environment, environment.begin() as raw:
+        runs = [Run("", key, value) for key, value in raw.cursor() if key[0] == Table.RUN]
+        return sum(run.count if run.kind == RunKind.MARKERS else _bodies(run) for run in runs)
+
+
+def adds_up(path: Path, report: RepairReport) -> None:
+    """What was found is what is kept and what was given up, kind by kind; and what is kept is there."""
+    assert bool(report.kinds) == bool(report.actions)
+    for kind, tally in report.kinds.items():
+        assert tally.found == tally.kept + tally.given_up, kind
+    if report.kinds:
+        partitions = sum(map(readable, environments(path)[1:]))
+        assert report.kinds["entries of partitions"].kept == partitions
+        assert report.kinds["entries of main logs"].kept <= readable(path / "main")
+
+
 def judge(twin: Twin, report: RepairReport, found: dict[tuple[str, str], Counter[bytes]], gone: set[bytes],
           *, cut: bool) -> None:  # fmt: skip
     """Nothing but what could not be read is lost; what comes beside what is expected is within the report's numbers.
@@ -223,6 +245,7 @@ def test_a_damaged_record_costs_what_cannot_be_read_and_no_more(
         findings = check_store(copy, deep=True)
         report = repair_store(copy, tmp_path / "given-up")
         print(directory.name, key.hex(), [each.code for each in findings], report)
+        adds_up(copy, report)
         assert report.left == check_store(copy, deep=True) == []
         assert repair_store(copy, tmp_path / "given-up").actions == []
         if findings:

@@ -99,11 +99,22 @@ def repair(
         answer({"action": action}, printable(action), json_=json_)
     if json_:
         figures = {"lost": report.lost, "again": report.again, "uncancelled": report.uncancelled}
+        kinds = {kind: asdict(tally) for kind, tally in report.kinds.items()}
         left = [found.message for found in report.left]
-        write_json({"given_up": report.given_up, **figures, "subscriptions": report.subscriptions, "left": left})
+        write_json(
+            {
+                "given_up": report.given_up,
+                **figures,
+                "kinds": kinds,
+                "subscriptions": report.subscriptions,
+                "left": left,
+            }
+        )
     else:
         for found in report.left:
             write_line(printable(f"left: {found.code}: {found.address}: {found.message}"))
+        for kind, tally in report.kinds.items():
+            write_line(f"{kind}: {tally.found:,} found, {tally.kept:,} kept, {tally.given_up:,} given up")
         say(
             f"messages lost: {report.lost:,}; that may come again though acknowledged: {report.again:,}, "
             f"though cancelled: {report.uncancelled:,}"

@@ -214,4 +214,5 @@ def drop_strangers(main: Environment, account: Account) -> None:
 
     if bad or runs:
         main.write(work)
+        account.count("runs of no log", len(runs), len(runs))
         account.say(f"main: removed {len(bad) + len(runs)} records that belong to nothing")

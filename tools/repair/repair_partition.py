@@ -45,6 +45,7 @@ class PartitionRepair:
         lost: dict[int, BitMap] = {}
         for topic_id, ledger_id in logs.items():
             mended = self._mend_log(environment, start_ms, topic_id, ledger_id)
+            self._account.count("entries of partitions", mended.entries, len(mended.holes | mended.bodies))
             if mended.holes or mended.bodies:
                 lost[ledger_id] = mended.holes | mended.bodies
                 self._account.say(f"{environment.name}, ledger {ledger_id}: discarded {len(lost[ledger_id])}")

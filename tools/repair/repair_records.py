@@ -50,6 +50,9 @@ def mend_records(environment: Environment, account: Account) -> list[bytes]:
         record = found.get(key) or found[copy_key(key)]
         account.discard(Discarded(environment.name, 0, None, record.reason, key + record.value))
 
+    originals = {copied_key(key) if key[0] == Table.COPY else key for key in found}
+    account.count("records", len(originals), len(lost))
+
     def work(transaction: Transaction) -> None:
         for key in lost:
             transaction.delete(key)

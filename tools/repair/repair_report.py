@@ -14,8 +14,18 @@ from ... import Finding
 from ...cleanup.mend import Discarded
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
+from ...store.errors import BrokenInvariant
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one kind of thing: `found` before the repair, as far as anything tells of it, is `kept` and `given_up`."""
+
+    found: int = 0
+    kept: int = 0
+    given_up: int = 0
 
 
 @dataclass(slots=True)
@@ -26,6 +36,9 @@ class RepairReport:
     it could not mend. lost: messages that are not delivered any more to a subscription that they were for, each counted
     once. again: at most so many messages may be delivered though they were acknowledged. uncancelled: at most so many
     may be delivered though they were cancelled. subscriptions: those whose place was lost, with what became of them.
+    kinds: how much of each kind was found, kept and given up: records; entries of partitions, and of main logs, a range
+    of them in one line of the file counted one by one; runs that belong to no log; entries that the write-ahead log
+    has of partitions that are gone. Empty where nothing was to be repaired.
     """
 
     actions: list[str] = field(default_factory=list)
@@ -35,6 +48,7 @@ class RepairReport:
     again: int = 0
     uncancelled: int = 0
     subscriptions: list[str] = field(default_factory=list)
+    kinds: dict[str, Tally] = field(default_factory=dict)
 
 
 class Account:
@@ -57,6 +71,15 @@ class Account:
     def say(self, action: str) -> None:
         """Note a step."""
         self.report.actions.append(action)
+
+    def count(self, kind: str, found: int, given_up: int) -> None:
+        """Note how many of a kind were found, and how many of them are given up."""
+        if not 0 <= given_up <= found:
+            raise BrokenInvariant(f"{given_up} {kind} are given up, {found} were found")
+        tally = self.report.kinds.setdefault(kind, Tally())
+        tally.found += found
+        tally.given_up += given_up
+        tally.kept += found - given_up
 
     def discard(self, lost: Discarded) -> None:
         """Add a line to the file."""

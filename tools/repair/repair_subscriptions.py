@@ -143,6 +143,7 @@ def _reconcile_topic(
     acks = [AckSet(row.mark_delete, rows) for row, rows in zip(cursors, singly, strict=True)]
     holes: dict[int, BitMap] = {}
     discarded: dict[int, BitMap] = {}
+    found = 0
     for ledger_id, record in ledgers.items():
         least = [record.entries if record.state is LedgerState.CLOSED else 0]
         least += [row.marker_entry + 1 for row in frontiers if row.marker_ledger == ledger_id]
@@ -150,6 +151,7 @@ def _reconcile_topic(
         least += [max(rows[ledger_id], default=-1) + 1 for rows in singly if ledger_id in rows]
         mended = mend_ledger(main, ledger_id, least_entries=max(least), base_ms=0, dues={}, discard=account.discard)
         holes[ledger_id], discarded[ledger_id] = mended.holes, mended.bodies
+        found += mended.entries
         if record.state is LedgerState.CLOSED and mended.entries != record.entries:
             closed: LedgerRecord = record._replace(entries=mended.entries)
             key = fmt.ledger_key(topic_id, ledger_id)
@@ -157,6 +159,7 @@ def _reconcile_topic(
     whole, appended = restore_markers(main, topic_id, holes, open_log, account)
     for ledger_id, entries in holes.items():
         discarded[ledger_id] |= entries - whole.get(ledger_id, BitMap())
+    account.count("entries of main logs", found, sum(map(len, discarded.values())))
     again = max((sum(len(of - _unacknowledged(one, at, of)) for at, of in holes.items()) for one in acks), default=0)
     account.report.again += min(appended, again)
     for ledger_id in discarded:

@@ -132,6 +132,7 @@ class WalRepair:
             for _, row in rows:
                 if row.kind == RowKind.RUN and self._damage is not None:
                     run = _run(row)
+                    self._account.count("entries of the write-ahead log", run.count, run.count)
                     for entry_id, body in run.bodies():
                         raw = body if isinstance(body, bytes) else b""
                         reason = f"its partition, from {start_ms} on, is gone; this is from {_THE_LOG}"

@@ -81,7 +81,10 @@ def test_repair_writes_what_it_discards_to_a_file(path: Path, tmp_path: Path) ->
     """The bytes of a damaged payload, its address and the reason; then check finds nothing."""
     flip(next(path.glob("partitions/*/*/data.mdb")), b"payload 42")
     figures = [json.loads(line) for line in ok("repair", path, "--json").splitlines()][-1]
+    kinds = figures.pop("kinds")
     assert figures == {"given_up": 1, "lost": 1, "again": 0, "uncancelled": 0, "subscriptions": [], "left": []}
+    assert kinds["entries of partitions"] == {"found": 100, "kept": 99, "given_up": 1}
+    assert all(each["found"] == each["kept"] + each["given_up"] for each in kinds.values())
     (line,) = [json.loads(line) for line in (tmp_path / "store-given-up.jsonl").read_text().splitlines()]
     assert line["entry"] == 42
     assert "checksum" in line["reason"]
@@ -100,4 +103,4 @@ def test_what_repair_discards_is_not_written_into_the_store(path: Path) -> None:
 def test_repair_of_a_store_in_use_is_refused(path: Path) -> None:
     """The writing process holds the lock."""
     with DelayedStore.open(path):
-        assert "open for writing" in refused("repair", path)
+        assert "has this store open" in refused("repair", path)
