@@ -35,7 +35,7 @@ TOPICS = ("a", "b")
 READERS = ("one", "two")
 SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 UNSEEN = {
-    Table.POLICY, Table.DOCUMENT, Table.SCHEDULE, Table.SEQUENCE, Table.ACKED, Table.ATTEMPTS, Table.PAUSE,
+    Table.POLICY, Table.DOCUMENT, Table.RECURRENCE, Table.SEQUENCE, Table.ACKED, Table.ATTEMPTS, Table.PAUSE,
     Table.CANCELLED, Table.COUNTER, Table.KEY, Table.NUMBERED, *SNAPSHOTS, Table.RUN, Table.COPY,
 }  # fmt: skip
 """Records of a store without copies that nothing may tell of once they are gone."""
@@ -226,7 +226,7 @@ def chosen(path: Path, table: Table) -> list[tuple[Path, bytes]]:
     return found
 
 
-TABLES = [table for table in Table if table not in (Table.ORIGIN, Table.SET_ASIDE, Table.PRODUCER)]
+TABLES = [table for table in Table if table not in (Table.ORIGIN, Table.SET_ASIDE, Table.PRODUCER, Table.SCHEDULE)]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -98,7 +98,7 @@ def test_a_schedule_that_cannot_be_read_is_heard_to_recur_no_more(
     main = store._engine.main
     with main.read() as raw:
         cursor = raw.cursor()
-        assert cursor.set_range(fmt.prefix(fmt.Table.SCHEDULE))
+        assert cursor.set_range(fmt.prefix(fmt.Table.RECURRENCE))
         key = bytes(cursor.key())
     main.write(lambda transaction: transaction.put(key, b"no schedule"))
     store.close()
