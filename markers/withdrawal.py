@@ -136,9 +136,12 @@ def _keys(bodies: Mapping[int, bytes]) -> dict[int, str]:
 
 
 def _free(transaction: Transaction, key: bytes, old: MessageId) -> None:
-    """Remove a key's record if it is of message `old`."""
+    """Remove a key's record if it is of message `old`, and would hold although that is cancelled.
+
+    Another one has no effect any more; it is left, since removing it dirties pages far from each other.
+    """
     fields = transaction.get(key)
-    if fields is not None and KeyRecord.unpack(fields).message_id == old:
+    if fields is not None and (record := KeyRecord.unpack(fields)).until_ms and record.message_id == old:
         transaction.delete(key)
 
 

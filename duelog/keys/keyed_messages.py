@@ -64,6 +64,10 @@ def _packed(until_ms: int, start_ms: int, ledger_id: int, entry_id: int) -> byte
     return KeyRecord(start_ms, ledger_id, entry_id, until_ms).pack()
 
 
+class _Changed(Exception):
+    """The record of a key was changed between the look and the transaction."""
+
+
 class KeyedMessages:
     """The messages with keys of an open store. Thread-safe."""
 
@@ -97,17 +101,19 @@ class KeyedMessages:
         topic = self._topics.get_or_create(name, writing_at())
         with self._keys.lock(topic, dedup.key):
             now_ms = writing_at()
-            record = self._keys.record(topic, dedup.key)
-            pending = None if record is None else self._keys.pending_in(topic, record)
+            record, pending = self._keys.look(topic, dedup.key)
             if record is not None and not dedup.replace and (pending is not None or record.until_ms > now_ms):
                 return record.message_id
             due_ms, overridden = self._policies.apply_one(name, due_ms, now_ms)
             topic.has_keys = True
             until_ms = now_ms + dedup.hold_ms if dedup.hold_ms else 0
             key = sent_key(topic.topic_id, dedup.key)
-            if record is not None and pending is not None:
+            message_id = None
+            while record is not None and pending is not None and message_id is None:
                 message_id = self._replace(topic, record, pending, due_ms, body, key, until_ms)
-            else:
+                if message_id is None:
+                    record, pending = self._keys.look(topic, dedup.key)
+            if message_id is None:
                 placed = PlaceRecord(key, partial(_packed, until_ms))
                 message_id = self._sender.send_one(topic, due_ms, body, now_ms, placed)
         if overridden:
@@ -123,13 +129,20 @@ class KeyedMessages:
         body: bytes,
         key: bytes,
         until_ms: int,
-    ) -> MessageId:
+    ) -> MessageId | None:
+        """The id; None, with nothing sent: the key is not of `old` any more."""
+
         def record(transaction: Transaction, start_ms: int, message_id: MessageId) -> None:
             if topic.deleted:
                 raise UnknownTopic(str(topic.name))
+            if transaction.get(key) != old.pack():
+                raise _Changed
             transaction.put(key, KeyRecord(start_ms, *message_id, until_ms).pack())
 
-        message_id, cancelled = self._succession.replace(topic.log, old.message_id, partition, due_ms, body, record)
+        try:
+            message_id, cancelled = self._succession.replace(topic.log, old.message_id, partition, due_ms, body, record)
+        except _Changed:
+            return None
         topic.count_sent(1)
         for listener in self._listeners:
             listener.cancelled(topic.name, int(cancelled))
@@ -138,16 +151,20 @@ class KeyedMessages:
     def cancel(self, topic: TopicState, key: str) -> bool:
         """As `Topic.cancel_key`."""
         with self._keys.lock(topic, checked_key(key, "key")):
-            record = self._keys.record(topic, key)
-            partition = None if record is None else self._partitions.get(record.start_ms)
-            if record is None or partition is None or partition.state is not PartitionState.OPEN:
-                return False
-            try:
-                (outcome,) = self._withdrawals.cancel(topic.log, [record.message_id], keyed=True, known=partition)
-            except DamagedStore:
-                if self._partitions.registered(partition):
-                    raise
-                return False  # all of it had fired
+            while True:
+                record = self._keys.record(topic, key)
+                partition = None if record is None else self._partitions.get(record.start_ms)
+                if record is None or partition is None or partition.state is not PartitionState.OPEN:
+                    return False
+                ids, keyed = [record.message_id], record.until_ms > 0
+                try:
+                    (outcome,) = self._withdrawals.cancel(topic.log, ids, keyed=keyed, known=partition)
+                except DamagedStore:
+                    if self._partitions.registered(partition):
+                        raise
+                    return False  # all of it had fired
+                if outcome is Outcome.CANCELLED or self._keys.record(topic, key) == record:
+                    break  # else its message was rescheduled meanwhile
         cancelled = outcome is Outcome.CANCELLED
         for listener in self._listeners:
             listener.cancelled(topic.name, int(cancelled))
@@ -159,8 +176,7 @@ class KeyedMessages:
 
     def find(self, topic: TopicState, key: str) -> ScheduledMessage | None:
         """As `Topic.find`."""
-        record = self._keys.record(topic, checked_key(key, "key"))
-        partition = None if record is None else self._keys.pending_in(topic, record)
+        record, partition = self._keys.look(topic, checked_key(key, "key"))
         if record is None or partition is None:
             return None
         try:

@@ -2,9 +2,9 @@
 
 A key has one record at most, in the main environment, so a send finds it by one look, whatever day its message is due.
 It takes no memory and nothing is read when a store is opened. The record is written with the message: in one group of
-the write-ahead log, or in the transaction that admits it. It is removed with the cancellation of its message and moved
-with its rescheduling. Firing leaves it; then it says that its partition is closed, or the frontier says that the
-message has fired, and background/id_sweep.py removes it some time later.
+the write-ahead log, or in the transaction that admits it. It is moved with the rescheduling of its message. Firing and
+cancelling leave it, but for one that would hold on (`dedup_for`), which cancelling removes: the frontier and the
+cancellations say what has become of a message, and background/id_sweep.py removes the record some time later.
 
 A call that sends or cancels by a key has the key for itself from its first look to the end of its commit. What is done
 by id meanwhile (a cancellation, a rescheduling, firing) changes the record in its own transaction, and only if the
@@ -63,6 +63,14 @@ class TopicKeys:
         """The record of a key. Raises CorruptRecord."""
         fields = self._main.get(sent_key(topic.topic_id, key))
         return None if fields is None else KeyRecord.unpack(fields)
+
+    def look(self, topic: TopicState, key: str) -> tuple[KeyRecord | None, Partition | None]:
+        """The record of a key, and the partition of its message if that is pending. Raises CorruptRecord."""
+        while True:
+            record = self.record(topic, key)
+            partition = None if record is None else self.pending_in(topic, record)
+            if record is None or partition is not None or self.record(topic, key) == record:
+                return record, partition  # else its message was rescheduled between the two looks
 
     def names(self, topic: TopicState, prefix: str) -> Iterator[str]:
         """The keys of pending messages that begin with `prefix`, in the order of their bytes. O(keys with it)."""

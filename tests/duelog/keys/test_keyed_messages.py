@@ -270,7 +270,7 @@ def test_after_a_crash_amid_a_replacement_one_of_the_two_is_pending(
 
 
 def test_threads_that_send_one_key_store_one_message(open_store: OpenStore, clock: ManualClock) -> None:
-    """And those that replace it leave one, however they meet; every id that was given out is of a message."""
+    """Those that replace it leave one, and one moves it, however they meet; ids that were given out are of messages."""
     store = open_store(config=replace(HOURS, durability="none"))
     topic = store.topic("t")
     ids: list[tuple[str, MessageId]] = []
@@ -282,12 +282,20 @@ def test_threads_that_send_one_key_store_one_message(open_store: OpenStore, cloc
             if at % 7 == 6:
                 topic.cancel_key(f"k{(at + number) % 5}")
 
+    def move() -> None:
+        for at in range(60):
+            found = topic.find(f"k{at % 5}") if topic.exists() else None
+            moved = None if found is None else topic.reschedule(found.message_id, deliver_after=9_000)
+            if moved is not None:
+                ids.append((f"k{at % 5}", moved))
+
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads.append(threading.Thread(target=move))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(ids) == 160
+    assert len(ids) >= 160
     pending = {found.message_id for found in topic.scheduled()}
     by_key = {key: found.message_id for key in (f"k{at}" for at in range(5)) if (found := topic.find(key)) is not None}
     assert pending == set(by_key.values())
