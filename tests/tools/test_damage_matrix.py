@@ -172,9 +172,9 @@ def readable(directory: Path) -> int:
 
 
 def adds_up(path: Path, report: RepairReport) -> None:
-    """What was found is what is kept and what was given up, kind by kind; and what is kept is there."""
+    """What was found is what is kept and what was discarded, kind by kind; and what is kept is there."""
     for kind, tally in report.kinds.items():
-        assert tally.found == tally.kept + tally.given_up, kind
+        assert tally.found == tally.kept + tally.discarded, kind
     if report.kinds:
         partitions = sum(map(readable, environments(path)[1:]))
         assert report.kinds["entries of partitions"].kept == partitions

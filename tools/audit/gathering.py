@@ -95,7 +95,7 @@ class Gathering:
             )
         )
 
-    def _behind_time(self) -> Iterator[AuditFinding]:
+    def _lateness(self) -> Iterator[AuditFinding]:
         """What is overdue, and what fired late, by topic."""
         for topic, (count, oldest_ms) in self._overdue.items():
             yield finding(
@@ -124,7 +124,7 @@ class Gathering:
             *marker_findings(facts),
             *reference_findings(facts),
             *(each for start_ms, each in judged.findings if stands(start_ms)),
-            *self._behind_time(),
+            *self._lateness(),
         ]
         audit.findings = sorted({*found, *quarantine_findings(facts, found)})
         audit.retention = [row._replace(topic=topic) for (topic, _), row in sorted(self._days.items())]

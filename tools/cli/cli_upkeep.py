@@ -114,7 +114,7 @@ def repair(
         for found in report.left:
             write_line(printable(f"left: {found.code}: {found.address}: {found.message}"))
         for kind, tally in report.kinds.items():
-            write_line(f"{kind}: {tally.found:,} found, {tally.kept:,} kept, {tally.given_up:,} given up")
+            write_line(f"{kind}: {tally.found:,} found, {tally.kept:,} kept, {tally.discarded:,} discarded")
         say(
             f"messages lost: {report.lost:,}; that may come again though acknowledged: {report.again:,}, "
             f"though cancelled: {report.uncancelled:,}"

@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Tally:
-    """Of one kind of thing: `found` before the repair, as far as anything tells of it, is `kept` and `given_up`."""
+    """Of one kind of thing: `found` before the repair, as far as anything tells of it, is `kept` and `discarded`."""
 
     found: int = 0
     kept: int = 0
-    given_up: int = 0
+    discarded: int = 0
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class RepairReport:
     it could not mend. lost: messages that are not delivered any more to a subscription that they were for, each counted
     once. again: at most so many messages may be delivered though they were acknowledged. uncancelled: at most so many
     may be delivered though they were cancelled. subscriptions: those whose place was lost, with what became of them.
-    kinds: how much of each kind was found, kept and given up: records; entries of partitions, and of main logs, a range
-    of them in one line of the file counted one by one; runs that belong to no log; entries that the write-ahead log
-    has of partitions that are gone. Empty where nothing was to be repaired.
+    kinds: how much of each kind was found, kept and discarded: records; entries of partitions, and of main logs, those
+    of a range one by one; runs that belong to no log; entries that the write-ahead log has of partitions that are gone.
+    Empty where nothing was to be repaired.
     """
 
     actions: list[str] = field(default_factory=list)
@@ -72,14 +72,14 @@ class Account:
         """Note a step."""
         self.report.actions.append(action)
 
-    def count(self, kind: str, found: int, given_up: int) -> None:
-        """Note how many of a kind were found, and how many of them are given up."""
-        if not 0 <= given_up <= found:
-            raise BrokenInvariant(f"{given_up} {kind} are given up, {found} were found")
+    def count(self, kind: str, found: int, discarded: int) -> None:
+        """Note how many of a kind were found, and how many of them are discarded."""
+        if not 0 <= discarded <= found:
+            raise BrokenInvariant(f"{discarded} {kind} are discarded, {found} were found")
         tally = self.report.kinds.setdefault(kind, Tally())
         tally.found += found
-        tally.given_up += given_up
-        tally.kept += found - given_up
+        tally.discarded += discarded
+        tally.kept += found - discarded
 
     def discard(self, lost: Discarded) -> None:
         """Add a line to the file."""

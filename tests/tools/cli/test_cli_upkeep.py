@@ -83,8 +83,8 @@ def test_repair_writes_what_it_discards_to_a_file(path: Path, tmp_path: Path) ->
     figures = [json.loads(line) for line in ok("repair", path, "--json").splitlines()][-1]
     kinds = figures.pop("kinds")
     assert figures == {"given_up": 1, "lost": 1, "again": 0, "uncancelled": 0, "subscriptions": [], "left": []}
-    assert kinds["entries of partitions"] == {"found": 100, "kept": 99, "given_up": 1}
-    assert all(each["found"] == each["kept"] + each["given_up"] for each in kinds.values())
+    assert kinds["entries of partitions"] == {"found": 100, "kept": 99, "discarded": 1}
+    assert all(each["found"] == each["kept"] + each["discarded"] for each in kinds.values())
     (line,) = [json.loads(line) for line in (tmp_path / "store-given-up.jsonl").read_text().splitlines()]
     assert line["entry"] == 42
     assert "checksum" in line["reason"]
