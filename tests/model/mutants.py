@@ -15,7 +15,6 @@ import pytest
 from duelog import recovery
 from duelog.attempts.attempt_counts import AttemptCounts
 from duelog.attempts.delivery_log import DeliveryLog
-from duelog.background import recurring
 from duelog.background.recurring import Recurring
 from duelog.background.timetable import Timetable
 from duelog.delivery import dispatcher
@@ -279,8 +278,8 @@ def loses_step(patch: Patch) -> None:
 @broken(TAKING_BACK)
 def recurs_once(patch: Patch) -> None:
     """An occurrence is not followed by another."""
-    patch.setattr(Recurring, "run", lambda *_: None)
-    patch.setattr(recurring.Recurring, "next_due_ms", lambda self: None)
+    patch.setattr(Recurring, "run", lambda *_, **__: False)
+    patch.setattr(Recurring, "next_due_ms", lambda *_: None)
 
 
 @broken(INLINE_DELAYS)

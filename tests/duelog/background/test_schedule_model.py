@@ -1,6 +1,6 @@
 """Schedules against a plain twin, over stops, jumps of the clock, crashes and full disks: none missed, none doubled.
 
-SCHEDULE_EXAMPLES: how many stories are told, 25 unless it is set.
+DUELOG_SCHEDULE_EXAMPLES: how many stories are told, 25 unless it is set.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Story:
 
 
 @settings(
-    max_examples=int(os.environ.get("SCHEDULE_EXAMPLES", "25")), deadline=None,
+    max_examples=int(os.environ.get("DUELOG_SCHEDULE_EXAMPLES", "25")), deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )  # fmt: skip
 @given(asked=ASKED, steps=st.lists(STEPS, min_size=5, max_size=16), data=st.data())

@@ -522,7 +522,7 @@ def test_killed_at_each_commit_of_making_up_for_a_stop_none_is_missed_and_none_c
 ) -> None:
     """Five hours are missed again and again by schedules of each kind, and the tick after that is killed, and done.
 
-    SCHEDULE_KILLS: how many times, 6 unless it is set.
+    DUELOG_SCHEDULE_KILLS: how many times, 6 unless it is set.
     """
     config = StoreConfig(partition_ms=2 * HOUR_MS, retention_ms=10**12)
     store = open_store(config=config)
@@ -531,7 +531,7 @@ def test_killed_at_each_commit_of_making_up_for_a_stop_none_is_missed_and_none_c
         store.topic(misfires).every("s", interval=3_600, misfires=misfires, grace=grace)
     store.close()
     points = [f"commit.{when}:{count}" for count in (3, 7, 11, 2, 4, 6, 8, 10, 1, 5, 9) for when in ("before", "after")]
-    rounds = list(itertools.islice(itertools.cycle(points), int(os.environ.get("SCHEDULE_KILLS", "6"))))
+    rounds = list(itertools.islice(itertools.cycle(points), int(os.environ.get("DUELOG_SCHEDULE_KILLS", "6"))))
     for number, point in enumerate(rounds, start=1):
         now_ms = START_MS + number * 5 * HOUR_MS + HOUR_MS // 2
         arguments = [sys.executable, "-c", CHILD, str(tmp_path / "store"), str(now_ms)]
