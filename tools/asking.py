@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from .. import ReceivedMessage, ScheduledMessage
 from ..control.control_client import ControlClient
 from ..control.store_operations import Operations
+from ..store.message import Occurrence
 from ..store.position import MessageId
 from .values import open_to_read, open_to_write, require_store
 
@@ -50,11 +51,22 @@ class _Here(Event):
 
 def scheduled_message(fields: Mapping[str, Any]) -> ScheduledMessage:
     """A message as `Operations` gives it."""
-    message_id, payload = MessageId.parse(fields["message_id"]), base64.b64decode(fields["payload"])
-    return ScheduledMessage(**{**fields, "message_id": message_id, "payload": payload})
+    given = {**fields, "occurrence": _occurrence(fields), "payload": base64.b64decode(fields["payload"])}
+    return ScheduledMessage(**{**given, "message_id": MessageId.parse(fields["message_id"])})
 
 
 def received_message(fields: Mapping[str, Any]) -> ReceivedMessage:
     """A message as `Operations` gives it."""
     places = {name: MessageId.parse(fields[name]) for name in ("message_id", "position")}
-    return ReceivedMessage(**{**fields, **places, "payload": base64.b64decode(fields["payload"])})
+    given = {**fields, **places, "payload": base64.b64decode(fields["payload"])}
+    del given["occurrence"]
+    message = ReceivedMessage(**given)
+    occurrence = _occurrence(fields)
+    if occurrence is not None:
+        message._occurrence = occurrence
+    return message
+
+
+def _occurrence(fields: Mapping[str, Any]) -> Occurrence | None:
+    found = fields["occurrence"]
+    return None if found is None else Occurrence(**found)

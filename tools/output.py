@@ -32,6 +32,12 @@ def write_json(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
 
 
+def write_json_lines(values: Iterable[object]) -> None:
+    """A list: one JSON value on a line for each of its elements."""
+    for value in values:
+        write_json(value)
+
+
 def write_line(text: str) -> None:
     """One line of standard output as it is."""
     sys.stdout.write(text + "\n")

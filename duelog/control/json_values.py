@@ -50,6 +50,7 @@ def scheduled_json(message: ScheduledMessage) -> dict[str, object]:
         "properties": message.properties,
         "due_ms": message.due_ms,
         "publish_ms": message.publish_ms,
+        "occurrence": None if message.occurrence is None else message.occurrence._asdict(),
         "topic": message.topic,
     }
 
@@ -64,7 +65,10 @@ def received_json(message: ReceivedMessage) -> dict[str, object]:
         "position": str(message.position),
         "due_ms": message.due_ms,
         "publish_ms": message.publish_ms,
+        "occurrence": None if message.occurrence is None else message.occurrence._asdict(),
         "redelivery_count": message.redelivery_count,
+        "retries": message.retries,
+        "addressee": message.addressee,
         "topic": message.topic,
         "subscription": message.subscription,
     }

@@ -13,7 +13,7 @@ import typer
 from ... import DeadLetter, DelayedStore
 from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
-from ..output import answer, payload_fields, preview, write_json, write_table
+from ..output import answer, payload_fields, preview, write_json_lines, write_table
 from ..values import iso_time, open_to_read, open_to_write
 from .options import Json, Store
 
@@ -57,7 +57,7 @@ def list_(
     with open_to_read(store) as opened:
         found = list(_held(opened, topic, subscription, reason, key, older_than))
     if json_:
-        write_json([_fields(letter) for letter in found])
+        write_json_lines(_fields(letter) for letter in found)
         return
     rows = [
         (

@@ -12,7 +12,7 @@ from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 from ...store.errors import InvalidArgument
 from ..arrow.missing import NeedsArrow
 from ..fleet import is_fleet, stores_of
-from ..output import printable, progress_bar, say, size_text, write_json, write_line
+from ..output import printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
 from ..values import open_to_write, time_ms
 from .options import Json, Master, Stores, end_fleet, store_progress
 
@@ -71,7 +71,7 @@ def export(
         with fleet_session("duelog export", spark, master) as session, store_progress(found) as counted:
             outcomes = counted(export_fleet(found, dest, session=session, wanted=wanted, pending=pending))
         if json_:
-            write_json([fleet_row(each) for each in outcomes])
+            write_json_lines(fleet_row(each) for each in outcomes)
         for outcome in outcomes if not json_ else ():
             if outcome.result is not None:
                 write_line(printable(f"{outcome.store}:"))

@@ -15,7 +15,7 @@ from ... import Schedule, Topic
 from ...background.timetable import Due
 from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
-from ..output import answer, payload_fields, preview, write_json, write_table
+from ..output import answer, payload_fields, preview, write_json, write_json_lines, write_table
 from ..values import iso_time, open_to_read, open_to_write, properties_of, time_ms
 from .cli_traffic import content_of
 from .options import Json, Store
@@ -192,7 +192,7 @@ def list_(
         topics = opened.topics() if topic is None else [opened.topic(topic)]
         found = [schedule for one in topics for schedule in one.schedules()]
     if json_:
-        write_json([_fields(schedule) for schedule in found])
+        write_json_lines(_fields(schedule) for schedule in found)
         return
     rows = [
         (schedule.topic, schedule.name, _when(schedule), _state(schedule), preview(schedule.payload))

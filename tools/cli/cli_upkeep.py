@@ -14,7 +14,17 @@ from ...store.errors import InvalidArgument
 from ..asking import asked
 from ..compact_store import DEFAULT_MIN_DEAD_RATIO, CompactionReport, PartitionCompaction, Runner, compact_store
 from ..fleet import is_fleet, stores_of
-from ..output import answer, printable, progress_bar, say, size_text, write_json, write_line, write_table
+from ..output import (
+    answer,
+    printable,
+    progress_bar,
+    say,
+    size_text,
+    write_json,
+    write_json_lines,
+    write_line,
+    write_table,
+)
 from ..repair.repair_store import repair_store
 from ..values import iso_time, open_to_read
 from .options import Json, Master, Store, Stores, allow_every_descriptor, end_fleet, store_progress
@@ -158,7 +168,7 @@ def compact(
         with fleet_session("duelog compact", spark, master) as session, store_progress(found) as counted:
             outcomes = counted(compact_fleet(found, session=session, min_dead_ratio=min_dead_ratio, dry_run=dry_run))
         if json_:
-            write_json([{"store": str(each.store), **_as_json(each.result, each.reason)} for each in outcomes])
+            write_json_lines({"store": str(each.store), **_as_json(each.result, each.reason)} for each in outcomes)
         for outcome in outcomes:
             if outcome.result is not None and not json_:
                 write_line(printable(f"{outcome.store}:"))

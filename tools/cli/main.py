@@ -11,18 +11,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import lmdb
 import typer
+from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]  # as typer does
 from typer.core import TyperGroup
 
 from ...store.errors import DuelogError
 from ..arrow import cli_tables
 from ..consuming import cli_backlog, cli_receive
-from ..output import drop_output, flush_output, say
+from ..output import drop_output, flush_output, say, write_line
 from ..remote import cli_drain, cli_figures, cli_policies, cli_topics
 from ..remote.places import ServerCommand
 from . import (
@@ -41,21 +43,35 @@ from . import (
 
 HELP = """An embedded, durable log of messages that are due later.
 
-A STORE is a directory; `init` makes it, or `send`. Messages go to a topic with a due time, and each subscription of the
-topic receives them when they are due. One process at a time may write a store, as send, receive and import do; the
-commands that only look (scheduled, stats, partitions, check, audit, dump) work beside it and change nothing.
+A STORE is a directory; `init` makes it. Messages go to a topic with a due time, and each subscription of the topic
+receives them when they are due.
 
 ```
 duelog send data reminders "pay the bill" --after 10s --create
 duelog receive data reminders mailer --create
 ```
 
+One process at a time has a store open for writing: a program, `serve`, or a command for as long as it runs. Commands
+reach it by the socket CONTROL in the store's directory, which its user and root alone may use, and do the same as if
+they had opened the store themselves; those that only look work beside any process. import, init, repair and snapshot
+rebuild need a store that no process has open.
+
 Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970; durations are seconds, 90s, 1h30m,
-500ms, 2w, or ISO 8601 (PT1H30M). With --json a command prints JSON and nothing else to standard output.
+500ms, 2w, or ISO 8601 (PT1H30M).
+
+With --json a command prints JSON and nothing else to standard output: one object on a line, of a list one for each of
+its elements. Names are those of the Python interface, with units: `due_ms` is milliseconds since 1970, beside it `due`
+is ISO 8601; ids and positions are text, LEDGER:ENTRY; a payload is text in `payload`, or `payload_base64` where it is
+no UTF-8. What goes wrong is a line on standard error and an exit status: 1: found or not done, 2: refused.
 """
 
 
 BROKEN_PIPE = 141
+
+COMPLETE = "_DUELOG_COMPLETE"
+"""The environment variable by which a shell asks for completions."""
+
+completion_init()
 
 
 @contextmanager
@@ -126,6 +142,26 @@ def _common(
     pass
 
 
+class Shell(StrEnum):
+    """A shell that completes what is typed."""
+
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+    """Print what has a shell complete commands, options and their values.
+
+    ```
+    duelog completion bash > ~/.local/share/bash-completion/completions/duelog
+    duelog completion zsh > ~/.zfunc/_duelog
+    duelog completion fish > ~/.config/fish/completions/duelog.fish
+    ```
+    """
+    write_line(get_completion_script(prog_name="duelog", complete_var=COMPLETE, shell=shell.value))
+
+
 def demo(
     store: Annotated[
         Path | None, typer.Argument(metavar="STORE", help="Where to make the store; a temporary one if left out.")
@@ -172,6 +208,7 @@ for command in (
     cli_serve.serve,
     cli_serve.proxy,
     cli_worker.worker,
+    completion,
     demo,
 ):
     app.command(command.__name__.rstrip("_").replace("_", "-"))(command)

@@ -14,7 +14,7 @@ import typer
 from ... import Policies
 from ...store.errors import InvalidArgument
 from ..cli import options
-from ..output import answer, write_json, write_table
+from ..output import answer, write_json, write_json_lines, write_table
 from .operations import Effective, Scope
 from .places import Place, Server, ServerCommand, Token, Trust, administered
 
@@ -58,7 +58,7 @@ def get_(
             return
         scopes = there.policies(scope)
     if json_:
-        write_json([{"scope": scope, **asdict(policies)} for scope, policies in scopes.items()])
+        write_json_lines({"scope": scope, **asdict(policies)} for scope, policies in scopes.items())
         return
     rows = [
         (scope if at == 0 else "", name, value)

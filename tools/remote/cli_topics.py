@@ -16,7 +16,7 @@ from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
 from ...store.position import MessageId
 from ..cli.options import Json, SubscriptionName, TopicName
-from ..output import answer, printable, write_json, write_line
+from ..output import answer, printable, write_json_lines, write_line
 from ..values import iso_time, time_ms
 from .places import Place, Server, ServerCommand, Token, Trust, administered
 
@@ -227,6 +227,6 @@ def _id(text: str) -> MessageId:
 
 def _show(rows: list[dict[str, str | None]] | list[dict[str, str]], lines: list[str], json_: bool) -> None:
     if json_:
-        write_json(rows)
+        write_json_lines(rows)
     for line in lines if not json_ else ():
         write_line(line)

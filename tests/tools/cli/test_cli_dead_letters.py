@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.command_line import PAST_MS, json_of, make_store, ok, refused
+from tests.tools.command_line import PAST_MS, json_lines_of, json_of, make_store, ok, refused
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def path(tmp_path: Path) -> Path:
 
 def test_dead_letters_are_listed_with_where_they_came_from(path: Path) -> None:
     """Of the store, of a topic, of a subscription; for people and for programs."""
-    letters = json_of("dead-letters", "list", path)
+    letters = json_lines_of("dead-letters", "list", path)
     assert [(letter["payload"], letter["subscription"]) for letter in letters] == [("a", "s"), ("b", "s"), ("c", "s")]
     assert {(letter["reason"], letter["attempts"], letter["first_ms"]) for letter in letters} == {
         ("redeliveries", 1, PAST_MS)
     }
-    assert [letter["payload"] for letter in json_of("dead-letters", "list", path, "--topic", "u")] == ["c"]
-    assert json_of("dead-letters", "list", path, "--subscription", "other") == []
+    assert [letter["payload"] for letter in json_lines_of("dead-letters", "list", path, "--topic", "u")] == ["c"]
+    assert json_lines_of("dead-letters", "list", path, "--subscription", "other") == []
     shown = ok("dead-letters", "list", path)
     assert "redeliveries (1 attempts)" in shown
     assert letters[0]["message_id"] in shown
@@ -39,9 +39,9 @@ def test_dead_letters_are_listed_with_where_they_came_from(path: Path) -> None:
 
 def test_dead_letters_are_requeued_by_id_or_all_together(path: Path) -> None:
     """They are in their subscriptions again, and no letters any more."""
-    (a, _, _) = json_of("dead-letters", "list", path)
+    (a, _, _) = json_lines_of("dead-letters", "list", path)
     assert json_of("dead-letters", "requeue", path, a["message_id"]) == {"requeued": 1}
-    assert [letter["payload"] for letter in json_of("dead-letters", "list", path)] == ["b", "c"]
+    assert [letter["payload"] for letter in json_lines_of("dead-letters", "list", path)] == ["b", "c"]
     assert ok("dead-letters", "requeue", path, "--all", "--topic", "t").strip() == "requeued: 1"
     received = ok("receive", "--create", path, "t", "s", "--max", "10", "--timeout", "0", "--json").splitlines()
     assert [json.loads(line)["payload"] for line in received] == ["a", "b"]
@@ -49,20 +49,20 @@ def test_dead_letters_are_requeued_by_id_or_all_together(path: Path) -> None:
 
 def test_dead_letters_are_purged_by_id_or_all_together(path: Path) -> None:
     """They are gone."""
-    (a, _, _) = json_of("dead-letters", "list", path)
+    (a, _, _) = json_lines_of("dead-letters", "list", path)
     assert json_of("dead-letters", "purge", path, a["message_id"]) == {"purged": 1}
     assert json_of("dead-letters", "purge", path, "--all") == {"purged": 2}
-    assert json_of("dead-letters", "list", path) == []
+    assert json_lines_of("dead-letters", "list", path) == []
 
 
 def test_an_id_that_no_letter_has_is_refused_and_nothing_is_done(path: Path) -> None:
     """So are neither ids nor --all, and both."""
-    (a, _, _) = json_of("dead-letters", "list", path)
+    (a, _, _) = json_lines_of("dead-letters", "list", path)
     for command in ("requeue", "purge"):
         assert "'9:9'" in refused("dead-letters", command, path, a["message_id"], "9:9")
         assert "--all" in refused("dead-letters", command, path)
         assert "--all" in refused("dead-letters", command, path, a["message_id"], "--all")
-    assert len(json_of("dead-letters", "list", path)) == 3
+    assert len(json_lines_of("dead-letters", "list", path)) == 3
 
 
 def test_dead_letters_are_exported_as_lines_of_json(path: Path, tmp_path: Path) -> None:
@@ -70,16 +70,16 @@ def test_dead_letters_are_exported_as_lines_of_json(path: Path, tmp_path: Path) 
     file = tmp_path / "letters.jsonl"
     assert json_of("dead-letters", "export", path, file, "--topic", "t") == {"exported": 2}
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert lines == json_of("dead-letters", "list", path, "--topic", "t")
+    assert lines == json_lines_of("dead-letters", "list", path, "--topic", "t")
     assert "FILE" in refused("dead-letters", "export", path, file)
     assert len(file.read_text().splitlines()) == 2
 
 
 def test_dead_letters_are_filtered_and_requeued_with_a_delay(path: Path) -> None:
     """By reason, age and key; what is requeued later waits."""
-    assert json_of("dead-letters", "list", path, "--reason", "expired") == []
-    assert json_of("dead-letters", "list", path, "--key", "k") == []
-    assert len(json_of("dead-letters", "list", path, "--older-than", "1h", "--reason", "redeliveries")) == 3
+    assert json_lines_of("dead-letters", "list", path, "--reason", "expired") == []
+    assert json_lines_of("dead-letters", "list", path, "--key", "k") == []
+    assert len(json_lines_of("dead-letters", "list", path, "--older-than", "1h", "--reason", "redeliveries")) == 3
     command = ("dead-letters", "requeue", path, "--all", "--delay", "365d")
     assert json_of(*command, "--topic", "u") == {"requeued": 1}
     assert '"c"' in ok("scheduled", path, "u", "--json")

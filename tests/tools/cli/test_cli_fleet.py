@@ -12,7 +12,7 @@ import pytest
 from duelog import DelayedStore
 from duelog.tools.transfer.export_layout import open_export
 from tests.tools.closed_days import build_half_acknowledged
-from tests.tools.command_line import json_of, refused, run
+from tests.tools.command_line import json_lines_of, json_of, refused, run
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_placement_table_means_the_stores_of_its_brokers(fleet: Path) -> None:
         'default = "one"\n[brokers.one]\nurl = "pulsar://localhost:1"\nstore = "a"\n'
         '[brokers.two]\nurl = "pulsar://localhost:2"\nstore = "c"\n'
     )
-    found = json_of("compact", table, "--dry-run")
+    found = json_lines_of("compact", table, "--dry-run")
     assert [each["store"] for each in found] == [str(fleet / "a"), str(fleet / "c")]
     with table.open("a") as file:
         file.write('[brokers.three]\nurl = "pulsar://localhost:3"\n')

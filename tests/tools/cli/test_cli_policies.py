@@ -9,7 +9,7 @@ import pytest
 from duelog import DelayedStore
 from duelog.opening import stored_span_ms
 from duelog.store.policy.policies import CONFIG_FIELDS, DELAY_FIELDS
-from tests.tools.command_line import FUTURE_MS, json_of, make_store, ok, process, refused
+from tests.tools.command_line import FUTURE_MS, json_lines_of, json_of, make_store, ok, process, refused
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_what_is_set_is_shown_with_the_scope_that_wins(path: Path) -> None:
     assert shown["set_at"]["tick_time_ms"] == "namespace public/default"
     assert shown["set"]["fixed_delivery_delay_ms"] == 30_000
     assert "namespace public/default" in ok("policies", "get", path, "--topic", "t")
-    assert [row["scope"] for row in json_of("policies", "get", path)] == [
+    assert [row["scope"] for row in json_lines_of("policies", "get", path)] == [
         "topic persistent://public/default/t",
         "namespace public/default",
         "store",
@@ -49,9 +49,9 @@ def test_set_leaves_what_it_does_not_name(path: Path) -> None:
     assert json_of("policies", "remove", path, "--namespace", "public/default") == {"removed": True}
     ok("policies", "set", path, "--maxDelay", "0.5")
     assert json_of("policies", "set", path, "--disable")["max_delivery_delay_ms"] == 500
-    assert json_of("policies", "get", path)[0]["active"] is False
+    assert json_lines_of("policies", "get", path)[0]["active"] is False
     assert json_of("policies", "remove", path) == {"removed": True}
-    assert json_of("policies", "get", path) == []
+    assert json_lines_of("policies", "get", path) == []
 
 
 def test_a_message_over_the_maximum_is_refused_on_the_command_line(path: Path) -> None:
@@ -100,7 +100,7 @@ def test_one_policy_is_unset_and_the_others_stay(path: Path) -> None:
     assert {name: value for name, value in left.items() if value is not None} == {"ttl_ms": 86_400_000}
     assert "retention_ms" in refused("policies", "unset", path, "--topic", "t", "retention")
     assert ok("policies", "unset", path, "--topic", "t", "ttl_ms") == "nothing is set there\n"
-    assert json_of("policies", "get", path) == []
+    assert json_lines_of("policies", "get", path) == []
 
 
 def test_a_store_is_made_with_a_span_and_defaults_of_its_own(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ def path(tmp_path: Path) -> Path:
 
 def test_schedules_are_listed_of_the_store_and_of_a_topic(path: Path) -> None:
     """With what recurs when, and the pending occurrence."""
-    rows = json_of("schedules", "list", path)
+    rows = json_lines_of("schedules", "list", path)
     assert {row["name"] for row in rows} == {"beat", "daily"}
-    (beat,) = json_of("schedules", "list", path, "--topic", "t")
+    (beat,) = json_lines_of("schedules", "list", path, "--topic", "t")
     assert (beat["interval_ms"], beat["payload"], beat["next_due_ms"]) == (3_600_000, "tick", PAST_MS + 3_600_000)
     shown = ok("schedules", "list", path)
     assert "each 3600 s" in shown
@@ -45,7 +45,7 @@ def test_a_schedule_is_paused_resumed_and_removed(path: Path) -> None:
     assert json_of("schedules", "remove", path, "t", "beat") == {"removed": True}
     assert "no such schedule" in ok("schedules", "remove", path, "t", "beat")
     assert "no such schedule" in refused("schedules", "pause", path, "t", "beat")
-    assert json_of("schedules", "list", path, "--topic", "t") == []
+    assert json_lines_of("schedules", "list", path, "--topic", "t") == []
 
 
 def test_a_schedule_is_added_shown_and_replaced(path: Path) -> None:
@@ -110,17 +110,17 @@ def test_a_schedule_that_was_sent_to_its_end_says_so(path: Path) -> None:
 )
 def test_what_cannot_be_added_is_refused_by_name_and_value(path: Path, arguments: list[str], named: list[str]) -> None:
     """The store stays as it was."""
-    before = json_of("schedules", "list", path)
+    before = json_lines_of("schedules", "list", path)
     said = refused("schedules", "add", path, *arguments)
     assert all(part in said for part in named), said
-    assert json_of("schedules", "list", path) == before
+    assert json_lines_of("schedules", "list", path) == before
     assert "no such schedule" in refused("schedules", "show", path, "t", "s")
 
 
 def test_a_new_topic_is_made_only_when_that_is_asked_for(path: Path) -> None:
     """A typo in its name makes none."""
     assert ok("schedules", "add", path, "new", "s", "--cron", "@daily", "--create").startswith("next at ")
-    assert [row["name"] for row in json_of("schedules", "list", path, "--topic", "new")] == ["s"]
+    assert [row["name"] for row in json_lines_of("schedules", "list", path, "--topic", "new")] == ["s"]
 
 
 @pytest.mark.parametrize("table", [Table.RECURRENCE, Table.SCHEDULE])

@@ -133,14 +133,14 @@ def test_messages_to_come_are_listed_cancelled_and_rescheduled(place: list[objec
     later = json_lines_of("scheduled", *place, "reminders", "--start", FUTURE_MS + 2, "--end", FUTURE_MS + 4)
     assert [each["message_id"] for each in later] == ids[2:4]
     assert "more than 2" in run("scheduled", *place, "reminders", "--limit", 2).stderr
-    cancelled = json_of("cancel", *place, "reminders", *ids[:2])
+    cancelled = json_lines_of("cancel", *place, "reminders", *ids[:2])
     assert cancelled == [{"message_id": each, "outcome": "cancelled"} for each in ids[:2]]
     result = run("cancel", *place, "reminders", ids[0], "9999:1")
     assert (result.exit_code, result.stdout) == (1, f"{ids[0]}  already cancelled\n9999:1  unknown\n")
-    (moved,) = json_of("reschedule", *place, "reminders", ids[2], "--at", FUTURE_MS + DAY_MS)
+    (moved,) = json_lines_of("reschedule", *place, "reminders", ids[2], "--at", FUTURE_MS + DAY_MS)
     assert moved["new_message_id"] not in (*ids, None)
     result = run("reschedule", *place, "reminders", ids[0], "--after", "1h", "--json")
-    assert (result.exit_code, json.loads(result.stdout)[0]["new_message_id"]) == (1, None)
+    assert (result.exit_code, json.loads(result.stdout)["new_message_id"]) == (1, None)
     left = json_lines_of("scheduled", *place, "reminders")
     assert [each["message_id"] for each in left] == [ids[3], ids[4], moved["new_message_id"]]
     assert left[2]["due_ms"] == FUTURE_MS + DAY_MS
@@ -156,7 +156,7 @@ def test_policies_are_set_shown_and_unset(place: list[object], scope: list[str])
     assert done.items() >= wanted.items()
     json_of("policies", "set", *place, *scope, "--fixed-delay", "10s", "--retention-bytes", 1 << 20)
     wanted |= {"fixed_delivery_delay_ms": 10_000, "retention_bytes": 1 << 20}
-    (found,) = json_of("policies", "get", *place) if scope[0] == "--namespace" else [{}]
+    (found,) = json_lines_of("policies", "get", *place) if scope[0] == "--namespace" else [{}]
     effective = json_of("policies", "get", *place, "--topic", "reminders")["effective"]
     assert effective.items() >= wanted.items()
     if scope[0] == "--namespace":
@@ -212,7 +212,7 @@ def test_a_request_that_another_server_is_to_answer_is_sent_on_with_its_method_a
             with serving(shutil.copytree(filled, tmp_path / "store")) as url:
                 onward.append(url)
                 found = json_lines_of("scheduled", "--server", here, "reminders")
-                (done,) = json_of("cancel", "--server", here, "reminders", found[0]["message_id"])
+                (done,) = json_lines_of("cancel", "--server", here, "reminders", found[0]["message_id"])
                 assert done["outcome"] == "cancelled"
             onward[0] = here
             assert "from server to server" in refused("scheduled", "--server", here, "reminders")
