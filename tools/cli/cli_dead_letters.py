@@ -108,7 +108,9 @@ def requeue(
     store: Store,
     ids: Ids = None,
     all_: All = False,
-    delay: Annotated[str, typer.Option("--delay", metavar="DURATION", help="Due so long from now: 10m, 1d.")] = "0",
+    delay: Annotated[
+        str, typer.Option("--after", "--delay", metavar="DURATION", help="Due so long from now: 10m, 1d.")
+    ] = "0",
     topic: OfTopic = None,
     subscription: OfSubscription = None,
     reason: Reason = None,
@@ -119,10 +121,10 @@ def requeue(
     """Deliver dead letters again, at once or later, to the subscriptions that they came from; all of them or none.
 
     ```
-    duelog dead-letters requeue data --all --topic reminders --delay 1h
+    duelog dead-letters requeue data --all --topic reminders --after 1h
     ```
     """
-    seconds = duration_seconds("--delay", delay)
+    seconds = duration_seconds("--after", delay)
     with open_to_write(store, create=False) as opened:
         letters = _chosen(_held(opened, topic, subscription, reason, key, older_than), ids or [], all_)
         count = opened.requeue_dead_letters(letters, delay=seconds)

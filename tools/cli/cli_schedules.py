@@ -59,7 +59,7 @@ def add(
         str | None, typer.Option(metavar="DURATION", help="Each so long, from now: 90m, 1h30m; 1s at least.")
     ] = None,
     timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of the cron expression: Europe/Rome.")] = "UTC",
-    key: Annotated[str | None, typer.Option(help="The message's key.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="The message's key.")] = None,
     property_: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
     ] = None,

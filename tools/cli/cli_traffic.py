@@ -42,7 +42,7 @@ def send(
     ] = None,
     at: Annotated[str | None, typer.Option(metavar="TIME", help="Deliver at this time.")] = None,
     after: Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver this long from now.")] = None,
-    key: Annotated[str | None, typer.Option(help="The message's key.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="The message's key.")] = None,
     property_: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
     ] = None,
@@ -56,6 +56,9 @@ def send(
     replace: Annotated[
         bool, typer.Option("--replace", help="With --dedup-key: cancel the pending message of the key, and send.")
     ] = False,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Do not deliver it later than this after its due time.")
+    ] = None,
     allow_past: AllowPast = False,
     create: Create = False,
     json_: Json = False,
@@ -80,6 +83,7 @@ def send(
         "key": key,
         "properties": properties,
         "allow_past": allow_past,
+        "ttl": None if ttl is None else duration_seconds("--ttl", ttl),
         "dedup_key": dedup_key,
         "dedup_for": None if dedup_for is None else duration_seconds("--dedup-for", dedup_for),
         "replace": replace,
@@ -118,7 +122,9 @@ def import_(
     ] = None,
     subscription: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="With --parquet: subscribe every topic; else as it was. May be repeated."),
+        typer.Option(
+            metavar="SUBSCRIPTION", help="With --parquet: subscribe every topic; else as it was. May be repeated."
+        ),
     ] = None,
     once: Annotated[
         str | None,

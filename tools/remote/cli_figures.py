@@ -20,8 +20,10 @@ from .places import Place, Server, Token, Trust, administered
 def scheduled(
     store: Place,
     topic: TopicName,
-    start: Annotated[str | None, typer.Option(metavar="TIME", help="Due at this time or later.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", "--start", metavar="TIME", help="Due at this time or later.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--until", "--end", metavar="TIME", help="Due before this time.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
     server: Server = None,
     token: Token = None,
@@ -31,12 +33,12 @@ def scheduled(
     """List messages of a topic that are not due yet, by due time. Of a server: the first 4,096 bytes of each payload.
 
     ```
-    duelog scheduled data reminders --start 2026-12-01T00:00Z --end 2026-12-02T00:00Z
+    duelog scheduled data reminders --from 2026-12-01T00:00Z --until 2026-12-02T00:00Z
     duelog scheduled --server http://localhost:8080 reminders
     ```
     """
-    start_ms = None if start is None else time_ms("--start", start)
-    end_ms = None if end is None else time_ms("--end", end)
+    start_ms = None if start is None else time_ms("--from", start)
+    end_ms = None if end is None else time_ms("--until", end)
     with administered(server or store, token, trust) as there:
         found = there.scheduled(topic, start_ms, end_ms, limit + 1)
     shown = found[:limit]

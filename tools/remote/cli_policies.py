@@ -29,7 +29,7 @@ Namespace = Annotated[
 ]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic.")]
 Subscription = Annotated[
-    str | None, typer.Option("--subscription", "-s", metavar="NAME", help="Of this subscription of --topic.")
+    str | None, typer.Option("--subscription", "-s", metavar="SUBSCRIPTION", help="Of this subscription of --topic.")
 ]
 
 

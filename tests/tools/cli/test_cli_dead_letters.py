@@ -83,4 +83,4 @@ def test_dead_letters_are_filtered_and_requeued_with_a_delay(path: Path) -> None
     command = ("dead-letters", "requeue", path, "--all", "--delay", "365d")
     assert json_of(*command, "--topic", "u") == {"requeued": 1}
     assert '"c"' in ok("scheduled", path, "u", "--json")
-    assert "--delay" in refused("dead-letters", "requeue", path, "--all", "--delay", "soon")
+    assert "--after" in refused("dead-letters", "requeue", path, "--all", "--delay", "soon")

@@ -135,7 +135,7 @@ END:VCALENDAR
 """
 
 
-APART = {"demo", "serve", "worker", "proxy", "drain", "move-namespace"}
+APART = {"completion", "demo", "serve", "worker", "proxy", "drain", "move-namespace"}
 
 
 def test_the_examples_of_the_help_are_accepted(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
