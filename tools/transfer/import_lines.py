@@ -110,8 +110,9 @@ class Import:
                 topic.send_batch(messages, allow_past=self._allow_past)
             else:
                 producer = topic.producer(self._once)
-                ids = producer.send_batch(messages, first_sequence_id=first, allow_past=self._allow_past)
-                self.stored_before += ids.count(None)
+                stored = producer.last_sequence_id + 1 - first  # from 0 on without a gap: batches come in order
+                producer.send_batch(messages, first_sequence_id=first, allow_past=self._allow_past)
+                self.stored_before += min(max(stored, 0), len(messages))
             self._counts[name] = first + len(messages)
         self.began_to = 0
         self.messages += sum(map(len, batch.values()))
