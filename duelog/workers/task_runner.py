@@ -68,7 +68,7 @@ class TaskRunner:
         """Begin to receive, in threads that do not keep the process from ending."""
         threads = 0 if self._loop is not None else self.task.concurrency
         self.receiving = True
-        for target, count in ((self._receive, 1), (self._serve, threads)):
+        for target, count in ((self._receive, 1), (self._run_functions, threads)):
             for _ in range(count):
                 threading.Thread(target=target, name=f"duelog-worker-{self.task.name}", daemon=True).start()
 
@@ -142,11 +142,11 @@ class TaskRunner:
         elif self._loop is None:
             self._inbox.put((number, message))
         else:
-            self._loop.start(self._serve_coroutine(self._loop, number, message))
+            self._loop.start(self._run_coroutine(self._loop, number, message))
 
     # -- running -------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _run_functions(self) -> None:
         while (work := self._inbox.get()) is not None:
             if self._closed:  # it was given back
                 continue
@@ -157,7 +157,7 @@ class TaskRunner:
                 error = raised
             self._end(*work, error)
 
-    async def _serve_coroutine(self, loop: CoroutineLoop, number: int, message: ReceivedMessage) -> None:
+    async def _run_coroutine(self, loop: CoroutineLoop, number: int, message: ReceivedMessage) -> None:
         error: BaseException | None = None
         try:
             await self.task.function(message)
