@@ -364,6 +364,8 @@ class Worker:
         name, key = self._keys.choice(TOPICS), self._keys.choice(KEYS)
         topic = self.store.topic(name)
         found = topic.find(key) if topic.exists() else None
+        if found is not None:  # so that it is not taken back a second time, by its id
+            self._recent = [each for each in self._recent if each[1] != found.message_id]
         old = "" if found is None else text_of(found)
         what = self._keys.choice(("send", "send", "replace", "replace", "cancel", "move"))
         if found is not None and what == "cancel":

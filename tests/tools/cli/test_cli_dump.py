@@ -12,7 +12,7 @@ from duelog.store.codec.format import Table
 from duelog.tools.dump import _KEYS
 from tests.tools.command_line import FUTURE_MS, PAST_MS, flip, json_lines_of, make_store, ok, refused, run
 
-ROW_TABLES = {"RUN", "LOG", "LEDGER", "COUNTER", "SEQUENCE"}
+ROW_TABLES = {"RUN", "LOG", "LEDGER", "COUNTER", "SEQUENCE", "NUMBERED"}
 PARTITION = "20010909T000000Z"
 
 

@@ -42,8 +42,8 @@ def test_list_works_beside_a_writing_process_and_the_others_refuse(store: Path) 
     """Listing takes no lock; verifying and rebuilding say that the store is in use."""
     with DelayedStore.open(store, clock=ManualClock(START_MS)):
         message = refused("snapshot", "rebuild", store)
-        assert "open for writing" in message
-        assert "open for writing" in refused("snapshot", "verify", store)
+        assert "open already" in message
+        assert "open already" in refused("snapshot", "verify", store)
 
 
 def test_rebuild_makes_a_damaged_snapshot_whole(store: Path) -> None:
