@@ -12,6 +12,7 @@ one, which has the store's lock.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import socket
@@ -137,14 +138,14 @@ class ControlServer:
     def _run(self) -> None:
         listener, woken, _ = self._sockets
         while not self._stopping:
-            select.select([listener, woken], [], [])
+            _readable([listener, woken], None)
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:
                 continue
             except OSError as error:  # no descriptor left
                 _log.warning("%s: a command cannot be taken: %s", self._path, error)
-                select.select([woken], [], [], _PAUSE_S)
+                _readable([woken], _PAUSE_S)
                 continue
             self._welcome(connection)
 
@@ -199,6 +200,14 @@ class ControlServer:
                 self._clients.pop(connection, None)
 
 
+def _readable(sockets: list[socket.socket], seconds: float | None) -> set[int]:
+    """Wait for so long until some can be read; their descriptors, which may be more than select() takes."""
+    poll = select.poll()
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(None if seconds is None else math.ceil(seconds * 1_000))}
+
+
 class Waiting:
     """How a client's thread waits for messages: until it is woken, or the client goes."""
 
@@ -219,7 +228,7 @@ class Waiting:
 
     def wait(self, seconds: float | None) -> bool:
         """False: the client has gone, or has sent a request before the answer to its last."""
-        return self._connection not in select.select([self._connection, self._woken], [], [], seconds)[0]
+        return self._connection.fileno() not in _readable([self._connection, self._woken], seconds)
 
     def __enter__(self) -> Waiting:
         return self

@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import os
+import resource
 import socket
 import stat
 import struct
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,24 @@ def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedSt
         other.ask("subscribe", {"topic": "t", "subscription": "s", "type": "shared"})
         assert len(other.ask("receive", {"timeout": 20})) == 1  # type: ignore[arg-type]
         assert other.ask("ack", {"positions": [message["position"]]}) == 1
+
+
+def test_a_process_with_more_descriptors_than_select_takes_is_reached_too(tmp_path: Path) -> None:
+    """As a broker with many connections has them."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < 2_048:
+        pytest.skip(f"at most {most} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, 2_048), most))
+    try:
+        with ExitStack() as taken, open(os.devnull) as nothing:
+            for _ in range(1_024):
+                taken.callback(os.close, os.dup(nothing.fileno()))
+            store = taken.enter_context(DelayedStore.open(tmp_path / "store"))
+            client = taken.enter_context(connect(store.path))
+            client.ask("subscribe", {"topic": "t", "subscription": "s", "create": True})
+            assert client.ask("receive", {"timeout": 0.01}) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 def test_closing_the_store_ends_clients_that_wait(store: DelayedStore, client: ControlClient) -> None:
