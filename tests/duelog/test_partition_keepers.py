@@ -78,7 +78,7 @@ def test_an_audit_of_the_closed_store_says_the_same(tmp_path: Path, seed: int) -
                 name = directory_name(each.start_ms)
                 kept |= {(name, *keeper[:4]) for keeper in store.kept_by(each.start_ms)}
     audit = audit_store(tmp_path / "store", as_of_ms=clock.now_ms())
-    assert audit.findings == []
+    assert {finding.code for finding in audit.findings} <= {"late", "overdue"}
     held = {(row.partition, row.reason, row.topic, row.subscription, row.behind) for row in audit.held}
     assert {each for each in kept if each[1] != "next tick"} == held
     assert {each[1] for each in held} >= {"subscription"}
