@@ -33,7 +33,6 @@ from duelog.partitions import producer_numbers as producers
 from duelog.partitions.producer_numbers import nothing
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.stats import Figures
-from duelog.store.log import catalog
 from duelog.store.log.ledger import StagedLedger
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.policy.pending_quotas import PendingQuotas
@@ -142,19 +141,6 @@ def never_takes_back(patch: Patch) -> None:
 
 
 @broken(HANDING_OUT)
-def extends_nothing(patch: Patch) -> None:
-    """A message is taken back when the timeout says so, whatever its consumer said."""
-    extend = Outstanding.extend
-
-    def unheard(self: Outstanding, *arguments: Any) -> int:
-        count = extend(self, *arguments)
-        self._end_extensions()
-        return count
-
-    patch.setattr(Outstanding, "extend", unheard)
-
-
-@broken(HANDING_OUT)
 def delivers_what_has_expired(patch: Patch) -> None:
     """A message has no time to live of its own."""
     made = MessageMaker.messages
@@ -177,12 +163,6 @@ def ignores_quotas(patch: Patch) -> None:
 def finds_no_place_when_messages_have_fired(patch: Patch) -> None:
     """What was pending is still counted."""
     patch.setattr(PendingQuotas, "fired", lambda *_: None)
-
-
-@broken(HANDING_OUT)
-def forgets_when_a_pause_ends(patch: Patch) -> None:
-    """A subscription that is paused until a time is paused for ever when the store is opened again."""
-    patch.setattr(catalog, "pause_ends_ms", lambda *_: None)
 
 
 @broken(HANDING_OUT)
