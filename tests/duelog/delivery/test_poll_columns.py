@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog import ManualClock, Message, MessageId, MessageIds, ReceivedMessage, ReceivedMessages, Subscription, Topic
+from duelog import (
+    DelayedStore,
+    ManualClock,
+    Message,
+    MessageId,
+    MessageIds,
+    ReceivedMessage,
+    ReceivedMessages,
+    Subscription,
+    Topic,
+)
 from duelog.store.errors import InvalidArgument
 
 NUMBERS = st.integers(0, 2**40)
@@ -54,7 +64,7 @@ def test_columns_are_the_messages_however_they_are_divided_and_joined(
     assert batch[::-1] == messages[::-1]
 
 
-def test_columns_hold_what_a_receiver_gets(topic: Topic, clock: ManualClock) -> None:
+def test_columns_hold_what_a_receiver_gets(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """At once, delayed, with key and properties, given back and postponed: side by side with a plain receiver."""
     one, other = (topic.subscribe(name, type="shared") for name in ("one", "other"))
     ids = topic.send_batch(
@@ -66,6 +76,7 @@ def test_columns_hold_what_a_receiver_gets(topic: Topic, clock: ManualClock) -> 
         ]
     )
     clock.advance(5_000)
+    store.tick()
     batch, again_ms = one.poll_columns(10)
     assert again_ms is None
     assert batch.payloads == [b"bare", b"keyed", b"", b"late"]
@@ -79,6 +90,7 @@ def test_columns_hold_what_a_receiver_gets(topic: Topic, clock: ManualClock) -> 
     assert one.nack(list(batch[1:2]), delay=0) == 1
     one.retry_later(batch[3], 60)
     clock.advance(60_000)
+    store.tick()
     again, _ = one.poll_columns(10)
     assert (again.payloads, again.redelivery_counts) == ([b"keyed", b"late"], [1, 0])
     assert [message.retries for message in again] == [0, 1]
