@@ -158,10 +158,10 @@ def _on_spark(store: Path, directory: Path, spark: SparkSession) -> Jobs:
     from duelog.tools.spark.audit import audit_with_spark  # noqa: PLC0415 - only where Spark is measured
     from duelog.tools.spark.compact import compact_with_spark  # noqa: PLC0415
     from duelog.tools.spark.export import export_with_spark  # noqa: PLC0415
-    from duelog.tools.spark.source import TABLES, spark_schema  # noqa: PLC0415
+    from duelog.tools.spark.source import spark_schema  # noqa: PLC0415
 
     def scan(columns: list[str]) -> None:
-        schema = spark_schema(TABLES["messages"])
+        schema = spark_schema(MESSAGES)
         frame = spark.read.format("duelog").schema(type(schema)([schema[name] for name in columns])).load(str(store))
         frame.write.format("noop").mode("overwrite").save()
 

@@ -138,14 +138,14 @@ class ControlServer:
     def _run(self) -> None:
         listener, woken, _ = self._sockets
         while not self._stopping:
-            _readable([listener, woken], None)
+            _wait_for_input([listener, woken], None)
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:
                 continue
             except OSError as error:  # no descriptor left
                 _log.warning("%s: a command cannot be taken: %s", self._path, error)
-                _readable([woken], _PAUSE_S)
+                _wait_for_input([woken], _PAUSE_S)
                 continue
             self._welcome(connection)
 
@@ -200,7 +200,7 @@ class ControlServer:
                 self._clients.pop(connection, None)
 
 
-def _readable(sockets: list[socket.socket], seconds: float | None) -> set[int]:
+def _wait_for_input(sockets: list[socket.socket], seconds: float | None) -> set[int]:
     """Wait for so long until some can be read; their descriptors, which may be more than select() takes."""
     poll = select.poll()
     for each in sockets:
@@ -228,7 +228,7 @@ class Waiting:
 
     def wait(self, seconds: float | None) -> bool:
         """False: the client has gone, or has sent a request before the answer to its last."""
-        return self._connection.fileno() not in _readable([self._connection, self._woken], seconds)
+        return self._connection.fileno() not in _wait_for_input([self._connection, self._woken], seconds)
 
     def __enter__(self) -> Waiting:
         return self

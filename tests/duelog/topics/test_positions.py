@@ -90,7 +90,7 @@ def test_what_has_not_fired_has_no_position(open_store: OpenStore, clock: Manual
         None, None, Position(at_once.ledger_id, 1), None, None, Position(at_once.ledger_id, 1), None
     ]  # fmt: skip
     with pytest.raises(InvalidArgument):
-        topic.position_of("x")  # type: ignore[arg-type]
+        topic.position_of("x")
     with pytest.raises(UnknownTopic):
         store.topic("other").position_of(at_once)
 
