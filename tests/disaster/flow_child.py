@@ -1,19 +1,17 @@
 """The program that the test of killed pauses and quotas kills: it says what it tries, and what has returned.
 
-Started once as a fork server, as `kill_child`: each line on its standard input is one round.
+Started once, as a fork server: each line on its standard input is one round.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
-import traceback
 from typing import Any
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import QuotaExceeded
+from tests.disaster.fork_server import serve
 from tests.disaster.working import say
 
 CONFIG = StoreConfig(
@@ -56,18 +54,5 @@ def run(request: dict[str, Any]) -> None:
                 store.tick()
 
 
-def serve() -> None:
-    """Fork a child for each request."""
-    for line in iter(sys.stdin.readline, ""):
-        child = os.fork()
-        if not child:
-            try:
-                run(json.loads(line))
-            except BaseException:
-                say("trouble", traceback.format_exc())
-            os._exit(0)
-        say("exit", os.waitpid(child, 0)[1])
-
-
 if __name__ == "__main__":
-    serve()
+    serve(run)

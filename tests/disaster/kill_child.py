@@ -1,8 +1,6 @@
 """The program that the kill test kills: it works on a store (see working), and says what was acknowledged.
 
-Started once as a fork server. Each line on its standard input is one round as JSON; the server, which has
-imported everything and opened no store, forks a child that runs the round, waits for it, and says how it
-ended: ["exit", what waitpid(2) said].
+Started once, as a fork server: each line on its standard input is one round.
 
 Time is an argument: a round is given the time at which its clock begins, and how early firing is.
 """
@@ -10,11 +8,8 @@ Time is an argument: a round is given the time at which its clock begins, and ho
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
-import sys
-import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +17,7 @@ from duelog import DelayedStore, StoreConfig
 from duelog.store.files import failpoints
 from tests.conftest import LeadingClock
 from tests.disaster import kill_mutants
+from tests.disaster.fork_server import serve
 from tests.disaster.told import litter
 from tests.disaster.working import CONFIG, Worker, say
 
@@ -87,18 +83,5 @@ def run(request: dict[str, Any]) -> None:
     say("done")
 
 
-def serve() -> None:
-    """Fork a child for each request."""
-    for line in iter(sys.stdin.readline, ""):
-        child = os.fork()
-        if not child:
-            try:
-                run(json.loads(line))
-            except BaseException:
-                say("trouble", traceback.format_exc())
-            os._exit(0)
-        say("exit", os.waitpid(child, 0)[1])
-
-
 if __name__ == "__main__":
-    serve()
+    serve(run)

@@ -1,18 +1,16 @@
 """The program that the test of killed workers kills: a worker that says what it runs, and what it was sent.
 
-Started once as a fork server, as `kill_child`: each line on its standard input is one round.
+Started once, as a fork server: each line on its standard input is one round.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import traceback
 from typing import Any
 
 from duelog import Message, ReceivedMessage, StoreConfig, Worker
 from duelog.store.errors import UnknownTopic
+from tests.disaster.fork_server import serve
 from tests.disaster.working import say
 
 CONFIG = StoreConfig(map_bytes=1 << 26, wal_bytes=1 << 20, ack_flush_ms=1)
@@ -80,18 +78,5 @@ def is_left(worker: Worker) -> bool:
     return False
 
 
-def serve() -> None:
-    """Fork a child for each request."""
-    for line in iter(sys.stdin.readline, ""):
-        child = os.fork()
-        if not child:
-            try:
-                run(json.loads(line))
-            except BaseException:
-                say("trouble", traceback.format_exc())
-            os._exit(0)
-        say("exit", os.waitpid(child, 0)[1])
-
-
 if __name__ == "__main__":
-    serve()
+    serve(run)
