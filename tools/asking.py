@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias
 
-from .. import ReceivedMessage, ScheduledMessage
+from .. import DeadLetter, ReceivedMessage, Schedule, ScheduledMessage
 from ..control.control_client import ControlClient
 from ..control.store_operations import Operations
 from ..store.message import Occurrence
@@ -65,6 +65,25 @@ def received_message(fields: Mapping[str, Any]) -> ReceivedMessage:
     if occurrence is not None:
         message._occurrence = occurrence
     return message
+
+
+def dead_letter(fields: Mapping[str, Any]) -> DeadLetter:
+    """A dead letter as `Operations` gives it."""
+    places = {name: MessageId.parse(fields[name]) for name in ("message_id", "position")}
+    payload = base64.b64decode(fields["payload"])
+    return DeadLetter(**{**fields, **places, "payload": payload, "occurrence": _occurrence(fields)})
+
+
+def schedule(fields: Mapping[str, Any]) -> Schedule:
+    """A schedule as `Operations` gives it."""
+    next_id, replaced = fields["next_id"], fields["replaced"]
+    given = {
+        **fields,
+        "payload": base64.b64decode(fields["payload"]),
+        "next_id": None if next_id is None else MessageId.parse(next_id),
+        "replaced": None if replaced is None else schedule(replaced),
+    }
+    return Schedule(**given)
 
 
 def _occurrence(fields: Mapping[str, Any]) -> Occurrence | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +32,8 @@ class ControlClient:
         self._path = path
         self._connection = connection
         self._lines = Lines(connection, None)
+        self._streamed: deque[object] | None = None
+        """Of the answer that is being streamed, if any: what was read before it was asked for."""
 
     @classmethod
     def connect(cls, path: Path) -> Self | None:
@@ -58,16 +61,36 @@ class ControlClient:
         return found
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> object:
-        """As `Operations.ask`. Raises Refused; Disconnected: whether it was done is not known."""
+        """As `Operations.ask`. Raises Refused; Disconnected: whether it was done is not known.
+
+        What is left of a streamed answer is read before something else is asked, and kept for its iterator.
+        """
+        while self._streamed is not None:
+            self._read_item(self._streamed)
         try:
             self._connection.sendall(encode_line({"ask": name, "with": dict(arguments)}))
         except OSError as error:
             raise self._lost(error) from error
-        return self._items() if name in STREAMED else self._read()["result"]
+        if name not in STREAMED:
+            return self._read()["result"]
+        self._streamed = deque()
+        return self._items(self._streamed)
 
-    def _items(self) -> Iterator[object]:
-        while "item" in (line := self._read()):
-            yield line["item"]
+    def _items(self, items: deque[object]) -> Iterator[object]:
+        while True:
+            while items:
+                yield items.popleft()
+            if self._streamed is not items:
+                return
+            self._read_item(items)
+
+    def _read_item(self, items: deque[object]) -> None:
+        """One more of the answer that is being streamed, or its end."""
+        self._streamed = None
+        line = self._read()
+        if "item" in line:
+            items.append(line["item"])
+            self._streamed = items
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -1,15 +1,18 @@
-"""Messages, ids and positions as the operations of a store give and take them: as JSON has them, payloads in base64."""
+"""What the operations of a store give and take, as JSON has it: messages, schedules, ids; payloads in base64."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from duelog.store.errors import InvalidArgument
 from duelog.store.message import ReceivedMessage, ScheduledMessage
 from duelog.store.position import MessageId
 
+from ..background.schedule_record import Schedule
+from ..topics.dead_letters import DeadLetter
 from ..topics.seeking import PublishedAt, SeekTarget
 
 
@@ -71,4 +74,25 @@ def received_json(message: ReceivedMessage) -> dict[str, object]:
         "addressee": message.addressee,
         "topic": message.topic,
         "subscription": message.subscription,
+    }
+
+
+def letter_json(letter: DeadLetter) -> dict[str, object]:
+    """A dead letter."""
+    return {
+        **{each.name: getattr(letter, each.name) for each in fields(letter)},
+        "payload": base64.b64encode(letter.payload).decode(),
+        "message_id": str(letter.message_id),
+        "position": str(letter.position),
+        "occurrence": None if letter.occurrence is None else letter.occurrence._asdict(),
+    }
+
+
+def schedule_json(schedule: Schedule) -> dict[str, object]:
+    """A schedule, and the one that it replaced."""
+    return {
+        **{each.name: getattr(schedule, each.name) for each in fields(schedule)},
+        "payload": base64.b64encode(schedule.payload).decode(),
+        "next_id": None if schedule.next_id is None else str(schedule.next_id),
+        "replaced": None if schedule.replaced is None else schedule_json(schedule.replaced),
     }

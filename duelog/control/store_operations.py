@@ -12,25 +12,24 @@ from dataclasses import asdict
 from inspect import signature
 from typing import Protocol
 
-from duelog.store.clock import Clock
 from duelog.store.duration import duration_ms
 from duelog.store.errors import ClosedError, ConsumerBusy, DuelogError, InvalidArgument
-from duelog.store.policy.policies import POLICY_FIELDS, EffectivePolicies, Policies, PolicyValue
+from duelog.store.policy.policies import POLICY_FIELDS, PolicyValue
 
-from ..background.maintenance import TickResult
-from ..stats import PartitionStats, StoreStats
 from ..subscription import Subscription
-from ..topic import Topic
+from .asked_store import Store
 from .json_values import message_ids_of, payload_of, received_json, scheduled_json, seek_target
+from .letter_operations import LetterOperations
+from .schedule_operations import ScheduleOperations
 
-STREAMED = frozenset({"topics", "scheduled", "peek"})
+STREAMED = frozenset({"dead_letters", "peek", "scheduled", "schedules", "topics"})
 """Operations whose result is a sequence that is made while it is read."""
 
 NAMES = STREAMED | {
-    "ack", "cancel", "create_subscription", "create_topic", "delete_subscription", "delete_topic", "effective",
-    "expire", "figures", "leave", "partitions", "pause", "policies", "receive", "remove_policies", "reschedule",
-    "resume", "save_snapshots", "seek", "send", "skip", "subscribe", "subscriptions", "tick", "topic_figures",
-    "update_policies",
+    "ack", "cancel", "create_subscription", "create_topic", "delete_subscription", "delete_topic", "effective", "every",
+    "expire", "figures", "leave", "partitions", "pause", "pause_schedule", "policies", "purge_dead_letters", "receive",
+    "remove_policies", "remove_schedule", "requeue_dead_letters", "reschedule", "resume", "resume_schedule",
+    "save_snapshots", "seek", "send", "skip", "subscribe", "subscriptions", "tick", "topic_figures", "update_policies",
 }  # fmt: skip
 """The operations; each is a method of `Operations`."""
 
@@ -53,39 +52,7 @@ class Waiter(Protocol):
         """False: the client has gone."""
 
 
-class Store(Protocol):
-    """What is used of a DelayedStore."""
-
-    @property
-    def clock(self) -> Clock: ...
-    def topic(self, name: str) -> Topic: ...
-    def topics(self, namespace: str | None = None) -> Iterator[Topic]: ...
-    def delete_topic(self, name: str) -> None: ...
-    def stats(self) -> StoreStats: ...
-    def partitions(self) -> list[PartitionStats]: ...
-    def tick(self) -> TickResult: ...
-    def flush(self) -> None: ...
-    def save_snapshots(self) -> int: ...
-    def policies(
-        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
-    ) -> Policies | None: ...
-    def all_policies(self) -> dict[str, Policies]: ...
-    def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies: ...
-    def update_policies(
-        self,
-        /,
-        *,
-        namespace: str | None = None,
-        topic: str | None = None,
-        subscription: str | None = None,
-        **values: PolicyValue | None,
-    ) -> Policies: ...
-    def remove_policies(
-        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
-    ) -> bool: ...
-
-
-class Operations:
+class Operations(LetterOperations, ScheduleOperations):
     """One client's way to an open store. Not thread-safe."""
 
     def __init__(self, store: Store, waiter: Waiter) -> None:

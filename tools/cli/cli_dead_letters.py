@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ... import DeadLetter, DelayedStore
+from ... import DeadLetter
 from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
+from ..asking import Ask, asked, dead_letter
 from ..output import answer, payload_fields, preview, write_json_lines, write_table
-from ..values import iso_time, open_to_read, open_to_write
+from ..values import iso_time
 from .options import Json, Store
 
 app = typer.Typer(
@@ -54,8 +56,9 @@ def list_(
     duelog dead-letters list data --topic reminders
     ```
     """
-    with open_to_read(store) as opened:
-        found = list(_held(opened, topic, subscription, reason, key, older_than))
+    filters = _filters(topic, subscription, reason, key, older_than)
+    with asked(store, writes=False) as ask:
+        found = list(_held(ask, filters))
     if json_:
         write_json_lines(_fields(letter) for letter in found)
         return
@@ -91,15 +94,21 @@ def export(
     duelog dead-letters export data letters.jsonl --older-than 30d
     ```
     """
-    count = 0
-    with open_to_read(store) as opened:
+    filters, count = _filters(topic, subscription, reason, key, older_than), 0
+    with asked(store, writes=False) as ask:
         try:
-            with file.open("x", encoding="ascii") as lines:
-                for letter in _held(opened, topic, subscription, reason, key, older_than):
-                    lines.write(json.dumps(_fields(letter)) + "\n")
-                    count += 1
+            lines = file.open("x", encoding="ascii")
         except FileExistsError:
             raise InvalidArgument("FILE", str(file), "there is such a file already") from None
+        try:
+            with lines:
+                for letter in _held(ask, filters):
+                    lines.write(json.dumps(_fields(letter)) + "\n")
+                    count += 1
+        except BaseException:
+            with suppress(OSError):
+                file.unlink()
+            raise
     answer({"exported": count}, f"exported: {count}", json_=json_)
 
 
@@ -124,10 +133,10 @@ def requeue(
     duelog dead-letters requeue data --all --topic reminders --after 1h
     ```
     """
-    seconds = duration_seconds("--after", delay)
-    with open_to_write(store, create=False) as opened:
-        letters = _chosen(_held(opened, topic, subscription, reason, key, older_than), ids or [], all_)
-        count = opened.requeue_dead_letters(letters, delay=seconds)
+    filters = _filters(topic, subscription, reason, key, older_than)
+    wanted = {"delay": duration_seconds("--after", delay), "ids": _chosen(ids or [], all_), **filters}
+    with asked(store, writes=True) as ask:
+        count = ask("requeue_dead_letters", wanted)
     answer({"requeued": count}, f"requeued: {count}", json_=json_)
 
 
@@ -149,41 +158,34 @@ def purge(
     duelog dead-letters purge data 17:3
     ```
     """
-    with open_to_write(store, create=False) as opened:
-        letters = _chosen(_held(opened, topic, subscription, reason, key, older_than), ids or [], all_)
-        count = opened.purge_dead_letters(letters)
+    wanted = {"ids": _chosen(ids or [], all_), **_filters(topic, subscription, reason, key, older_than)}
+    with asked(store, writes=True) as ask:
+        count = ask("purge_dead_letters", wanted)
     answer({"purged": count}, f"purged: {count}", json_=json_)
 
 
-def _held(
-    opened: DelayedStore,
-    topic: str | None,
-    subscription: str | None,
-    reason: str | None,
-    key: str | None,
-    older_than: str | None,
-) -> Iterator[DeadLetter]:
-    """The letters that the options leave."""
+def _filters(
+    topic: str | None, subscription: str | None, reason: str | None, key: str | None, older_than: str | None
+) -> dict[str, object]:
     seconds = None if older_than is None else duration_seconds("--older-than", older_than)
-    return opened.dead_letters(topic, subscription, reason=reason, key=key, older_than=seconds)
+    return {"topic": topic, "subscription": subscription, "reason": reason, "key": key, "older_than": seconds}
 
 
-def _chosen(held: Iterator[DeadLetter], ids: list[str], all_: bool) -> list[DeadLetter]:
-    """The letters that a command names. Raises InvalidArgument for an id that none has."""
+def _held(ask: Ask, filters: Mapping[str, object]) -> Iterator[DeadLetter]:
+    """The letters that the options leave."""
+    return map(dead_letter, ask("dead_letters", filters))
+
+
+def _chosen(ids: list[str], all_: bool) -> list[str] | None:
+    """The ids that a command names, None: all. Raises InvalidArgument."""
     if all_ == bool(ids):
         raise InvalidArgument("ID", ids, "expected ids, or --all")
-    found = list(held)
-    if all_:
-        return found
-    known = {str(letter.message_id) for letter in found}
-    for wanted in ids:
-        if wanted not in known:
-            raise InvalidArgument("ID", wanted, "no dead letter has this id")
-    return [letter for letter in found if str(letter.message_id) in ids]
+    return None if all_ else ids
 
 
 def _fields(letter: DeadLetter) -> dict[str, object]:
     fields = asdict(letter)
     fields.pop("payload")
+    fields["occurrence"] = None if letter.occurrence is None else letter.occurrence._asdict()
     places = {name: str(getattr(letter, name)) for name in ("position", "message_id")}
     return {**fields, **places, **payload_fields(letter.payload)}

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from ... import Schedule, Topic
+from ... import Schedule
 from ...background.timetable import Due
+from ...store.duration import duration_ms
 from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
+from ..asking import asked, schedule
 from ..output import answer, payload_fields, preview, write_json, write_json_lines, write_table
-from ..values import iso_time, open_to_read, open_to_write, properties_of, time_ms
+from ..values import iso_time, properties_of, time_ms
 from .cli_traffic import content_of
 from .options import Json, Store
 
@@ -89,37 +91,35 @@ def add(
     duelog schedules add data reminders daily "wake up" --cron @daily --timezone Europe/Rome --count 30
     ```
     """
-    content = content_of(payload)
-    properties = properties_of(property_ or [])
-    until_ms = None if until is None else time_ms("--until", until)
-    with open_to_write(store, create=False) as opened:
-        target = opened.topic(topic)
-        if not create and not target.exists():
-            raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
-        made = target.every(
-            name,
-            cron=cron,
-            interval=None if interval is None else _duration("--interval", interval),
-            timezone=timezone,
-            payload=content,
-            key=key,
-            properties=properties,
-            until=until_ms,
-            count=count,
-            jitter=0 if jitter is None else _duration("--jitter", jitter),
-            misfires=misfires.value,
-            grace=None if grace is None else _duration("--grace", grace),
-        )
+    wanted = {
+        "topic": topic,
+        "name": name,
+        "payload": base64.b64encode(content_of(payload)).decode(),
+        "cron": cron,
+        "interval": None if interval is None else _seconds("--interval", interval),
+        "timezone": timezone,
+        "key": key,
+        "properties": properties_of(property_ or []),
+        "until": None if until is None else time_ms("--until", until),
+        "count": count,
+        "jitter": 0 if jitter is None else _seconds("--jitter", jitter),
+        "misfires": misfires.value,
+        "grace": None if grace is None else _seconds("--grace", grace),
+        "create": create,
+    }
+    with asked(store, writes=True) as ask:
+        made = schedule(ask("every", wanted))
     line = _state(made) if made.replaced is None else f"{_state(made)}; it replaces: {_when(made.replaced)}"
     answer(_fields(made), line, json_=json_)
 
 
-def _duration(option: str, text: str) -> timedelta:
+def _seconds(option: str, text: str) -> float:
     seconds = duration_seconds(option, text)
     try:
-        return timedelta(seconds=seconds)
-    except OverflowError:
-        raise InvalidArgument(option, text, "too long") from None
+        duration_ms(option, seconds)
+    except InvalidArgument as error:
+        raise InvalidArgument(option, text, error.reason) from None
+    return seconds
 
 
 @app.command("show")
@@ -136,30 +136,30 @@ def show(
     duelog schedules show data reminders daily --next 10
     ```
     """
-    with open_to_read(store) as opened:
-        found = [schedule for schedule in opened.topic(topic).schedules() if schedule.name == name]
+    with asked(store, writes=False) as ask:
+        found = [each for each in map(schedule, ask("schedules", {"topic": topic})) if each.name == name]
     if not found:
         raise _unknown(topic, name)
-    schedule = found[0]
-    dues = list(itertools.islice(_upcoming(schedule), next_))
+    (shown,) = found
+    dues = list(itertools.islice(_upcoming(shown), next_))
     if json_:
-        write_json({**_fields(schedule), "upcoming": [due._asdict() for due in dues]})
+        write_json({**_fields(shown), "upcoming": [due._asdict() for due in dues]})
         return
     rows: list[tuple[str, object]] = [
-        ("recurs", _when(schedule)),
-        ("state", _state(schedule)),
-        ("sent", schedule.sent if schedule.count is None else f"{schedule.sent} of {schedule.count}"),
+        ("recurs", _when(shown)),
+        ("state", _state(shown)),
+        ("sent", shown.sent if shown.count is None else f"{shown.sent} of {shown.count}"),
         (
             "misfires",
-            schedule.misfires + ("" if schedule.grace_ms is None else f", after {_length(schedule.grace_ms)}"),
+            shown.misfires + ("" if shown.grace_ms is None else f", after {_length(shown.grace_ms)}"),
         ),
-        ("jitter", _length(schedule.jitter_ms)),
-        ("until", "-" if schedule.until_ms is None else iso_time(schedule.until_ms)),
-        ("payload", preview(schedule.payload)),
-        ("key", "-" if schedule.key is None else schedule.key),
-        *(("property", f"{each}={value}") for each, value in schedule.properties.items()),
+        ("jitter", _length(shown.jitter_ms)),
+        ("until", "-" if shown.until_ms is None else iso_time(shown.until_ms)),
+        ("payload", preview(shown.payload)),
+        ("key", "-" if shown.key is None else shown.key),
+        *(("property", f"{each}={value}") for each, value in shown.properties.items()),
     ]
-    write_table(f"{schedule.name} of {schedule.topic}", ["what", "is"], rows)
+    write_table(f"{shown.name} of {shown.topic}", ["what", "is"], rows)
     write_table("next", ["of", "due"], [(iso_time(due.nominal_ms), iso_time(due.due_ms)) for due in dues])
 
 
@@ -188,16 +188,12 @@ def list_(
     duelog schedules list data --topic reminders
     ```
     """
-    with open_to_read(store) as opened:
-        topics = opened.topics() if topic is None else [opened.topic(topic)]
-        found = [schedule for one in topics for schedule in one.schedules()]
+    with asked(store, writes=False) as ask:
+        found = list(map(schedule, ask("schedules", {"topic": topic})))
     if json_:
-        write_json_lines(_fields(schedule) for schedule in found)
+        write_json_lines(map(_fields, found))
         return
-    rows = [
-        (schedule.topic, schedule.name, _when(schedule), _state(schedule), preview(schedule.payload))
-        for schedule in found
-    ]
+    rows = [(each.topic, each.name, _when(each), _state(each), preview(each.payload)) for each in found]
     write_table("schedules", ["topic", "name", "recurs", "next", "payload"], rows)
 
 
@@ -231,21 +227,22 @@ def _unknown(topic: str, name: str) -> InvalidArgument:
     return InvalidArgument("name", name, f"topic {topic} has no such schedule")
 
 
-def _add(action: str, work: Callable[[Topic, str], Schedule | None], help_: str) -> None:
+def _add(action: str, help_: str) -> None:
     """Add a command that changes a schedule and shows what it is then."""
 
     def change(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
-        with open_to_write(store, create=False) as opened:
-            schedule = work(opened.topic(topic), name)
-        if schedule is None:
+        with asked(store, writes=True) as ask:
+            found = ask(f"{action}_schedule", {"topic": topic, "name": name})
+        if found is None:
             raise _unknown(topic, name)
-        answer(_fields(schedule), _state(schedule), json_=json_)
+        changed = schedule(found)
+        answer(_fields(changed), _state(changed), json_=json_)
 
     app.command(action, help=f"{help_}\n\n```\nduelog schedules {action} data reminders daily\n```")(change)
 
 
-_add("pause", Topic.pause_schedule, "Take a schedule's pending occurrence back, until it is resumed.")
-_add("resume", Topic.resume_schedule, "Go on with the first occurrence after now.")
+_add("pause", "Take a schedule's pending occurrence back, until it is resumed.")
+_add("resume", "Go on with the first occurrence after now.")
 
 
 @app.command("remove")
@@ -256,6 +253,6 @@ def remove_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> No
     duelog schedules remove data reminders daily
     ```
     """
-    with open_to_write(store, create=False) as opened:
-        removed = opened.topic(topic).remove_schedule(name)
+    with asked(store, writes=True) as ask:
+        removed = ask("remove_schedule", {"topic": topic, "name": name})
     answer({"removed": removed}, "removed" if removed else "there is no such schedule", json_=json_)

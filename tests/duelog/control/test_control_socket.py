@@ -215,6 +215,11 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
         (b'{"ask": "update_policies", "with": {"values": {"self": 1}}}\n', "policy='self': expected one of active"),
         (b'{"ask": "seek", "with": {"topic": "t", "subscription": "s", "to": {"due_ms": []}}}\n', "to={'due_ms': []}"),
         (b'{"ask": "receive"}\n', "subscribe first"),
+        (b'{"ask": "purge_dead_letters", "with": {"ids": "1:1"}}\n', "ids='1:1': expected a list"),
+        (b'{"ask": "requeue_dead_letters", "with": {"ids": [[]]}}\n', "ID=[]: no dead letter has this id"),
+        (b'{"ask": "requeue_dead_letters", "with": {"delay": "1h"}}\n', "delay='1h': expected seconds"),
+        (b'{"ask": "dead_letters", "with": {"older_than": []}}\n', "older_than=[]: expected seconds"),
+        (b'{"ask": "every", "with": {"topic": "t", "name": 1, "cron": "@daily", "create": true}}\n', "schedule=1"),
     ],
 )
 def test_what_cannot_be_understood_is_answered_and_nothing_is_done(
@@ -236,11 +241,15 @@ def test_an_answer_is_what_the_same_operation_gives_in_this_process(store: Delay
     client.ask("create_subscription", {"topic": "t", "subscription": "s", "position": "earliest"})
     client.ask("send", {"topic": "t", "payload": PAY, "key": "k", "properties": {"a": "b"}})
     client.ask("update_policies", {"topic": "t", "values": {"ttl_ms": 1_000}})
+    client.ask("every", {"topic": "t", "name": "n", "payload": PAY, "cron": "@daily", "properties": {"a": "b"}})
+    with store.topic("u").subscribe("s") as dying:
+        store.topic("u").send(b"x")
+        dying.dead_letter(dying.receive(1)[0], "by hand")
     looks: list[tuple[str, dict[str, object]]] = [
         ("topics", {}), ("scheduled", {"topic": "t"}), ("subscriptions", {"topic": "t"}), ("partitions", {}),
         ("topic_figures", {"topic": "t"}), ("policies", {}), ("policies", {"topic": "t"}),
         ("effective", {"topic": "t"}), ("peek", {"topic": "t", "subscription": "s", "count": 2}),
-        ("tick", {}), ("save_snapshots", {}),
+        ("tick", {}), ("save_snapshots", {}), ("schedules", {}), ("schedules", {"topic": "t"}), ("dead_letters", {}),
     ]  # fmt: skip
     for name, arguments in looks:
         theirs, ours = client.ask(name, arguments), here.ask(name, arguments)
@@ -254,6 +263,21 @@ def test_an_answer_is_what_the_same_operation_gives_in_this_process(store: Delay
     assert {name for name, _ in looks} < NAMES
     here._waiter.__exit__()  # type: ignore[attr-defined]
     here._waiter._connection.close()  # type: ignore[attr-defined]
+
+
+def test_something_else_is_asked_while_an_answer_is_being_streamed(store: DelayedStore, client: ControlClient) -> None:
+    """As `duelog stats` does, the figures of each topic while it lists them: no answer is taken for another's."""
+    for name in "abc":
+        store.topic(name).create()
+    found: Any = client.ask("topics", {})
+    figures: list[Any] = [client.ask("topic_figures", {"topic": name}) for name in found]
+    assert [each["name"][-1] for each in figures] == ["a", "b", "c"]
+    left: Any = client.ask("topics", {})
+    next(left)
+    unknown: Any = client.ask("peek", {"topic": "nosuch", "subscription": "s", "count": 1})
+    with pytest.raises(Refused, match="nosuch"):
+        next(unknown)
+    assert [len(list(client.ask("topics", {"limit": 2}))), len(list(left))] == [2, 2]  # type: ignore[call-overload]
 
 
 def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedStore, client: ControlClient) -> None:
