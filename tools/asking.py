@@ -9,12 +9,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias
 
-from .. import DeadLetter, ReceivedMessage, Schedule, ScheduledMessage
+from .. import DeadLetter, DelayedStore, ReceivedMessage, Schedule, ScheduledMessage
 from ..control.control_client import ControlClient
 from ..control.store_operations import Operations
 from ..store.message import Occurrence
 from ..store.position import MessageId
-from .values import open_to_read, open_to_write, require_store
+from .values import alone, open_to_read, open_to_write, require_store
 
 Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
 """As `Operations.ask`."""
@@ -34,9 +34,15 @@ def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Ask]:
         with client:
             yield client.ask
         return
-    store = open_to_write(path, create=create) if writes else open_to_read(path)
-    with store, closing(Operations(store, _Here())) as operations:
+    with alone("it takes no commands (StoreConfig(control=False), or a clock of its own): end it first"):
+        store = open_to_write(path, create=create) if writes else open_to_read(path)
+    with store, closing(operations_here(store)) as operations:
         yield operations.ask
+
+
+def operations_here(store: DelayedStore) -> Operations:
+    """The operations of a store that this process has open."""
+    return Operations(store, _Here())
 
 
 class _Here(Event):

@@ -6,7 +6,8 @@ What cannot be read is InvalidArgument with the field and the value, which the c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +17,7 @@ from .. import DelayedStore, StoreConfig
 from ..assembly import open_engine
 from ..opening import Identity, read_identity, stored_span_ms
 from ..store.clock import SystemClock
-from ..store.errors import InvalidArgument
+from ..store.errors import AlreadyOpen, DuelogError, InvalidArgument, StoreLocked
 from ..store.message import MAX_DUE_MS
 
 _MOST_NAME_BYTES = 200
@@ -100,6 +101,25 @@ def require_store(path: Path) -> None:
         raise InvalidArgument("STORE", str(path), "there is no such directory; `duelog init` makes a store")
     if not path.is_dir() or not (path / "STORE").exists():
         raise InvalidArgument("STORE", str(path), "this is no store: it has no file named STORE")
+
+
+class StoreNeeded(StoreLocked):
+    """Another process has a store open that a command needs for itself; it says why."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        DuelogError.__init__(self, f"{path}: another process has this store open for writing; {why}")
+        self.path = path
+
+
+@contextmanager
+def alone(why: str) -> Iterator[None]:
+    """What needs a store for itself runs in the block; where another process has it open, StoreNeeded says why."""
+    try:
+        yield
+    except AlreadyOpen:
+        raise
+    except StoreLocked as error:
+        raise StoreNeeded(error.path, why) from None
 
 
 def open_to_read(path: Path) -> DelayedStore:

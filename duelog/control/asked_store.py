@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from duelog.store.clock import Clock
+from duelog.store.config import StoreConfig
 from duelog.store.duration import Duration
 from duelog.store.policy.policies import EffectivePolicies, Policies, PolicyValue
 
@@ -20,6 +21,8 @@ class Store(Protocol):
 
     @property
     def clock(self) -> Clock: ...
+    @property
+    def config(self) -> StoreConfig: ...
     def topic(self, name: str) -> Topic: ...
     def topics(self, namespace: str | None = None) -> Iterator[Topic]: ...
     def delete_topic(self, name: str) -> None: ...

@@ -18,18 +18,20 @@ from duelog.store.policy.policies import POLICY_FIELDS, PolicyValue
 
 from ..subscription import Subscription
 from .asked_store import Store
+from .import_operations import ImportOperations
 from .json_values import message_ids_of, payload_of, received_json, scheduled_json, seek_target
 from .letter_operations import LetterOperations
 from .schedule_operations import ScheduleOperations
 
-STREAMED = frozenset({"dead_letters", "peek", "scheduled", "schedules", "topics"})
+STREAMED = frozenset({"dead_letters", "keys", "peek", "scheduled", "schedules", "topics"})
 """Operations whose result is a sequence that is made while it is read."""
 
 NAMES = STREAMED | {
-    "ack", "cancel", "create_subscription", "create_topic", "delete_subscription", "delete_topic", "effective", "every",
-    "expire", "figures", "leave", "partitions", "pause", "pause_schedule", "policies", "purge_dead_letters", "receive",
-    "remove_policies", "remove_schedule", "requeue_dead_letters", "reschedule", "resume", "resume_schedule",
-    "save_snapshots", "seek", "send", "skip", "subscribe", "subscriptions", "tick", "topic_figures", "update_policies",
+    "ack", "cancel", "cancel_key", "check_delays", "create_subscription", "create_topic", "delete_subscription",
+    "delete_topic", "effective", "every", "expire", "figures", "find", "has_topic", "leave", "limits", "partitions",
+    "pause", "pause_schedule", "policies", "purge_dead_letters", "receive", "remove_policies", "remove_schedule",
+    "requeue_dead_letters", "reschedule", "resume", "resume_schedule", "save_snapshots", "seek", "send",
+    "send_messages", "skip", "subscribe", "subscriptions", "tick", "topic_figures", "update_policies",
 }  # fmt: skip
 """The operations; each is a method of `Operations`."""
 
@@ -52,7 +54,7 @@ class Waiter(Protocol):
         """False: the client has gone."""
 
 
-class Operations(LetterOperations, ScheduleOperations):
+class Operations(ImportOperations, LetterOperations, ScheduleOperations):
     """One client's way to an open store. Not thread-safe."""
 
     def __init__(self, store: Store, waiter: Waiter) -> None:

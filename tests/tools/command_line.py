@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import typer.testing
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from duelog import DelayedStore, ManualClock, StoreConfig
@@ -22,6 +25,10 @@ DUELOG = [sys.executable, "-m", "duelog.tools.cli.main"]
 
 FUTURE_MS = 4_102_444_800_000
 """2100-01-01T00:00:00Z: due on none."""
+
+
+typer.testing._get_command = cache(get_command)  # type: ignore[attr-defined]
+"""The commands are put together once, which takes longer than most of them."""
 
 
 def run(*arguments: object, input: str | bytes | None = None) -> Result:

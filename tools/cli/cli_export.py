@@ -13,7 +13,7 @@ from ...store.errors import InvalidArgument
 from ..arrow.missing import NeedsArrow
 from ..fleet import is_fleet, stores_of
 from ..output import printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
-from ..values import open_to_write, time_ms
+from ..values import alone, open_to_write, time_ms
 from .options import Json, Master, Stores, end_fleet, store_progress
 
 
@@ -115,6 +115,7 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
     export = open_export(directory)
     total = sum(file.rows for file in export.message_files) + export.rows_of(PENDING)
     with (
+        alone("an archive goes into an empty store that nothing else is sent to: name another directory"),
         open_to_write(store, create=True, span_ms=export.manifest["partition_ms"]) as opened,
         progress_bar("messages", MofNCompleteColumn(), TimeElapsedColumn()) as progress,
     ):

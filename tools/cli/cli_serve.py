@@ -14,6 +14,7 @@ from ... import DelayedStore
 from ...opening import stored_span_ms
 from ...store.errors import InvalidArgument
 from ..output import write_line
+from ..values import alone
 from .options import Store, allow_every_descriptor
 
 _EXAMPLE = """
@@ -73,7 +74,9 @@ def serve(
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     chosen = BrokerConfig(**settings) if config is None else read_config(config, **settings)
     allow_every_descriptor()
-    with DelayedStore.open(store, store_config(chosen, stored_span_ms(store))) as opened:
+    with alone("a broker has its store for itself: end that process first"):
+        opened = DelayedStore.open(store, store_config(chosen, stored_span_ms(store)))
+    with opened:
         command = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
         asyncio.run(run_broker(opened, chosen, lambda urls, web: _announce(store, urls, web), command))
 

@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from ..asking import asked
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_table
 from ..snapshot_tool import FoundSnapshot, RebuildReport, list_snapshots, rebuild_snapshots, verify_snapshots
-from ..values import iso_time
+from ..values import alone, iso_time
 from .options import Json, Store
 
 app = typer.Typer(
@@ -42,13 +42,15 @@ def list_(store: Store, partition: Partition = None, topic: Topic = None, json_:
 def verify(store: Store, partition: Partition = None, topic: Topic = None, json_: Json = False) -> None:
     """Read every part of every snapshot. Exit status 1: one of them cannot be used.
 
-    A snapshot that cannot be used costs nothing but the time of the next start.
+    Refused while a process has the store open, which replaces them meanwhile: verify a backup. A snapshot that cannot
+    be used costs nothing but the time of the next start.
 
     ```
     duelog snapshot verify data
     ```
     """
-    found = verify_snapshots(store, partition=partition, topic=topic)
+    with alone("it replaces snapshots while they are read: end it first, or verify a backup"):
+        found = verify_snapshots(store, partition=partition, topic=topic)
     _show(found, json_)
     if not all(each.usable for each in found):
         raise typer.Exit(1)
@@ -88,7 +90,10 @@ def rebuild(
     duelog snapshot rebuild data --partition 20261201T000000Z
     ```
     """
-    with progress_bar("entries", MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+    with (
+        alone("rebuild writes what it would write too: end it first"),
+        progress_bar("entries", MofNCompleteColumn(), TimeRemainingColumn()) as progress,
+    ):
         report = rebuild_snapshots(store, partition=partition, topic=topic, bucket_ms=bucket_ms, progress=progress)
     _show_report(report, json_)
     if report.damaged:

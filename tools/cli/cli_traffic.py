@@ -17,14 +17,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ... import DelayedStore
 from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
 from ..asking import asked
 from ..output import answer, say, write_json, write_line
 from ..transfer.import_lines import Import
-from ..values import iso_time, open_to_write, properties_of, time_ms
+from ..values import iso_time, properties_of, time_ms
 from .cli_export import import_parquet
 from .options import Create, Json, Store, TopicName
 
@@ -169,11 +168,11 @@ def import_(
         _refuse_of_others("--ics", once, allow_past)
         _import_calendar(store, file, topic, timezone, days, json_)
         return
-    with _input(file) as lines, open_to_write(store, create=True) as opened:
+    with _input(file) as lines, asked(store, writes=True, create=True) as ask:
         started = time.monotonic()
-        work = Import(opened, batch_messages=batch, allow_past=allow_past, once=once)
+        work = Import(ask, batch_messages=batch, allow_past=allow_past, once=once)
         try:
-            _import(work, lines, opened)
+            _import(work, lines, store)
         except BaseException:
             rest = f"; of the lines up to {work.began_to:,} some may be" if work.began_to else ""
             say(f"{work.messages:,} messages, up to line {work.lines:,}, are in the store{rest}")
@@ -198,8 +197,8 @@ def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: in
     from ..transfer.import_ics import import_ics
 
     try:
-        with _input(file) as calendar, open_to_write(store, create=True) as opened:
-            done = import_ics(opened, calendar, topic, timezone=timezone, horizon=timedelta(days=days))
+        with _input(file) as calendar, asked(store, writes=True, create=True) as ask:
+            done = import_ics(ask, calendar, topic, timezone=timezone, horizon=timedelta(days=days))
     except ImportError as error:
         raise InvalidArgument("--ics", file, f"{error}; pip install 'duelog[calendar]'") from None
     text = f"{done.messages:,} reminders to {topic}; {done.past:,} are past"
@@ -221,10 +220,10 @@ def _input(name: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _import(work: Import, lines: IO[bytes], store: DelayedStore) -> None:
+def _import(work: Import, lines: IO[bytes], store: Path) -> None:
     size = os.fstat(lines.fileno()).st_size if lines is not sys.stdin.buffer else 0
     bar = Progress(
-        TextColumn(f"into {store.path.name}"),
+        TextColumn(f"into {store.absolute().name}"),
         BarColumn(),
         TextColumn("{task.fields[messages]:,} messages, {task.fields[rate]:,.0f}/s"),
         TimeElapsedColumn(),

@@ -26,7 +26,7 @@ from ..output import (
     write_table,
 )
 from ..repair.repair_store import repair_store
-from ..values import iso_time, open_to_read
+from ..values import alone, iso_time, open_to_read
 from .options import Json, Master, Store, Stores, allow_every_descriptor, end_fleet, store_progress
 
 
@@ -75,7 +75,8 @@ def move_namespace(
     from ..move_namespace import move_namespace as run
 
     allow_every_descriptor()
-    moved = run(placement, namespace, to, (lambda step: None) if json_ else say)
+    with alone("no broker may have either of the two: end both first"):
+        moved = run(placement, namespace, to, (lambda step: None) if json_ else say)
     if json_:
         found = asdict(moved)
         write_json({**found, "source": str(moved.source), "target": str(moved.target)})
@@ -104,7 +105,8 @@ def repair(
     duelog repair data --output given-up.jsonl
     ```
     """
-    report = repair_store(store, output or store.with_name(store.name + "-given-up.jsonl"))
+    with alone("repair rewrites the files that it works on: end it first"):
+        report = repair_store(store, output or store.with_name(store.name + "-given-up.jsonl"))
     for action in report.actions:
         answer({"action": action}, printable(action), json_=json_)
     if json_:

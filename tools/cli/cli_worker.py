@@ -12,6 +12,7 @@ import typer
 
 from ... import Worker
 from ...store.errors import InvalidArgument
+from ..values import alone
 from .options import allow_every_descriptor
 
 
@@ -40,7 +41,8 @@ def worker(
     found = _find(target)
     logging.basicConfig(level=log.upper())  # unless the program has seen to it
     allow_every_descriptor()
-    found.run()
+    with alone("a worker opens the store itself: end it first, or run the tasks in that program (`Worker(store)`)"):
+        found.run()
 
 
 def _find(target: str) -> Worker:

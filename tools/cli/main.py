@@ -53,8 +53,9 @@ duelog receive data reminders mailer --create
 
 One process at a time has a store open for writing: a program, `serve`, or a command for as long as it runs. Commands
 reach it by the socket CONTROL in the store's directory, which its user and root alone may use, and do the same as if
-they had opened the store themselves; those that only look work beside any process. import, init, repair and snapshot
-rebuild need a store that no process has open.
+they had opened the store themselves; those that only look work beside any process. A store that no process has open
+need repair, snapshot verify and rebuild, drain without --keep, move-namespace and import --parquet, and what serves it:
+serve, worker.
 
 Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970; durations are seconds, 90s, 1h30m,
 500ms, 2w, or ISO 8601 (PT1H30M).

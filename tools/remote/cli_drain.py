@@ -19,7 +19,7 @@ from ...store.errors import InvalidArgument
 from ...store.names import TopicName
 from ..cli.options import Json, Store
 from ..output import progress_bar, say, write_json, write_line
-from ..values import iso_time, require_store
+from ..values import alone, iso_time, require_store
 
 if TYPE_CHECKING:
     from .draining import Drained
@@ -72,7 +72,8 @@ def drain(
     topics = [TopicName.parse(each) for each in topic] if topic else None
     target = PulsarTarget(to, token=token, trust=trust)
     config = StoreConfig(partition_ms=stored_span_ms(store) or StoreConfig().partition_ms, background=False)
-    engine = open_engine(store.absolute(), config, SystemClock(), read_only=keep or dry_run, records_defaults=False)
+    with alone("draining cancels here what is there: end it first, or copy with --keep"):
+        engine = open_engine(store.absolute(), config, SystemClock(), read_only=keep or dry_run, records_defaults=False)
     with closing(target), DelayedStore(engine) as opened:
         total = opened.stats().pending
         with progress_bar("messages", MofNCompleteColumn(), TimeRemainingColumn()) as progress:

@@ -11,6 +11,7 @@ something else is replaced, one that its event has no more is cancelled. Events 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections import Counter
@@ -19,9 +20,12 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import IO, Any
 from zoneinfo import ZoneInfo
 
-from ... import DelayedStore, Message, Topic
-from ...store.errors import DelayTooLong, InvalidArgument, InvalidMessage
+from ... import Message
+from ...store.codec.body import encode_one
+from ...store.errors import InvalidArgument, InvalidMessage
+from ..asking import Ask
 from ..values import iso_time
+from .asked_messages import first_refused
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -42,7 +46,7 @@ class ImportedReminders:
 
 
 def import_ics(
-    store: DelayedStore, file: IO[bytes], topic: str, *, timezone: str = "UTC", horizon: timedelta = timedelta(days=366)
+    ask: Ask, file: IO[bytes], topic: str, *, timezone: str = "UTC", horizon: timedelta = timedelta(days=366)
 ) -> ImportedReminders:
     """Send the reminders of a calendar that trigger within `horizon` from the store's now, and update earlier ones.
 
@@ -56,7 +60,8 @@ def import_ics(
     from icalendar import Calendar
 
     zone = _zone(timezone)
-    now = _EPOCH + timedelta(milliseconds=store.clock.now_ms())
+    limits: dict[str, int] = ask("limits", {})
+    now = _EPOCH + timedelta(milliseconds=limits["now_ms"])
     try:
         calendar = Calendar.from_ical(file.read())
         if calendar.name != "VCALENDAR":
@@ -86,18 +91,25 @@ def import_ics(
                 messages.append(message)
     messages.sort(key=_due)
     for message in messages:
-        try:
-            store.topic(topic).sender.check(message)
-        except DelayTooLong as error:
-            event = f"event {message.key!r}: reminder"
-            reason = f"a delay of {error.asked_ms} ms is {error.reason}"
-            raise InvalidMessage(event, iso_time(_due(message)), reason) from None
+        encode_one(message, limits["now_ms"], limits["max_message_bytes"])
+    refused = first_refused(ask, topic, messages)
+    if refused is not None:
+        message = messages[refused["at"]]
+        event = f"event {message.key!r}: reminder"
+        reason = f"a delay of {refused['asked_ms']} ms is {refused['reason']}"
+        raise InvalidMessage(event, iso_time(_due(message)), reason)
     uids = {str(component.get("UID", "")) for component in calendar.walk() if component.name in ("VEVENT", "VTODO")}
-    return _update(store.topic(topic), messages, uids, (_ms(now), _ms(now + horizon)), past, without_time)
+    return _update(ask, topic, messages, uids, (_ms(now), _ms(now + horizon)), past, without_time)
 
 
 def _update(
-    topic: Topic, messages: list[Message], uids: set[str], within_ms: tuple[int, int], past: int, without_time: int
+    ask: Ask,
+    topic: str,
+    messages: list[Message],
+    uids: set[str],
+    within_ms: tuple[int, int],
+    past: int,
+    without_time: int,
 ) -> ImportedReminders:
     """Have the pending reminders of these events, from a time to another, be the messages, which are sorted."""
     keyed: dict[str, Message] = {}
@@ -107,19 +119,21 @@ def _update(
         keyed[f"{instant}/{of_instant[instant]}"] = message
         of_instant[instant] += 1
     sent = updated = unchanged = cancelled = 0
-    if topic.exists():
+    is_there = ask("has_topic", {"topic": topic})
+    if is_there:
         for uid in sorted(uids):
-            for key in list(topic.keys(_prefix(uid))):
+            for key in list(ask("keys", {"topic": topic, "prefix": _prefix(uid)})):
                 trigger_ms = int(key.rpartition("/")[0][-15:])
                 if key not in keyed and within_ms[0] < trigger_ms <= within_ms[1]:
-                    cancelled += topic.cancel_key(key)
+                    cancelled += ask("cancel_key", {"topic": topic, "key": key})
     for key, message in keyed.items():
-        found = topic.find(key) if topic.exists() else None
-        if found is not None and found.payload == message.payload:
+        payload = base64.b64encode(message.payload).decode()
+        found = ask("find", {"topic": topic, "key": key}) if is_there else None
+        if found is not None and found["payload"] == payload:
             unchanged += 1
             continue
-        due_ms = _due(message)
-        topic.send(message.payload, deliver_at=due_ms, key=message.key, dedup_key=key, replace=True)
+        given = {"payload": payload, "deliver_at": _due(message), "key": message.key, "dedup_key": key}
+        ask("send", {"topic": topic, **given, "replace": True, "create": True})
         sent, updated = sent + (found is None), updated + (found is not None)
     return ImportedReminders(sent, past, without_time, updated, unchanged, cancelled)
 

@@ -20,14 +20,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
 
-from ... import DelayedStore, Message
+from ... import Message
+from ...store.codec.body import encode_one
 from ...store.duration_text import duration_seconds
-from ...store.errors import DelayTooLong, InvalidArgument, InvalidMessage
+from ...store.errors import InvalidArgument, InvalidMessage
 from ...store.names import TopicName
+from ..asking import Ask
 from ..values import time_ms
+from .asked_messages import first_refused, pieces_of
 
 FIELDS = ("topic", "payload", "payload_base64", "deliver_at", "deliver_after", "key", "properties")
 
@@ -35,18 +38,27 @@ _BATCH_BYTES = 32 << 20
 """A batch ends at this size too, whatever its number of messages."""
 
 
+class _Read(NamedTuple):
+    """A message that was read, and where it stands."""
+
+    line: int
+    fields: dict[str, Any]
+    message: Message
+
+
 class Import:
     """One import into an open store; the counts say how far it has come, also after an error."""
 
     def __init__(
-        self, store: DelayedStore, *, batch_messages: int = 5_000, allow_past: bool = False, once: str | None = None
+        self, ask: Ask, *, batch_messages: int = 5_000, allow_past: bool = False, once: str | None = None
     ) -> None:
         """`allow_past` as in `Topic.send`; `once`: name of the producer that numbers the messages."""
-        self._store = store
+        self._ask = ask
         self._batch_messages = batch_messages
         self._allow_past = allow_past
         self._once = once
-        self._longest_line = 8 * store.config.max_message_bytes + (1 << 20)
+        self._limits: dict[str, int] = ask("limits", {})
+        self._longest_line = 8 * self._limits["max_message_bytes"] + (1 << 20)
         self._counts: dict[str, int] = {}
         self.messages = 0
         """Messages of the batches that are written in full."""
@@ -76,22 +88,38 @@ class Import:
             self._write(batch, number)
             progress()
 
-    def _batches(self, file: IO[bytes]) -> Iterator[tuple[dict[str, list[Message]], int]]:
+    def _batches(self, file: IO[bytes]) -> Iterator[tuple[dict[str, list[_Read]], int]]:
         """Messages by topic, each of them checked, and the number of the last line."""
-        batch: dict[str, list[Message]] = {}
+        batch: dict[str, list[_Read]] = {}
         count = size = number = 0
         for number, line in self._lines(file):
             try:
-                topic, message = self._message(line)
+                topic, found = self._message(number, line)
             except InvalidArgument as error:
+                self._check_delays(batch)  # of the lines before it
                 raise InvalidMessage(f"line {number}: {error.field}", error.value, error.reason) from None
-            batch.setdefault(topic, []).append(message)
+            batch.setdefault(topic, []).append(found)
             count += 1
             size += len(line)
             if count == self._batch_messages or size >= _BATCH_BYTES:
+                self._check_delays(batch)
                 yield batch, number
                 batch, count, size = {}, 0, 0
+        self._check_delays(batch)
         yield batch, number
+
+    def _check_delays(self, batch: dict[str, list[_Read]]) -> None:
+        """Raise InvalidMessage for the first line that a delay policy refuses."""
+        refused = []
+        for topic, found in batch.items():
+            refusal = first_refused(self._ask, topic, [each.message for each in found])
+            if refusal is not None:
+                refused.append((found[refusal["at"]], refusal))
+        if refused:
+            first, refusal = min(refused, key=lambda each: each[0].line)
+            field = "deliver_at" if first.message.deliver_after is None else "deliver_after"
+            reason = f"a delay of {refusal['asked_ms']} ms is {refusal['reason']}"
+            raise InvalidMessage(f"line {first.line}: {field}", first.fields[field], reason)
 
     def _lines(self, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         number = 0
@@ -102,23 +130,22 @@ class Import:
             if not line.isspace():
                 yield number, line
 
-    def _write(self, batch: dict[str, list[Message]], number: int) -> None:
+    def _write(self, batch: dict[str, list[_Read]], number: int) -> None:
         self.began_to = number if batch else 0
-        for name, messages in batch.items():
-            topic, first = self._store.topic(name), self._counts.get(name, 0)
-            if self._once is None:
-                topic.send_batch(messages, allow_past=self._allow_past)
-            else:
-                producer = topic.producer(self._once)
-                stored = producer.last_sequence_id + 1 - first  # from 0 on without a gap: batches come in order
-                producer.send_batch(messages, first_sequence_id=first, allow_past=self._allow_past)
-                self.stored_before += min(max(stored, 0), len(messages))
-            self._counts[name] = first + len(messages)
+        for name, found in batch.items():
+            for piece in pieces_of([each.message for each in found]):
+                self._send(name, piece)
         self.began_to = 0
         self.messages += sum(map(len, batch.values()))
         self.lines = max(self.lines, number)
 
-    def _message(self, line: bytes) -> tuple[str, Message]:
+    def _send(self, topic: str, piece: Sequence[dict[str, object]]) -> None:
+        first = self._counts.get(topic, 0)
+        given = {"allow_past": self._allow_past, "producer": self._once, "first": first}
+        self.stored_before += self._ask("send_messages", {"topic": topic, "messages": piece, **given})
+        self._counts[topic] = first + len(piece)
+
+    def _message(self, number: int, line: bytes) -> tuple[str, _Read]:
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -138,12 +165,8 @@ class Import:
             key=fields.get("key"),
             properties=fields.get("properties"),
         )
-        try:
-            self._store.topic(topic).sender.check(message, allow_past=self._allow_past)
-        except DelayTooLong as error:
-            field = "deliver_at" if message.deliver_after is None else "deliver_after"
-            raise InvalidMessage(field, fields[field], f"a delay of {error.asked_ms} ms is {error.reason}") from None
-        return topic, message
+        encode_one(message, self._limits["now_ms"], self._limits["max_message_bytes"], allow_past=self._allow_past)
+        return topic, _Read(number, fields, message)
 
 
 def _payload(fields: dict[str, Any]) -> bytes:

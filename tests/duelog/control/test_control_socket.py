@@ -218,6 +218,14 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
         (b'{"ask": "purge_dead_letters", "with": {"ids": "1:1"}}\n', "ids='1:1': expected a list"),
         (b'{"ask": "requeue_dead_letters", "with": {"ids": [[]]}}\n', "ID=[]: no dead letter has this id"),
         (b'{"ask": "requeue_dead_letters", "with": {"delay": "1h"}}\n', "delay='1h': expected seconds"),
+        (b'{"ask": "send_messages", "with": {"topic": "t", "messages": {}}}\n', "messages={}: expected a list"),
+        (
+            b'{"ask": "send_messages", "with": {"topic": "t", "messages": [{"payload": "", "ttl": 1}]}}\n',
+            "messages[0]=",
+        ),
+        (b'{"ask": "send_messages", "with": {"topic": "t", "messages": [{"payload": 1}]}}\n', "messages[0]: payload=1"),
+        (b'{"ask": "check_delays", "with": {"topic": "t", "delays": [1]}}\n', "delays[0]=1: expected deliver_at and"),
+        (b'{"ask": "keys", "with": {"topic": "t", "prefix": 1}}\n', "public/default/t' does not exist"),
         (b'{"ask": "dead_letters", "with": {"older_than": []}}\n', "older_than=[]: expected seconds"),
         (b'{"ask": "every", "with": {"topic": "t", "name": 1, "cron": "@daily", "create": true}}\n', "schedule=1"),
     ],
@@ -238,6 +246,7 @@ def test_an_answer_is_what_the_same_operation_gives_in_this_process(store: Delay
     """Every operation that looks, after some that change: there is one implementation of each."""
     here = Operations(store, control_server.Waiting(socket.socket(socket.AF_UNIX)))
     sent: Any = client.ask("send", {"topic": "t", "payload": PAY, "deliver_after": 3600, "create": True})
+    client.ask("send", {"topic": "t", "payload": PAY, "deliver_after": 3600, "dedup_key": "k"})
     client.ask("create_subscription", {"topic": "t", "subscription": "s", "position": "earliest"})
     client.ask("send", {"topic": "t", "payload": PAY, "key": "k", "properties": {"a": "b"}})
     client.ask("update_policies", {"topic": "t", "values": {"ttl_ms": 1_000}})
@@ -250,6 +259,7 @@ def test_an_answer_is_what_the_same_operation_gives_in_this_process(store: Delay
         ("topic_figures", {"topic": "t"}), ("policies", {}), ("policies", {"topic": "t"}),
         ("effective", {"topic": "t"}), ("peek", {"topic": "t", "subscription": "s", "count": 2}),
         ("tick", {}), ("save_snapshots", {}), ("schedules", {}), ("schedules", {"topic": "t"}), ("dead_letters", {}),
+        ("keys", {"topic": "t"}), ("find", {"topic": "t", "key": "k"}), ("has_topic", {"topic": "t"}),
     ]  # fmt: skip
     for name, arguments in looks:
         theirs, ours = client.ask(name, arguments), here.ask(name, arguments)

@@ -52,12 +52,26 @@ def test_looking_works_beside_a_writing_process(written: Path, command: str) -> 
         assert len(done.stdout.splitlines()) == 2
 
 
-@pytest.mark.parametrize("command", ["send {} t x", "receive {} t mailer --timeout 0", "import {} /dev/null"])
-def test_writing_beside_a_writing_process_is_refused_with_one_line(written: Path, command: str) -> None:
-    """Status 2, the path and the reason, no traceback."""
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("send {} t x", "it takes no commands"),
+        ("receive {} t mailer --timeout 0", "it takes no commands"),
+        ("import {} /dev/null", "it takes no commands"),
+        ("repair {}", "repair rewrites the files"),
+        ("snapshot verify {}", "verify a backup"),
+        ("snapshot rebuild {}", "end it first"),
+        ("serve {} --port 0", "a broker has its store for itself"),
+        ("drain {} --to pulsar://localhost:1", "copy with --keep"),
+    ],
+)
+def test_a_command_that_needs_the_store_for_itself_says_why_in_one_line(written: Path, command: str, why: str) -> None:
+    """Status 2, the path and the reason, no traceback; of commands that go over the socket, where there is none."""
     done = process(*command.format(written).split())
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"duelog: {written}: another process has this store open for writing\n"
+    assert done.stderr.startswith(f"duelog: {written}: another process has this store open for writing; ")
+    assert why in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 # -- in a shell ----------------------------------------------------------------------------------

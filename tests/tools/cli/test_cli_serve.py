@@ -78,7 +78,8 @@ def test_a_store_that_another_process_holds_is_one_line(tmp_path: Path) -> None:
     """The one who came first keeps it."""
     with served(tmp_path / "store", "--port", 0):
         said = refused("serve", tmp_path / "store", "--port", 0)
-    assert said == f"duelog: {tmp_path / 'store'}: another process has this store open for writing\n"
+    taken = f"duelog: {tmp_path / 'store'}: another process has this store open for writing; "
+    assert said == f"{taken}a broker has its store for itself: end that process first\n"
 
 
 def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:

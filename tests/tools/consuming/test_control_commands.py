@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -104,9 +105,63 @@ schedules resume {} t daily
 schedules resume {} nosuch daily
 schedules remove {} t daily
 schedules remove {} t daily --json
+import {} DIR/lines.jsonl --once nightly --json
+import {} DIR/lines.jsonl --once nightly --json
+import {} DIR/lines.jsonl --once nightly --batch 1
+import {} DIR/wrong.jsonl
+import {} DIR/late.jsonl
+import {} DIR/nosuch.jsonl
+import {} --ics DIR/calendar.ics --topic dates
+import {} --ics DIR/calendar.ics --topic dates --json
+import {} --ics DIR/moved.ics --topic dates
+import {} --ics DIR/lines.jsonl
+scheduled {} dates --json
+scheduled {} imported --json
+policies set {} --topic imported --max-delay 1h
+import {} DIR/lines.jsonl
+import {} --ics DIR/calendar.ics --topic imported
+scheduled {} imported --limit 1 --json
 """
 
-VARYING = r'"publish_ms": \d+|"disk_bytes": \d+|disk +[\d.]+ .iB|next at .*|"oldest_[a-z_]*": \d+|"next_id": "\d+:\d+"'
+CALENDAR = f"""BEGIN:VCALENDAR
+VERSION:2.0
+PRODID:-//duelog//tests//EN
+BEGIN:VEVENT
+UID:1@example.org
+DTSTAMP:20260101T000000Z
+DTSTART:{datetime.now(UTC) + timedelta(days=100):%Y%m%dT%H%M%SZ}
+SUMMARY:Dentist
+BEGIN:VALARM
+ACTION:DISPLAY
+TRIGGER:-PT15M
+END:VALARM
+END:VEVENT
+END:VCALENDAR
+"""
+
+FILES = {
+    "lines.jsonl": """{"topic": "imported", "payload": "a", "deliver_at": "2100-01-01T09:00:00Z", "key": "k"}
+        {"topic": "t", "payload_base64": "AP8=", "deliver_at": 4102444800000, "properties": {"a": "b"}}
+        {"topic": "imported", "payload": "c", "deliver_at": 4102444800001}""",
+    "wrong.jsonl": """{"topic": "imported", "payload": "a"}
+        {"topic": "imported", "payload": "b", "deliver_at": "soon"}""",
+    "late.jsonl": """{"topic": "imported", "payload": "a"}
+        {"topic": "imported", "payload": "b", "deliver_at": 253402300800000}""",
+    "calendar.ics": CALENDAR,
+    "moved.ics": CALENDAR.replace("-PT15M", "-PT30M"),
+}
+"""What is imported."""
+
+VARYING = "|".join(
+    (
+        r'"publish_ms": \d+',
+        r'"disk_bytes": \d+|disk +[\d.]+ .iB',
+        r'"oldest_[a-z_]*": \d+',
+        r"next at .*|a delay of \d+ ms",
+        r'"seconds": [\d.]+|in [\d.]+ s',
+        r"\b(?:[6-9]\d|\d{3,}):\d+\b",  # ids in ledgers that are numbered from where the store was opened
+    )
+)
 """What depends on when a command ran, and on how often a store was closed."""
 
 
@@ -139,15 +194,19 @@ def taken(path: Path) -> Iterator[DelayedStore]:
 
 def test_the_same_commands_print_the_same_of_a_store_that_is_open_elsewhere(path: Path) -> None:
     """Answers, errors and exit statuses, one command after the other; nothing tells which process did it."""
+    for name, content in FILES.items():
+        (path.parent / name).write_text(content)
     copy = shutil.copytree(path, path.parent / "copy" / path.name)
     with ExitStack() as stack:
         stack.enter_context(DelayedStore.open(path, StoreConfig(background=False)))
         for line in filter(None, LINES.splitlines()):
             found = []
             for where in (path, copy):
-                wanted = line.format(where).replace("DIR", str(where.parent))
+                exported = line.replace("DIR/letters", f"{where.parent}/letters")
+                wanted = exported.format(where).replace("DIR", str(path.parent))
                 result = run(*wanted.split())
                 shown = f"{result.stdout}\n{result.stderr}".replace(str(where.parent), "DIR")
+                shown = shown.replace(str(path.parent), "DIR")
                 shown = re.sub(VARYING, "", shown)
                 found.append((result.exit_code, shown))
             assert found[0] == found[1], line
@@ -162,6 +221,18 @@ def test_the_store_of_a_receiving_command_can_be_sent_to(path: Path) -> None:
         sent = json_of("send", path, "t", "now")
         assert json.loads(receiver.stdout.readline())["message_id"] == sent["message_id"]
     assert ([each["payload"] for each in first], receiver.returncode) == (["m0", "m1", "m2", "m3", "m4"], 0)
+
+
+def test_an_import_larger_than_a_request_may_be_is_sent_in_pieces(tmp_path: Path) -> None:
+    """Whatever the batch: each request keeps to what the socket takes, and the order of the lines is kept."""
+    path, file = tmp_path / "store", tmp_path / "lines.jsonl"
+    payloads = [f"{number:0100d}{'x' * 700}" for number in range(3_000)]
+    line = {"topic": "t", "deliver_at": FUTURE_MS, "key": "\u2603", "properties": {"a": "\n" * 30}}
+    file.write_text("".join(json.dumps({**line, "payload": payload}) + "\n" for payload in payloads))
+    with DelayedStore.open(path, StoreConfig(background=False, max_message_bytes=1_000)) as store:
+        assert json_of("import", path, file, "--batch", 3_000, "--once", "nightly")["messages"] == 3_000
+        assert json_of("import", path, file, "--once", "nightly")["stored_before"] == 3_000
+        assert [each.payload.decode() for each in store.topic("t").scheduled()] == payloads
 
 
 def test_nothing_can_be_asked_of_a_store_whose_program_has_switched_it_off(path: Path) -> None:
