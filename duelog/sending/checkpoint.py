@@ -7,6 +7,7 @@ written, and its rows are applied along.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -32,21 +33,39 @@ class Checkpoint:
         self._left = dict.fromkeys(partitions.unapplied())
         """The partitions that are not applied yet."""
         self._under_way: list[Future[None]] = []
+        self._running = 0
+        """Of those that are under way, how many have not come to their end."""
+        self._lock = threading.Lock()
 
     @property
     def is_ready(self) -> bool:
         """Whether `finish` has nothing to wait for."""
-        return all(future.done() for future in self._under_way)
+        return not self._running
 
     def begin(self, pool: ThreadPoolExecutor) -> None:
         """Have threads of `pool` apply the partitions; where none can be started `finish` applies them."""
-        for partition in list(self._left):
+        partitions = list(self._left)
+        self._running = len(partitions)
+        for partition in partitions:
             try:
-                self._under_way.append(pool.submit(self._apply, partition))
+                self._under_way.append(pool.submit(self._apply_beside, partition))
             except RuntimeError:
                 break
-        if not self._under_way:
+        self._ended(len(partitions) - len(self._under_way))
+
+    def _ended(self, count: int) -> None:
+        """So many of those that were to be applied side by side have come to their end, or were not begun."""
+        with self._lock:
+            self._running -= count
+            running = self._running
+        if not running:
             self._ready()
+
+    def _apply_beside(self, partition: Partition) -> None:
+        try:
+            self._apply(partition)
+        finally:
+            self._ended(1)
 
     def finish(self) -> None:
         """Wait until everything is applied, in this thread what no other has. Raises StoreFull, StoreFailed.
@@ -81,12 +100,8 @@ class Checkpoint:
             partition.environment.sync()  # another commit may have applied its rows, and is not known to be on disk
 
     def _apply(self, partition: Partition) -> None:
-        try:
-            with self._partitions.lease(partition):
-                partition.environment.apply()
-                partition.environment.sync()
-            del self._left[partition]
-            reach("wal.part")
-        finally:
-            if self._under_way and sum(not future.done() for future in self._under_way) <= 1:
-                self._ready()
+        with self._partitions.lease(partition):
+            partition.environment.apply()
+            partition.environment.sync()
+        del self._left[partition]
+        reach("wal.part")
