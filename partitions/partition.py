@@ -282,10 +282,10 @@ class Partition:
 
         Raises DamagedStore.
         """
-        with explained(self.path):
-            if not (self.path / "data.mdb").is_file():
-                raise DamagedStore(self.path, "is registered in the catalog, and is missing")
         if self._scanned != self.path:
+            with explained(self.path):
+                if not (self.path / "data.mdb").is_file():
+                    raise DamagedStore(self.path, "is registered in the catalog, and is missing")
             refuse_broken(self.path)
             self._scanned = self.path
 

@@ -102,7 +102,7 @@ class Environment(GroupCommit):
         )
         try:
             self._last_run = max(last, RUN_PREFIX)
-            self.in_place = InPlace(path / "data.mdb")
+            self.in_place = InPlace(f"{path}/data.mdb")
             self._map = MapSize(self._env, self._gate, map_bytes)
             if not read_only:
                 self._upkeep = Upkeep(path, self._env, self._map.map_anew, synced=durability != "none", evicts=evicts)

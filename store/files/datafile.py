@@ -79,7 +79,7 @@ class InPlace:
     The system goes on taking writes to a file whose directory was removed, and what they hold is gone with the process.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path | str) -> None:
         """Of the file that is there now."""
         self._path = os.fspath(file)
         self._look_at_ns = 0

@@ -110,9 +110,9 @@ def size_bytes(path: Path) -> int:
     return total
 
 
-def occupied_bytes(file: Path) -> int:
+def occupied_bytes(file: Path | str) -> int:
     """Bytes that a file occupies on disk (blocks, not its length); 0 where it is not there, or not any more."""
     try:
-        return file.lstat().st_blocks * 512
+        return os.lstat(file).st_blocks * 512
     except FileNotFoundError:
         return 0

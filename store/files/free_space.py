@@ -13,6 +13,7 @@ from pathlib import Path
 import lmdb
 
 from ..errors import StoreFull
+from .directory import occupied_bytes
 from .system_errors import explained
 
 _LOW_SPACE_BYTES = 1 << 20
@@ -29,10 +30,10 @@ def reserve_lock_file(path: Path) -> None:
     kills the process (SIGBUS). REQUIRES: not open in this process, or reserved already, since closing the descriptor
     would drop the locks that are held on it.
     """
-    lock = path / "lock.mdb"
-    if lock.exists() and lock.stat().st_blocks * 512 >= _LOCK_BYTES:
-        return
+    lock = f"{path}/lock.mdb"
     with explained(path):
+        if occupied_bytes(lock) >= _LOCK_BYTES:
+            return
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, _LOCK_BYTES)

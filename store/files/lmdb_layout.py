@@ -79,7 +79,7 @@ def open_file(directory: Path) -> Iterator[int]:
 
     Also for a file that this process has open: LMDB's locks, which go with any descriptor, lie on lock.mdb.
     """
-    descriptor = os.open(directory / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(f"{directory}/data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:
@@ -91,11 +91,11 @@ def meta_in_force(descriptor: int) -> tuple[int, list[MetaPage]]:
 
     As of one instant, though another process commits between two reads.
     """
-    page_bytes = _page_bytes(descriptor)
-    found = _read_metas(descriptor, page_bytes)
-    while (again := _read_metas(descriptor, page_bytes)) != found:
-        found = again
-    return page_bytes, found
+    page_bytes, pages = _read_metas(descriptor)
+    while (again := _read_metas(descriptor))[1] != pages:
+        page_bytes, pages = again
+    found = [meta for number, page in enumerate(pages) if (meta := _parse_meta(number, page)) is not None]
+    return page_bytes, sorted(found, key=lambda meta: meta.transaction)
 
 
 def metas_disagree(metas: list[MetaPage]) -> str | None:
@@ -122,26 +122,24 @@ def page_count(descriptor: int, page_bytes: int) -> int:
     return -(-os.fstat(descriptor).st_size // page_bytes)
 
 
-def _page_bytes(descriptor: int) -> int:
-    """The size of a page, from either meta page."""
-    for candidate in _PAGE_SIZES:
-        for meta in _read_metas(descriptor, candidate):
-            if meta.free.pad == candidate:
-                return candidate
-    return _PAGE_SIZES[0]
+def _read_metas(descriptor: int) -> tuple[int, list[bytes]]:
+    """The size of a page, from either meta page, and what lies where the meta pages are."""
+    first = os.pread(descriptor, _META_BYTES, 0)
+    for page_bytes in _PAGE_SIZES:
+        pages = [first, os.pread(descriptor, _META_BYTES, page_bytes)]
+        if any(meta.free.pad == page_bytes for meta in map(_parse_meta, (0, 1), pages) if meta is not None):
+            return page_bytes, pages
+    return _PAGE_SIZES[0], [first, os.pread(descriptor, _META_BYTES, _PAGE_SIZES[0])]
 
 
-def _read_metas(descriptor: int, page_bytes: int) -> list[MetaPage]:
-    found = []
-    for number in (0, 1):
-        page = os.pread(descriptor, _META_BYTES, number * page_bytes)
-        if len(page) < _META_BYTES:
-            continue
-        _, _, kind, _, _ = PAGE_HEADER.unpack_from(page)
-        magic, version, map_bytes = _META.unpack_from(page, _META_AT)
-        if (magic, version) != (_MAGIC, _VERSION) or not kind & META:
-            continue
-        free = TreeRecord(*_TREE.unpack_from(page, _FREE_AT))
-        main = TreeRecord(*_TREE.unpack_from(page, _MAIN_AT))
-        found.append(MetaPage(number, map_bytes, free, main, *_END.unpack_from(page, _END_AT)))
-    return sorted(found, key=lambda meta: meta.transaction)
+def _parse_meta(number: int, page: bytes) -> MetaPage | None:
+    """The meta page that `page` begins with; None: it is not valid in itself."""
+    if len(page) < _META_BYTES:
+        return None
+    _, _, kind, _, _ = PAGE_HEADER.unpack_from(page)
+    magic, version, map_bytes = _META.unpack_from(page, _META_AT)
+    if (magic, version) != (_MAGIC, _VERSION) or not kind & META:
+        return None
+    free = TreeRecord(*_TREE.unpack_from(page, _FREE_AT))
+    main = TreeRecord(*_TREE.unpack_from(page, _MAIN_AT))
+    return MetaPage(number, map_bytes, free, main, *_END.unpack_from(page, _END_AT))

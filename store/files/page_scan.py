@@ -307,7 +307,7 @@ class _Nodes:
         for length in np.flatnonzero(np.bincount(lengths)).tolist():  # most tables have keys of one length
             which = np.flatnonzero(lengths == length)
             if length:
-                windows = np.lib.stride_tricks.sliding_window_view(self._bytes, length)
+                windows = np.ndarray((len(self._bytes) - length + 1, length), np.uint8, self._bytes, strides=(1, 1))
                 found[which] = np.ascontiguousarray(windows[begins[which]]).view(f"S{length}")[:, 0]
         return found
 
