@@ -34,18 +34,19 @@ def fill(path: Path, size: int, wal_bytes: int) -> None:
     dues = load.dues(1_000_000, load.START_MS, load.START_MS + _DAYS * load.DAY_MS)
     store = DelayedStore.open(path, StoreConfig(wal_bytes=wal_bytes), clock=ManualClock(load.NOW_MS))
     topic = store.topic("recover")
-    at = used = size_before = segment = 0
+    assert store._engine.wal_writer is not None
+    segments = store._engine.wal_writer._segments
+    at = used = rows = size_before = segment = 0
     while True:
         topic.send_payloads(payloads, deliver_at=dues[at : at + load.BATCH])
         at = (at + load.BATCH) % len(dues)
-        assert store._engine.wal_writer is not None
-        active = store._engine.wal_writer._segments._wal.active
+        active = segments._wal.active
         assert active is not None
         if active.used < used:
             size_before = segment
-        if active.size == size_before and active.size < active.used + 2 * (active.used - used):  # the next may not fit
-            return
-        used, segment = active.used, active.size
+        elif active.size == size_before and not segments.fits(2 * (active.used - used), 2 * (segments._rows - rows)):
+            return  # the next may not fit
+        used, rows, segment = active.used, segments._rows, active.size
 
 
 def measure(subject: str, size: int, wal_bytes: int, directory: Path) -> dict[str, float]:

@@ -63,9 +63,10 @@ def fill_memtables(
 def _fill(path: Path, environment: Environment, memtable: Memtable, rows: Iterable[tuple[int, Row]]) -> None:
     fields = environment.get(APPLIED_KEY)
     applied = -1 if fields is None else fmt.unpack_u64(fields)
+    view = memtable.view
     for position, row in rows:
         if position > applied:
-            add_row(memtable, row)
+            add_row(view, row)
             memtable.position = position
     _refuse_gaps(path, environment, memtable)
 

@@ -32,6 +32,9 @@ _USUAL_BYTES = 16 * MIB
 """The most that a segment of few environments grows to."""
 
 _BYTES_A_PARTITION = 256 * KIB
+_BYTES_A_ROW = KIB
+"""For so many bytes of the largest segment there is a row at most: some 600 of memory, however small its messages."""
+
 _KEPT_BYTES = MIB
 """Of a disk, for commits that make space."""
 
@@ -64,6 +67,7 @@ class WalSegments:
         self._wal = wal
         self._clock = clock
         self._most_bytes = config.wal_bytes
+        self._most_rows = config.wal_bytes // _BYTES_A_ROW
         self._durability = config.durability
         self._relaxed_ms = config.relaxed_ms
         self._wake = wake
@@ -78,16 +82,21 @@ class WalSegments:
         self._flushed_ms: int | None = None
         self._ended_bytes = 0
         """Of segments that have ended since the last checkpoint was begun."""
+        self._rows = 0
+        """Of all groups since then."""
 
     # -- groups ------------------------------------------------------------------------------------
 
-    def fits(self, size: int) -> bool:
-        """Whether a group of so many bytes (`group_bytes`) can be appended; else `make_space` makes space for it."""
-        return not self._unrecorded and self._wal.fits(size)
+    def fits(self, size: int, rows: int) -> bool:
+        """Whether a group of so many bytes (`group_bytes`) and rows can be appended; else `make_space` makes space."""
+        return not self._unrecorded and self._takes(size, rows)
 
-    def make_space(self, size: int) -> None:
-        """Have a segment that takes a group of so many bytes. Raises as `begin_next`."""
-        if not self._wal.fits(size):
+    def _takes(self, size: int, rows: int) -> bool:
+        return self._wal.fits(size) and (not self._rows or self._rows + rows <= self._most_rows)
+
+    def make_space(self, size: int, rows: int) -> None:
+        """Have a segment that takes a group of so many bytes and rows. Raises as `begin_next`."""
+        if not self._takes(size, rows):
             self.begin_next(size)
         active = self._wal.active
         if self._unrecorded and active is not None:  # before anything is in it
@@ -107,6 +116,7 @@ class WalSegments:
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
         reach("wal.before")
         position = self._wal.append(rows, flush=flush)
+        self._rows += len(rows)
         if self._begun_ms is None:
             self._begun_ms = now_ms
             self._wake()
@@ -147,9 +157,10 @@ class WalSegments:
         if active is not None:
             touched = len(self._partitions.unapplied()) + 1  # before some of them are applied
             wait_ms = self._clock.now_ms() - (self._begun_ms or 0)
-            if group and wait_ms < CHECKPOINT_MS:  # it is full before it is due
+            if group and wait_ms < CHECKPOINT_MS and not self._wal.fits(group):  # it is full before it is due
                 size = max(min(active.size * 2, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
                 goes_on = 2 * (self._ended_bytes + active.size) < min(size, self._most_bytes)
+                goes_on = goes_on and 2 * self._rows < self._most_rows
             else:
                 size = active.size
         self.finish_checkpoint()
@@ -165,7 +176,7 @@ class WalSegments:
         if goes_on and active is not None:
             self._ended_bytes += active.size
             return
-        begun_ms, self._begun_ms, self._ended_bytes = self._begun_ms, None, 0
+        begun_ms, self._begun_ms, self._ended_bytes, self._rows = self._begun_ms, None, 0, 0
         if ended is None:
             self._unrecorded = True
         elif begun_ms is not None:

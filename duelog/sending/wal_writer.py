@@ -155,7 +155,7 @@ class WalWriter:
                         records.append((record.key, fields))
                         placed.setdefault(self.memtable, [])
                 unit.value = work.value(places)
-            if not self._segments.fits(group_bytes(rows)):
+            if not self._segments.fits(group_bytes(rows), len(rows)):
                 return False
             position = self._append(rows)
             for memtable, members in placed.items():
@@ -212,9 +212,9 @@ class WalWriter:
                     return [*self._halves(units)]
                 current = units[0]
                 raise InvalidArgument("messages", size, f"bytes, more than a group of {self.largest_group} takes")
-            if rows and not self._segments.fits(size):
+            if rows and not self._segments.fits(size, len(rows)):
                 batch.release()  # a commit that applies may append to the same logs
-                self._segments.make_space(size)
+                self._segments.make_space(size, len(rows))
                 return units
             if rows:
                 batch.publish(self._append(rows))

@@ -85,14 +85,13 @@ class Group(NamedTuple):
 
     def rows(self) -> Iterator[Row]:
         """What is in it, in order."""
-        at = 0
+        content, at = bytes(self.content), 0  # one copy: slices of it are bytes
         for _ in range(self.row_count):
-            kind, start_ms, key_length, length = _ROW.unpack_from(self.content, at)
-            at += _ROW.size
-            key = bytes(self.content[at : at + key_length])
-            at += key_length
-            yield Row(kind, start_ms, key, bytes(self.content[at : at + length]))
-            at += length
+            kind, start_ms, key_length, length = _ROW.unpack_from(content, at)
+            begin = at + _ROW.size
+            middle = begin + key_length
+            at = middle + length
+            yield Row(kind, start_ms, content[begin:middle], content[middle:at])
 
 
 def group_bytes(rows: Sequence[Row]) -> int:

@@ -71,6 +71,20 @@ def test_a_small_segment_of_many_partitions_is_not_applied_before_the_next(
     assert held(store).keys() >= set(ids)
 
 
+def test_a_segment_with_a_row_for_each_kib_of_it_is_followed_by_another(store: DelayedStore) -> None:
+    """However few bytes they have: what is unapplied of them is in memory. What is too much for any is one group."""
+    most = CONFIG.wal_bytes // 1_024
+    before = sum(group.row_count for group in in_wal(store))
+    for number in range(most - before):
+        send(store, number, number % 3)
+    assert {group.number for group in in_wal(store)} == {1}
+    send(store, most)
+    assert {group.number for group in in_wal(store)} == {2}
+    store.send_batch([(f"t{number}", Message(b"", deliver_at=FIRST_MS)) for number in range(most + 1)])
+    assert [group.number for group in in_wal(store)] == [3]
+    assert sorted(map(int, set(held(store).values()) - {b"first"})) == [*range(most - before), most]
+
+
 def test_a_full_log_holds_producers_back(
     tmp_path: Path, clock: ManualClock, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
