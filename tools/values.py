@@ -17,7 +17,7 @@ from .. import DelayedStore, StoreConfig
 from ..assembly import open_engine
 from ..opening import Identity, read_identity, stored_span_ms
 from ..store.clock import SystemClock
-from ..store.errors import AlreadyOpen, DuelogError, InvalidArgument, StoreLocked
+from ..store.errors import AlreadyOpen, InvalidArgument, StoreLocked
 from ..store.message import MAX_DUE_MS
 
 _MOST_NAME_BYTES = 200
@@ -103,23 +103,16 @@ def require_store(path: Path) -> None:
         raise InvalidArgument("STORE", str(path), "this is no store: it has no file named STORE")
 
 
-class StoreNeeded(StoreLocked):
-    """Another process has a store open that a command needs for itself; it says why."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        DuelogError.__init__(self, f"{path}: another process has this store open for writing; {why}")
-        self.path = path
-
-
 @contextmanager
 def alone(why: str) -> Iterator[None]:
-    """What needs a store for itself runs in the block; where another process has it open, StoreNeeded says why."""
+    """What needs a store for itself runs in the block; where another process has it open, StoreLocked says why."""
     try:
         yield
     except AlreadyOpen:
         raise
     except StoreLocked as error:
-        raise StoreNeeded(error.path, why) from None
+        error.args = (f"{error}; {why}",)
+        raise
 
 
 def open_to_read(path: Path) -> DelayedStore:
