@@ -31,6 +31,7 @@ from .background.scheduler import Scheduler
 from .background.trimming import Trimming
 from .background.wakeups import Wakeups
 from .engine import Engine
+from .keys.keyed_batches import KeyedBatches
 from .keys.keyed_messages import KeyedMessages
 from .keys.topic_keys import TopicKeys
 from .metrics import StoreMetrics, instruments
@@ -133,14 +134,15 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         policies.effective, lambda: policies.version, figures.all_pending_of, by_time=bool(config.inline_delay_ms)
     )
     sender = Sender(partitions, config, limits, wal_writer, policies, quotas)
-    put_writer = PutWriter(sender, policies, producers.of)
+    succession = Succession(main, firing.gate, clock, pending)
+    topic_keys = TopicKeys(main, partitions, withdrawals)
+    keyed_batches = KeyedBatches(policies, topic_keys, sender, succession, quotas, listeners)
+    put_writer = PutWriter(sender, policies, producers.of, keyed_batches.send_all)
     outbox = Outbox(put_writer.write, config.max_in_flight_bytes, sender.group_bytes, found.path)
     dead_letters = DeadLetters(main, topics, flusher, clock, firing.gate, pending, wakeups.wake)
 
     # When time passes.
     expiry = Expiry(main, topics, agenda, flusher, policies)
-    succession = Succession(main, firing.gate, clock, pending)
-    topic_keys = TopicKeys(main, partitions, withdrawals)
     keyed = KeyedMessages(
         topics,
         partitions,
@@ -148,7 +150,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         topic_keys,
         sender,
         withdrawals,
-        succession,
+        keyed_batches,
         listeners,
         config.max_message_bytes,
     )

@@ -145,9 +145,10 @@ class DelayedStore(StorePolicies):
 
         messages: (topic, message), the topic by name or as `topic` gives it; topics that do not exist come into being.
         Returns the ids in the order of the messages, once all are as durable as the store's `durability` says. All are
-        checked before anything is written. `allow_past`: as in `Topic.send`. Raises InvalidMessage naming the first
-        that cannot be taken (`messages[3].deliver_at`), InvalidArgument where they may be more than one group takes
-        (`StoreConfig.wal_bytes`), DelayTooLong, StoreFull, StoreFailed; then none was appended.
+        checked before anything is written. `allow_past`, and a message's `dedup_key`: as in `Topic.send` and
+        `Topic.send_batch`. Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`),
+        InvalidArgument where they may be more than one group takes (`StoreConfig.wal_bytes`), DelayTooLong, StoreFull,
+        StoreFailed; then none was appended.
         """
         sender, engine = self._engine.sender_to_topics(), self._engine
         engine.check_writable()

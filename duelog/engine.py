@@ -158,13 +158,21 @@ class Engine:
             self.sender,
             self.outbox,
             self.producers.of,
+            self.keyed.send_all,
             self.writing_at,
             self.config.max_message_bytes,
         )
 
     def sender_to_topics(self) -> StoreSender:
         """What sends to several topics at once."""
-        return StoreSender(self.topics, self.policies, self.sender, self.writing_at, self.config.max_message_bytes)
+        return StoreSender(
+            self.topics,
+            self.policies,
+            self.sender,
+            self.keyed.send_all,
+            self.writing_at,
+            self.config.max_message_bytes,
+        )
 
     def place_of(self, topic: TopicState, field: str, given: Position) -> Position:
         """Where in the main log it is: of a delayed message's id its marker, anything else as it is.

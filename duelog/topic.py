@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import islice
 
 from duelog.markers.pending_entries import Outcome
+from duelog.store.codec.message_fields import Dedup
 from duelog.store.duration import Duration
 from duelog.store.errors import InvalidArgument
 from duelog.store.log.managed_ledger import LedgerInfo
@@ -20,7 +21,6 @@ from .engine import Engine
 from .faces.by_key import TopicByKey
 from .faces.topic_schedules import TopicSchedules
 from .faces.topic_subscriptions import TopicSubscriptions
-from .keys.keyed_messages import Dedup
 from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt, TopicSender
@@ -89,7 +89,13 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         dedup = Dedup.checked(dedup_key, dedup_for, replace)
         if dedup is not None:
             message = Message(
-                payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties, ttl=ttl
+                payload,
+                deliver_at=deliver_at,
+                deliver_after=deliver_after,
+                key=key,
+                properties=properties,
+                ttl=ttl,
+                dedup_key=dedup.key,
             )
             return self._engine.keyed.send(self._name, message, dedup, self._engine.writing_at, allow_past=allow_past)
         return self.sender.send(payload, deliver_at, deliver_after, key, properties, allow_past, ttl)
@@ -104,6 +110,9 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
         ttl: Duration | None = None,
+        dedup_key: str | None = None,
+        dedup_for: Duration | None = None,
+        replace: bool = False,
     ) -> Future[MessageId]:
         """As `send`, without waiting for the disk: a future of the id.
 
@@ -112,6 +121,9 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         StoreFailed. A future that is cancelled before its message is being written takes it back. `close` of the store
         writes what is on its way.
         """
+        dedup = None
+        if dedup_key is not None or dedup_for is not None or replace:
+            dedup = Dedup.checked(dedup_key, dedup_for, replace)
         future: Future[MessageId] = Future()
         sender, wanted = self.sender, Future.set_running_or_notify_cancel
         sender.put(
@@ -124,6 +136,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
                 allow_past,
                 future,
                 _resolve,
+                dedup=dedup,
                 wanted=wanted,
                 ttl=ttl,
             ),
@@ -141,6 +154,9 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
         ttl: Duration | None = None,
+        dedup_key: str | None = None,
+        dedup_for: Duration | None = None,
+        replace: bool = False,
         numbers: tuple[str, int, int] | None = None,
         token: object = None,
         done: Done,
@@ -157,6 +173,8 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         put, as by `producer`; where all its numbers are stored its outcome is DUPLICATE. They are stored with the
         message, in one commit, and shared with `producer` and `producer_number`. Of a range over 65,536 numbers the
         first and the last count. A message only some of whose numbers are stored is stored.
+        dedup_key, dedup_for, replace: as of `send`, decided on when the message is written. Not with numbers. The
+        outcome of a message that is not stored is the id of the one that is there.
         wait: whether to wait for capacity, while `max_in_flight_bytes` of messages are on their way; without it False
         is returned then, with nothing done.
 
@@ -164,12 +182,26 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         `numbers` it touches no disk. Raises InvalidMessage, DelayTooLong, InvalidArgument, ClosedError, StoreFailed,
         ResourceShortage: it was not taken. DelayTooLong is not raised for what is stored already.
         """
-        checked = None if numbers is None else Numbers.checked(numbers)
+        checked, dedup = None if numbers is None else Numbers.checked(numbers), None
+        if dedup_key is not None or dedup_for is not None or replace:
+            dedup = Dedup.checked(dedup_key, dedup_for, replace)
+            if checked is not None:
+                raise InvalidArgument("dedup_key", dedup_key, "not with numbers: either says what is stored once")
         if not callable(done) or getattr(done, "__hash__", None) is None:
             raise InvalidArgument("done", done, "expected something to be called, with a hash")
         sender = self.sender
         item = sender.outgoing(
-            payload, deliver_at, deliver_after, key, properties, allow_past, token, done, numbers=checked, ttl=ttl
+            payload,
+            deliver_at,
+            deliver_after,
+            key,
+            properties,
+            allow_past,
+            token,
+            done,
+            numbers=checked,
+            dedup=dedup,
+            ttl=ttl,
         )
         return sender.put(item, wait=wait)
 
@@ -180,6 +212,8 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         crash all of them are there, or none. More than a segment of the write-ahead log takes (`StoreConfig.wal_bytes`)
         are several groups: if one fails (StoreFull, StoreFailed) those before it stand. Raises InvalidMessage naming
         the first that cannot be taken (`messages[3].deliver_at`), and DelayTooLong.
+
+        Those with a `dedup_key` are decided on one after the other, as if each were sent alone, in the same group.
         """
         return self.sender.send_batch(messages, allow_past=allow_past).to_list()
 

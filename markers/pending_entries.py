@@ -13,6 +13,7 @@ frontier is not above it then: one that firing has gone ahead of (C) is late, as
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -208,8 +209,18 @@ class PendingEntries:
                 outcomes[row] = Outcome.ALREADY_CANCELLED
         transaction.after_commit(lambda: self._withdraw(topic_id, found, fresh))
 
-    def admit(self, transaction: Transaction, topic_id: int, new: NewEntries, taken: set[int]) -> dict[int, MessageId]:
-        """Let the entries of the rows `taken` fire, and no others; their ids by row."""
+    def admit(
+        self,
+        transaction: Transaction,
+        topic_id: int,
+        new: NewEntries,
+        taken: set[int],
+        cancelled: AbstractSet[int] = frozenset(),
+    ) -> dict[int, MessageId]:
+        """Let the entries of the rows `taken` fire, and no others; their ids by row.
+
+        cancelled: those of them that are cancelled at the same time.
+        """
         start_ms = new.partition.start_ms
         fields = transaction.get(fmt.frontier_key(topic_id, start_ms))
         # Invariant: nothing fired since they were appended. Below T the record would say that they have.
@@ -217,11 +228,11 @@ class PendingEntries:
             raise BrokenInvariant(f"entry {new.first_entry} of ledger {new.ledger_id} is admitted behind the frontier")
         entry_ids = {row: new.first_entry + offset for offset, row in enumerate(new.rows)}
         admitted = BitMap([entry_id for row, entry_id in entry_ids.items() if row in taken])
-        refused = BitMap(entry_ids.values()) - admitted
+        refused = BitMap([entry_id for row, entry_id in entry_ids.items() if row not in taken or row in cancelled])
         cancellations.add(transaction, Table.ADMITTED, new.ledger_id, admitted)
         cancellations.add(transaction, Table.CANCELLED, new.ledger_id, refused)
-        if admitted:
-            ids = np.array(admitted, dtype=np.uint32)
+        if fires := admitted - refused:
+            ids = np.array(fires, dtype=np.uint32)
             dues = new.dues[ids - np.uint32(new.first_entry)]
             transaction.after_commit(lambda: self._firing.admit(start_ms, topic_id, ids, dues))
         return {row: MessageId(new.ledger_id, entry_id) for row, entry_id in entry_ids.items() if row in taken}

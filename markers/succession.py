@@ -8,7 +8,9 @@ and the record as it was: none is lost or doubled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from ..store.env.reader_gate import ReaderGate
 from ..store.env.transaction import Transaction
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId
-from .pending_entries import Outcome, PendingEntries
+from .pending_entries import FoundEntries, NewEntries, Outcome, PendingEntries
 from .withdrawal import append_due
 
 NOTHING = MessageId(0, 0)
@@ -39,6 +41,30 @@ class Passed(NamedTuple):
 
     due_ms: int
     body: bytes
+
+
+class Placed(NamedTuple):
+    """Where a message is: the start of its partition, IN_MAIN for the main log, and its id."""
+
+    start_ms: int
+    message_id: MessageId
+
+
+class Replacing(NamedTuple):
+    """Messages of one topic that are sent together, some of them in the place of others.
+
+    olds: by row, what is cancelled for the message, and the partition that this is in. passing: rows whose message is
+    cancelled as well, for another of them takes its place.
+    """
+
+    log: ManagedLedger
+    dues: Sequence[int]
+    bodies: Sequence[bytes]
+    olds: Mapping[int, tuple[MessageId, Partition]]
+    passing: AbstractSet[int]
+
+
+_Found = tuple[list[FoundEntries], list[Outcome]]
 
 
 class Succession:
@@ -99,37 +125,63 @@ class Succession:
                 return self._main.write(work)
 
     def replace(
-        self,
-        log: ManagedLedger,
-        old: MessageId,
-        known: Partition,
-        due_ms: int,
-        body: bytes,
-        record: Callable[[Transaction, int, MessageId], None],
-    ) -> tuple[MessageId, bool]:
-        """Cancel `old`, of the partition `known`, where it has not fired, and send another in its place; atomic.
+        self, batches: Sequence[Replacing], record: Callable[[Transaction, list[list[Placed]]], None]
+    ) -> tuple[list[list[Placed]], list[int]]:
+        """Cancel messages of several topics where they have not fired, and send others in their place; atomic.
 
-        `record` is a unit of work, given the start of the partition of the new message, IN_MAIN where it is due, and
-        its id. Returns that, and whether `old` was cancelled. Raises StoreFull, StoreFailed, and what `record` does;
-        then nothing is done.
+        `record` is a unit of work, given where the messages of each batch are. Returns that, and how many of each
+        batch's `olds` were cancelled. Raises StoreFull, StoreFailed, and what `record` does; then nothing is done.
         """
-        with self._gate.reading():
+        with self._gate.reading(), ExitStack() as leases:
             now_ms = self._clock.now_ms()
-            with (
-                self._entries.located(log, [old], known) as (logs, outcomes),
-                self._entries.appended(log.topic_id, [old], [due_ms], {0: body}, now_ms) as new,
-            ):
-                self._entries.sync(logs)
+            steps = [self._begin(batch, now_ms, leases) for batch in batches]
 
-                def work(transaction: Transaction) -> tuple[MessageId, bool]:
-                    for found in logs:
-                        self._entries.cancel(transaction, log.topic_id, found, outcomes)
-                    start_ms = new[0].partition.start_ms if new else IN_MAIN
-                    if new:
-                        new_id = self._entries.admit(transaction, log.topic_id, new[0], {0})[0]
-                    else:
-                        new_id = append_due(transaction, log, [0], {0: body}, now_ms)[0]
-                    record(transaction, start_ms, new_id)
-                    return new_id, outcomes[0] is Outcome.CANCELLED
+            def work(transaction: Transaction) -> tuple[list[list[Placed]], list[int]]:
+                placed = [
+                    self._take_place(transaction, batch, found, new, now_ms)
+                    for batch, (found, new) in zip(batches, steps, strict=True)
+                ]
+                record(transaction, placed)
+                outcomes = [[outcome for _, each in found for outcome in each] for found, _ in steps]
+                return placed, [each.count(Outcome.CANCELLED) for each in outcomes]
 
-                return self._main.write(work)
+            return self._main.write(work)
+
+    def _begin(self, batch: Replacing, now_ms: int, leases: ExitStack) -> tuple[list[_Found], list[NewEntries]]:
+        """Locate what is replaced, and append what replaces it, on disk and under `leases`."""
+        log, olds = batch.log, batch.olds
+        by_partition: dict[Partition, list[MessageId]] = {}
+        for old, partition in olds.values():
+            by_partition.setdefault(partition, []).append(old)
+        found = [
+            leases.enter_context(self._entries.located(log, ids, partition)) for partition, ids in by_partition.items()
+        ]
+        ids = [olds[row][0] if row in olds else NOTHING for row in range(len(batch.dues))]
+        bodies = dict(enumerate(batch.bodies))
+        new = leases.enter_context(self._entries.appended(log.topic_id, ids, batch.dues, bodies, now_ms))
+        for logs, _ in found:
+            self._entries.sync(logs)
+        return found, new
+
+    def _take_place(
+        self,
+        transaction: Transaction,
+        batch: Replacing,
+        found: Sequence[_Found],
+        new: Sequence[NewEntries],
+        now_ms: int,
+    ) -> list[Placed]:
+        """Inside the transaction."""
+        topic_id, rows = batch.log.topic_id, range(len(batch.dues))
+        for logs, outcomes in found:
+            for each in logs:
+                self._entries.cancel(transaction, topic_id, each, outcomes)
+        placed: dict[int, Placed] = {}
+        for appended in new:
+            ids = self._entries.admit(transaction, topic_id, appended, set(rows), batch.passing)
+            placed |= {row: Placed(appended.partition.start_ms, message_id) for row, message_id in ids.items()}
+        direct = [row for row in rows if row not in placed]
+        if direct:
+            ids = append_due(transaction, batch.log, direct, dict(enumerate(batch.bodies)), now_ms)
+            placed |= {row: Placed(IN_MAIN, message_id) for row, message_id in ids.items()}
+        return [placed[row] for row in rows]

@@ -39,6 +39,7 @@ class Message:
     properties: text by name; an empty mapping is as good as None.
     ttl: seconds or a ``timedelta`` after its due time at which it expires: from then on it is not delivered. Whatever
     changes its due time (a policy, `reschedule`) moves that too. None: as long as policies say (`Policies.ttl_ms`).
+    dedup_key, dedup_for, replace: as of `Topic.send`; of messages of one batch as if sent one after the other.
 
     What is finer than a millisecond is rounded up, so that no message is early.
     """
@@ -50,6 +51,9 @@ class Message:
     key: str | None = None
     properties: Mapping[str, str] | None = None
     ttl: Duration | None = None
+    dedup_key: str | None = None
+    dedup_for: Duration | None = None
+    replace: bool = False
 
 
 class Occurrence(NamedTuple):

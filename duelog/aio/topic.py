@@ -14,6 +14,7 @@ from duelog.delivery.failover import Failover
 from duelog.delivery.key_slots import KeyShared
 from duelog.sending import producer
 from duelog.sending.outbox import PutOutcome
+from duelog.store.codec.message_fields import Dedup
 from duelog.store.duration import Duration
 from duelog.topics.seeking import SeekTarget
 
@@ -42,28 +43,22 @@ class Topic(InThreads[duelog.Topic]):
         dedup_for: Duration | None = None,
         replace: bool = False,
     ) -> duelog.MessageId:
-        """As `duelog.Topic.send`. Sends that are awaited side by side share commits, and hold no threads.
-
-        One with a `dedup_key` holds a thread.
-        """
-        if dedup_key is not None or dedup_for is not None or replace:
-            return await self._threads.run(
-                self._inner.send,
-                payload,
-                deliver_at=deliver_at,
-                deliver_after=deliver_after,
-                key=key,
-                properties=properties,
-                allow_past=allow_past,
-                ttl=ttl,
-                dedup_key=dedup_key,
-                dedup_for=dedup_for,
-                replace=replace,
-            )
+        """As `duelog.Topic.send`. Sends that are awaited side by side share commits, and hold no threads."""
+        dedup = Dedup.checked(dedup_key, dedup_for, replace)
         future: asyncio.Future[duelog.MessageId] = asyncio.get_running_loop().create_future()
         sender = self._inner.sender
         item = sender.outgoing(
-            payload, deliver_at, deliver_after, key, properties, allow_past, future, _tell, wanted=_is_wanted, ttl=ttl
+            payload,
+            deliver_at,
+            deliver_after,
+            key,
+            properties,
+            allow_past,
+            future,
+            _tell,
+            dedup=dedup,
+            wanted=_is_wanted,
+            ttl=ttl,
         )
         try:
             if not sender.put(item, wait=False):  # no capacity: a thread waits for it

@@ -11,7 +11,7 @@ from duelog.store.message import Message
 from .asked_store import Store
 from .json_values import payload_of, scheduled_json
 
-_FIELDS = {"payload", "deliver_at", "deliver_after", "key", "properties"}
+_FIELDS = {"payload", "deliver_at", "deliver_after", "key", "properties", "dedup_key", "dedup_for", "replace"}
 
 
 class ImportOperations:

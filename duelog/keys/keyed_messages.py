@@ -7,27 +7,25 @@ the message that is there, unless it is to replace it: then one transaction canc
 other. A message with a key never waits in the main log (`inline_delay_ms`), so that it can be taken back.
 
 A send that stores is one look into the main environment dearer, and a record: a row of the group that stores the
-message. A send that replaces appends to the partition first, then both are one transaction of the main environment.
+message. Several are sent together, and one that replaces is sent, by keyed_batches.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Self
+
+import numpy as np
 
 from duelog.markers.lookup import read_entry
 from duelog.markers.pending_entries import Outcome
-from duelog.markers.succession import Succession
 from duelog.markers.withdrawal import Withdrawals
-from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store.codec.body import encode_one
+from duelog.store.codec.body import EncodedBatch, encode_one
 from duelog.store.codec.format import PartitionState
-from duelog.store.codec.sent_ids import DEDUP, KeyRecord, sent_key
-from duelog.store.duration import Duration, duration_ms
-from duelog.store.env.transaction import Transaction
-from duelog.store.errors import DamagedStore, InvalidArgument, UnknownTopic
+from duelog.store.codec.message_fields import Dedup, checked_dedup_key
+from duelog.store.codec.sent_ids import KeyRecord, sent_key
+from duelog.store.errors import DamagedStore
 from duelog.store.listener import StoreListener
 from duelog.store.message import Message, ScheduledMessage
 from duelog.store.names import TopicName
@@ -38,34 +36,12 @@ from ..sending.log_append import PlaceRecord
 from ..sending.sender import Sender
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
-from .topic_keys import TopicKeys, checked_key
+from .keyed_batches import KeyedBatches, answer, until_ms
+from .topic_keys import TopicKeys
 
 
-class Dedup(NamedTuple):
-    """What a send asks for: its key, how long it holds at least, and whether it takes the place of what is pending."""
-
-    key: str
-    hold_ms: int
-    replace: bool
-
-    @classmethod
-    def checked(cls, key: object, hold: Duration | None, replace: bool) -> Self | None:
-        """What a caller gave; None: no key. Raises InvalidArgument."""
-        if key is None:
-            if hold is not None:
-                raise InvalidArgument("dedup_for", hold, "goes with dedup_key")
-            if replace:
-                raise InvalidArgument("replace", replace, "goes with dedup_key")
-            return None
-        return cls(checked_key(key), 0 if hold is None else duration_ms("dedup_for", hold), replace)
-
-
-def _packed(until_ms: int, start_ms: int, ledger_id: int, entry_id: int) -> bytes:
-    return KeyRecord(start_ms, ledger_id, entry_id, until_ms).pack()
-
-
-class _Changed(Exception):
-    """The record of a key was changed between the look and the transaction."""
+def _packed(until: int, start_ms: int, ledger_id: int, entry_id: int) -> bytes:
+    return KeyRecord(start_ms, ledger_id, entry_id, until).pack()
 
 
 class KeyedMessages:
@@ -79,7 +55,7 @@ class KeyedMessages:
         keys: TopicKeys,
         sender: Sender,
         withdrawals: Withdrawals,
-        succession: Succession,
+        batches: KeyedBatches,
         listeners: Sequence[StoreListener],
         max_message_bytes: int,
     ) -> None:
@@ -89,7 +65,9 @@ class KeyedMessages:
         self._keys = keys
         self._sender = sender
         self._withdrawals = withdrawals
-        self._succession = succession
+        self._batches = batches
+        self.send_all = batches.send_all
+        """What sends several."""
         self._listeners = listeners
         self._max_bytes = max_message_bytes
 
@@ -97,62 +75,33 @@ class KeyedMessages:
         self, name: TopicName, message: Message, dedup: Dedup, writing_at: Callable[[], int], *, allow_past: bool
     ) -> MessageId:
         """As `Topic.send`. `writing_at` gives the time of a store that can be written to."""
-        due_ms, body = encode_one(message, writing_at(), self._max_bytes, {DEDUP: dedup.key}, allow_past=allow_past)
+        due_ms, body = encode_one(message, writing_at(), self._max_bytes, allow_past=allow_past)
         topic = self._topics.get_or_create(name, writing_at())
-        with self._keys.lock(topic, dedup.key):
+        key = sent_key(topic.topic_id, dedup.key)
+        with self._keys.lock(key):
             now_ms = writing_at()
-            record, pending = self._keys.look(topic, dedup.key)
-            if record is not None and not dedup.replace and (pending is not None or record.until_ms > now_ms):
-                return record.message_id
+            looked = self._keys.look(topic, key)
+            message_id = answer(looked, dedup, now_ms)
+            if message_id is not None:
+                return message_id
+            if looked[1] is not None:  # it is replaced
+                one = EncodedBatch(np.array([due_ms]), np.array([due_ms > now_ms]), [body], dedups={0: dedup})
+                owner = np.zeros(1, dtype=np.intp)
+                return self._batches.send_locked([topic], owner, one, {0: key}, now_ms, policies=True)[0]
             due_ms, overridden = self._policies.apply_one(name, due_ms, now_ms)
             topic.has_keys = True
-            until_ms = now_ms + dedup.hold_ms if dedup.hold_ms else 0
-            key = sent_key(topic.topic_id, dedup.key)
-            message_id = None
-            while record is not None and pending is not None and message_id is None:
-                message_id = self._replace(topic, record, pending, due_ms, body, key, until_ms)
-                if message_id is None:
-                    record, pending = self._keys.look(topic, dedup.key)
-            if message_id is None:
-                placed = PlaceRecord(key, partial(_packed, until_ms))
-                message_id = self._sender.send_one(topic, due_ms, body, now_ms, placed)
+            placed = PlaceRecord(key, partial(_packed, until_ms(dedup, now_ms)))
+            message_id = self._sender.send_one(topic, due_ms, body, now_ms, placed)
         if overridden:
             self._policies.stored(name, overridden)
         return message_id
 
-    def _replace(
-        self,
-        topic: TopicState,
-        old: KeyRecord,
-        partition: Partition,
-        due_ms: int,
-        body: bytes,
-        key: bytes,
-        until_ms: int,
-    ) -> MessageId | None:
-        """The id; None, with nothing sent: the key is not of `old` any more."""
-
-        def record(transaction: Transaction, start_ms: int, message_id: MessageId) -> None:
-            if topic.deleted:
-                raise UnknownTopic(str(topic.name))
-            if transaction.get(key) != old.pack():
-                raise _Changed
-            transaction.put(key, KeyRecord(start_ms, *message_id, until_ms).pack())
-
-        try:
-            message_id, cancelled = self._succession.replace(topic.log, old.message_id, partition, due_ms, body, record)
-        except _Changed:
-            return None
-        topic.count_sent(1)
-        for listener in self._listeners:
-            listener.cancelled(topic.name, int(cancelled))
-        return message_id
-
     def cancel(self, topic: TopicState, key: str) -> bool:
         """As `Topic.cancel_key`."""
-        with self._keys.lock(topic, checked_key(key, "key")):
+        place = sent_key(topic.topic_id, checked_dedup_key(key, "key"))
+        with self._keys.lock(place):
             while True:
-                record = self._keys.record(topic, key)
+                record = self._keys.record(place)
                 partition = None if record is None else self._partitions.get(record.start_ms)
                 if record is None or partition is None or partition.state is not PartitionState.OPEN:
                     return False
@@ -163,7 +112,7 @@ class KeyedMessages:
                     if self._partitions.registered(partition):
                         raise
                     return False  # all of it had fired
-                if outcome is Outcome.CANCELLED or self._keys.record(topic, key) == record:
+                if outcome is Outcome.CANCELLED or self._keys.record(place) == record:
                     break  # else its message was rescheduled meanwhile
         cancelled = outcome is Outcome.CANCELLED
         for listener in self._listeners:
@@ -172,11 +121,11 @@ class KeyedMessages:
 
     def keys(self, topic: TopicState, prefix: str) -> Iterator[str]:
         """As `Topic.keys`."""
-        return self._keys.names(topic, checked_key(prefix, "prefix") if prefix else "")
+        return self._keys.names(topic, checked_dedup_key(prefix, "prefix") if prefix else "")
 
     def find(self, topic: TopicState, key: str) -> ScheduledMessage | None:
         """As `Topic.find`."""
-        record, partition = self._keys.look(topic, checked_key(key, "key"))
+        record, partition = self._keys.look(topic, sent_key(topic.topic_id, checked_dedup_key(key, "key")))
         if record is None or partition is None:
             return None
         try:

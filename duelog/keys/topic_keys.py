@@ -6,7 +6,7 @@ the write-ahead log, or in the transaction that admits it. It is moved with the 
 cancelling leave it, but for one that would hold on (`dedup_for`), which cancelling removes: the frontier and the
 cancellations say what has become of a message, and background/id_sweep.py removes the record some time later.
 
-A call that sends or cancels by a key has the key for itself from its first look to the end of its commit. What is done
+A call that sends or cancels by keys has them for itself from its first look to the end of its commit. What is done
 by id meanwhile (a cancellation, a rescheduling, firing) changes the record in its own transaction, and only if the
 record is still of that message.
 """
@@ -14,17 +14,18 @@ record is still of that message.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState, Table
-from duelog.store.codec.sent_ids import MAX_DEDUP_KEY_BYTES, KeyRecord, sent_key
+from duelog.store.codec.sent_ids import KeyRecord, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import unapplied_records
-from duelog.store.errors import DamagedStore, InvalidArgument
+from duelog.store.errors import DamagedStore
 from duelog.store.log import catalog
 
 from ..topics.topic_state import TopicState
@@ -33,17 +34,8 @@ _LOCKS = 1_024
 """Two keys that share one wait for each other."""
 
 
-def checked_key(key: object, field: str = "dedup_key") -> str:
-    """A deduplication key as a caller gave it: 1 to 256 bytes of UTF-8. Raises InvalidArgument."""
-    if not isinstance(key, str):
-        raise InvalidArgument(field, key, "expected a str")
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError:
-        raise InvalidArgument(field, key, "a lone surrogate has no UTF-8 form") from None
-    if not 0 < size <= MAX_DEDUP_KEY_BYTES:
-        raise InvalidArgument(field, key, f"{size} bytes in UTF-8, expected 1 to {MAX_DEDUP_KEY_BYTES}")
-    return key
+Looked = tuple[KeyRecord | None, Partition | None]
+"""The record of a key, and the partition of its message if that is pending."""
 
 
 class TopicKeys:
@@ -55,42 +47,74 @@ class TopicKeys:
         self._withdrawals = withdrawals
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    def lock(self, topic: TopicState, key: str) -> threading.Lock:
-        """Held by a call that sends or cancels by a key; nothing waits for it with another lock in hand."""
-        return self._locks[hash((topic.topic_id, key)) % _LOCKS]
+    @contextmanager
+    def locks(self, keys: Iterable[bytes]) -> Iterator[None]:
+        """Held by a call that sends or cancels by keys, of records; taken in one order by all, before any other."""
+        with ExitStack() as held:
+            for at in sorted({hash(key) % _LOCKS for key in keys}):
+                held.enter_context(self._locks[at])
+            yield
 
-    def record(self, topic: TopicState, key: str) -> KeyRecord | None:
-        """The record of a key. Raises CorruptRecord."""
-        fields = self._main.get(sent_key(topic.topic_id, key))
-        return None if fields is None else KeyRecord.unpack(fields)
+    def lock(self, key: bytes) -> threading.Lock:
+        """As `locks`, of one."""
+        return self._locks[hash(key) % _LOCKS]
 
-    def look(self, topic: TopicState, key: str) -> tuple[KeyRecord | None, Partition | None]:
-        """The record of a key, and the partition of its message if that is pending. Raises CorruptRecord."""
-        while True:
-            record = self.record(topic, key)
-            partition = None if record is None else self.pending_in(topic, record)
-            if record is None or partition is not None or self.record(topic, key) == record:
-                return record, partition  # else its message was rescheduled between the two looks
+    def record(self, key: bytes) -> KeyRecord | None:
+        """The record under a key. Raises CorruptRecord."""
+        return self._records([key])[key]
+
+    def _records(self, keys: Iterable[bytes]) -> dict[bytes, KeyRecord | None]:
+        """In one read transaction."""
+        with self._main.read() as raw:
+            values = {key: raw.get(key) for key in keys}
+            return {
+                key: None if value is None else KeyRecord.unpack(fmt.unseal(key, value))
+                for key, value in values.items()
+            }
+
+    def look(self, topic: TopicState, key: bytes) -> Looked:
+        """As `look_all`, of one key of a record."""
+        return self.look_all({key: topic})[key]
+
+    def look_all(self, wanted: Mapping[bytes, TopicState]) -> dict[bytes, Looked]:
+        """What keys of records, of topics, are of. Raises CorruptRecord."""
+        found: dict[bytes, Looked] = {}
+        left = wanted
+        while left:
+            records = self._records(left)
+            pending = self._pending({key: (left[key], record) for key, record in records.items() if record is not None})
+            found |= {key: (record, pending.get(key)) for key, record in records.items()}
+            unsure = [key for key, record in records.items() if record is not None and key not in pending]
+            now = self._records(unsure) if unsure else {}
+            left = {key: wanted[key] for key in unsure if now[key] != records[key]}  # rescheduled between the looks
+        return found
 
     def names(self, topic: TopicState, prefix: str) -> Iterator[str]:
         """The keys of pending messages that begin with `prefix`, in the order of their bytes. O(keys with it)."""
         for page in catalog.pages(self._main, sent_key(topic.topic_id, prefix)):
-            for key, fields in page:
-                if self.pending_in(topic, KeyRecord.unpack(fields)) is not None:
+            pending = self._pending({key: (topic, KeyRecord.unpack(fields)) for key, fields in page})
+            for key, _ in page:
+                if key in pending:
                     yield fmt.split_named_key(key)[1]
 
-    def pending_in(self, topic: TopicState, record: KeyRecord) -> Partition | None:
-        """The partition of a record's message, if that may still fire and is not cancelled."""
-        partition = self._partitions.get(record.start_ms)
-        if partition is None or partition.state is not PartitionState.OPEN:
-            return None
-        try:
-            (outcome,) = self._withdrawals.states(topic.log, [record.message_id], partition)
-        except DamagedStore:
-            if self._partitions.registered(partition):
-                raise
-            return None  # it was deleted meanwhile: all of it had fired
-        return partition if outcome is None else None
+    def _pending(self, records: Mapping[bytes, tuple[TopicState, KeyRecord]]) -> dict[bytes, Partition]:
+        """By key, the partitions of records' messages that may still fire and are not cancelled."""
+        together: dict[tuple[TopicState, int], list[bytes]] = {}
+        for key, (topic, record) in records.items():
+            together.setdefault((topic, record.start_ms), []).append(key)
+        found: dict[bytes, Partition] = {}
+        for (topic, start_ms), keys in together.items():
+            partition = self._partitions.get(start_ms)
+            if partition is None or partition.state is not PartitionState.OPEN:
+                continue
+            try:
+                outcomes = self._withdrawals.states(topic.log, [records[key][1].message_id for key in keys], partition)
+            except DamagedStore:
+                if self._partitions.registered(partition):
+                    raise
+                continue  # it was deleted meanwhile: all of it had fired
+            found |= {key: partition for key, outcome in zip(keys, outcomes, strict=True) if outcome is None}
+        return found
 
     def are_used(self, topic: TopicState) -> bool:
         """Whether a message with a key was ever sent to the topic, as far as records tell."""

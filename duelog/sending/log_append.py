@@ -7,7 +7,8 @@ logs that take more entries is appended in place. Else each is a unit of work li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from duelog.store.env.memtable import Memtable
 from duelog.store.errors import UnknownTopic
 from duelog.store.log.ledger import Ledger, PackedMessages
 from duelog.store.log.managed_ledger import Segment
+from duelog.store.position import MessageIds
 from duelog.store.wal.segment import MAIN
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
@@ -25,6 +27,28 @@ from ..topics.topic_state import TopicState
 MainRows = Callable[[WriteBatch], EnvironmentBatch]
 Places = Sequence[tuple[int, int]]
 """(ledger id, first entry id) of each append of a unit of work."""
+
+
+class Stored(NamedTuple):
+    """Where the messages of a group are, once it is durable: their ids, and by ledger the partition's start.
+
+    `starts` has no main logs.
+    """
+
+    ids: MessageIds
+    starts: Mapping[int, int]
+
+
+Also = Callable[[WriteBatch, range, Stored], None]
+"""Writes more in the group that stores the messages at some places of a batch; a unit of work, so it may run again."""
+
+GroupAlso = Callable[[WriteBatch, Stored], None]
+"""As `Also`, of all the messages of a group."""
+
+
+def at_places(also: Also, places: range) -> GroupAlso:
+    """What is written with a part of a batch."""
+    return lambda group, stored: also(group, places, stored)
 
 
 class PlaceRecord:

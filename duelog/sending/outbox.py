@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.clock import Monitor
+from duelog.store.codec.message_fields import Dedup
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, ResourceShortage
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
@@ -84,7 +85,8 @@ class Outgoing(NamedTuple):
     now_ms: int
     body: bytes
     overridden: bool
-    numbers: Numbers | None
+    once: Numbers | Dedup | None
+    """Because of which it is stored once, or in the place of another; None: it is stored."""
     token: Any
     done: Done
     wanted: Callable[[Any], bool] | None
@@ -99,8 +101,10 @@ class Outgoing(NamedTuple):
     def group_size(self) -> int:
         """Bytes of a group, at most."""
         size = len(self.body) + _ROW_BYTES
-        if self.numbers is not None:
-            producer, first, last = self.numbers
+        if isinstance(self.once, Dedup):
+            size += _ROW_BYTES + 4 * len(self.once.key)
+        elif self.once is not None:
+            producer, first, last = self.once
             blocks = min((last >> BLOCK_BITS) - (first >> BLOCK_BITS) + 1, 2)
             size += blocks * (_ROW_BYTES + 4 * len(producer)) + (_BLOCK_BYTES * blocks if last > first else 0)
         return size

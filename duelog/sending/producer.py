@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from duelog.store.errors import InvalidArgument
+from duelog.store.errors import InvalidArgument, InvalidMessage
 from duelog.store.message import Message
 from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.producer_state import MAX_SEQUENCE, Claim, ProducerState
 from ..topics.topic_state import TopicState
-from .sender import Stored
+from .log_append import Stored
 from .topic_sender import TopicSender
 
 
@@ -69,6 +69,10 @@ class Producer:
         encoded, now_ms = self._sender.encode(
             batch, allow_past=allow_past
         )  # all are checked before a number is claimed
+        if encoded.dedups:
+            place, dedup = next(iter(encoded.dedups.items()))
+            reason = "not of a producer, whose numbers say what is stored once"
+            raise InvalidMessage(f"messages[{place}].dedup_key", dedup.key, reason)
         claim = Claim()
         with claim.calling:
             self._producer.claim(claim, first, len(batch))

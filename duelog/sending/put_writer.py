@@ -3,6 +3,9 @@
 A message with numbers that are all stored is a duplicate: neither it nor anything else is written. Else its numbers are
 rows of the group that stores it, so both are there after a crash, or neither. Numbers are claimed before the group is
 written, as a call of a producer claims its own (topics/producer_state.py); one that ends has none left.
+
+Messages with deduplication keys are sent as a batch of such, with those that were put in around them. A group has
+numbers or keys: where one comes after the other another group begins.
 """
 
 from __future__ import annotations
@@ -14,14 +17,17 @@ import numpy as np
 
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
+from duelog.store.codec.message_fields import Dedup
 from duelog.store.errors import QuotaExceeded, UnknownTopic
 from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.producer_state import Claim, ProducerState
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
+from .log_append import Stored
 from .outbox import DUPLICATE, Numbers, Outgoing, PutOutcome
-from .sender import Sender, Stored
+from .sender import Sender
+from .topic_sender import SendKeyed
 
 
 class _Group:
@@ -35,6 +41,10 @@ class _Group:
         self.repeated: list[int] = []
         """Messages with numbers of others of the group: duplicates if these are stored."""
         self.claims: dict[ProducerState, Claim] = {}
+        self.dedups: dict[int, Dedup] = {}
+        """By place in `rows`."""
+        self.end = 0
+        """How many of what was given were looked at; what follows does not go with them."""
 
     def write_numbers(self, batch: WriteBatch, _: Stored) -> None:
         """A unit of work: record what is claimed."""
@@ -47,19 +57,24 @@ class PutWriter:
     """Writes what was put into an outbox. For its thread."""
 
     def __init__(
-        self, sender: Sender, policies: DelayPolicies, producer: Callable[[TopicState, str], ProducerState]
+        self,
+        sender: Sender,
+        policies: DelayPolicies,
+        producer: Callable[[TopicState, str], ProducerState],
+        keyed: SendKeyed,
     ) -> None:
-        """`producer` gives what a topic knows of a producer, by its name."""
+        """`producer` gives what a topic knows of a producer, by its name; `keyed` sends batches with keys."""
         self._sender = sender
         self._policies = policies
         self._producer = producer
+        self._keyed = keyed
 
     def write(self, items: Sequence[Outgoing], *, again: bool = True) -> Sequence[PutOutcome]:
         """Store what is not stored, in one group of the write-ahead log; what became of each.
 
         again: where a topic is deleted meanwhile, each topic is written alone, and that one comes into being anew.
         """
-        if len(items) == 1 and items[0].numbers is None:
+        if len(items) == 1 and items[0].once is None:
             return [self._write_one(items[0], again=again)]
         outcomes: list[PutOutcome | None] = [None] * len(items)
         over_quota = False
@@ -80,12 +95,14 @@ class PutWriter:
         if over_quota:  # which of them has place is found by halves, in order
             middle = len(items) // 2
             return [*self.write(items[:middle], again=again), *self.write(items[middle:], again=again)]
-        left = [row for row, outcome in enumerate(outcomes) if outcome is None]
+        left = [row for row in range(group.end) if outcomes[row] is None]
         if left:
             for state in group.topics:
                 rows = [row for row in left if items[row].name == state.name]
                 for row, outcome in zip(rows, self.write([items[row] for row in rows], again=False), strict=True):
                     outcomes[row] = outcome
+        if group.end < len(items):
+            outcomes[group.end :] = self.write(items[group.end :], again=again)
         return outcomes  # type: ignore[return-value]
 
     def _write_one(self, item: Outgoing, *, again: bool) -> PutOutcome:
@@ -116,9 +133,17 @@ class PutWriter:
                 outcomes[row] = place
                 continue
             owner, topic = place
-            if item.numbers is not None:
+            if isinstance(item.once, Dedup):
+                if group.claims:
+                    group.end = row
+                    break
+                group.dedups[len(group.rows)] = item.once
+            elif item.once is not None:
+                if group.dedups:
+                    group.end = row
+                    break
                 try:
-                    fresh = self._claim(topic, item.numbers, group, calling)
+                    fresh = self._claim(topic, item.once, group, calling)
                 except Exception as error:
                     outcomes[row] = error
                     continue
@@ -130,6 +155,8 @@ class PutWriter:
                     continue
             group.rows.append(row)
             group.owners.append(owner)
+        else:
+            group.end = len(items)
         return group
 
     def _claim(self, topic: TopicState, numbers: Numbers, group: _Group, calling: ExitStack) -> bool | None:
@@ -148,7 +175,11 @@ class PutWriter:
         overridden = np.array([item.overridden for item in written])
         batch = EncodedBatch(dues, dues > now_ms, Bodies([item.body for item in written]), overridden)
         owners = np.array(group.owners, dtype=np.intp) if len(group.topics) > 1 else None
-        also = group.write_numbers if group.claims else None
-        ids = self._sender.send_all(list(group.topics), owners, batch, now_ms, also)
+        if group.dedups:
+            batch.dedups = group.dedups
+            ids = self._keyed(list(group.topics), owners, batch, now_ms, policies=False)
+        else:
+            also = group.write_numbers if group.claims else None
+            ids = self._sender.send_all(list(group.topics), owners, batch, now_ms, also)
         for row, message_id in zip(group.rows, ids.to_list(), strict=True):
             outcomes[row] = message_id

@@ -6,7 +6,7 @@ sends packs the runs of partitions before it queues, since the leader of a group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
 
@@ -29,27 +29,21 @@ from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .log_append import LoneDelayed, LoneDirect, PackedAppend, PackedBatch, PlaceRecord
+from .log_append import (
+    Also,
+    GroupAlso,
+    LoneDelayed,
+    LoneDirect,
+    MainRows,
+    PackedAppend,
+    PackedBatch,
+    PlaceRecord,
+    Stored,
+    at_places,
+)
 from .wal_writer import WalWriter
 
 Places = npt.NDArray[np.intp]
-
-
-class Stored(NamedTuple):
-    """Where the messages of a group are, once it is durable: their ids, and by ledger the partition's start.
-
-    `starts` has no main logs.
-    """
-
-    ids: MessageIds
-    starts: Mapping[int, int]
-
-
-Also = Callable[[WriteBatch, range, Stored], None]
-"""Writes more in the group that stores the messages at some places of a batch; a unit of work, so it may run again."""
-
-GroupAlso = Callable[[WriteBatch, Stored], None]
-"""As `Also`, of all the messages of a group."""
 
 _ROW_BYTES = 128
 """What a run takes in the log besides bodies and columns, at most."""
@@ -61,10 +55,6 @@ _ALSO_BYTES = 32
 
 _GROUP_BYTES = 4 * KIB
 """What a group takes besides its runs: its frame, and the numbers of a producer."""
-
-
-def _at(also: Also, places: range) -> GroupAlso:
-    return lambda group, stored: also(group, places, stored)
 
 
 class _Part(NamedTuple):
@@ -117,6 +107,11 @@ class Sender:
         return self._wal
 
     @property
+    def main_rows(self) -> MainRows:
+        """The rows of the main environment in a group."""
+        return self._wal_writer.main_rows
+
+    @property
     def group_bytes(self) -> int:
         """Bytes of bodies and rows that one group takes."""
         return 0 if self._wal is None else self._wal.largest_group - _GROUP_BYTES
@@ -137,9 +132,9 @@ class Sender:
 
     def _send_pieces(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None) -> MessageIds:
         ids: list[MessageIds] = []
-        for start, limit in self._pieces(batch, 0 if also is None else _ALSO_BYTES):
+        for start, limit in self.pieces(batch, 0 if also is None else _ALSO_BYTES):
             piece = batch if limit - start == len(batch) else batch.part(start, limit)
-            extra = None if also is None else _at(also, range(start, limit))
+            extra = None if also is None else at_places(also, range(start, limit))
             ids.append(self._send_group([topic], None, piece, now_ms, extra))
             self._policies.stored(topic.name, piece.overridden)
             topic.count_sent(len(piece))
@@ -170,7 +165,7 @@ class Sender:
         if self._policies.limits_pending:
             self._quotas.check(Wanted(topic.topic_id, topic.name, 1))
 
-    def _pieces(self, batch: EncodedBatch, more: int) -> list[tuple[int, int]]:
+    def pieces(self, batch: EncodedBatch, more: int) -> list[tuple[int, int]]:
         """Where a batch is cut that one group does not take; `more`: bytes that are written besides each message."""
         bodies, most = Bodies.of(batch.bodies), self.group_bytes
         each = _ROW_BYTES + _COLUMN_BYTES + more
@@ -200,21 +195,27 @@ class Sender:
         """
         with self._within_quota(topics, owners, batch, now_ms):
             ids = self._send_group(topics, owners, batch, now_ms, also)
+        self.count_sent(topics, owners, batch)
+        return ids
+
+    def count_sent(self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch) -> None:
+        """Count a batch that is durable."""
         if owners is None:
             self._policies.stored(topics[0].name, batch.overridden)
             topics[0].count_sent(len(batch))
-            return ids
+            return
         for topic, count in zip(topics, np.bincount(owners, minlength=len(topics)).tolist(), strict=True):
             topic.count_sent(count)
         if batch.overridden is not None:
             counts = np.bincount(owners[batch.overridden], minlength=len(topics))
             for at in counts.nonzero()[0].tolist():
                 self._policies.stored(topics[at].name, int(counts[at]))
-        return ids
 
     def refuse_too_large(self, batch: EncodedBatch, owners: Places) -> None:
         """Raise InvalidArgument where `send_all` might not take a batch, for it may be more than a group takes."""
         count, size = len(batch), Bodies.of(batch.bodies).total()
+        for dedup in (batch.dedups or {}).values():
+            size += _ROW_BYTES + 4 * len(dedup.key)
         most = self._wal_writer.largest_group
         if size + _COLUMN_BYTES * count <= most:
             logs = len(np.unique(batch.dues // self._span_ms * (int(owners.max()) + 1) + owners)) if count else 0
@@ -268,6 +269,9 @@ class Sender:
         """The parts of a batch, one for each log, and the places of their messages in it; None: in order."""
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
+            if batch.dedups:
+                keyed = list(batch.dedups)
+                batch.delayed[keyed] = batch.dues[keyed] > now_ms
         count, delayed = len(batch), int(np.count_nonzero(batch.delayed))
         direct, order = np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
         direct_groups: list[tuple[int, int, int]] = []

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
+from duelog.store.codec.message_fields import Dedup
 from duelog.store.duration import Duration
-from duelog.store.errors import DelayTooLong
+from duelog.store.errors import DelayTooLong, InvalidMessage
 from duelog.store.message import Message
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, MessageIds
@@ -24,8 +25,21 @@ from ..topics.producer_state import ProducerState
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
+from .log_append import Also
 from .outbox import Done, Numbers, Outbox, Outgoing
-from .sender import Also, Sender
+from .sender import Places, Sender
+
+_KEY_BYTES = 512
+"""What the record of a key takes in the log, at most."""
+
+
+class SendKeyed(Protocol):
+    """As `Sender.send_all`, of a batch with deduplication keys (keys/keyed_batches.py)."""
+
+    def __call__(
+        self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, *, policies: bool
+    ) -> MessageIds: ...
+
 
 DeliverAt = Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None
 """Due times of payloads: for each (ints, or an integer array), or one for all."""
@@ -42,12 +56,13 @@ class TopicSender:
         sender: Sender,
         outbox: Outbox,
         producer: Callable[[TopicState, str], ProducerState],
+        keyed: SendKeyed,
         writing_at: Callable[[], int],
         max_message_bytes: int,
     ) -> None:
         """`writing_at` gives the time of a store that can be written to; it raises ClosedError, StoreFailed.
 
-        `producer`: as of `PutWriter`.
+        `producer`, `keyed`: as of `PutWriter`.
         """
         self._name = name
         self._topics = topics
@@ -55,6 +70,7 @@ class TopicSender:
         self._sender = sender
         self._outbox = outbox
         self._producer = producer
+        self._keyed = keyed
         self._writing_at = writing_at
         self._max_bytes = max_message_bytes
         self._loaded: TopicState | None = None
@@ -92,6 +108,7 @@ class TopicSender:
     def check(self, message: Message, *, allow_past: bool = False) -> None:
         """Raise what `Topic.send` would of a message that cannot be taken now."""
         now_ms = self._writing_at()
+        Dedup.checked(message.dedup_key, message.dedup_for, message.replace, InvalidMessage)
         due_ms, _ = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
         self._policies.apply_one(self._name, due_ms, now_ms)
 
@@ -111,13 +128,23 @@ class TopicSender:
         done: Done,
         *,
         numbers: Numbers | None = None,
+        dedup: Dedup | None = None,
         wanted: Callable[[Any], bool] | None = None,
         ttl: Duration | None = None,
     ) -> Outgoing:
         """Check one message, delay policies applied, for `put`. Raises as `Topic.put`."""
         now_ms = self._writing_at()
         due_ms, body = encode_send(
-            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past, ttl
+            payload,
+            deliver_at,
+            deliver_after,
+            key,
+            properties,
+            now_ms,
+            self._max_bytes,
+            allow_past,
+            ttl,
+            None if dedup is None else dedup.key,
         )
         try:
             due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
@@ -125,7 +152,8 @@ class TopicSender:
             if numbers is None or not self._is_stored(numbers):
                 raise
             overridden = False  # it was taken, by other policies perhaps, and is not stored again
-        return Outgoing(self._name, self._find_topic, due_ms, now_ms, body, overridden, numbers, token, done, wanted)
+        once = numbers or dedup
+        return Outgoing(self._name, self._find_topic, due_ms, now_ms, body, overridden, once, token, done, wanted)
 
     def put(self, item: Outgoing, *, wait: bool) -> bool:
         """The second half of `Topic.put`."""
@@ -155,6 +183,10 @@ class TopicSender:
     def _send_all(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
         if not len(batch):
             return MessageIds.run(0, 0, 0)
+        if batch.dedups:
+            pieces = [batch.part(start, limit) for start, limit in self._sender.pieces(batch, _KEY_BYTES)]
+            topics = [self.topic(now_ms)]
+            return MessageIds.joined([self._keyed(topics, None, piece, now_ms, policies=True) for piece in pieces])
         self.apply_policies(batch, now_ms)
         return self.write(batch, now_ms)
 
@@ -184,13 +216,15 @@ class StoreSender:
         topics: Topics,
         policies: DelayPolicies,
         sender: Sender,
+        keyed: SendKeyed,
         writing_at: Callable[[], int],
         max_message_bytes: int,
     ) -> None:
-        """`writing_at`: as of `TopicSender`."""
+        """`keyed`, `writing_at`: as of `TopicSender`."""
         self._topics = topics
         self._policies = policies
         self._sender = sender
+        self._keyed = keyed
         self._writing_at = writing_at
         self._max_bytes = max_message_bytes
 
@@ -206,7 +240,10 @@ class StoreSender:
         if not len(batch):
             return MessageIds.run(0, 0, 0)
         column = np.array(owners, dtype=np.intp)
-        self._policies.apply_each(names, column, batch, now_ms)
+        if not batch.dedups:
+            self._policies.apply_each(names, column, batch, now_ms)
         self._sender.refuse_too_large(batch, column)
         topics = self._topics.get_or_create_all(names, now_ms)
+        if batch.dedups:
+            return self._keyed(topics, column, batch, now_ms, policies=True)
         return self._sender.send_all(topics, column, batch, now_ms)

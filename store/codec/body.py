@@ -27,7 +27,18 @@ from ..duration import Duration
 from ..errors import InvalidArgument, InvalidMessage
 from ..message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, due_at_ms, resolve_due_ms
 from .bodies import Bodies
-from .message_fields import checked_key, checked_payload, checked_properties, checked_ttl, too_large
+from .message_fields import (
+    Dedup,
+    checked_dedup_key,
+    checked_key,
+    checked_payload,
+    checked_properties,
+    checked_ttl,
+    too_large,
+)
+
+DEDUP = "dedup"
+"""What a body has its message's deduplication key under, in its `extra`."""
 
 _ARRAY_HEADS = [bytes([0x90 + count]) for count in range(6)]
 _NIL = b"\xc0"
@@ -52,25 +63,29 @@ class EncodedBatch:
     delayed: bool, whether the due time is after ``now_ms``.
     bodies: the encoded bodies, as a list or as columns.
     overridden: bool, whether a fixed delay took the place of the delay that was asked for; None: of none.
+    dedups: by their places, what those with deduplication keys ask for; None: there are none.
     """
 
     dues: npt.NDArray[np.int64]
     delayed: npt.NDArray[np.bool_]
     bodies: list[bytes] | Bodies
     overridden: npt.NDArray[np.bool_] | None = None
+    dedups: dict[int, Dedup] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
 
     def rows(self, rows: npt.NDArray[np.intp]) -> EncodedBatch:
-        """Some of the messages, by their places in the batch."""
+        """Some of the messages, by their places in the batch; without `dedups`."""
         overridden = None if self.overridden is None else self.overridden[rows]
         return EncodedBatch(self.dues[rows], self.delayed[rows], Bodies.of(self.bodies).pick(rows.tolist()), overridden)
 
     def part(self, start: int, limit: int) -> EncodedBatch:
         """The messages at places [start, limit)."""
         overridden = None if self.overridden is None else self.overridden[start:limit]
-        return EncodedBatch(self.dues[start:limit], self.delayed[start:limit], self.bodies[start:limit], overridden)
+        dedups = self.dedups and {at - start: each for at, each in self.dedups.items() if start <= at < limit}
+        dues, delayed = self.dues[start:limit], self.delayed[start:limit]
+        return EncodedBatch(dues, delayed, self.bodies[start:limit], overridden, dedups)
 
 
 class _Local(threading.local):
@@ -100,6 +115,7 @@ def encode_batch(
     heads: dict[int, bytes] = {}
     earliest_ms = 0 if allow_past else EARLIEST_DUE_MS
     bare = True  # all so far, and `bodies` are their payloads
+    dedups: dict[int, Dedup] | None = None
     for message in messages:
         try:
             payload = message.payload
@@ -108,12 +124,25 @@ def encode_batch(
                 due_ms = at
             else:
                 due_ms = resolve_due_ms(message, now_ms, allow_past=allow_past)
-            if type(payload) is bytes and message.key is None and message.properties is None and message.ttl is None:
+            if (
+                type(payload) is bytes
+                and message.key is None
+                and message.properties is None
+                and message.ttl is None
+                and message.dedup_key is None
+                and message.dedup_for is None
+                and not message.replace
+            ):
                 size = len(payload)
                 if size not in heads:
                     heads[size] = _bare_head(packed_now, size, max_message_bytes)
                 body = payload if bare else heads[size] + payload
             else:
+                if message.dedup_key is not None or message.dedup_for is not None or message.replace:
+                    dedup = Dedup.checked(message.dedup_key, message.dedup_for, message.replace, InvalidMessage)
+                    if dedup is not None:
+                        dedups = dedups or {}
+                        dedups[len(bodies)] = dedup
                 body = _encode_fields(message, packed_now, max_message_bytes, None)
                 if bare:
                     bare, bodies[:] = False, _with_heads(heads, bodies)
@@ -126,7 +155,7 @@ def encode_batch(
         add_body(body)
         add_due(now_ms if due_ms is None else due_ms)
     columns = np.array(dues, dtype=np.int64)
-    return EncodedBatch(columns, columns > now_ms, _bare_bodies(heads, bodies) if bare else bodies)
+    return EncodedBatch(columns, columns > now_ms, _bare_bodies(heads, bodies) if bare else bodies, dedups=dedups)
 
 
 def _with_heads(heads: Mapping[int, bytes], payloads: Iterable[bytes]) -> list[bytes]:
@@ -243,6 +272,7 @@ def encode_send(
     max_message_bytes: int,
     allow_past: bool = False,
     ttl: Duration | None = None,
+    dedup_key: str | None = None,
 ) -> tuple[int, bytes]:
     """As ``encode_one`` of a Message with these fields: what a plain one needs, without making one."""
     if (
@@ -251,6 +281,7 @@ def encode_send(
         and properties is None
         and deliver_after is None
         and ttl is None
+        and dedup_key is None
         and (type(deliver_at) is int or deliver_at is None)
         and _BARE_FROM_BYTES <= (size := len(payload)) <= min(_BARE_TO_BYTES, max_message_bytes - _BARE_16.size)
         and now_ms >= _BARE_FROM_MS
@@ -259,7 +290,13 @@ def encode_send(
         if (due_ms >= EARLIEST_DUE_MS or deliver_at is None) and due_ms <= MAX_DUE_MS:
             return due_ms, _BARE_16.pack(_BARE_FORM, now_ms, _BIN_16, size) + payload
     message = Message(
-        payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties, ttl=ttl
+        payload,
+        deliver_at=deliver_at,
+        deliver_after=deliver_after,
+        key=key,
+        properties=properties,
+        ttl=ttl,
+        dedup_key=dedup_key,
     )
     return encode_one(message, now_ms, max_message_bytes, allow_past=allow_past)
 
@@ -343,6 +380,8 @@ def _encode_fields(
     size = 1 + len(before) + len(payload) + len(tail)
     if size > max_message_bytes:
         raise too_large(size, max_message_bytes)
+    if message.dedup_key is not None:
+        extra = {**(extra or {}), DEDUP: checked_dedup_key(message.dedup_key, error=InvalidMessage)}
     if message.ttl is not None:
         extra = {**(extra or {}), "ttl": checked_ttl(message.ttl)}
     if extra:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple, Self
 
 from ..duration import Duration, duration_ms
-from ..errors import InvalidMessage
+from ..errors import InvalidArgument, InvalidMessage
 
 MAX_KEY_BYTES = 65_536
 """Longest key in UTF-8."""
+
+MAX_DEDUP_KEY_BYTES = 256
+"""Longest deduplication key in UTF-8: it is part of a key of LMDB."""
 
 
 def checked_payload(payload: object, max_message_bytes: int) -> bytes:
@@ -60,6 +64,41 @@ def checked_ttl(ttl: Duration) -> int:
     if not ttl_ms:
         raise InvalidMessage("ttl", ttl, "it would expire when it is due, and never be delivered")
     return ttl_ms
+
+
+def checked_dedup_key(key: object, field: str = "dedup_key", error: type[InvalidArgument] = InvalidArgument) -> str:
+    """A deduplication key as a caller gave it: 1 to 256 bytes of UTF-8. Raises `error`."""
+    if not isinstance(key, str):
+        raise error(field, key, "expected a str")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise error(field, key, "a lone surrogate has no UTF-8 form") from None
+    if not 0 < size <= MAX_DEDUP_KEY_BYTES:
+        raise error(field, key, f"{size} bytes in UTF-8, expected 1 to {MAX_DEDUP_KEY_BYTES}")
+    return key
+
+
+class Dedup(NamedTuple):
+    """What a send asks for: its key, how long it holds at least, and whether it takes the place of what is pending."""
+
+    key: str
+    hold_ms: int
+    replace: bool
+
+    @classmethod
+    def checked(
+        cls, key: object, hold: Duration | None, replace: object, error: type[InvalidArgument] = InvalidArgument
+    ) -> Self | None:
+        """What a caller gave; None: no key. Raises `error`."""
+        if key is None:
+            if hold is not None:
+                raise error("dedup_for", hold, "goes with dedup_key")
+            if replace:
+                raise error("replace", replace, "goes with dedup_key")
+            return None
+        hold_ms = 0 if hold is None else duration_ms("dedup_for", hold, error)
+        return cls(checked_dedup_key(key, error=error), hold_ms, bool(replace))
 
 
 def _utf8_bytes(field: str, text: str) -> int:

@@ -18,20 +18,14 @@ from typing import NamedTuple
 
 from ..errors import CorruptRecord
 from ..position import MessageId
-from .body import decode_body
+from .body import DEDUP, decode_body
 from .format import Table, leading_u32, prefix, trailing_u64, unpack_fields
 
 IN_MAIN = -1
 """`start_ms` of a message in the main log."""
 
-MAX_DEDUP_KEY_BYTES = 256
-"""Longest deduplication key in UTF-8: it is part of a key of LMDB."""
-
 MOST_ROWS = 64
 """Rows of a record of numbers, at most: 1.5 KiB."""
-
-DEDUP = "dedup"
-"""What a body has its message's deduplication key under, in its `extra`."""
 
 _WITH_EXTRA = 0x95
 """First byte of a body of five fields."""

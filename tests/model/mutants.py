@@ -99,7 +99,7 @@ def keeps_keys_of_what_was_cancelled(patch: Patch) -> None:
 @broken(TAKING_BACK)
 def replaces_without_cancelling(patch: Patch) -> None:
     """What takes the place of another comes beside it."""
-    patch.setattr(TopicKeys, "pending_in", lambda *_: None)
+    patch.setattr(TopicKeys, "_pending", lambda *_: {})
 
 
 @broken(TAKING_BACK)

@@ -135,7 +135,7 @@ def import_(
     """Send messages from a file of JSON lines, in batches; or the reminders of a calendar; or an archive.
 
     A line has "topic", "payload" (text) or "payload_base64", and if wanted "deliver_at" (a time) or "deliver_after"
-    (a duration), "key", "properties" (text by name):
+    (a duration), "key", "properties" (text by name), "dedup_key", "dedup_for", "replace" (as the options of send):
 
     ```
     {"topic": "reminders", "payload": "pay", "deliver_at": "2026-12-01T09:00:00Z", "key": "order-17"}

@@ -14,6 +14,8 @@ _PIECE_BYTES = 768 << 10
 
 _DELAYS = 10_000
 
+_FIELDS = ("deliver_at", "deliver_after", "key", "properties", "dedup_key", "dedup_for", "replace")
+
 
 def first_refused(ask: Ask, topic: str, messages: Sequence[Message]) -> dict[str, Any] | None:
     """The first message whose delay a policy refuses: "at", its place, "asked_ms", "reason"; None: there is none."""
@@ -32,13 +34,17 @@ def pieces_of(messages: Sequence[Message]) -> Iterator[list[dict[str, object]]]:
     piece: list[dict[str, object]] = []
     size = 0
     for message in messages:
-        texts = (message.key or "", *(text for pair in (message.properties or {}).items() for text in pair))
+        texts = (
+            message.key or "",
+            message.dedup_key or "",
+            *(text for pair in (message.properties or {}).items() for text in pair),
+        )
         takes = 128 + len(message.payload) * 4 // 3 + 12 * sum(map(len, texts))  # JSON escapes a character by 12 bytes
         if piece and size + takes > _PIECE_BYTES:
             yield piece
             piece, size = [], 0
-        given = {name: getattr(message, name) for name in ("deliver_at", "deliver_after", "key", "properties")}
-        fields = {name: value for name, value in given.items() if value is not None}
+        given = {name: getattr(message, name) for name in _FIELDS}
+        fields = {name: value for name, value in given.items() if value is not None and value is not False}
         piece.append({"payload": base64.b64encode(message.payload).decode(), **fields})
         size += takes
     if piece:

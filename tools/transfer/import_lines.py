@@ -3,8 +3,11 @@
     {"topic": "reminders", "payload": "pay", "deliver_at": "2026-11-21T09:00:00Z", "key": "order-17"}
     {"topic": "reminders", "payload_base64": "AP8=", "deliver_after": "2h", "properties": {"shop": "7"}}
 
+    {"topic": "reminders", "payload": "pay", "deliver_after": "2h", "dedup_key": "order-17", "replace": true}
+
 `payload` is text, stored as UTF-8; `payload_base64` stands for bytes. `deliver_at`: epoch ms or ISO 8601 with a zone;
-`deliver_after`: seconds, or text such as "5m"; neither: due at once. A field of another name is refused: a misspelt
+`deliver_after`: seconds, or text such as "5m"; neither: due at once. `dedup_key`, `dedup_for` (as `deliver_after`) and
+`replace`: as of `send`, not with `once`. A field of another name is refused: a misspelt
 due time would mean "now". Empty lines are passed over.
 
 Every line is checked as `send` would check it, delay policies included, before anything is written: all lines of a file
@@ -25,6 +28,7 @@ from typing import IO, Any, NamedTuple
 
 from ... import Message
 from ...store.codec.body import encode_one
+from ...store.codec.message_fields import Dedup
 from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument, InvalidMessage
 from ...store.names import TopicName
@@ -32,7 +36,8 @@ from ..asking import Ask
 from ..values import time_ms
 from .asked_messages import first_refused, pieces_of
 
-FIELDS = ("topic", "payload", "payload_base64", "deliver_at", "deliver_after", "key", "properties")
+FIELDS = ("topic", "payload", "payload_base64", "deliver_at", "deliver_after", "key", "properties",
+          "dedup_key", "dedup_for", "replace")  # fmt: skip
 
 _BATCH_BYTES = 32 << 20
 """A batch ends at this size too, whatever its number of messages."""
@@ -164,7 +169,15 @@ class Import:
             deliver_after=_time(fields, "deliver_after", duration_seconds),
             key=fields.get("key"),
             properties=fields.get("properties"),
+            dedup_key=fields.get("dedup_key"),
+            dedup_for=_time(fields, "dedup_for", duration_seconds),
+            replace=fields.get("replace", False),
         )
+        if type(message.replace) is not bool:
+            raise InvalidMessage("replace", message.replace, "expected true or false")
+        Dedup.checked(message.dedup_key, message.dedup_for, message.replace, InvalidMessage)
+        if self._once is not None and message.dedup_key is not None:
+            raise InvalidMessage("dedup_key", message.dedup_key, "not with --once: either says what is stored once")
         encode_one(message, self._limits["now_ms"], self._limits["max_message_bytes"], allow_past=self._allow_past)
         return topic, _Read(number, fields, message)
 

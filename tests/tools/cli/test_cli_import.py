@@ -238,3 +238,22 @@ def test_a_file_that_cannot_be_read_makes_no_store(path: Path, tmp_path: Path) -
     assert "missing.jsonl" in refused("import", path, tmp_path / "missing.jsonl")
     assert "directory" in refused("import", path, tmp_path)
     assert not path.exists()
+
+
+def test_lines_with_keys_are_stored_once_or_replace(path: Path, file: Path) -> None:
+    """However often they are imported; a number and a key do not go together, and a wrong field is named."""
+    file.write_text(
+        lines(
+            {"topic": "t", "payload": "a", "deliver_after": "2h", "dedup_key": "k", "dedup_for": "3h"},
+            {"topic": "t", "payload": "b", "deliver_after": "2h", "dedup_key": "k"},
+            {"topic": "t", "payload": "c", "deliver_after": "2h", "dedup_key": "l", "replace": True},
+            {"topic": "t", "payload": "d", "deliver_after": "3h", "dedup_key": "l", "replace": True},
+        )
+    )
+    for _ in range(2):
+        json_of("import", path, file)
+        assert [found["payload"] for found in json_lines_of("scheduled", path, "t")] == ["a", "d"]
+    assert "line 1: dedup_key='k'" in refused("import", path, file, "--once", "n")
+    for wrong in ({"dedup_for": 3}, {"replace": True}, {"replace": "no", "dedup_key": "k"}, {"dedup_key": ""}):
+        file.write_text(lines({"topic": "t", "payload": "x", **wrong}))
+        assert f"line 1: {next(iter(wrong))}" in refused("import", path, file)

@@ -1,0 +1,417 @@
+"""Deduplication keys in batches and in sends that are not waited for: as if each message were sent alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, aio
+from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage, QuotaExceeded
+from duelog.sending.outbox import PutOutcome
+from duelog.store.files.failpoints import arm, disarm
+from tests.conftest import START_MS, OpenStore
+
+HOURS = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False, durability="none")
+TOPICS = ("t", "u")
+EXAMPLES = int(os.environ.get("DUELOG_KEYED_BATCHES", "10"))
+"""Sequences of batches for each way of sending."""
+
+
+class Asked(NamedTuple):
+    """One message of a batch."""
+
+    topic: str
+    key: str | None
+    delay: float
+    hold: float | None
+    replace: bool
+
+    def message(self, payload: bytes, at_once: float) -> Message:
+        """What is due before `at_once`, and has no key, is due now."""
+        if self.key is None:
+            return Message(payload, deliver_after=self.delay if self.delay >= at_once else 0)
+        return Message(payload, deliver_after=self.delay, dedup_key=self.key, dedup_for=self.hold, replace=self.replace)
+
+
+ASKED = st.builds(
+    Asked,
+    st.sampled_from(TOPICS),
+    st.sampled_from((None, "k", "k", "l", "m")),
+    st.sampled_from((0, 10, 30, 4_000, 90_000)),
+    st.sampled_from((None, None, 20, 5_000)),
+    st.booleans(),
+)
+Step = list[Asked] | int
+STEPS = st.lists(st.lists(ASKED, max_size=8) | st.sampled_from((10_000, 20_000, 3_600_000)), max_size=6)
+
+
+def by_one(store: DelayedStore, batch: list[tuple[str, Message]]) -> list[MessageId]:
+    """Each sent alone."""
+    return [
+        store.topic(topic).send(
+            each.payload,
+            deliver_after=each.deliver_after,
+            dedup_key=each.dedup_key,
+            dedup_for=each.dedup_for,
+            replace=each.replace,
+        )
+        for topic, each in batch
+    ]
+
+
+def together(store: DelayedStore, batch: list[tuple[str, Message]]) -> list[MessageId]:
+    """One batch of all."""
+    return store.send_batch(batch)
+
+
+def by_topic(store: DelayedStore, batch: list[tuple[str, Message]]) -> list[MessageId]:
+    """A batch for each topic."""
+    ids: dict[int, MessageId] = {}
+    for name in TOPICS:
+        places = [place for place, (topic, _) in enumerate(batch) if topic == name]
+        ids |= dict(zip(places, store.topic(name).send_batch([batch[place][1] for place in places]), strict=True))
+    return [ids[place] for place in range(len(batch))]
+
+
+def without_waiting(store: DelayedStore, batch: list[tuple[str, Message]]) -> list[MessageId]:
+    """All of them put in before the first is written: the outbox's thread is held up."""
+    futures = []
+    with held_up(store):
+        for topic, each in batch:
+            futures.append(
+                store.topic(topic).send_async(
+                    each.payload,
+                    deliver_after=each.deliver_after,
+                    dedup_key=each.dedup_key,
+                    dedup_for=each.dedup_for,
+                    replace=each.replace,
+                )
+            )
+    return [future.result(60) for future in futures]
+
+
+class held_up:
+    """What is put in meanwhile is one group, but for a message that takes up the thread."""
+
+    def __init__(self, store: DelayedStore) -> None:
+        self._go, self._store = threading.Event(), store
+
+    def __enter__(self) -> None:
+        def wait(_: object) -> None:
+            self._go.wait(60)
+
+        self._store.topic("other").put(b"", done=wait)
+
+    def __exit__(self, *_: object) -> None:
+        self._go.set()
+
+
+def seen(store: DelayedStore, ids: list[tuple[str, MessageId]]) -> object:
+    """What there is to be seen, ids by their places."""
+    first: dict[tuple[str, MessageId], int] = {}
+    for place, each in enumerate(ids):
+        first.setdefault(each, place)
+    topics = []
+    for name in TOPICS:
+        topic = store.topic(name)
+        if topic.exists():
+            found = {key: topic.find(key) for key in topic.keys()}  # noqa: SIM118
+            assert None not in found.values()
+            scheduled = sorted((each.due_ms, each.payload) for each in topic.scheduled())
+            by_key = {key: first[name, each.message_id] for key, each in found.items() if each is not None}
+            topics.append((name, scheduled, by_key, topic.stats().entries))
+    return [first[each] for each in ids], [store.topic(name).state(each) for name, each in ids], topics
+
+
+def delivered(store: DelayedStore, clock: ManualClock) -> list[list[bytes]]:
+    """Payloads by topic, once everything is due."""
+    clock.advance(100_000_000)
+    found: list[list[bytes]] = []
+    for name in TOPICS:
+        payloads: list[bytes] = []
+        with store.topic(name).subscribe("s") as consumer:
+            while messages := consumer.receive(1_000, timeout=0):
+                payloads += [bytes(message.payload) for message in messages]
+                consumer.ack(messages)
+        found.append(sorted(payloads))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("send", "inline_ms"),
+    [(together, 0), (together, 15_000), (by_topic, 0), (without_waiting, 0)],
+    ids=["store", "inline", "topic", "async"],
+)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=STEPS)
+def test_messages_sent_together_are_as_if_each_were_sent_alone(
+    send: Callable[[DelayedStore, list[tuple[str, Message]]], list[MessageId]], inline_ms: int, steps: list[Step]
+) -> None:
+    """Ids, states, what each key is of, what is pending and what is delivered; over restarts, and nothing is found.
+
+    But that a message without a key does not wait inline where one beside it takes another's place.
+    """
+    config = replace(HOURS, inline_delay_ms=inline_ms)
+    where = Path(tempfile.mkdtemp())
+    try:
+        clocks = [ManualClock(START_MS), ManualClock(START_MS)]
+        stores = [DelayedStore.open(where / str(at), config, clock=clock) for at, clock in enumerate(clocks)]
+        ids: list[list[tuple[str, MessageId]]] = [[], []]
+        number = 0
+        for step in steps:
+            if isinstance(step, int):
+                for clock, store in zip(clocks, stores, strict=True):
+                    clock.advance(step)
+                    store.tick()
+                continue
+            batch = [
+                (each.topic, each.message(b"%d" % (number + at), 15 if inline_ms else 0))
+                for at, each in enumerate(step)
+            ]
+            number += len(batch)
+            for way, store, own in zip((by_one, send), stores, ids, strict=True):
+                own.extend(zip([topic for topic, _ in batch], way(store, batch), strict=True))
+            assert seen(stores[0], ids[0]) == seen(stores[1], ids[1])
+        for store in stores:
+            store.close()
+        stores = [DelayedStore.open(where / str(at), config, clock=clock) for at, clock in enumerate(clocks)]
+        assert seen(stores[0], ids[0]) == seen(stores[1], ids[1])
+        assert delivered(stores[0], clocks[0]) == delivered(stores[1], clocks[1])
+        for store in stores:
+            assert list(store.check(deep=True)) == []
+            store.close()
+    finally:
+        shutil.rmtree(where)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_batch_with_keys_is_there_as_a_whole_after_a_crash_or_not_at_all(
+    open_store: OpenStore, tmp_path: Path, replaces: bool
+) -> None:
+    """At each step that writes: messages of several days and topics with their keys, and what they replace."""
+    store = open_store(config=replace(HOURS, durability="commit"))
+    store.topic("t").send(b"old", deliver_after=7_200, dedup_key="k")
+    copies: list[Path] = []
+
+    def crash() -> None:
+        copies.append(tmp_path / f"copy-{len(copies)}")
+        shutil.copytree(store.path, copies[-1])
+
+    for point in ("wal.before", "wal.after", "commit.before", "commit.after"):
+        arm(point, crash)
+    try:
+        store.send_batch(
+            [
+                ("t", Message(b"new", deliver_after=50_000, dedup_key="k", replace=replaces)),
+                ("t", Message(b"plain", deliver_after=7_200)),
+                ("u", Message(b"new", deliver_after=90_000, dedup_key="l")),
+            ]
+        )
+    finally:
+        disarm()
+    before, after = [b"old"], [b"new", b"new", b"plain"] if replaces else [b"new", b"old", b"plain"]
+    found = []
+    for copy in copies:
+        with DelayedStore.open(copy, HOURS, clock=ManualClock(START_MS)) as left:
+            topics = list(left.topics())
+            found.append(sorted(each.payload for topic in topics for each in topic.scheduled()))
+            by_key = [each.payload for topic in topics for key in topic.keys() if (each := topic.find(key))]  # noqa: SIM118
+            assert sorted(by_key) == [payload for payload in found[-1] if payload != b"plain"]
+            assert list(left.check(deep=True)) == []
+    assert len(found) > 1
+    assert found == sorted(found, key=len)
+    assert {tuple(each) for each in found} == {tuple(before), tuple(after)}
+
+
+def test_a_batch_looks_its_keys_up_once(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two read transactions of the main environment, however many keys there are, and one group."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    messages = [Message(b"x", deliver_after=7_200, dedup_key=f"k{number}") for number in range(500)]
+    first = topic.send_batch(messages[:250])
+    reads, groups = [0], [0]
+    main, writer = store._engine.main, store._engine.writer()
+    read, write = main.read, writer.write
+
+    def counted_read() -> Any:
+        reads[0] += 1
+        return read()
+
+    def counted_write(work: Any) -> Any:
+        groups[0] += 1
+        return write(work)
+
+    monkeypatch.setattr(main, "read", counted_read)
+    monkeypatch.setattr(writer, "write", counted_write)
+    ids = topic.send_batch(messages)
+    assert ids[:250] == first
+    assert len(set(ids)) == 500
+    assert groups == [1]
+    assert reads[0] < 10
+
+
+def test_a_put_hears_the_id_that_its_key_is_of(open_store: OpenStore) -> None:
+    """With messages that have numbers and with others, in the order in which they were put in."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    first = topic.send(b"0", deliver_after=7_200, dedup_key="k")
+    heard: list[tuple[Any, PutOutcome]] = []
+    with held_up(store):
+        topic.put(b"1", deliver_after=7_200, token=1, done=heard.extend)
+        topic.put(b"2", token=2, numbers=("p", 1, 1), done=heard.extend)
+        topic.put(b"3", token=3, deliver_after=60, dedup_key="k", done=heard.extend)
+        topic.put(b"4", token=4, deliver_after=60, dedup_key="l", done=heard.extend)
+        topic.put(b"5", token=5, deliver_after=60, dedup_key="l", replace=True, done=heard.extend)
+        topic.put(b"6", token=6, numbers=("p", 1, 1), done=heard.extend)
+    store.close()
+    assert [token for token, _ in heard] == [1, 2, 3, 4, 5, 6]
+    assert heard[2][1] == first
+    store = open_store(config=HOURS)
+    found = store.topic("t").find("l")
+    assert found is not None
+    assert (found.payload, found.message_id) == (b"5", heard[4][1])
+    assert store.topic("t").state(heard[3][1]) == "cancelled"  # type: ignore[arg-type]
+    assert store.topic("t").producer_number("p") == 1
+    assert list(store.check(deep=True)) == []
+
+
+def test_a_loop_sends_under_keys(tmp_path: Path) -> None:
+    """duelog.aio: side by side, and in a batch."""
+
+    async def main() -> None:
+        async with await aio.DelayedStore.open(tmp_path / "store", HOURS, clock=ManualClock(START_MS)) as store:
+            topic = store.topic("t")
+            ids = await asyncio.gather(*(topic.send(b"x", deliver_after=60, dedup_key="k") for _ in range(20)))
+            assert len(set(ids)) == 1
+            assert await topic.send_batch([Message(b"y", deliver_after=60, dedup_key="k")]) == ids[:1]
+            (new,) = await topic.send_batch([Message(b"z", deliver_after=60, dedup_key="k", replace=True)])
+            assert [each.message_id async for each in topic.scheduled()] == [new]
+
+    asyncio.run(main())
+
+
+def test_threads_that_send_batches_of_the_same_keys_store_one_message_of_each(open_store: OpenStore) -> None:
+    """In any order of keys, with sends that are not waited for, cancellations and rescheduling between them."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+
+    def work(number: int) -> None:
+        for at in range(12):
+            keys = [f"k{(at * number + each) % 7}" for each in range(7)]
+            topic.send_batch(
+                [Message(b"x", deliver_after=7_200 + at, dedup_key=key, replace=at % 3 == 2) for key in keys]
+            )
+            topic.send_async(b"x", deliver_after=9_000, dedup_key=keys[0], replace=at % 4 == 1).result(60)
+            topic.cancel_key(keys[1])
+            found = topic.find(keys[2])
+            if found is not None:
+                topic.reschedule(found.message_id, deliver_after=10_000)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    found = {key: topic.find(key) for key in topic.keys()}  # noqa: SIM118
+    assert {each.message_id for each in topic.scheduled()} == {each.message_id for each in found.values() if each}
+    assert list(store.check(deep=True)) == []
+
+
+def test_a_quota_counts_what_a_batch_with_keys_adds(open_store: OpenStore) -> None:
+    """Not what is answered or replaced; a batch that is too much is refused whole."""
+    store = open_store(config=HOURS)
+    store.set_policies(Policies(max_pending=3), topic="t")
+    topic = store.topic("t")
+
+    def message(key: str, *, replaces: bool = False) -> Message:
+        return Message(b"x", deliver_after=7_200, dedup_key=key, replace=replaces)
+
+    ids = topic.send_batch([message("a"), message("b"), message("c"), message("a")])
+    assert topic.send_batch([message("a"), message("b")]) == ids[:2]
+    topic.send_batch([message(key, replaces=True) for key in "abc"])
+    for batch in ([message("d")], [message("a", replaces=True), message("d")]):
+        with pytest.raises(QuotaExceeded):
+            topic.send_batch(batch)
+    assert sorted(topic.keys()) == ["a", "b", "c"]
+
+
+def test_a_policy_has_no_say_in_what_keys_of_a_batch_hold_back(open_store: OpenStore) -> None:
+    """A maximum that was lowered refuses a batch for what it would store."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    held = Message(b"x", deliver_after=7_200, dedup_key="k")
+    ids = topic.send_batch([held])
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=60_000), topic="t")
+    assert topic.send_batch([held, Message(b"y", deliver_after=30, dedup_key="l")])[0] == ids[0]
+    for wrong in (replace(held, dedup_key="m"), replace(held, replace=True)):
+        with pytest.raises(DelayTooLong):
+            topic.send_batch([Message(b"z", dedup_key="z"), wrong])
+    assert sorted(topic.keys()) == ["k", "l"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"dedup_key": ""}, "dedup_key"),
+        ({"dedup_key": 17}, "dedup_key"),
+        ({"dedup_key": "k" * 257}, "dedup_key"),
+        ({"dedup_for": 10}, "dedup_for"),
+        ({"replace": True}, "replace"),
+        ({"dedup_key": "k", "dedup_for": -1}, "dedup_for"),
+    ],
+    ids=str,
+)
+def test_a_key_of_a_batch_that_cannot_be_taken_is_refused_by_name(
+    open_store: OpenStore, arguments: dict[str, Any], field: str
+) -> None:
+    """Nothing of the batch is stored, whichever way it is sent; nothing is put."""
+    store = open_store(config=HOURS)
+    with pytest.raises(InvalidMessage) as caught:
+        store.send_batch([("t", Message(b"x")), ("t", Message(b"x", **arguments))])
+    assert caught.value.field == f"messages[1].{field}"
+    topic = store.topic("t")
+    ways: list[Callable[..., object]] = [topic.send_async, partial(topic.put, done=print)]
+    for way in ways:
+        with pytest.raises(InvalidArgument) as refused:
+            way(b"x", **arguments)
+        assert refused.value.field == field
+    assert not store.topic("t").exists()
+
+
+def test_a_number_and_a_key_do_not_go_together(open_store: OpenStore) -> None:
+    """Each says what is stored once; nothing is stored, and the number is free."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    producer = topic.producer("p")
+    with pytest.raises(InvalidMessage, match="dedup_key"):
+        producer.send(Message(b"x", dedup_key="k"), sequence_id=4)
+    with pytest.raises(InvalidArgument, match="dedup_key"):
+        topic.put(b"x", dedup_key="k", numbers=("p", 4, 4), done=print)
+    assert producer.last_sequence_id == -1
+
+
+def test_a_batch_with_keys_that_no_group_takes_is_several(open_store: OpenStore) -> None:
+    """Decided on as one that a group takes; one of several topics is refused whole."""
+    store = open_store(config=replace(HOURS, wal_bytes=1 << 20))
+    topic = store.topic("t")
+    messages = [Message(bytes(1 << 20), deliver_after=60, dedup_key=f"k{number % 7}") for number in range(8)]
+    ids = topic.send_batch(messages)
+    assert len(set(ids)) == 7
+    assert ids[7] == ids[0]
+    assert topic.send_batch(messages) == ids
+    with pytest.raises(InvalidArgument, match="a group of messages at most"):
+        store.send_batch([("u", message) for message in messages])
+    assert not store.topic("u").exists()
