@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import tomllib
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from duelog.stats import SubscriptionStats
 from tests.packaging.tree import FLOORS, ROOT, modules
-from tests.tools.command_line import ok, run
+from tests.tools.command_line import DUELOG, ok, run
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 RUNBOOKS = PAGE.partition("\n## Runbooks\n")[2].partition("\n## ")[0]
@@ -100,6 +101,60 @@ def test_the_restore_drill_brings_back_what_was_there_at_the_backup(
 def _flat(lines: list[object]) -> list[object]:
     """What a command printed as JSON, on one line or several."""
     return [each for line in lines for each in (line if isinstance(line, list) else [line])]
+
+
+def instructions() -> dict[str, list[str]]:
+    """The Docker file's lines by their first word."""
+    (block,) = re.findall(r"^```dockerfile\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    found: dict[str, list[str]] = {}
+    for line in block.splitlines():
+        word, _, rest = line.partition(" ")
+        found.setdefault(word, []).append(rest)
+    return found
+
+
+def test_what_the_docker_file_names_is_there() -> None:
+    """The version of Python, the package and its extra, the user, and a volume that this user may write."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = instructions()
+    assert lines.keys() == {"FROM", "RUN", "USER", "VOLUME", "ENV", "ENTRYPOINT"}
+    (image,), (run_,), (user,), (volume,) = (lines[each] for each in ("FROM", "RUN", "USER", "VOLUME"))
+    version = re.fullmatch(r"python:(3\.\d+)-slim", image)
+    assert version is not None
+    assert f"Programming Language :: Python :: {version[1]}" in project["classifiers"]
+    installed = re.search(r"pip install --no-cache-dir '(\w+)\[(\w+)\]'", run_)
+    assert installed is not None
+    assert installed[1] == project["name"]
+    assert installed[2] in project["optional-dependencies"]
+    assert re.search(rf"useradd --uid \d{{5}} {user}\b", run_)
+    assert run_.endswith(f"install -d -o {user} {volume}")  # else the volume is root's, and no store can be made
+    assert all(re.fullmatch(r"[A-Z_]+=\d+", each) for each in lines["ENV"])
+
+
+def test_the_docker_files_command_serves_a_store_and_its_health(tmp_path: Path) -> None:
+    """As it stands, but for the place and the ports; SIGTERM reaches it and ends it in order."""
+    (entry,), (volume,) = instructions()["ENTRYPOINT"], instructions()["VOLUME"]
+    program, *arguments = json.loads(entry)  # the form without a shell
+    assert (program, arguments[0]) == ("duelog", "serve")
+    assert arguments[1].startswith(f"{volume}/")
+    assert arguments[arguments.index("--http") + 1] == "8080"
+    arguments[arguments.index("--http") + 1] = "0"
+    arguments[1] = str(tmp_path / "store")
+    with subprocess.Popen([*DUELOG, *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = [process.stdout.readline() for _ in range(2)]
+            found = re.search(r"http://[^:]+:(\d+)", said[1])
+            assert found is not None, said
+            health = f"http://localhost:{found[1]}/admin/v2/brokers/health"
+            assert health.partition(found[1])[2] in PAGE
+            with urllib.request.urlopen(health, timeout=20) as answer:
+                assert answer.status == 200
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert run("check", tmp_path / "store").exit_code == 0
 
 
 def test_the_table_of_sizes_is_what_its_command_prints() -> None:
