@@ -15,6 +15,7 @@ from ..store.codec.body_extra import occurrence_of
 from ..store.codec.format import PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, RunKind, UInt32s
+from ..store.codec.sent_ids import dedup_key_in
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.log import catalog
@@ -57,7 +58,10 @@ def _read(finder: RunFinder, message_id: MessageId, topic: str) -> ScheduledMess
         occurrence = occurrence_of(extra)
     except ValueError as error:
         raise CorruptEntry(run.environment, run.ledger_id, message_id.entry_id, str(error)) from error
-    return ScheduledMessage(message_id, payload, key, properties or {}, run.due(index), publish_ms, topic, occurrence)
+    due_ms, dedup_key = run.due(index), dedup_key_in(extra)
+    return ScheduledMessage(
+        message_id, payload, key, properties or {}, due_ms, publish_ms, topic, occurrence, dedup_key
+    )
 
 
 def marker_target(main: Environment, position: Position) -> MessageId | None:

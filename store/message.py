@@ -187,7 +187,10 @@ class ReceivedMessage(_Kept):
 
 @dataclass(slots=True)
 class ScheduledMessage:
-    """A stored message looked up by id or by due time, without being delivered; fields as ReceivedMessage."""
+    """A stored message looked up by id or by due time, without being delivered; fields as ReceivedMessage.
+
+    dedup_key: the deduplication key that it was sent with; None: without one.
+    """
 
     message_id: MessageId
     payload: bytes
@@ -197,6 +200,7 @@ class ScheduledMessage:
     publish_ms: int
     topic: str
     occurrence: Occurrence | None = None
+    dedup_key: str | None = None
 
 
 class Identified(Protocol):

@@ -180,6 +180,8 @@ def message_json(message: ScheduledMessage | ReceivedMessage) -> dict[str, objec
     }
     if message.occurrence is not None:
         fields["occurrence"] = message.occurrence._asdict()
+    if isinstance(message, ScheduledMessage) and message.dedup_key is not None:
+        fields["dedup_key"] = message.dedup_key
     if isinstance(message, ReceivedMessage):
         fields["position"] = str(message.position)
         fields["subscription"] = message.subscription

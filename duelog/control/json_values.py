@@ -55,6 +55,7 @@ def scheduled_json(message: ScheduledMessage) -> dict[str, object]:
         "publish_ms": message.publish_ms,
         "occurrence": None if message.occurrence is None else message.occurrence._asdict(),
         "topic": message.topic,
+        "dedup_key": message.dedup_key,
     }
 
 

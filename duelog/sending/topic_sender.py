@@ -184,9 +184,7 @@ class TopicSender:
         if not len(batch):
             return MessageIds.run(0, 0, 0)
         if batch.dedups:
-            pieces = [batch.part(start, limit) for start, limit in self._sender.pieces(batch, _KEY_BYTES)]
-            topics = [self.topic(now_ms)]
-            return MessageIds.joined([self._keyed(topics, None, piece, now_ms, policies=True) for piece in pieces])
+            return self._send_keyed(batch, now_ms, policies=True)
         self.apply_policies(batch, now_ms)
         return self.write(batch, now_ms)
 
@@ -200,8 +198,15 @@ class TopicSender:
         self._policies.apply(self._name, batch, now_ms)
 
     def write(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
-        """Append what `encode` gave."""
+        """Append what `encode` gave, or the like."""
+        if batch.dedups:
+            return self._send_keyed(batch, now_ms, policies=False)
         return self._sender.send(self.topic(now_ms), batch, now_ms)
+
+    def _send_keyed(self, batch: EncodedBatch, now_ms: int, *, policies: bool) -> MessageIds:
+        pieces = [batch.part(start, limit) for start, limit in self._sender.pieces(batch, _KEY_BYTES)]
+        topics = [self.topic(now_ms)]
+        return MessageIds.joined([self._keyed(topics, None, piece, now_ms, policies=policies) for piece in pieces])
 
     def append(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also) -> MessageIds:
         """As `Sender.send`: to the topic as a producer knows it, with what `also` writes."""

@@ -12,7 +12,7 @@ of consecutive entries.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -43,6 +43,11 @@ def dedup_key_of(body: bytes) -> str | None:
         extra = decode_body(body)[4]
     except ValueError:
         return None
+    return dedup_key_in(extra)
+
+
+def dedup_key_in(extra: Mapping[str, object] | None) -> str | None:
+    """The deduplication key in a body's `extra`; None: there is none."""
     key = None if extra is None else extra.get(DEDUP)
     return key if isinstance(key, str) else None
 

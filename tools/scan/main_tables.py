@@ -24,6 +24,7 @@ from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerState, PartitionState, Table
 from ...store.codec.run import Run, RunKind
+from ...store.codec.sent_ids import IN_MAIN, KeyRecord
 from ...store.env.memtable import Reads
 from ...store.errors import CorruptEntry, InvalidArgument
 from ...store.log import catalog
@@ -105,6 +106,18 @@ ACKNOWLEDGEMENTS = pa.schema(
         ("subscription_id", pa.int64()),
         ("ledger_id", pa.int64()),
         ("entries", pa.binary()),  # serialised roaring bitmap of entries acknowledged after the mark-delete position
+    ]
+)
+
+KEYS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("topic_id", pa.int64()),
+        ("dedup_key", pa.string()),
+        ("partition", pa.string()),  # with ledger_id and entry_id: the message; null: it went into the main log
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("until_ms", pa.int64()),  # how long the key holds although it has fired; null: no longer than it is pending
     ]
 )
 
@@ -196,6 +209,21 @@ def acknowledgements(raw: Reads, store: Path) -> Rows:
     return rows
 
 
+def keys(raw: Reads, store: Path) -> Iterator[dict[str, Any]]:
+    """The record of every deduplication key, by topic and key, also of messages that have fired or were cancelled."""
+    for key, fields in catalog.rows(raw, fmt.prefix(Table.KEY)):
+        (topic_id, name), record = fmt.split_named_key(key), KeyRecord.unpack(fields)
+        yield {
+            "topic": catalog.topic_name(raw, topic_id),
+            "topic_id": topic_id,
+            "dedup_key": name,
+            "partition": None if record.start_ms == IN_MAIN else directory_name(record.start_ms),
+            "ledger_id": record.ledger_id,
+            "entry_id": record.entry_id,
+            "until_ms": record.until_ms or None,
+        }
+
+
 SMALL: dict[str, tuple[pa.Schema, Callable[[Reads, Path], Iterable[dict[str, Any]]]]] = {
     "partitions": (PARTITIONS, partitions),
     "subscriptions": (SUBSCRIPTIONS, subscriptions),
@@ -204,6 +232,7 @@ SMALL: dict[str, tuple[pa.Schema, Callable[[Reads, Path], Iterable[dict[str, Any
     "acknowledgements": (ACKNOWLEDGEMENTS, acknowledgements),
     "attempts": (ATTEMPTS, attempts),
     "dead_letters": (DEAD_LETTERS, dead_letters),
+    "keys": (KEYS, keys),
 }
 """Tables that one transaction reads."""
 

@@ -2,7 +2,7 @@
 
     DIR/messages/topic=<quoted>/day=2026-09-22/<partition>-g000001-l<ledger>-e<first entry>.parquet
     DIR/<table>.parquet     markers, partitions, subscriptions, frontiers, ledgers, acknowledgements, attempts,
-                            dead_letters; and pending, where it was asked for
+                            dead_letters, keys; and pending, where it was asked for
     DIR/MANIFEST.json       written last: without it the directory is no export, or not yet one
 
 Topic and day (UTC, of the due time) stand in the path as Hive, Spark and pyarrow read them, the topic's full name

@@ -1,12 +1,14 @@
 """Importing an export: its messages are sent again into an empty store, equal in all but their ids.
 
-An archive is of closed partitions, so every message in it has fired once; which of them were acknowledged is
-not carried over. They go into the main logs in order of due time, of equal ones in append order, and are due at once,
-with the payload, key, properties, due time and publish time that they had; delay policies do not apply. Subscriptions
-are made first, with nothing acknowledged: a topic without subscriptions would be trimmed. What never fires
-(cancelled, replaced), what compaction dropped, what could not be read, and what belonged to a topic that was deleted,
-is counted and left out. Messages that were still to come, where the export has them, are sent last and due when they
-were. Every file is read before anything is written, since a part of an archive could only be removed with its store.
+An archive is of closed partitions, so every message in it has fired once; which of them were acknowledged is not
+carried over. They go into the main logs in order of due time, of equal ones in append order, and are due at once, with
+the payload, key, properties, due time and publish time that they had; delay policies do not apply. Subscriptions are
+made first, with nothing acknowledged: a topic without subscriptions would be trimmed. What never fires (cancelled,
+replaced), what compaction dropped, what could not be read, and what belonged to a topic that was deleted, is counted
+and left out. Messages that were still to come, where the export has them, are sent last and due when they were. The
+deduplication keys of those and, where a key holds though its message has fired, of others are theirs again, for as long
+as they were to be. Every file is read before anything is written, since a part of an archive could only be removed with
+its store.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import pyarrow.compute as pc
 
 from ... import DelayedStore, Message
 from ...store.codec.body import EncodedBatch, encode_one
+from ...store.codec.message_fields import Dedup
+from ...store.codec.sent_ids import dedup_key_in
 from ...store.errors import InvalidArgument
 from .export_layout import PENDING, Export, ExportedFile
 
@@ -68,6 +72,7 @@ def import_export(
     for _ in export.batches(PENDING):
         pass
     done = Imported()
+    held = _held(export, store.clock.now_ms())
     names = _subscriptions(export, subscriptions)
     files = sorted(export.message_files, key=lambda file: (file.topic or "", file.day, file.path))
     for (topic, _), group in groupby(files, key=lambda file: (file.topic, file.day)):
@@ -77,7 +82,7 @@ def import_export(
             continue
         _make(store, topic, names, done)
         for table in _in_order(export, day, done):
-            _send(store, topic, table)
+            _send(store, topic, table, held)
             done.messages += table.num_rows
             progress(done)
     for batch in export.batches(PENDING):
@@ -87,7 +92,7 @@ def import_export(
         for topic in pc.unique(readable["topic"]).to_pylist():
             of_topic = readable.filter(pc.equal(readable["topic"], topic)).select(_COLUMNS)
             _make(store, topic, names, done)
-            _send(store, topic, of_topic)
+            _send(store, topic, of_topic, held, pending=True)
             done.messages += of_topic.num_rows
             done.pending += of_topic.num_rows
             progress(done)
@@ -110,6 +115,16 @@ def _subscriptions(export: Export, wanted: Sequence[str] | None) -> dict[str, li
     found: dict[str, list[str]] = {}
     for row in export.table("subscriptions").select(["topic", "subscription"]).to_pylist():
         found.setdefault(row["topic"], []).append(row["subscription"])
+    return found
+
+
+def _held(export: Export, now_ms: int) -> dict[tuple[int, int], int]:
+    """By ledger and entry, until when the key of a message holds although it has fired; those that do."""
+    found: dict[tuple[int, int], int] = {}
+    for batch in export.batches("keys"):
+        until = batch.filter(pc.fill_null(pc.greater(batch["until_ms"], now_ms), False))
+        for row in until.select(["ledger_id", "entry_id", "until_ms"]).to_pylist():
+            found[row["ledger_id"], row["entry_id"]] = row["until_ms"]
     return found
 
 
@@ -142,25 +157,35 @@ def _wanted(table: pa.Table) -> pa.ChunkedArray:
     return pc.invert(left_out)
 
 
-def _send(store: DelayedStore, topic: str, table: pa.Table) -> None:
+def _send(
+    store: DelayedStore, topic: str, table: pa.Table, held: dict[tuple[int, int], int], *, pending: bool = False
+) -> None:
+    """Messages with their keys: of those that are pending all, of others those in `held`."""
     limit = 1 << 30  # it was within the limit of the store that took it
     bodies: list[bytes] = []
     dues: list[int] = []
+    keys: dict[int, tuple[str, int]] = {}
     size = 0
 
     def flush() -> None:
         now_ms = store.clock.now_ms()
         column = np.array(dues, dtype=np.int64)
-        store.topic(topic).sender.write(EncodedBatch(column, column > now_ms, list(bodies)), now_ms)
+        dedups = {at: Dedup(key, max(until_ms - now_ms, 0), replace=False) for at, (key, until_ms) in keys.items()}
+        batch = EncodedBatch(column, column > now_ms, list(bodies), dedups=dedups or None)
+        store.topic(topic).sender.write(batch, now_ms)
         bodies.clear()
         dues.clear()
+        keys.clear()
 
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-        for due_ms, publish_ms, key, properties, payload, extra in zip(
-            *(batch.column(name).to_pylist() for name in _COLUMNS[2:]), strict=True
+        for ledger_id, entry_id, due_ms, publish_ms, key, properties, payload, extra in zip(
+            *(batch.column(name).to_pylist() for name in _COLUMNS), strict=True
         ):
             message = Message(payload, key=key, properties=dict(properties))
             facts = None if extra is None else msgpack.unpackb(extra)
+            dedup_key, until_ms = dedup_key_in(facts), held.get((ledger_id, entry_id), 0)
+            if dedup_key is not None and (pending or until_ms):
+                keys[len(bodies)] = dedup_key, until_ms
             bodies.append(encode_one(message, publish_ms, limit, facts)[1])
             dues.append(due_ms)
             size += len(bodies[-1])

@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow.dataset as ds
 
-from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.partitions.timespan import directory_name
 from duelog.store.errors import DamagedStore, InvalidArgument
 from duelog.store.files.directory import remove_tree
@@ -291,3 +291,45 @@ def test_an_export_into_the_store_is_refused(open_store: OpenStore, place: str) 
     before = sorted(path.rglob("*"))
     assert "inside the store" in refused("export", path, path / place)
     assert sorted(path.rglob("*")) == before
+
+
+def test_keys_are_exported_and_are_of_the_same_messages_after_an_import(tmp_path: Path) -> None:
+    """Of pending messages, of those that were rescheduled, and of what has fired where the key still holds."""
+    clock = ManualClock(FIRST_MS)
+    hours = StoreConfig(partition_ms=3_600_000, background=False)
+    with DelayedStore.open(tmp_path / "store", hours, clock=clock) as store:
+        topic = store.topic("t")
+        topic.subscribe("s").close()
+        topic.send(b"free", deliver_after=10, dedup_key="free")
+        topic.send(b"held", deliver_after=10, dedup_key="held", dedup_for=50_000)
+        topic.send_batch([Message(b"waits", deliver_after=90_000, dedup_key="waits", dedup_for=95_000)])
+        topic.reschedule(topic.send(b"moved", deliver_after=20, dedup_key="moved"), deliver_after=90_000)
+        topic.send(b"gone", deliver_after=90_000, dedup_key="gone")
+        topic.cancel_key("gone")
+        topic.send(b"plain", deliver_after=90_000)
+        clock.advance(7_200_000)
+        store.tick()
+    export_store(tmp_path / "store", tmp_path / "archive", pending=True)
+    export = open_export(tmp_path / "archive")
+    found = {row["dedup_key"]: row for row in export.table("keys").to_pylist()}
+    assert {"held", "waits", "moved"} <= found.keys()
+    assert found["waits"]["until_ms"] == FIRST_MS + 95_000_000
+    with DelayedStore.open(tmp_path / "copy", hours, clock=clock) as store:
+        import_export(store, export)
+        topic = store.topic("t")
+        assert list(topic.keys()) == ["moved", "waits"]
+        pending = {each.payload: each for each in topic.scheduled()}
+        assert {each.dedup_key for each in pending.values()} == {"moved", "waits", None}
+        for key in ("moved", "waits"):
+            assert topic.send(b"again", dedup_key=key) == pending[key.encode()].message_id
+        held = topic.send(b"again", deliver_after=60, dedup_key="held")
+        assert topic.send(b"again", deliver_after=60, dedup_key="free") != held
+        assert len(list(topic.scheduled())) == 4
+        clock.advance(50_000_000)
+        assert topic.send(b"again", deliver_after=60, dedup_key="held") != held
+        clock.advance(35_000_000)  # what waited has fired, and its key still holds
+        store.tick()
+        assert topic.send(b"again", dedup_key="waits") == pending[b"waits"].message_id
+        clock.advance(10_000_000)
+        assert topic.send(b"again", dedup_key="waits") != pending[b"waits"].message_id
+        assert list(store.check(deep=True)) == []
