@@ -205,10 +205,11 @@ class Figures:
                 pending += self.pending_in(partition, log)
         return pending
 
-    def all_pending_of(self, topic_id: int) -> int:
-        """Messages of a topic that are not due yet, in partitions and inline; as `pending_of`."""
+    def all_pending_of(self, topic_id: int) -> tuple[int, int]:
+        """Messages of a topic that are not due yet, and how many of them wait inline; as `pending_of`."""
         topic = self._topics.by_id(topic_id)
-        return self.pending_of(topic_id) + (0 if topic is None else self._inline.count(topic, self._clock.now_ms()))
+        inline = 0 if topic is None else self._inline.count(topic, self._clock.now_ms())
+        return self.pending_of(topic_id) + inline, inline
 
     def survey(self) -> Iterator[TopicSurvey]:
         """The topics in memory, each once; O(partition logs + topics), each partition opened if it is not."""

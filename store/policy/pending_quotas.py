@@ -41,14 +41,14 @@ class PendingQuotas(StoreListener):
         self,
         effective: Callable[[TopicName], EffectivePolicies],
         version: Callable[[], int],
-        count: Callable[[int], int],
+        count: Callable[[int], tuple[int, int]],
         *,
         by_time: bool,
     ) -> None:
         """`effective` gives what is in force, `version` another number after each change of that.
 
-        count: how many messages of a topic, by its id, are pending; never fewer than there are. by_time: they also get
-        fewer as time passes, without an event.
+        count: how many messages of a topic, by its id, are pending, and how many of these get fewer as time passes,
+        without an event; never fewer than there are. by_time: what is sent may be such.
         """
         self._effective = effective
         self._version = version
@@ -116,10 +116,12 @@ class PendingQuotas(StoreListener):
         while True:
             self._fewer.discard(topic_id)
             before = self._admissions
-            pending = self._count(topic_id)
+            pending, by_time = self._count(topic_id)
             with self._lock:
                 if before == self._admissions:
                     self._most[topic_id] = pending
+                    if by_time:
+                        self._fewer.add(topic_id)
                     return pending
 
     def _forget(self, wanted: Sequence[Wanted]) -> None:

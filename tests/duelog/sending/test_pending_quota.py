@@ -183,6 +183,22 @@ def test_short_delays_in_the_main_log_count_until_they_are_due(open_store: OpenS
     topic.send(b"x", deliver_after=1)
 
 
+def test_what_waits_inline_from_before_short_delays_were_switched_off_makes_place_when_it_is_due(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """A quota counted it for good, until something else fired or was cancelled."""
+    store = open_store(config=StoreConfig(inline_delay_ms=5_000))
+    store.topic("t").send(b"x", deliver_after=1)
+    store.close()
+    store = open_store(config=StoreConfig(inline_delay_ms=0))
+    limited(store, 1)
+    with pytest.raises(QuotaExceeded):
+        store.topic("t").send(b"x", deliver_after=LATER)
+    clock.advance(1_000)
+    store.topic("t").send(b"x", deliver_after=LATER)
+    assert pending(store) == 1
+
+
 def test_a_quota_set_lowered_and_removed_counts_at_once(open_store: OpenStore) -> None:
     """Also what was sent while there was none, and what was there at opening."""
     store = open_store()
