@@ -52,7 +52,7 @@ class KeyRules(RestartRules):
         if holder is not None and pending:
             self._taken_back(twin, holder)
         (message,) = self._twins(topic, drawn, dues, [message_id], self.twin.now_ms)
-        self._stored_under(twin, key, message, hold)
+        self._stored_under(twin, key, message, hold, self.twin.now_ms)
 
     def _send_keyed(self, topic: str, one: Message, key: str, hold: float | None, replace: bool) -> MessageId:
         return self.store.topic(topic).send(
@@ -77,9 +77,8 @@ class KeyRules(RestartRules):
         assert cancel(self.twin, topic, [holder.message.message_id]) == [Outcome.CANCELLED]
         self.twin.count(CANCELLED, 1, topic.name)
 
-    def _stored_under(self, topic: TwinTopic, key: str, message: TwinMessage, hold: float | None) -> None:
-        """It never waits inline."""
-        now_ms = self.twin.now_ms
+    def _stored_under(self, topic: TwinTopic, key: str, message: TwinMessage, hold: float | None, now_ms: int) -> None:
+        """At `now_ms`; it never waits inline."""
         part = self.twin.partitions.get(message.due_ms - message.due_ms % self.config.partition_ms)
         if message.due_ms > now_ms and not (part is not None and part.closed):
             self.twin.add_delayed(topic, message)
@@ -134,6 +133,7 @@ class KeyRules(RestartRules):
         if due_ms <= self.twin.now_ms or limited or (part is not None and part.closed):
             return
         target = self._next_copy()
+        now_ms = self.twin.now_ms  # what has fired early may make it later when the store is opened
 
         def crash() -> None:
             copy_store(self.store.path, target)
@@ -150,5 +150,5 @@ class KeyRules(RestartRules):
             found = self.store.topic(topic).find(key)
             assert found is not None, "the message is there, and its key is not"
             message.message_id = found.message_id
-            self._stored_under(there, key, message, hold)
+            self._stored_under(there, key, message, hold, now_ms)
         self.find_by_key(topic, key)
