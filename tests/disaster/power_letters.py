@@ -1,21 +1,16 @@
 """Power cuts amid failing deliveries: counts of attempts, dead letters moved, requeued for later, purged.
 
-    python -m tests.disaster.power_letters [--states 500] [--mutant letter_apart]
+    python -m tests.disaster.power_story power_letters [--states 500] [--mutant letter_apart]
 
-The recorded process (`--store`) sends, gives back, and moves letters about; its facts say what was durable. On each
+The recorded process sends, gives back, and moves letters about; its facts say what was durable. On each
 disk that a cut could have left, every message is in one place: its subscription's backlog, pending, or among the
-letters; and what is in the backlog has failed at least as often as was said to be on disk. Prints what came of it.
+letters; and what is in the backlog has failed at least as often as was said to be on disk.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
-import shutil
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, ManualClock, Message
+from duelog.store.config import Durability
 from duelog.topics.dead_letters import DeadLetters
 from duelog.topics.subscription_state import SubscriptionState
-from tests.disaster.power_cut import QUESTIONED, _cuts
-from tests.disaster.power_disk import MODES, Disk
-from tests.disaster.power_trace import Fact, Trace, record
-from tests.disaster.running import forked, memory, module
+from tests.disaster.power_cut import QUESTIONED
 from tests.disaster.working import CONFIG, START_MS, say
 
 TOPIC, SUBSCRIPTION = "fails", "worker"
@@ -36,12 +29,12 @@ SETTINGS: dict[str, Any] = {"max_redeliveries": 1, "run_entries": 4, "ledger_max
 STEPS = 14
 
 
-def work(path: Path, seed: int) -> None:
+def work(path: Path, seed: int, durability: Durability) -> None:
     """Two sessions on one store; the first ends with a close, the second with the process."""
     source = random.Random(seed)
     clock = ManualClock(START_MS)
     for session in range(2):
-        store = DelayedStore.open(path, replace(CONFIG, **SETTINGS), clock=clock)
+        store = DelayedStore.open(path, replace(CONFIG, durability=durability, **SETTINGS), clock=clock)
         topic = store.topic(TOPIC)
         consumer = topic.subscribe(SUBSCRIPTION, type="shared")
         for step in range(STEPS):
@@ -105,7 +98,7 @@ class Told:
             case ["clock", ms]:
                 self.now_ms = ms
 
-    def troubles_of(self, path: Path) -> list[str]:
+    def troubles_of(self, path: Path, *, relaxed: bool) -> list[str]:
         """What is wrong with a store that a cut left."""
         found: list[str] = []
         try:
@@ -155,54 +148,4 @@ def attempts_not_written() -> None:
 
 
 MUTANTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (letter_apart, attempts_not_written)}
-
-
-def cut(states: int, seed: int, mutant: str | None) -> dict[str, Any]:
-    """Record a run and question so many states, spread evenly over it."""
-    outcome: dict[str, Any] = {"states": 0, "bad": 0, "troubles": []}
-    with tempfile.TemporaryDirectory(prefix="duelog-letters-", dir=memory()) as folder:
-        base = Path(folder)
-        recorded = base / "recorded"
-        recorded.mkdir()
-        more = ["--mutant", mutant] if mutant else []
-        command = module("tests.disaster.power_letters", "--store", str(recorded / "store"), "--seed", str(seed), *more)
-        record(base / "strace.log", command)
-        trace = Trace(base / "strace.log", recorded)
-        operations = list(trace.operations())
-        outcome["facts"] = Counter(each.fact[0] for each in operations if isinstance(each, Fact))
-        cuts, disk, told, rng = _cuts(operations, states, None), Disk(trace.root), Told(), random.Random(seed)
-        for operation, count in zip(operations, cuts, strict=True):
-            disk.do(operation)
-            if isinstance(operation, Fact):
-                told.take(operation.fact)
-            for _ in range(count):
-                mode = MODES[outcome["states"] % len(MODES)]
-                disk.leave(base / "state", mode, rng)
-                troubles, died = forked(lambda: told.troubles_of(base / "state" / "store"), base / "report")
-                shutil.rmtree(base / "state")
-                troubles = [f"killed the process: {died}"] if died else troubles
-                outcome["states"] += 1
-                outcome["bad"] += bool(troubles)
-                outcome["troubles"] = [*outcome["troubles"], *(f"{mode}: {each}" for each in troubles)][:20]
-    return outcome
-
-
-def main() -> None:
-    """Be the recorded process, or record one and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--states", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--mutant", choices=MUTANTS)
-    parser.add_argument("--store", type=Path, help="be the recorded process, on this store")
-    options = parser.parse_args()
-    if options.store is None:
-        json.dump(cut(options.states, options.seed, options.mutant), sys.stdout, indent=1)
-        print()
-        return
-    if options.mutant:
-        MUTANTS[options.mutant]()
-    work(options.store, options.seed)
-
-
-if __name__ == "__main__":
-    main()
+TOLD = Told

@@ -37,6 +37,7 @@ class TwinSchedule:
     sent: int = 0
     paused: bool = False
     came: list[int] = field(default_factory=list)
+    name: str = "s"
 
     def begin(self, now_ms: int) -> None:
         """Wait for the first occurrence after now, if there is one."""
@@ -59,7 +60,9 @@ class TwinSchedule:
     def due_ms(self, nominal_ms: int) -> int:
         """Up to jitter later, before the next."""
         most = min(self.asked.jitter_ms, self.asked.step_ms - 1)
-        digest = hashlib.blake2b(f"persistent://public/default/t\0s\0{nominal_ms}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(
+            f"persistent://public/default/t\0{self.name}\0{nominal_ms}".encode(), digest_size=8
+        ).digest()
         return nominal_ms + (int.from_bytes(digest, "big") % (most + 1) if most else 0)
 
     def _after(self, nominal_ms: int) -> Iterator[int]:
