@@ -1,7 +1,7 @@
 """recover: opening a store that was killed with its largest write-ahead log, and sending again.
 
-A process sends batches due over 365 days until the segments grow no more, and ends without closing the store when one
-of them is nearly full. Nothing of it is applied. Then the store is opened, which reads the log into memory; a
+A process sends batches due over 7 or 365 days until the segments grow no more, and ends without closing the store when
+one of them is nearly full. Nothing of it is applied. Then the store is opened, which reads the log into memory; a
 message is sent; and the store is closed, which applies everything.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import product
 from pathlib import Path
 
 from duelog import DelayedStore, ManualClock, StoreConfig
@@ -25,13 +26,13 @@ MESSAGES = Measure("in the log", "messages")
 SEGMENT = Measure("segment", "MB")
 
 _PAYLOADS = {"1 KiB": 1_024, "20 bytes": 20}
-_DAYS = 365
+_DAYS = (7, 365)
 
 
-def fill(path: Path, size: int, wal_bytes: int) -> None:
+def fill(path: Path, size: int, days: int, wal_bytes: int) -> None:
     """Send until a segment no larger than the one before is nearly full; no thread applies it meanwhile."""
     payloads = load.payloads(load.BATCH, size)
-    dues = load.dues(1_000_000, load.START_MS, load.START_MS + _DAYS * load.DAY_MS)
+    dues = load.dues(1_000_000, load.START_MS, load.START_MS + days * load.DAY_MS)
     store = DelayedStore.open(path, StoreConfig(wal_bytes=wal_bytes), clock=ManualClock(load.NOW_MS))
     topic = store.topic("recover")
     assert store._engine.wal_writer is not None
@@ -49,14 +50,14 @@ def fill(path: Path, size: int, wal_bytes: int) -> None:
         used, rows, segment = active.used, segments._rows, active.size
 
 
-def measure(subject: str, size: int, wal_bytes: int, directory: Path) -> dict[str, float]:
+def measure(subject: str, size: int, days: int, wal_bytes: int, directory: Path) -> dict[str, float]:
     """Fill a log in another process, and open the store in this one."""
     path = directory / "store"
     pid = os.fork()
     if not pid:
         status = 1
         try:
-            fill(path, size, wal_bytes)
+            fill(path, size, days, wal_bytes)
             status = 0
         finally:
             os._exit(status)
@@ -91,9 +92,9 @@ def main(argv: list[str]) -> int:
     options = parse(argv, "recover", __doc__)
     results = Results("recover", options)
     wal_bytes = 2**22 if options.quick else StoreConfig().wal_bytes
-    for name, size in _PAYLOADS.items():
-        case = f"payloads of {name}"
-        arguments = {"size": size, "wal_bytes": wal_bytes}
+    for days, (name, size) in product(_DAYS, _PAYLOADS.items()):
+        case = f"{name} over {days} days"
+        arguments = {"size": size, "days": days, "wal_bytes": wal_bytes}
         compare(results, case, "benchmarks.recover:measure", arguments, [OPENED, SENT, CLOSED, MESSAGES, SEGMENT])
         results.target(case, results.median(case, "duelog", OPENED.name), 0.3, "less", "s")
     results.show()
