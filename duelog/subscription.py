@@ -119,8 +119,9 @@ class Subscription(Acknowledging):
             if stopped is not None and stopped():
                 return []
             batch, again_ms = self.poll(max_messages)
-            waits = stopped is not None or self.may_wait
-            if batch or not waits or (deadline_ms is not None and now_ms >= deadline_ms):
+            if batch or (deadline_ms is not None and now_ms >= deadline_ms):
+                return batch
+            if stopped is None and not self.may_wait:
                 return batch
             until_ms = min((ms for ms in (deadline_ms, again_ms) if ms is not None), default=None)
             with topic.condition.lock:

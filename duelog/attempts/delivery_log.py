@@ -1,10 +1,10 @@
 """The delivery log: what was handed out, kept where a killed process leaves it behind.
 
 Acknowledgements and failed deliveries are in the main environment, each some time after it happened. What is in flight
-is in memory, and here: a mapped file, to which each batch that is handed out is appended, in 1 µs and by no system
-call. Of a process that died the next opening reads it (recount.py): whatever was handed out and is not acknowledged has
-had one delivery more. It is not flushed, and names the boot of the machine that it is of: a power cut loses it, and
-nothing else with it.
+is in memory, and here: a mapped file, to which each batch that is handed out is appended, by no system call. Of a
+process that died the next opening reads it (recount.py): whatever was handed out and is not acknowledged has had one
+delivery more. It is not flushed, and names the boot of the machine that it is of: a power cut loses it, and nothing
+else with it.
 
     <store>/attempts/000000000001.log := header record*          a file of 256 KiB, zero behind the last record
     header := crc:u32 version:u32 store_id:byte[16] boot_id:byte[16]
