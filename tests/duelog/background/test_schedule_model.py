@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Schedule, StoreConfig
 from duelog.background import recurring
-from duelog.background.timetable import MISFIRES, WITH_GRACE
-from duelog.errors import InvalidArgument, StoreFull
+from duelog.background.timetable import MISFIRES, WITH_GRACE, Recurrence, Timetable
+from duelog.errors import DuelogError, InvalidArgument, StoreFull
+from duelog.markers.succession import Succession
 from tests.duelog.background.twin_schedule import Asked, TwinSchedule
 from tests.model.driver import Once, SimulatedCrash, armed, copy_store, full_disk, scratch_directory
 
@@ -188,15 +190,16 @@ class Story:
         assert list(self.store.check()) == []
 
 
-@settings(
-    max_examples=int(os.environ.get("DUELOG_SCHEDULE_EXAMPLES", "25")), deadline=None,
+EXAMPLES = int(os.environ.get("DUELOG_SCHEDULE_EXAMPLES", "25"))
+SETTINGS = settings(
+    max_examples=EXAMPLES, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )  # fmt: skip
-@given(asked=ASKED, steps=st.lists(STEPS, min_size=5, max_size=16), data=st.data())
-def test_every_occurrence_comes_as_often_as_its_schedule_says(
-    asked: Asked, steps: list[str], data: st.DataObject
-) -> None:
-    """With missed ones sent four at a time, so that crashes come between them."""
+told = given(asked=ASKED, steps=st.lists(STEPS, min_size=5, max_size=16), data=st.data())
+
+
+def tell(asked: Asked, steps: list[str], data: st.DataObject) -> None:
+    """One story, with missed occurrences sent four at a time, so that crashes come between them."""
     directory = scratch_directory()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurring, "_AT_ONCE", 4)
@@ -208,3 +211,75 @@ def test_every_occurrence_comes_as_often_as_its_schedule_says(
         finally:
             story.store.close()
             shutil.rmtree(directory, ignore_errors=True)
+
+
+@SETTINGS
+@told
+def test_every_occurrence_comes_as_often_as_its_schedule_says(
+    asked: Asked, steps: list[str], data: st.DataObject
+) -> None:
+    """Whatever it says of its end, jitter and misfires, and whatever happens to the store."""
+    tell(asked, steps, data)
+
+
+def follows_from_now(patch: pytest.MonkeyPatch) -> None:
+    """An interval is counted from when its occurrence was followed."""
+    after = Timetable.after
+    patch.setattr(Timetable, "after", lambda self, now_ms, anchor_ms: after(self, now_ms, now_ms))
+
+
+def passes_its_end(patch: pytest.MonkeyPatch) -> None:
+    """The latest nominal time is not looked at when one occurrence follows another."""
+    following = Recurrence.following
+    patch.setattr(Recurrence, "following", lambda self, *times: following(replace(self, until_ms=None), *times))
+
+
+def passes_its_count(patch: pytest.MonkeyPatch) -> None:
+    """What is made up for is not counted."""
+    at = recurring._at
+    patch.setattr(recurring, "_at", lambda schedule, due: replace(at(schedule, due), count=None))
+
+
+def is_not_moved_by_jitter(patch: pytest.MonkeyPatch) -> None:
+    """An occurrence is due at its nominal time."""
+    patch.setattr(Recurrence, "_due_ms", lambda self, nominal_ms: nominal_ms)
+
+
+def lets_misfires_come(patch: pytest.MonkeyPatch) -> None:
+    """What waits fires, however late."""
+    patch.setattr(recurring.Recurring, "withdraw", lambda *_: None)
+
+
+def makes_up_later(patch: pytest.MonkeyPatch) -> None:
+    """What was missed is kept in memory, and sent with the next change of a schedule."""
+    succeed, missed = Succession.succeed, list[Any]()
+
+    def apart(self: Any, log: Any, old: Any, due_ms: Any, body: bytes, record: Any, passed: Any = ()) -> bool:
+        succeed(self, log, None, None, b"", lambda *_: True, missed)
+        missed[:] = passed
+        return succeed(self, log, old, due_ms, body, record)
+
+    patch.setattr(Succession, "succeed", apart)
+
+
+MUTANTS = (
+    follows_from_now,
+    passes_its_end,
+    passes_its_count,
+    is_not_moved_by_jitter,
+    lets_misfires_come,
+    makes_up_later,
+)
+
+
+@pytest.mark.parametrize("break_it", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_stories_find_out_a_wrong_engine(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first story that fails is enough; each has failed within as many as are told anyway."""
+    break_it(monkeypatch)
+    briefly = settings(
+        SETTINGS, max_examples=100, derandomize=True, database=None, phases=[Phase.generate], report_multiple_bugs=False
+    )
+    with pytest.raises((AssertionError, DuelogError)):
+        briefly(told(tell))()
