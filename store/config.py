@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from .duration import take_timedeltas
+from .duration import Milliseconds, OptionalMilliseconds, take_timedeltas
 from .errors import InvalidArgument
 from .names import TopicName
 
@@ -33,7 +33,7 @@ def _setting(default: T, check: _Check) -> T:
     return field(default=default, metadata={"check": check})
 
 
-def _integer(default: T, lowest: int, highest: int, *, none: bool = False) -> T:
+def _integer(default: int | None, lowest: int, highest: int, *, none: bool = False) -> Any:
     def check(name: str, value: object) -> None:
         if none and value is None:
             return
@@ -175,39 +175,39 @@ class StoreConfig:
     """
 
     # -- behaviour
-    partition_ms: int = _integer(86_400_000, 1, _UINT32_MAX)
-    durability: Durability = _setting("commit", _durability)  # noqa: RUF009 - a field, not a value
-    inline_delay_ms: int = _integer(0, 0, _INT64_MAX)
+    partition_ms: Milliseconds = _integer(86_400_000, 1, _UINT32_MAX)
+    durability: Durability = _setting("commit", _durability)
+    inline_delay_ms: Milliseconds = _integer(0, 0, _INT64_MAX)
     max_message_bytes: int = _integer(5 * MIB, 1, GIB)
     cluster: str = _setting("standalone", _label)
     background: bool | None = _setting(None, _optional_bool)
     control: bool | None = _setting(None, _optional_bool)
-    max_clock_jump_ms: int | None = _integer(2_592_000_000, 1, _INT64_MAX, none=True)
+    max_clock_jump_ms: OptionalMilliseconds = _integer(2_592_000_000, 1, _INT64_MAX, none=True)
 
     # -- defaults of a store that is made
-    retention_ms: int = _integer(0, 0, _INT64_MAX)
+    retention_ms: Milliseconds = _integer(0, 0, _INT64_MAX)
     retention_bytes: int = _integer(0, 0, _INT64_MAX)
-    ttl_ms: int | None = _integer(None, 1, _INT64_MAX, none=True)
-    ack_timeout_ms: int | None = _integer(None, 1, _INT64_MAX, none=True)
-    nack_backoff_ms: int = _integer(1_000, 0, 86_400_000)
-    nack_backoff_max_ms: int = _integer(60_000, 0, 86_400_000)
+    ttl_ms: OptionalMilliseconds = _integer(None, 1, _INT64_MAX, none=True)
+    ack_timeout_ms: OptionalMilliseconds = _integer(None, 1, _INT64_MAX, none=True)
+    nack_backoff_ms: Milliseconds = _integer(1_000, 0, 86_400_000)
+    nack_backoff_max_ms: Milliseconds = _integer(60_000, 0, 86_400_000)
     max_redeliveries: int | None = _integer(None, 0, _UINT32_MAX, none=True)
     dead_letter_topic: str | None = _setting(None, _optional_topic)
 
     # -- speed
     max_in_flight_bytes: int = _integer(64 * MIB, 1, _INT64_MAX)
     wal_bytes: int = _integer(128 * MIB, 16 * KIB, GIB)
-    relaxed_ms: int = _integer(20, 0, 60_000)
-    bucket_ms: int = _integer(60_000, 1, _UINT32_MAX)
-    preload_ms: int = _integer(60_000, 0, _INT64_MAX)
+    relaxed_ms: Milliseconds = _integer(20, 0, 60_000)
+    bucket_ms: Milliseconds = _integer(60_000, 1, _UINT32_MAX)
+    preload_ms: Milliseconds = _integer(60_000, 0, _INT64_MAX)
     fire_batch: int = _integer(5_000, 1, 1_000_000)
-    ack_flush_ms: int = _integer(100, 0, 3_600_000)
-    tracker_idle_ms: int = _integer(60_000, 0, 86_400_000_000)
-    tracker_prune_interval_ms: int = _integer(1_000, 0, 86_400_000)
+    ack_flush_ms: Milliseconds = _integer(100, 0, 3_600_000)
+    tracker_idle_ms: Milliseconds = _integer(60_000, 0, 86_400_000_000)
+    tracker_prune_interval_ms: Milliseconds = _integer(1_000, 0, 86_400_000)
     tracker_prune_ratio: float = _setting(0.5, _ratio)
     ledger_max_entries: int = _integer(50_000, 1, _UINT32_MAX)
     ledger_max_bytes: int = _integer(64 * MIB, 1, _INT64_MAX)
-    ledger_max_age_ms: int = _integer(14_400_000, 1, _INT64_MAX)
+    ledger_max_age_ms: Milliseconds = _integer(14_400_000, 1, _INT64_MAX)
     snapshot_every_entries: int = _integer(1_000_000, 1, _UINT32_MAX)
     snapshot_part_bytes: int = _integer(MIB, KIB, GIB)
     max_open_partitions: int = _integer(64, 1, 65_536)

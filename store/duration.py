@@ -11,7 +11,7 @@ import operator
 from dataclasses import fields
 from datetime import timedelta
 from decimal import Context, Decimal
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from .errors import InvalidArgument
 
@@ -22,6 +22,30 @@ MAX_DURATION_MS = 253_402_300_799_999
 """Longest duration: from the epoch to the last instant that a ``datetime`` can show."""
 
 T = TypeVar("T")
+
+
+class Milliseconds:
+    """What a type checker takes a setting in ms for: set to an int or a ``timedelta``, read as an int.
+
+    There is none of it when a program runs: a dataclass puts ints into such fields (`take_timedeltas`).
+    """
+
+    if TYPE_CHECKING:
+
+        def __get__(self, settings: object, owner: type) -> int: ...
+
+        def __set__(self, settings: object, value: int | timedelta) -> None: ...
+
+
+class OptionalMilliseconds:
+    """As `Milliseconds`, or None."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, settings: object, owner: type) -> int | None: ...
+
+        def __set__(self, settings: object, value: int | timedelta | None) -> None: ...
+
 
 _EXACT = Context(prec=40)
 

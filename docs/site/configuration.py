@@ -167,6 +167,7 @@ IN_TOML = {"str": "string", "int": "integer", "float": "number", "bool": "boolea
 def _type(annotation: object) -> str:
     """An annotation as its source has it."""
     text = str(annotation).replace("Durability", " | ".join(f'"{each}"' for each in get_args(Durability)))
+    text = text.replace("OptionalMilliseconds", "Milliseconds | None").replace("Milliseconds", "int | timedelta")
     return f"`{text}`".replace(" | ", "`, `")
 
 
@@ -196,7 +197,7 @@ def policies() -> list[Setting]:
     found = []
     for field in fields(Policies):
         unit = unit_of(field.name)
-        kind = _type(str(field.type).removesuffix(" | None"))
+        kind = _type(str(field.type).removeprefix("Optional").removesuffix(" | None"))
         text = f"{texts.get(field.name, '')} *{_scopes(field.name)}.*"
         found.append(Setting(field.name, kind, shown(DEFAULTS[field.name], unit), unit, text))
     return found

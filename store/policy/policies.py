@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..config import StoreConfig
-from ..duration import take_timedeltas
+from ..duration import OptionalMilliseconds, take_timedeltas
 from ..errors import DelayTooLong, InvalidArgument
 from ..message import MAX_DUE_MS
 from ..names import TopicName
@@ -49,6 +50,9 @@ _NUMBERS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
 """Default, lowest and highest value of each field that is a number."""
 
 
+_NOT_SET: Any = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DelayedDeliveryPolicies:
     """The delay policies of one scope (PIP-437); a field that is None is not set there.
@@ -70,9 +74,9 @@ class DelayedDeliveryPolicies:
     """
 
     active: bool | None = None
-    tick_time_ms: int | None = None
-    max_delivery_delay_ms: int | None = None
-    fixed_delivery_delay_ms: int | None = None
+    tick_time_ms: OptionalMilliseconds = _NOT_SET
+    max_delivery_delay_ms: OptionalMilliseconds = _NOT_SET
+    fixed_delivery_delay_ms: OptionalMilliseconds = _NOT_SET
 
     def __post_init__(self) -> None:
         take_timedeltas(self)
@@ -127,14 +131,14 @@ class Policies(DelayedDeliveryPolicies):
     Raises InvalidArgument naming the field.
     """
 
-    retention_ms: int | None = None
+    retention_ms: OptionalMilliseconds = _NOT_SET
     retention_bytes: int | None = None
-    ttl_ms: int | None = None
+    ttl_ms: OptionalMilliseconds = _NOT_SET
     max_redeliveries: int | None = None
     dead_letter_topic: str | None = None
-    ack_timeout_ms: int | None = None
-    nack_backoff_ms: int | None = None
-    nack_backoff_max_ms: int | None = None
+    ack_timeout_ms: OptionalMilliseconds = _NOT_SET
+    nack_backoff_ms: OptionalMilliseconds = _NOT_SET
+    nack_backoff_max_ms: OptionalMilliseconds = _NOT_SET
     max_in_flight: int | None = None
     max_pending: int | None = None
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Policies, StoreConfig, Subscription, Topic
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Policies, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument
 
 WAYS: dict[str, tuple[str, Callable[[DelayedStore, Topic, Subscription, Any], object]]] = {
@@ -72,6 +73,24 @@ def test_a_parameter_in_milliseconds_takes_a_timedelta_too(store: DelayedStore) 
         retention_ms=86_400_000, ttl_ms=3_600_000
     )
     assert ManualClock(5).advance(DAY) == 86_400_005
+
+
+def test_a_type_checker_knows_what_a_setting_in_milliseconds_takes_and_gives() -> None:
+    """It is mypy that this fails for, as it does for an ignored error that is none."""
+    config = StoreConfig(partition_ms=timedelta(hours=1), ttl_ms=timedelta(days=1), ack_timeout_ms=None, ack_flush_ms=5)
+    assert_type(config.partition_ms, int)
+    assert_type(config.ttl_ms, int | None)
+    policies = Policies(ttl_ms=timedelta(days=1), retention_ms=5)
+    assert_type(policies.retention_ms, int | None)
+    assert replace(policies, retention_ms=timedelta(seconds=1)).retention_ms == 1_000
+    assert DelayedDeliveryPolicies(max_delivery_delay_ms=timedelta(seconds=1)).max_delivery_delay_ms == 1_000
+    for wrong in (
+        lambda: StoreConfig(ack_flush_ms=None),  # type: ignore[arg-type]
+        lambda: StoreConfig(ttl_ms=1.5),  # type: ignore[arg-type]
+        lambda: Policies(ttl_ms="1d"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgument, match="_ms="):
+            wrong()
 
 
 def test_a_timedelta_where_none_belongs_is_refused_by_its_field(store: DelayedStore) -> None:
