@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple, TypeAlias, cast, overload
 
 import numpy as np
@@ -159,6 +160,12 @@ class MessageIds(Sequence[MessageId]):
 
     def to_list(self) -> list[MessageId]:
         """All of them as a list."""
+        if self._columns is None and self._places is None:
+            return [
+                each
+                for ledger_id, first, count in self._segments
+                for each in message_ids(repeat(ledger_id), range(first, first + count))
+            ]
         ledgers, entries = self.columns()
         return message_ids(ledgers.tolist(), entries.tolist())
 

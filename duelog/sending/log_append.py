@@ -227,6 +227,20 @@ class LoneDirect(LoneMessage):
         return segment.ledger_id, segment.first_entry
 
 
+def with_more(message: LoneMessage, also: PlaceRecord | GroupAlso | None) -> Callable[[WriteBatch], tuple[int, int]]:
+    """A message that is sent singly, with what `also` writes; a record is its own."""
+    if also is None or isinstance(also, PlaceRecord):
+        return message
+
+    def work(group: WriteBatch) -> tuple[int, int]:
+        ledger_id, entry_id = place = message(group)
+        starts = {} if message.start_ms == MAIN else {ledger_id: message.start_ms}
+        also(group, Stored(MessageIds.run(ledger_id, entry_id, 1), starts))
+        return place
+
+    return work
+
+
 class PackedAppend(LogAppend):
     """A packed run for a time partition. REQUIRES: an append lease until it is decided."""
 

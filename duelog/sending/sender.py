@@ -40,6 +40,7 @@ from .log_append import (
     PlaceRecord,
     Stored,
     at_places,
+    with_more,
 )
 from .wal_writer import WalWriter
 
@@ -360,21 +361,21 @@ class Sender:
         return written
 
     def send_one(
-        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, record: PlaceRecord | None = None
+        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, more: PlaceRecord | GroupAlso | None = None
     ) -> MessageId:
         """Append one message: `send` without what a batch needs.
 
-        record: stored with it; then the message does not wait inline.
+        more: stored with it: a record of where it is, then it does not wait inline; or what `send_all` takes.
         """
         if self._policies.limits_pending and due_ms > now_ms:
             with self._quotas.sending([Wanted(topic.topic_id, topic.name, 1)]):
-                return self._send_alone(topic, due_ms, body, now_ms, record)
-        return self._send_alone(topic, due_ms, body, now_ms, record)
+                return self._send_alone(topic, due_ms, body, now_ms, more)
+        return self._send_alone(topic, due_ms, body, now_ms, more)
 
     def _send_alone(
-        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, record: PlaceRecord | None
+        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, more: PlaceRecord | GroupAlso | None
     ) -> MessageId:
-        writer = self._wal_writer
+        writer, record = self._wal_writer, more if isinstance(more, PlaceRecord) else None
         if due_ms > now_ms + (self._inline_ms if record is None else 0):
             partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)
             if partition is not None:
@@ -382,12 +383,13 @@ class Sender:
                     log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
                     limits, rows = self._run_limits, writer.main_rows
                     message = LoneDelayed(topic, partition, log, limits, due_ms, body, rows, record)
-                    written = writer.write(message)
+                    written = writer.write(with_more(message, more))
                     topic.count_sent(1)
                     return MessageId(*written)
                 finally:
                     self._partitions.end_append(partition)
-        written = writer.write(LoneDirect(topic, writer.memtable, writer.main_rows, due_ms, body, now_ms, record))
+        direct = LoneDirect(topic, writer.memtable, writer.main_rows, due_ms, body, now_ms, record)
+        written = writer.write(with_more(direct, more))
         topic.count_sent(1)
         return MessageId(*written)
 

@@ -25,7 +25,7 @@ from ..topics.producer_state import ProducerState
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .log_append import Also
+from .log_append import Also, at_places
 from .outbox import Done, Numbers, Outbox, Outgoing
 from .sender import Places, Sender
 
@@ -210,6 +210,11 @@ class TopicSender:
 
     def append(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also) -> MessageIds:
         """As `Sender.send`: to the topic as a producer knows it, with what `also` writes."""
+        if len(batch) == 1:
+            due_ms, body = int(batch.dues[0]), batch.bodies[0]
+            message_id = self._sender.send_one(topic, due_ms, body, now_ms, at_places(also, range(1)))
+            self._policies.stored(topic.name, batch.overridden)
+            return MessageIds.run(*message_id, 1)
         return self._sender.send(topic, batch, now_ms, also)
 
 
