@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,8 +85,8 @@ class Work:
     def step(self, number: int) -> None:
         """One change, or time goes on."""
         steps: tuple[Callable[[str], None], ...] = (
-            self.send, self.send, self.send, self.replace, self.replace, self.replace, self.cancel, self.move,
-            self.plain, self.pause, self.set_policies, self.go_on, self.go_on,
+            self.send, self.send, self.replace, self.replace, self.replace, self.batch, self.batch, self.cancel,
+            self.move, self.plain, self.pause, self.set_policies, self.go_on, self.go_on,
         )  # fmt: skip
         self.source.choice(steps)(f"{self.tag}-{number}")
 
@@ -129,6 +130,38 @@ class Work:
 
     def replace(self, number: str) -> None:
         self.send(number, replaces=True)
+
+    def batch(self, number: str) -> None:
+        """Messages with keys and without, as if sent one after the other, and all or none."""
+        now_ms, messages = self.clock.now_ms(), list[Message]()
+        keys: dict[str, Held | None] = {key: self.world.keys.get(key) for key in KEYS}
+        rows: dict[str, int] = {}
+        """Of which message a key is now, of those that this sends."""
+        gone, sent = list[str](), list[str]()
+        for at in range(self.source.randrange(2, 6)):
+            key, replaces = self.source.choice((*KEYS, None)), self.source.random() < 0.5
+            hold = None if key is None else self.source.choice((None, 40))
+            text, due_ms = f"{key or 'plain'}:{number}-{at}", now_ms + self.source.randrange(1_000, 3 * SPAN_MS)
+            replaces = replaces and key is not None
+            message = Message(text.encode(), deliver_at=due_ms, dedup_key=key, dedup_for=hold, replace=replaces)
+            messages.append(message)
+            held = None if key is None else keys[key]
+            if held is not None and (held.due_ms > now_ms or (held.until_ms > now_ms and not replaces)):
+                if not replaces:
+                    continue
+                gone.append(held.text)
+            sent.append(text)
+            if key is not None:
+                keys[key], rows[key] = Held(text, None, 0 if hold is None else now_ms + 1_000 * hold, due_ms), at
+
+        changed = {key: held for key, held in keys.items() if held is not None and key in rows}
+
+        def make() -> dict[str, Any]:
+            ids = self.topic.send_batch(messages)
+            return {"keys": {key: [held.text, list(ids[rows[key]]), *held[2:]] for key, held in changed.items()}}
+
+        stays = [text for text in sent if text not in gone]
+        self.change({"gone": gone, "sent": stays, "keys": changed}, make)
 
     def cancel(self, _: str) -> None:
         key = self.source.choice(KEYS)
@@ -388,14 +421,16 @@ def _go_on(store: DelayedStore, seen: Seen, clock: ManualClock) -> list[str]:
 
 def replaced_in_two_steps() -> None:
     """The pending message of a key is cancelled in a transaction before that which sends the other."""
-    plain = Succession.replace
+    begin = Succession._begin
 
-    def apart(self: Any, log: Any, old: Any, known: Any, *rest: Any) -> Any:
-        with self._entries.located(log, [old], known) as (logs, outcomes):
-            self._main.write(lambda transaction: self._entries.cancel(transaction, log.topic_id, logs[0], outcomes))
-        return plain(self, log, old, known, *rest)
+    def apart(self: Any, batch: Any, *rest: Any) -> Any:
+        found, new = begin(self, batch, *rest)
+        for entries, outcomes in ((each, outcomes) for logs, outcomes in found for each in logs):
+            cancel = partial(self._entries.cancel, topic_id=batch.log.topic_id, found=entries, outcomes=outcomes)
+            self._main.write(cancel)
+        return found, new
 
-    setattr(Succession, "replace", apart)  # noqa: B010 - what mypy does not follow
+    setattr(Succession, "_begin", apart)  # noqa: B010 - what mypy does not follow
 
 
 MUTANTS: dict[str, Callable[[], None]] = {"replaced_in_two_steps": replaced_in_two_steps}
