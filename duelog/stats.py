@@ -69,7 +69,8 @@ class TopicStats:
     """A topic.
 
     pending: messages that are not due yet: those in time partitions that have not fired, and inline ones that are not
-    yet visible. inline: how many of them are inline.
+    yet visible. A rescheduling or replacement that was broken off, by a crash or for want of space, counts as one until
+    its partition closes; `Topic.scheduled` does not have it. inline: how many of them are inline.
     fired: markers written so far into partitions not yet deleted. entries, ledgers, stored_bytes: of the main log.
     index_bytes: delay indexes in memory. sent: messages that were sent to it, retries included, since this process
     opened the store.

@@ -2,9 +2,10 @@
 
 A bound of how many messages are pending is kept for each topic that has a quota and is sent to: what is sent is added
 before it is written. What fires or is cancelled only marks the bound as too high; it is counted anew when a send does
-not fit any more, with no send under way. So a refusal is always by an exact count, and what is counted at most once for
+not fit any more, with no send under way. So a refusal is always by a fresh count, and what is counted at most once for
 each time that something fired: O(partitions), each opened if it is not. Nothing of this is stored: after a restart the
-first send counts.
+first send counts. A message that was to take the place of another (a rescheduling, `replace`) when the process died, or
+the main environment was full, never fires, and counts until its partition closes.
 
 Producers are refused. A retry, a dead letter that is requeued and an occurrence of a schedule are not, and count.
 """
