@@ -101,9 +101,9 @@ class Engine:
             [
                 self.outbox.close,
                 self._stop,
+                self._join_control,
                 self._persist,
                 self._end,
-                self._join_control,
                 self.sender.close,
                 self.topic_events.close,
                 self.partitions.close,

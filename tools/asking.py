@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias
 
 from .. import DeadLetter, DelayedStore, ReceivedMessage, Schedule, ScheduledMessage
-from ..control.control_client import ControlClient
+from ..control.control_client import ControlClient, Refused
+from ..control.control_lines import CLOSING, Disconnected
 from ..control.store_operations import Operations
+from ..store.errors import AlreadyOpen, StoreLocked
 from ..store.message import Occurrence
 from ..store.position import MessageId
 from .values import alone, open_to_read, open_to_write, require_store
@@ -20,24 +23,69 @@ Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
 """As `Operations.ask`."""
 
 
+_PATIENCE_S = 2.0
+"""How long a command tries to reach a store that is being opened or closed, or is busy with other commands."""
+
+_PAUSE_S = 0.02
+
+
 @contextmanager
 def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Ask]:
     """What answers operations of the store in a directory, for as long as the block runs.
 
     That is the process that has it open, where there is one that listens; else this one, which opens it. create: make
-    the store where there is none. Raises StoreLocked where another process has it open and does not listen.
+    the store where there is none. Raises StoreLocked where another process has it open and does not listen, and what
+    `ControlClient.connect` raises, once it has tried for some time: commands that run at once wait for each other.
     """
     if not create:
         require_store(path)
-    client = ControlClient.connect(path)
-    if client is not None:
-        with client:
-            yield client.ask
-        return
-    with alone("it takes no commands (StoreConfig(control=False), or a clock of its own): end it first"):
-        store = open_to_write(path, create=create) if writes else open_to_read(path)
-    with store, closing(operations_here(store)) as operations:
-        yield operations.ask
+    with ExitStack() as stack:
+        yield _Asking(path, writes, create, stack).ask
+
+
+class _Asking:
+    """Asks a store, anew where the process that has it open closes it before anything was done."""
+
+    def __init__(self, path: Path, writes: bool, create: bool, stack: ExitStack) -> None:
+        self._path = path
+        self._writes = writes
+        self._create = create
+        self._stack = stack
+        self._deadline = time.monotonic() + _PATIENCE_S
+        self._answered = False
+        self._reached = self._reach()
+
+    def ask(self, name: str, arguments: Mapping[str, object]) -> Any:
+        """As `Operations.ask`."""
+        while True:
+            try:
+                found = self._reached(name, arguments)
+                self._answered = True
+                return found
+            except Refused as error:
+                if self._answered or error.type != CLOSING or time.monotonic() > self._deadline:
+                    raise
+            self._reached = self._reach()
+
+    def _reach(self) -> Ask:
+        while True:
+            try:
+                return self._ask_of_one()
+            except AlreadyOpen:
+                raise
+            except (StoreLocked, Refused, Disconnected):
+                if time.monotonic() > self._deadline:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _ask_of_one(self) -> Ask:
+        client = ControlClient.connect(self._path)
+        if client is not None:
+            return self._stack.enter_context(client).ask
+        with alone("it takes no commands (StoreConfig(control=False), or a clock of its own): end it first"):
+            store = open_to_write(self._path, create=self._create) if self._writes else open_to_read(self._path)
+        self._stack.enter_context(store)
+        return self._stack.enter_context(closing(operations_here(store))).ask
 
 
 def operations_here(store: DelayedStore) -> Operations:

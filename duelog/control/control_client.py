@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,6 +71,8 @@ class ControlClient:
         try:
             self._connection.sendall(encode_line({"ask": name, "with": dict(arguments)}))
         except OSError as error:
+            with suppress(Disconnected):
+                self._read()  # raises what the other end said before it closed
             raise self._lost(error) from error
         if name not in STREAMED:
             return self._read()["result"]

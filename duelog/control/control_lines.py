@@ -23,6 +23,9 @@ SOCKET = "CONTROL"
 VERSION = 1
 GREETING = {"duelog": VERSION}
 
+CLOSING = "Closing"
+"""Type of the error by which a process that closes its store answers what it has not begun to do."""
+
 _MOST_ADDRESS_BYTES = 100
 """Of a socket's path: Linux takes 107, others 103."""
 

@@ -27,7 +27,7 @@ from weakref import WeakSet
 
 from duelog.store.errors import DuelogError, InvalidArgument
 
-from .control_lines import GREETING, SOCKET, Disconnected, Lines, address_in, decode_line, encode_line
+from .control_lines import CLOSING, GREETING, SOCKET, Disconnected, Lines, address_in, decode_line, encode_line
 
 MOST_CLIENTS = 16
 IDLE_S = 300.0
@@ -43,6 +43,8 @@ _LAST_ANSWER_S = 2.0
 """The same, while the store is being closed."""
 
 _PAUSE_S = 1.0
+
+_CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
 
 _log = logging.getLogger("duelog.control")
 
@@ -186,6 +188,9 @@ class ControlServer:
                         connection.settimeout(STALLED_S)
                         for answer in _answers(operations, line):
                             connection.sendall(answer)
+                    if self._stopping:
+                        connection.settimeout(_LAST_ANSWER_S)
+                        connection.sendall(encode_line({"error": {"type": CLOSING, "message": _CLOSING_MESSAGE}}))
                 except (OSError, Disconnected) as error:  # a client that is gone, stalls, or sends what is no line
                     _log.info("%s: a command's connection ends: %s", self._path, error)
                     with suppress(OSError):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig, SystemClock
+from tests.packaging.tree import ROOT
 from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, json_of, refused, run
 
 LINES = """
@@ -233,6 +235,34 @@ def test_an_import_larger_than_a_request_may_be_is_sent_in_pieces(tmp_path: Path
         assert json_of("import", path, file, "--batch", 3_000, "--once", "nightly")["messages"] == 3_000
         assert json_of("import", path, file, "--once", "nightly")["stored_before"] == 3_000
         assert [each.payload.decode() for each in store.topic("t").scheduled()] == payloads
+
+
+SENDING = """
+import sys
+sys.path.append({root!r})
+from pathlib import Path
+from duelog.tools.asking import asked
+sys.stdin.readline()
+for number in range(40):
+    with asked(Path({path!r}), writes=True) as ask:
+        ask("send", {{"topic": "t", "payload": ""}})
+"""
+
+
+def test_commands_that_run_at_once_wait_for_each_other(path: Path) -> None:
+    """Each opens the store for a moment, or asks the one that has it, which may just be closing it: none is refused."""
+    code = SENDING.format(root=str(ROOT), path=str(path))
+    command = [sys.executable, "-c", code]
+    with ExitStack() as stack:
+        senders = [stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE)) for _ in range(3)]
+        for sender in senders:
+            assert sender.stdin is not None
+            sender.stdin.write(b"\n")
+            sender.stdin.close()
+        assert [sender.wait(120) for sender in senders] == [0, 0, 0]
+    with DelayedStore.open(path) as store, store.topic("t").subscribe("mailer") as mailer:
+        found = mailer.receive(200, timeout=20)
+        assert sum(message.payload == b"" for message in found) == 120
 
 
 def test_nothing_can_be_asked_of_a_store_whose_program_has_switched_it_off(path: Path) -> None:
