@@ -1,4 +1,4 @@
-"""The program that the test of killed holders kills: it has a store open, and answers by the control socket.
+"""The program that the test of the control socket kills: it has a store open, and answers by the control socket.
 
 Started once, as a fork server: each line on its standard input is one round.
 """
