@@ -64,7 +64,8 @@ def stats(
 ) -> None:
     """Show the figures of a store and its topics, or of one topic and its subscriptions.
 
-    Pending messages are not due yet; a subscription's backlog is due and not acknowledged.
+    Pending messages are not due yet; a subscription's backlog is due and not acknowledged. What consumers hold, and
+    dead letters, are counted by the process that has the store open, since it opened it.
 
     ```
     duelog stats data
@@ -118,12 +119,14 @@ def _topic_stats(topic: TopicFigures, json_: bool) -> None:
     if json_:
         write_json(_topic_json(topic))
         return
-    cells = (("pending", topic.pending), ("fired", topic.fired), ("entries of the main log", topic.entries),
+    about = (("pending", topic.pending), ("fired", topic.fired), ("entries of the main log", topic.entries),
              ("ledgers", topic.ledgers), ("size of the main log", size_text(topic.stored_bytes)))  # fmt: skip
-    write_table(topic.name, ("", ">"), [cell for cell in cells if cell[1] is not None])
+    write_table(topic.name, ("", ">"), [cell for cell in about if cell[1] is not None])
     write_line("")
-    columns = ("subscription", ">backlog", "mark-delete")
-    write_table(f"subscriptions: {len(topic.subscriptions):,}", columns, topic.subscriptions)
+    columns = ("subscription", ">backlog", "mark-delete", ">consumers", ">unacknowledged", ">redelivering",
+               ">dead-lettered", "")  # fmt: skip
+    cells = [(*each[:-1], "paused" if each.paused else None) for each in topic.subscriptions]
+    write_table(f"subscriptions: {len(topic.subscriptions):,}", columns, cells)
 
 
 def _topic_json(topic: TopicFigures) -> dict[str, object]:

@@ -56,7 +56,9 @@ class DirectorySide:
     def topic_figures(self, topic: str) -> TopicFigures:
         found = self._do("topic_figures", topic=topic)
         subscriptions = [
-            SubscriptionFigures(shown_subscription(each["name"]), each["backlog"], each["mark_delete"])
+            SubscriptionFigures(
+                shown_subscription(each["name"]), *(each[name] for name in SubscriptionFigures._fields[1:])
+            )
             for each in found["subscriptions"]
         ]
         names = ("name", "pending", "fired", "entries", "ledgers", "stored_bytes")

@@ -38,11 +38,20 @@ class Scope(NamedTuple):
 
 
 class SubscriptionFigures(NamedTuple):
-    """backlog: due and not acknowledged; mark_delete: all up to here is acknowledged."""
+    """backlog: due and not acknowledged; mark_delete: all up to here is acknowledged. The others: `SubscriptionStats`.
+
+    Those that only the process knows which has the store open are of nothing yet where no process has. None: a server
+    does not say.
+    """
 
     name: str
     backlog: int
     mark_delete: str
+    consumers: int | None = None
+    unacknowledged: int | None = None
+    redelivering: int | None = None
+    dead_lettered: int | None = None
+    paused: bool | None = None
 
 
 class TopicFigures(NamedTuple):

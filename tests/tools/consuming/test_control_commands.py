@@ -16,7 +16,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig, SystemClock
 from tests.packaging.tree import ROOT
-from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, json_of, refused, run
+from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, json_of, ok, refused, run
 
 LINES = """
 tick {}
@@ -53,6 +53,7 @@ expire {} t mailer --older-than PT1S
 pause {} t mailer --until 2099-01-01T00:00:00Z --json
 seek {} t mailer --to earliest
 receive {} t mailer --timeout 0
+stats {} t
 resume {} t mailer
 receive {} t mailer --timeout 0
 policies set {} --topic t --ttl 1h30m --max-redeliveries 3
@@ -284,6 +285,19 @@ def test_what_a_program_has_in_hand_is_not_disturbed(taken: DelayedStore, path: 
         assert len(json_lines_of("receive", path, "t", "mailer", "--type", "shared", "--max", 9, "--timeout", 0)) == 3
         assert json_of("seek", path, "t", "mailer", "--to", "earliest")["position"].endswith(":0")
         assert len(consumer.receive(9, timeout=0)) == 5
+
+
+def test_figures_at_a_shell_are_those_that_the_program_has_in_memory(taken: DelayedStore, path: Path) -> None:
+    """What a consumer holds, what waits to be handed out again, and that the subscription is paused."""
+    taken.tick()
+    with taken.topic("t").subscribe("mailer") as consumer:
+        held = consumer.receive(3, timeout=0)
+        consumer.nack(held[:1], delay=60)
+        taken.topic("t").subscription("mailer").pause()
+        (found,) = json_of("stats", path, "t")["subscriptions"]
+        names = ("consumers", "unacknowledged", "redelivering", "dead_lettered", "paused", "backlog")
+        assert [found[name] for name in names] == [1, 2, 1, 0, True, 5]
+        assert "paused" in ok("stats", path, "t")
 
 
 @pytest.mark.parametrize(
