@@ -15,12 +15,16 @@ from typing import Any
 from duelog import DelayedStore, Message, StoreConfig, Topic
 
 from .harness.compare import Subject, compare
+from .harness.machine import disk_bytes
 from .harness.options import parse
 from .harness.plots import short
 from .harness.results import Measure, Results
 
 RATE = Measure("rate", "calls/s", show=short)
 PER_CALL = Measure("a call", "ms", "less")
+DISK = Measure("disk", "bytes a message", "less", lambda value: f"{value:,.0f}")
+"""Once the write-ahead log is applied, less those of the store before it. Nothing is stored for a known key or number,
+whose bytes are those of one message, or of `n`, over `n`."""
 SENDS = (
     Subject("plain", "send"),
     Subject("key", "send, with a key"),
@@ -37,6 +41,7 @@ LOOKS = (
 _DELAY_S = 3 * 86_400
 _PAYLOAD = b"x" * 100
 _CALLS = 1_000
+_BATCH = 1_000
 
 
 def send(subject: str, n: int, threads: int, directory: Path) -> dict[str, float]:
@@ -62,21 +67,24 @@ def send(subject: str, n: int, threads: int, directory: Path) -> dict[str, float
             for at in range(first, n, threads):
                 call(at)
 
+        before = disk_bytes(directory, logs=False)
         workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
         started = time.perf_counter()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        return {RATE.name: n / (time.perf_counter() - started)}
+        rate = n / (time.perf_counter() - started)
+    return {RATE.name: rate, DISK.name: (disk_bytes(directory, logs=False) - before) / n}
 
 
 def look(subject: str, n: int, directory: Path) -> dict[str, float]:
-    """Do something by key, or by id, where `n` messages with keys are pending."""
+    """Do something by key, or by id, where `n` messages with keys are pending, sent in batches."""
     with DelayedStore.open(directory / "store", StoreConfig(durability="none")) as store:
         topic = store.topic("t")
-        for at in range(n):
-            topic.send(_PAYLOAD, deliver_after=_DELAY_S, dedup_key=f"order-{at}")
+        for first in range(0, n, _BATCH):
+            numbers = range(first, min(first + _BATCH, n))
+            topic.send_batch([Message(_PAYLOAD, deliver_after=_DELAY_S, dedup_key=f"order-{at}") for at in numbers])
     with DelayedStore.open(directory / "store") as store:
         return {PER_CALL.name: timed(subject, store.topic("t"), n)}
 
@@ -105,7 +113,7 @@ def main(argv: list[str]) -> int:
     for n in options.n:
         for threads in (1, 8):
             case = f"{n:,} sends, {threads} threads"
-            compare(results, case, "benchmarks.keyed:send", {"n": n, "threads": threads}, [RATE], SENDS)
+            compare(results, case, "benchmarks.keyed:send", {"n": n, "threads": threads}, [RATE, DISK], SENDS)
             plain, key = (results.median(case, each, RATE.name) for each in ("plain", "key"))
             share = None if plain is None or key is None else 100 * key / plain
             results.target(f"{case}, with keys", share, 50, "more", "% of the rate without")

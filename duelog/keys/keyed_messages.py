@@ -75,8 +75,9 @@ class KeyedMessages:
         self, name: TopicName, message: Message, dedup: Dedup, writing_at: Callable[[], int], *, allow_past: bool
     ) -> MessageId:
         """As `Topic.send`. `writing_at` gives the time of a store that can be written to."""
-        due_ms, body = encode_one(message, writing_at(), self._max_bytes, allow_past=allow_past)
-        topic = self._topics.get_or_create(name, writing_at())
+        now_ms = writing_at()
+        due_ms, body = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
+        topic = self._topics.get_or_create(name, now_ms)
         key = sent_key(topic.topic_id, dedup.key)
         with self._keys.lock(key):
             now_ms = writing_at()

@@ -61,7 +61,8 @@ class TopicKeys:
 
     def record(self, key: bytes) -> KeyRecord | None:
         """The record under a key. Raises CorruptRecord."""
-        return self._records([key])[key]
+        fields = self._main.get(key)
+        return None if fields is None else KeyRecord.unpack(fields)
 
     def _records(self, keys: Iterable[bytes]) -> dict[bytes, KeyRecord | None]:
         """In one read transaction."""
@@ -74,7 +75,7 @@ class TopicKeys:
 
     def look(self, topic: TopicState, key: bytes) -> Looked:
         """As `look_all`, of one key of a record."""
-        return self.look_all({key: topic})[key]
+        return (None, None) if self.record(key) is None else self.look_all({key: topic})[key]
 
     def look_all(self, wanted: Mapping[bytes, TopicState]) -> dict[bytes, Looked]:
         """What keys of records, of topics, are of. Raises CorruptRecord."""
