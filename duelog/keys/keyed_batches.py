@@ -109,15 +109,16 @@ class KeyedBatches:
         now_ms: int,
         *,
         policies: bool,
+        known: Mapping[bytes, Looked] | None = None,
     ) -> MessageIds:
-        """As `send_all`. keys: by place, the key of a record. REQUIRES: their locks."""
+        """As `send_all`. keys: by place, the key of a record; known: what they are of. REQUIRES: their locks."""
         topic_of = {key: topics[owners[place]] for place, key in keys.items()}
         for topic in topic_of.values():
             topic.has_keys = True
         dedups = batch.dedups or {}
         ledgers, entries = np.empty((2, len(batch)), dtype=np.int64)
         while True:
-            found = self._keys.look_all(topic_of)
+            found, known = known or self._keys.look_all(topic_of), None
             held = _held(found, keys, dedups, now_ms)
             places = np.array([place for place in range(len(batch)) if place not in held], dtype=np.intp)
             part = batch.rows(places)

@@ -88,7 +88,9 @@ class KeyedMessages:
             if looked[1] is not None:  # it is replaced
                 one = EncodedBatch(np.array([due_ms]), np.array([due_ms > now_ms]), [body], dedups={0: dedup})
                 owner = np.zeros(1, dtype=np.intp)
-                return self._batches.send_locked([topic], owner, one, {0: key}, now_ms, policies=True)[0]
+                return self._batches.send_locked(
+                    [topic], owner, one, {0: key}, now_ms, policies=True, known={key: looked}
+                )[0]
             due_ms, overridden = self._policies.apply_one(name, due_ms, now_ms)
             topic.has_keys = True
             placed = PlaceRecord(key, partial(_packed, until_ms(dedup, now_ms)))
