@@ -164,7 +164,13 @@ def delete_subscription(
 def cancel(
     store: Place,
     topic: TopicName,
-    ids: Ids,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the messages, such as 17:3; or --dedup-key.")
+    ] = None,
+    dedup_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="The pending message of this deduplication key; may be repeated."),
+    ] = None,
     server: Server = None,
     token: Token = None,
     trust: Trust = None,
@@ -174,13 +180,21 @@ def cancel(
 
     ```
     duelog cancel --server http://localhost:8080 reminders 17:3 17:4
+    duelog cancel data reminders --dedup-key order-17
     ```
     """
-    wanted = [_id(each) for each in ids]
+    if bool(ids) == bool(dedup_key):
+        raise InvalidArgument("ID", ids or [], "expected ids, or --dedup-key; one of the two")
+    wanted = [_id(each) for each in ids or []]
     with administered(server or store, token, trust, writes=True) as there:
-        outcomes = there.cancel(topic, wanted)
-    rows = [{"message_id": each, "outcome": outcome} for each, outcome in zip(ids, outcomes, strict=True)]
-    _show(rows, [f"{each}  {outcome}" for each, outcome in zip(ids, outcomes, strict=True)], json_)
+        if dedup_key:
+            named, field = dedup_key, "dedup_key"
+            outcomes = ["cancelled" if there.cancel_key(topic, each) else "unknown" for each in named]
+        else:
+            named, field = ids or [], "message_id"
+            outcomes = there.cancel(topic, wanted)
+    rows = [{field: each, "outcome": outcome} for each, outcome in zip(named, outcomes, strict=True)]
+    _show(rows, [f"{printable(each)}  {outcome}" for each, outcome in zip(named, outcomes, strict=True)], json_)
     if {"fired", "unknown"} & set(outcomes):
         raise typer.Exit(1)
 

@@ -71,6 +71,9 @@ class DirectorySide:
     def cancel(self, topic: str, ids: Sequence[MessageId]) -> list[str]:
         return list(self._do("cancel", topic=topic, ids=list(map(str, ids))))
 
+    def cancel_key(self, topic: str, key: str) -> bool:
+        return bool(self._do("cancel_key", topic=topic, key=key))
+
     def reschedule(
         self, topic: str, ids: Sequence[MessageId], deliver_at: int | None, deliver_after: float | None
     ) -> list[MessageId | None]:

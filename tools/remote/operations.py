@@ -108,6 +108,9 @@ class Administration(Protocol):
     def cancel(self, topic: str, ids: Sequence[MessageId]) -> list[str]:
         """What became of each: cancelled, already cancelled, fired, unknown."""
 
+    def cancel_key(self, topic: str, key: str) -> bool:
+        """Cancel the pending message of a deduplication key; False: there is none. Not of a server."""
+
     def reschedule(
         self, topic: str, ids: Sequence[MessageId], deliver_at: int | None, deliver_after: float | None
     ) -> list[MessageId | None]:

@@ -117,6 +117,9 @@ class ServerSide:
     def cancel(self, topic: str, ids: Sequence[MessageId]) -> list[str]:
         return [each["outcome"] for each in self._together(topic, "cancel", ids, {})]
 
+    def cancel_key(self, topic: str, key: str) -> bool:
+        raise InvalidArgument("--server", self.name, "a server is not asked by key; cancel by id, or in its directory")
+
     def reschedule(
         self, topic: str, ids: Sequence[MessageId], deliver_at: int | None, deliver_after: float | None
     ) -> list[MessageId | None]:

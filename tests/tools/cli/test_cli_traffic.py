@@ -193,3 +193,13 @@ def test_both_types_of_subscription_can_be_asked_for(due: Path) -> None:
     """--type shared works, another word is a usage error."""
     assert len(json_lines_of("receive", "--create", due, "t", "mailer", "--type", "shared", "--max", 5)) == 5
     assert run("receive", "--create", due, "t", "mailer", "--type", "private").exit_code == 2
+
+
+def test_a_message_is_cancelled_by_the_key_that_it_was_sent_with(path: Path) -> None:
+    """At a shell the key is known, the id seldom; the key is free then, and status 1 says that none was pending."""
+    sent = json_of("send", "--create", path, "t", "x", "--after", "1h", "--dedup-key", "order-17")
+    assert json_of("cancel", path, "t", "--dedup-key", "order-17") == {"dedup_key": "order-17", "outcome": "cancelled"}
+    again = run("cancel", path, "t", "--dedup-key", "order-17")
+    assert (again.exit_code, again.stdout) == (1, "order-17  unknown\n")
+    assert json_of("send", path, "t", "x", "--after", "1h", "--dedup-key", "order-17") != sent
+    assert "cancel by id" in refused("cancel", "--server", "http://localhost:1", "t", "--dedup-key", "order-17")

@@ -27,6 +27,10 @@ send {} t pay --at 2100-01-01T00:00:00Z --key k --property a=b --json
 send {} t later --at 4102444800001 --dedup-key once
 send {} t later --at 4102444800001 --dedup-key once
 send {} t later --at 4102444800002 --dedup-key once --replace
+cancel {} t --dedup-key once --dedup-key never
+cancel {} t --dedup-key once --json
+cancel {} t
+cancel {} t 1:1 --dedup-key once
 send {} tt pay
 send {} t pay --at 1795251600
 scheduled {} t --json

@@ -145,6 +145,7 @@ def test_messages_to_come_are_listed_cancelled_and_rescheduled(place: list[objec
     assert [each["message_id"] for each in left] == [ids[3], ids[4], moved["new_message_id"]]
     assert left[2]["due_ms"] == FUTURE_MS + DAY_MS
     assert "ID='x'" in refused("cancel", *place, "reminders", "x")
+    assert "ID=[]: expected ids, or --dedup-key" in refused("cancel", *place, "reminders")
     assert "--at" in refused("reschedule", *place, "reminders", ids[3])
 
 
