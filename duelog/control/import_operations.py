@@ -28,6 +28,8 @@ class ImportOperations:
 
     def check_delays(self, topic: str, delays: Sequence[Sequence[Any]]) -> dict[str, object] | None:
         """Of pairs of deliver_at and deliver_after, the first that a delay policy refuses; None: none."""
+        if not self._store.effective_policies(topic).max_delivery_delay_ms:
+            return None
         check = self._store.topic(topic).sender.check
         for at, pair in enumerate(delays):
             if not isinstance(pair, list | tuple) or len(pair) != 2:

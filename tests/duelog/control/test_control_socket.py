@@ -224,7 +224,6 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
             "messages[0]=",
         ),
         (b'{"ask": "send_messages", "with": {"topic": "t", "messages": [{"payload": 1}]}}\n', "messages[0]: payload=1"),
-        (b'{"ask": "check_delays", "with": {"topic": "t", "delays": [1]}}\n', "delays[0]=1: expected deliver_at and"),
         (b'{"ask": "keys", "with": {"topic": "t", "prefix": 1}}\n', "public/default/t' does not exist"),
         (b'{"ask": "dead_letters", "with": {"older_than": []}}\n', "older_than=[]: expected seconds"),
         (b'{"ask": "every", "with": {"topic": "t", "name": 1, "cron": "@daily", "create": true}}\n', "schedule=1"),
