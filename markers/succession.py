@@ -180,7 +180,7 @@ class Succession:
         for appended in new:
             ids = self._entries.admit(transaction, topic_id, appended, set(rows), batch.passing)
             placed |= {row: Placed(appended.partition.start_ms, message_id) for row, message_id in ids.items()}
-        direct = [row for row in rows if row not in placed]
+        direct = {row: batch.dues[row] for row in rows if row not in placed}
         if direct:
             ids = append_due(transaction, batch.log, direct, dict(enumerate(batch.bodies)), now_ms)
             placed |= {row: Placed(IN_MAIN, message_id) for row, message_id in ids.items()}

@@ -119,7 +119,7 @@ class Withdrawals:
                             results |= self._entries.admit(transaction, log.topic_id, appended, taken)
                         now = [row for row in direct if row in taken]
                         if now:
-                            results |= append_due(transaction, log, now, bodies, now_ms)
+                            results |= append_due(transaction, log, dict.fromkeys(now, now_ms), bodies, now_ms)
                         for row, key in keys.items():
                             if row in results:
                                 _move(transaction, sent_key(log.topic_id, key), ids[row], results[row], starts)
@@ -154,14 +154,14 @@ def _move(transaction: Transaction, key: bytes, old: MessageId, new: MessageId, 
 
 
 def append_due(
-    transaction: Transaction, log: ManagedLedger, rows: list[int], bodies: dict[int, bytes], now_ms: int
+    transaction: Transaction, log: ManagedLedger, dues: Mapping[int, int], bodies: dict[int, bytes], now_ms: int
 ) -> dict[int, MessageId]:
-    """Append messages that are due now to the main log; their ids by row."""
-    dues = np.full(len(rows), now_ms, dtype=np.int64)
-    segments = log.append_messages(transaction, dues, [bodies[row] for row in rows], now_ms)
+    """Append messages that are due by now to the main log; `dues` and their ids by row."""
+    times = np.array(list(dues.values()), dtype=np.int64)
+    segments = log.append_messages(transaction, times, [bodies[row] for row in dues], now_ms)
     new_ids = [
         MessageId(segment.ledger_id, segment.first_entry + offset)
         for segment in segments
         for offset in range(segment.length)
     ]
-    return dict(zip(rows, new_ids, strict=True))
+    return dict(zip(dues, new_ids, strict=True))

@@ -156,6 +156,20 @@ def test_replacing_cancels_what_is_pending_and_sends_the_other(open_store: OpenS
     assert delivered(store, clock) == [b"now", b"late"]
 
 
+def test_what_replaces_another_and_was_due_before_keeps_its_due_time(open_store: OpenStore, clock: ManualClock) -> None:
+    """As what replaces nothing does; it was due now, and lived longer than its time to live says."""
+    topic = open_store(config=HOURS).topic("t")
+    dues = []
+    for key, waits in (("a", True), ("b", False)):
+        if waits:
+            topic.send(b"x", deliver_after=60, dedup_key=key)
+        sent = topic.send(b"y", deliver_at=clock.now_ms() - 100, dedup_key=key, replace=True)
+        found = topic.get(sent)
+        assert found is not None
+        dues.append(found.due_ms)
+    assert dues == [clock.now_ms() - 100] * 2
+
+
 def test_finding_a_message_by_its_key_is_no_scan(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither finding nor cancelling reads a message but its own, or a partition but its own."""
     store = open_store(config=HOURS)
