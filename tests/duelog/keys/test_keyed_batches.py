@@ -415,3 +415,19 @@ def test_a_batch_with_keys_that_no_group_takes_is_several(open_store: OpenStore)
     with pytest.raises(InvalidArgument, match="a group of messages at most"):
         store.send_batch([("u", message) for message in messages])
     assert not store.topic("u").exists()
+
+
+def test_what_is_replaced_within_a_batch_is_never_delivered(open_store: OpenStore, clock: ManualClock) -> None:
+    """By the process that sent it, whose index has not been read anew; it is cancelled, and counted as such."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    topic.send(b"", deliver_after=1)
+    clock.advance(1_000)
+    store.tick()  # the index is in memory
+    ids = topic.send_batch(
+        [Message(b"%d" % number, deliver_after=60 + number, dedup_key="k", replace=True) for number in range(3)]
+    )
+    assert [topic.state(each) for each in ids] == ["cancelled", "cancelled", "scheduled"]
+    assert topic.stats().pending == 1
+    assert delivered(store, clock)[0] == [b"", b"2"]
+    assert list(store.check(deep=True)) == []
