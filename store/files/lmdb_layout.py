@@ -117,6 +117,16 @@ def metas_disagree(metas: list[MetaPage]) -> str | None:
     return None
 
 
+def other_settings(meta: MetaPage, page_bytes: int) -> str | None:
+    """Why a meta page is not one of a store: sizes and flags of its trees are always the same. None: it can be one.
+
+    Each flag is another layout of pages to LMDB, which ends the process over one that is not so.
+    """
+    if (meta.free.pad, meta.free.flags, meta.main.pad, meta.main.flags) == (page_bytes, INTEGER_KEYS, 0, 0):
+        return None
+    return "the settings in the meta page are not those of a store"
+
+
 def page_count(descriptor: int, page_bytes: int) -> int:
     """How many pages the file has, one that is cut off counted."""
     return -(-os.fstat(descriptor).st_size // page_bytes)

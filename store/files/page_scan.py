@@ -35,6 +35,7 @@ from .lmdb_layout import (
     meta_in_force,
     metas_disagree,
     open_file,
+    other_settings,
     page_count,
 )  # fmt: skip
 from .page_tree import Tree
@@ -78,8 +79,8 @@ def refuse_broken(directory: Path, *, every_header: bool = False) -> None:
             if not metas:
                 return  # opening it says so
             try:
-                if (disagreement := metas_disagree(metas)) is not None:
-                    raise _Broken(disagreement)
+                if (found := metas_disagree(metas) or other_settings(metas[-1], page_bytes)) is not None:
+                    raise _Broken(found)
                 _Scan(descriptor, page_bytes, metas[-1].last_page, every_header).run(metas[-1].main, metas[-1].free)
                 return
             except _Broken as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from ..errors import DamagedStore, NoPermission, ResourceShortage
-from .lmdb_layout import INTEGER_KEYS, PAGE_NUMBER, meta_in_force, metas_disagree, open_file, page_count
+from .lmdb_layout import PAGE_NUMBER, meta_in_force, metas_disagree, open_file, other_settings, page_count
 from .page_tree import Tree
 from .system_errors import explain
 
@@ -73,8 +73,8 @@ def _find(descriptor: int, transaction: int | None) -> list[str] | None:
         meta = chosen[0]
     if (disagreement := metas_disagree(metas)) is not None:
         problems.append(disagreement)
-    if meta.free.pad != page_bytes or not meta.free.flags & INTEGER_KEYS or meta.main.flags or meta.main.pad:
-        problems.append("the settings in the meta page are not those of a store")
+    if (settings := other_settings(meta, page_bytes)) is not None:
+        problems.append(settings)
     used = BitMap64([0, 1])
     pages_there = page_count(descriptor, page_bytes)
     free: list[int] = []

@@ -161,6 +161,18 @@ def test_a_flipped_bit_in_the_number_of_a_transaction_is_refused(wide: Path, tmp
                 refuse_broken(copy)
 
 
+def test_a_flipped_bit_in_the_flags_of_a_tree_is_refused(wide: Path, tmp_path: Path) -> None:
+    """In the meta page in force. LMDB ended the process over a list of free pages that it took for another kind."""
+    with lmdb_layout.open_file(wide) as descriptor:
+        _, metas = lmdb_layout.meta_in_force(descriptor)
+    for tree in (40, 88):  # where those of the free pages, and of the records, begin
+        for bit in range(48):  # the size of a page, flags
+            copy = flipped(wide, tmp_path / "copy", metas[-1].number * PAGE + tree + bit // 8, bit % 8)
+            with pytest.raises(DamagedStore, match="settings"):
+                refuse_broken(copy)
+            assert any("settings" in problem for problem in pages.find_problems(copy) or ())
+
+
 def test_an_entry_that_a_leaf_page_hides_is_missing_in_the_count(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
