@@ -121,9 +121,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         StoreFailed. A future that is cancelled before its message is being written takes it back. `close` of the store
         writes what is on its way.
         """
-        dedup = None
-        if dedup_key is not None or dedup_for is not None or replace:
-            dedup = Dedup.checked(dedup_key, dedup_for, replace)
+        dedup = Dedup.checked(dedup_key, dedup_for, replace)
         future: Future[MessageId] = Future()
         sender, wanted = self.sender, Future.set_running_or_notify_cancel
         sender.put(
@@ -182,11 +180,10 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         `numbers` it touches no disk. Raises InvalidMessage, DelayTooLong, InvalidArgument, ClosedError, StoreFailed,
         ResourceShortage: it was not taken. DelayTooLong is not raised for what is stored already.
         """
-        checked, dedup = None if numbers is None else Numbers.checked(numbers), None
-        if dedup_key is not None or dedup_for is not None or replace:
-            dedup = Dedup.checked(dedup_key, dedup_for, replace)
-            if checked is not None:
-                raise InvalidArgument("dedup_key", dedup_key, "not with numbers: either says what is stored once")
+        checked = None if numbers is None else Numbers.checked(numbers)
+        dedup = Dedup.checked(dedup_key, dedup_for, replace)
+        if checked is not None and dedup is not None:
+            raise InvalidArgument("dedup_key", dedup_key, "not with numbers: either says what is stored once")
         if not callable(done) or getattr(done, "__hash__", None) is None:
             raise InvalidArgument("done", done, "expected something to be called, with a hash")
         sender = self.sender

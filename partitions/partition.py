@@ -278,9 +278,9 @@ class Partition:
         return bool(self.memtable)
 
     def verify_pages(self) -> None:
-        """Refuse a file that is missing or, at its first opening, whose pages do not hold together (page_scan.py).
+        """At its first opening, refuse a file that is missing or whose pages do not hold together (page_scan.py).
 
-        Raises DamagedStore.
+        Later ones are looked at as any environment that is opened (store/files/datafile.py). Raises DamagedStore.
         """
         if self._scanned != self.path:
             with explained(self.path):

@@ -51,10 +51,8 @@ class ImportOperations:
         """Send a batch, numbered from `first` on where a producer is named; how many that one had stored before."""
         if not isinstance(messages, list):
             raise InvalidArgument("messages", messages, "expected a list")
-        batch, target = (
-            [_message(f"messages[{at}]", each) for at, each in enumerate(messages)],
-            self._store.topic(topic),
-        )
+        batch = [_message(f"messages[{at}]", each) for at, each in enumerate(messages)]
+        target = self._store.topic(topic)
         if producer is None:
             target.send_batch(batch, allow_past=allow_past)
             return 0

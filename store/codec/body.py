@@ -138,11 +138,10 @@ def encode_batch(
                     heads[size] = _bare_head(packed_now, size, max_message_bytes)
                 body = payload if bare else heads[size] + payload
             else:
-                if message.dedup_key is not None or message.dedup_for is not None or message.replace:
-                    dedup = Dedup.checked(message.dedup_key, message.dedup_for, message.replace, InvalidMessage)
-                    if dedup is not None:
-                        dedups = dedups or {}
-                        dedups[len(bodies)] = dedup
+                dedup = Dedup.checked(message.dedup_key, message.dedup_for, message.replace, InvalidMessage)
+                if dedup is not None:
+                    dedups = dedups or {}
+                    dedups[len(bodies)] = dedup
                 body = _encode_fields(message, packed_now, max_message_bytes, None)
                 if bare:
                     bare, bodies[:] = False, _with_heads(heads, bodies)

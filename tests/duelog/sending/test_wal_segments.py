@@ -23,6 +23,7 @@ from duelog.store.files import failpoints
 from duelog.store.names import TopicName
 from duelog.store.wal import segment as segment_module
 from tests.conftest import START_MS, OpenStore
+from tests.disaster.wal_faults import no_room
 from tests.duelog.side_by_side import (
     CONFIG,
     FIRST_MS,
@@ -83,6 +84,30 @@ def test_a_segment_with_a_row_for_each_kib_of_it_is_followed_by_another(store: D
     store.send_batch([(f"t{number}", Message(b"", deliver_at=FIRST_MS)) for number in range(most + 1)])
     assert [group.number for group in in_wal(store)] == [3]
     assert sorted(map(int, set(held(store).values()) - {b"first"})) == [*range(most - before), most]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_checkpoint_is_ready_when_the_last_partition_was_tried(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The threads say so, once; what could not be applied is left to the end of the checkpoint."""
+    engine, told = store._engine, list[bool]()
+    checkpoint = Checkpoint(engine.main, engine.partitions, 0, lambda: told.append(checkpoint.is_ready))
+    partitions = unapplied(store)
+    assert len(partitions) == 3
+    room = no_room(partitions[0].environment, monkeypatch) if fails else None
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(checkpoint.begin, pool).result()
+    assert told[-1:] == [True]
+    assert all(told)
+    assert checkpoint.is_ready
+    assert unapplied(store) == (partitions[:1] if fails else [])
+    if room is not None:
+        with pytest.raises(StoreFull):
+            checkpoint.finish()
+        room()
+    checkpoint.finish()
+    assert not unapplied(store)
 
 
 def test_a_full_log_holds_producers_back(
