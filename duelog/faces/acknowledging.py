@@ -12,10 +12,10 @@ from duelog.store.position import MessageId, Position
 from ..delivery.consumer_arguments import Acknowledgeable, checked, entries_of, positions_of
 from ..delivery.position_set import group_by_ledger
 from ..engine import Engine
-from ..sending.failed_delivery import postpone
 from ..topics.consumer import Consumer
 from ..topics.subscription_state import SubscriptionState
 from ..topics.topic_state import TopicState
+from .failed_delivery import postpone
 
 
 class Acknowledging:

@@ -9,8 +9,8 @@ from duelog.store.codec.body_extra import occurrence_extra
 from duelog.store.message import Message, ReceivedMessage
 from duelog.store.position import MessageId
 
+from ..sending.sender import Sender
 from ..topics.topic_state import TopicState
-from .sender import Sender
 
 
 def postpone(
