@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.store.env.memtable import LedgerRuns
 
 from .harness import load
 from .harness.compare import compare
@@ -71,8 +72,8 @@ def measure(subject: str, size: int, days: int, wal_bytes: int, directory: Path)
     unapplied = sum(
         run.limit - run.first
         for partition in store._engine.partitions.unapplied()
-        for runs in partition.memtable.view.runs.values()
-        for run in runs
+        for ledger_id, rows in partition.memtable.view.runs.items()
+        for run in LedgerRuns(ledger_id, rows)
     )
     sending = time.perf_counter()
     store.topic("recover").send(b"again", deliver_at=load.START_MS)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Reads
 from ..store.env.transaction import StagingTransaction
 from ..store.errors import DamagedStore
+from ..store.files.few_pages import read_few
 from ..store.files.page_scan import refuse_broken
 from ..store.files.system_errors import explained
 from ..store.log import catalog
@@ -294,7 +296,18 @@ class Partition:
 
         environment: one that is to be attached; None: the one in use.
         """
-        fields = (environment or self.environment).get(fmt.PARTITION_INFO_KEY)
+        self._verify_record(store_id, (environment or self.environment).get(fmt.PARTITION_INFO_KEY))
+
+    def few_rows(self, store_id: bytes) -> Reads | None:
+        """What a partition that is not open has, if it is little; else None. Raises as `verify_identity`."""
+        few = read_few(self.path)
+        if few is not None:
+            info = few.get(fmt.PARTITION_INFO_KEY)
+            self._verify_record(store_id, None if info is None else fmt.unseal(fmt.PARTITION_INFO_KEY, info))
+        return cast(Reads | None, few)
+
+    def _verify_record(self, store_id: bytes, fields: bytes | None) -> None:
+        """As `verify_identity`, by the fields of its record."""
         if fields is None:
             raise DamagedStore(self.path, "has no partition record")
         expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, self.start_ms, self.end_ms, self.generation)

@@ -19,7 +19,7 @@ from ..store.codec.run import RunLimits
 from ..store.config import StoreConfig
 from ..store.env.claims import Claims
 from ..store.env.environment import Environment
-from ..store.env.memtable import Follow, Memtable
+from ..store.env.memtable import Follow, Memtable, Reads
 from ..store.errors import ClosedError, DamagedStore
 from ..store.listener import StoreListener
 from ..store.log import catalog
@@ -118,15 +118,21 @@ class PartitionSet:
             self.release(partition)
 
     @contextmanager
-    def glance(self, partition: Partition) -> Iterator[Environment]:
-        """The environment for recovery to read a few records of, without a lease. Raises DamagedStore."""
+    def glance(self, partition: Partition) -> Iterator[Reads]:
+        """What a partition has, for recovery to read a few rows of, without a lease. Raises DamagedStore."""
         if partition.is_open:
-            yield partition.environment
+            with partition.environment.read() as raw:
+                yield raw
+            return
+        few = partition.few_rows(self._store_id)
+        if few is not None:
+            yield few
             return
         partition.verify_pages()
         with closing(Environment(partition.path, name=partition.name, read_only=True, lock=False)) as environment:
             partition.verify_identity(self._store_id, environment)
-            yield environment
+            with environment.read() as raw:
+                yield raw
 
     def acquire(self, partition: Partition) -> None:
         """Open the environment if need be and count a lease; `release` gives it back."""

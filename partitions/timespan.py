@@ -96,6 +96,19 @@ def group_by_log(
     ]
 
 
+def group_by_owner(
+    owners: npt.NDArray[np.intp] | None, places: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int]]]:
+    """Places of a batch by owner (None: all are of owner 0), and the (owner, start, limit) of each in them."""
+    if owners is None:
+        return places, [(0, 0, len(places))]
+    found = owners[places]
+    order = found.argsort(kind="stable")
+    values, starts = np.unique(found[order], return_index=True)
+    limits = [*starts[1:].tolist(), len(places)]
+    return places[order], list(zip(values.tolist(), starts.tolist(), limits, strict=True))
+
+
 def directory_name(start_ms: int) -> str:
     """Directory of the partition that starts at ``start_ms``: ``20261120T000000Z``.
 

@@ -32,6 +32,7 @@ from ..store.log import catalog
 from ..store.log.documents import Document
 from ..store.wal.segment import MAIN, RowKind, numbers_in, salvage
 from ..store.wal.wal_reader import DIRECTORY
+from ..store.wal.write_batch import single_rows
 from .output import payload_fields, preview, printable
 from .values import iso_time, stored_identity
 
@@ -151,7 +152,7 @@ def wal_rows(store: Path, *, entries: bool = False) -> Iterator[Row]:
             key = {"segment": group.number, "sequence": group.sequence}
             where = {} if group.number == number else {"in_segment": number}
             yield Row("GROUP", key, {"flushed": group.flushed, "rows": group.row_count, **where})
-            for row in group.rows():
+            for row in single_rows(group.rows()):
                 place = "main" if row.start_ms == MAIN else f"partition {directory_name(row.start_ms)}"
                 if row.kind == RowKind.RUN:
                     found = _rows_of(place, row.key, bytes(row.value), entries)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +9,15 @@ import lmdb
 
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import PartitionState, split_run_key
-from duelog.store.codec.run import HEADER
+from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import APPLIED_KEY
 from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, FormatMismatch
 from duelog.store.log import catalog
 from duelog.store.log.ledger import applied_tail
+from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
 from duelog.store.wal.older_wal import read_older_wal
-from duelog.store.wal.segment import MAIN, Group, RowKind
+from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import DIRECTORY, read_beside
 
 from .finding import Finding, error
@@ -43,47 +42,34 @@ def check_wal(path: Path, store_id: bytes, main: Environment, partitions: Partit
         return
     except CorruptRecord:  # found elsewhere
         return
-    by_environment: dict[int, list[Group]] = defaultdict(list)
-    for group in groups:
-        for start_ms in {row.start_ms for row in group.rows()}:
-            by_environment[start_ms].append(group)
-    for start_ms, found_groups in by_environment.items():
+    for start_ms, rows in rows_by_environment(groups).items():
         if start_ms == MAIN:
-            yield from _gap(path, main, MAIN, found_groups)
+            yield from _gap(path, main, rows)
             continue
         partition = partitions.get(start_ms)
         if partition is not None and partition.state is PartitionState.OPEN:
             try:
                 with partitions.lease(partition):
-                    yield from _gap(path, partition.environment, start_ms, found_groups)
+                    yield from _gap(path, partition.environment, rows)
             except DamagedStore:  # found elsewhere
                 continue
 
 
-def _gap(path: Path, environment: Environment, start_ms: int, groups: list[Group]) -> Iterator[Finding]:
+def _gap(path: Path, environment: Environment, rows: EnvironmentRows) -> Iterator[Finding]:
     """The first log of an environment that ends before what the write-ahead log holds of it."""
-    tails: dict[int, int] = {}
     try:
         with environment.read() as raw:
             value = raw.get(APPLIED_KEY)
             applied = -1 if value is None else fmt.unpack_u64(fmt.unseal(APPLIED_KEY, value))
-            for group in groups:
-                if group.position <= applied:
-                    continue
-                for row in group.rows():
-                    if row.kind != RowKind.RUN or row.start_ms != start_ms:
-                        continue
-                    ledger_id, first = split_run_key(row.key)
-                    if ledger_id not in tails:
-                        tails[ledger_id] = applied_tail(raw, environment.name, ledger_id)
-                    if first != tails[ledger_id]:
-                        yield error(
-                            "wal",
-                            str(path / DIRECTORY),
-                            f"holds entry {first} of ledger {ledger_id} in {environment.name}, which ends at entry "
-                            f"{tails[ledger_id]}: entries were lost",
-                        )
-                        return
-                    tails[ledger_id] = first + HEADER.unpack_from(row.value)[4]
+            for ledger in rows.after(applied).ledgers():
+                gap = ledger.gap(applied_tail(raw, environment.name, ledger.ledger_id))
+                if gap is not None:
+                    yield error(
+                        "wal",
+                        str(path / DIRECTORY),
+                        f"holds entry {gap[0]} of ledger {ledger.ledger_id} in {environment.name}, which ends at entry "
+                        f"{gap[1]}: entries were lost",
+                    )
+                    return
     except (CorruptEntry, CorruptRecord, lmdb.Error, ValueError):
         return

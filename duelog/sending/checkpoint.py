@@ -8,8 +8,10 @@ written, and its rows are applied along.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
@@ -32,9 +34,11 @@ class Checkpoint:
         self._ready = ready
         self._left = dict.fromkeys(partitions.unapplied())
         """The partitions that are not applied yet."""
+        self._waiting = deque(self._left)
+        """Those that no thread of the pool has taken."""
         self._under_way: list[Future[None]] = []
         self._running = 0
-        """Of those that are under way, how many have not come to their end."""
+        """Threads that have not come to their end."""
         self._lock = threading.Lock()
 
     @property
@@ -42,28 +46,29 @@ class Checkpoint:
         """Whether `finish` has nothing to wait for."""
         return not self._running
 
-    def begin(self, pool: ThreadPoolExecutor) -> None:
-        """Have threads of `pool` apply the partitions; where none can be started `finish` applies them."""
-        partitions = list(self._left)
-        self._running = len(partitions)
-        for partition in partitions:
+    def begin(self, pool: ThreadPoolExecutor, threads: int) -> None:
+        """Have so many threads of `pool` apply the partitions; what they leave `finish` applies."""
+        self._running = threads
+        for _ in range(threads):
             try:
-                self._under_way.append(pool.submit(self._apply_beside, partition))
-            except RuntimeError:
+                self._under_way.append(pool.submit(self._apply_beside))
+            except RuntimeError:  # none can be started
                 break
-        self._ended(len(partitions) - len(self._under_way))
+        self._ended(threads - len(self._under_way))
 
     def _ended(self, count: int) -> None:
-        """So many of those that were to be applied side by side have come to their end, or were not begun."""
+        """So many threads have come to their end, or were not begun."""
         with self._lock:
             self._running -= count
             running = self._running
         if not running:
             self._ready()
 
-    def _apply_beside(self, partition: Partition) -> None:
+    def _apply_beside(self) -> None:
         try:
-            self._apply(partition)
+            while self._waiting:
+                with suppress(Exception):  # `finish` tries it again, and raises
+                    self._apply(self._waiting.popleft())
         finally:
             self._ended(1)
 

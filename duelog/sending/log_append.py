@@ -1,23 +1,25 @@
-"""Appends whose logs are known before they are queued: what a group of such needs, without what gathers other work.
+"""Appends whose logs are known before they are queued: single messages, and batches of few messages for each log.
 
 Most of what a send costs besides its flush is Python: a write batch, staged ledgers and their claims make it some 90 us
-for a single message, and as much for each log of a scattered batch. So a group of nothing but appends to registered
-logs that take more entries is appended in place. Else each is a unit of work like any.
+for a single message, and as much for each log of a scattered batch. So a group of nothing but such appends is appended
+in place (append_group.py), where their logs take more entries. Else each is a unit of work like any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.store.codec.run import Int64s, PackedRun, RunLimits, pack_message
+from duelog.store.codec.bodies import Bodies
+from duelog.store.codec.run import Int64s, RunLimits, pack_message
+from duelog.store.codec.run_lengths import fits_runs
+from duelog.store.codec.scattered import ScatteredBatch
 from duelog.store.env.memtable import Memtable
 from duelog.store.errors import UnknownTopic
 from duelog.store.log.ledger import Ledger, PackedMessages
-from duelog.store.log.managed_ledger import Segment
 from duelog.store.position import MessageIds
 from duelog.store.wal.segment import MAIN
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
@@ -25,8 +27,8 @@ from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 from ..topics.topic_state import TopicState
 
 MainRows = Callable[[WriteBatch], EnvironmentBatch]
-Places = Sequence[tuple[int, int]]
-"""(ledger id, first entry id) of each append of a unit of work."""
+Segments = Sequence[tuple[int, int, int]]
+"""(ledger id, first entry id, count) of the messages of a batch, in order."""
 
 
 class Stored(NamedTuple):
@@ -62,61 +64,20 @@ class PlaceRecord:
         self.pack = pack
 
 
-class LogAppend:
-    """One run of messages for the end of one log."""
-
-    __slots__ = ("memtable", "owner", "start_ms", "topic")
-
-    count = 1
-    """Messages in the run."""
-
-    record: PlaceRecord | None = None
-    """What is stored with it, of one message alone."""
-
-    def __init__(self, topic: TopicState, owner: object, start_ms: int, memtable: Memtable) -> None:
-        """`owner` is the log, of a claim; `start_ms` of its partition, or MAIN."""
-        self.topic = topic
-        self.owner = owner
-        self.start_ms = start_ms
-        self.memtable = memtable
-
-    def ledger(self, count: int, size: int) -> Ledger | None:
-        """The ledger that it is appended to, behind `count` messages of `size` bytes in the group.
-
-        None: something else has to be decided. REQUIRES: the log is claimed.
-        """
-        raise NotImplementedError
-
-    def sealed(self, key: bytes) -> bytes | bytearray:
-        """The run's value under `key`."""
-        raise NotImplementedError
-
-    def appended(self, first: int) -> None:
-        """Have memory know that it is durable, from the entry id `first` on."""
-        raise NotImplementedError
-
-
 class AppendWork:
-    """A unit of work that consists of appends; what it is worth is made of where they were placed."""
+    """A unit of work that consists of appends to the ends of logs."""
 
     __slots__ = ()
 
-    def appends(self) -> Sequence[LogAppend]:
-        """One or more, in the order of their entries."""
-        raise NotImplementedError
-
-    def value(self, places: Places) -> object:
-        raise NotImplementedError
-
     def __call__(self, group: WriteBatch) -> object:
-        """Do it among others."""
+        """Do it among other work."""
         raise NotImplementedError
 
 
-class LoneMessage(AppendWork, LogAppend):
+class LoneMessage(AppendWork):
     """A message that is sent singly; (ledger id, entry id) is its value."""
 
-    __slots__ = ("body", "due_ms", "main_rows", "record")
+    __slots__ = ("body", "due_ms", "main_rows", "memtable", "owner", "record", "start_ms", "topic")
 
     def __init__(
         self,
@@ -129,18 +90,33 @@ class LoneMessage(AppendWork, LogAppend):
         main_rows: MainRows,
         record: PlaceRecord | None,
     ) -> None:
-        """`main_rows` gives the rows of the main environment in a group."""
-        super().__init__(topic, owner, start_ms, memtable)
+        """`owner` is the log, of a claim; `start_ms` of its partition, or MAIN.
+
+        `main_rows` gives the rows of the main environment in a group; `record` is stored with the message.
+        """
+        self.topic = topic
+        self.owner = owner
+        self.start_ms = start_ms
+        self.memtable = memtable
         self.due_ms = due_ms
         self.body = body
         self.main_rows = main_rows
         self.record = record
 
-    def appends(self) -> Sequence[LogAppend]:
-        return (self,)
+    def ledger(self, count: int, size: int) -> Ledger | None:
+        """The ledger that it is appended to, behind `count` messages of `size` bytes in the group.
 
-    def value(self, places: Places) -> tuple[int, int]:
-        return places[0]
+        None: something else has to be decided. REQUIRES: the log is claimed.
+        """
+        raise NotImplementedError
+
+    def sealed(self, key: bytes) -> bytes:
+        """The run's value under `key`."""
+        raise NotImplementedError
+
+    def appended(self, entry_id: int) -> None:
+        """Have memory know that it is durable."""
+        raise NotImplementedError
 
     def __call__(self, group: WriteBatch) -> tuple[int, int]:
         if self.topic.deleted:
@@ -176,13 +152,17 @@ class LoneDelayed(LoneMessage):
         self.limits = limits
 
     def ledger(self, count: int, size: int) -> Ledger | None:
-        return _taking(self.log, count + 1)
+        log = self.log
+        return log.ledger if log.registered and log.ledger.takes(count + 1) else None
 
     def sealed(self, key: bytes) -> bytes:
         return pack_message(key, self.start_ms, self.due_ms, self.body)
 
-    def appended(self, first: int) -> None:
-        _heard(self.partition, self.log, first, 1, np.array((self.due_ms,), dtype=np.int64))
+    def appended(self, entry_id: int) -> None:
+        self.log.ledger.entries = entry_id + 1
+        listener = self.partition.listener
+        if listener is not None:
+            listener(self.log, entry_id, np.array((self.due_ms,), dtype=np.int64))
 
     def _add(self, group: WriteBatch) -> tuple[int, int]:
         rows = group.to(self.start_ms, self.memtable)
@@ -218,7 +198,7 @@ class LoneDirect(LoneMessage):
     def sealed(self, key: bytes) -> bytes:
         return pack_message(key, self.due_ms, self.due_ms, self.body, early=self._is_early)
 
-    def appended(self, first: int) -> None:
+    def appended(self, entry_id: int) -> None:
         self.topic.log.appended_one(len(self.body), self.due_ms if self._is_early else 0)
 
     def _add(self, group: WriteBatch) -> tuple[int, int]:
@@ -241,70 +221,96 @@ def with_more(message: LoneMessage, also: PlaceRecord | GroupAlso | None) -> Cal
     return work
 
 
-class PackedAppend(LogAppend):
-    """A packed run for a time partition. REQUIRES: an append lease until it is decided."""
+class Part(NamedTuple):
+    """Messages of one topic for one log; `partition` None: for the main log."""
 
-    __slots__ = ("count", "dues", "log", "partition", "run")
+    topic: TopicState
+    partition: Partition | None
+    log: PartitionLog | None
+    dues: Int64s
+    messages: Sequence[bytes] | PackedMessages
+    entries: int
+
+
+class DelayedBatch(NamedTuple):
+    """Messages for logs of time partitions: groups (start_ms, start, limit) of them, one for each log.
+
+    topics, partitions, logs: of each group; log None says that its partition has closed: they are due.
+    """
+
+    groups: Sequence[tuple[int, int, int]]
+    topics: Sequence[TopicState]
+    partitions: Sequence[Partition | None]
+    logs: Sequence[PartitionLog | None]
+    dues: Int64s
+    bodies: Bodies
+
+    def parts(self, limits: RunLimits) -> list[Part]:
+        """Each group, packed as runs."""
+        dues, bodies, parts = self.dues, self.bodies, []
+        packed = PackedMessages.each(dues, bodies, self.groups, limits)
+        groups = zip(self.topics, self.partitions, self.logs, self.groups, packed, strict=True)
+        for topic, partition, log, (_, low, high), messages in groups:
+            if log is None:
+                parts.append(Part(topic, None, None, dues[low:high], bodies[low:high], high - low))
+            else:
+                parts.append(Part(topic, partition, log, messages.dues, messages, high - low))
+        return parts
+
+
+class ScatteredAppend(AppendWork):
+    """A batch that is a single row of the group; the segments of its ids are its value.
+
+    REQUIRES: append leases until it is decided.
+    """
+
+    __slots__ = ("_dues", "_otherwise", "batch", "logs", "partitions", "topics")
 
     def __init__(
-        self, topic: TopicState, partition: Partition, log: PartitionLog, run: PackedRun, dues: Int64s
+        self,
+        topics: Sequence[TopicState],
+        partitions: Sequence[Partition],
+        logs: Sequence[PartitionLog],
+        delayed: DelayedBatch,
+        otherwise: Callable[[WriteBatch], Segments],
     ) -> None:
-        super().__init__(topic, log, partition.start_ms, partition.memtable)
-        self.count = run.count
-        self.partition = partition
-        self.log = log
-        self.run = run
-        self.dues = dues
-
-    @classmethod
-    def each(
-        cls, topic: TopicState, partition: Partition, log: PartitionLog, messages: PackedMessages
-    ) -> Iterator[PackedAppend]:
-        """Those of packed messages for one log."""
-        start = 0
-        for run in messages.runs:
-            yield cls(topic, partition, log, run, messages.dues[start : start + run.count])
-            start += run.count
-
-    def ledger(self, count: int, size: int) -> Ledger | None:
-        return _taking(self.log, count + self.count)
-
-    def sealed(self, key: bytes) -> bytearray:
-        return self.run.sealed(key)
-
-    def appended(self, first: int) -> None:
-        _heard(self.partition, self.log, first, self.count, self.dues)
-
-
-class PackedBatch(AppendWork):
-    """A batch for time partitions; the segments of ids of its messages are its value."""
-
-    __slots__ = ("_appends", "_otherwise")
-
-    def __init__(self, appends: Sequence[PackedAppend], otherwise: Callable[[WriteBatch], list[Segment]]) -> None:
-        """`otherwise` does the same among other work."""
-        self._appends = appends
+        """Of `delayed`, whose logs are all there; `otherwise` does the same among other work."""
+        self.topics = topics
+        self.partitions = partitions
+        self.logs = logs
+        ledgers = [log.ledger_id for log in logs]
+        self.batch = ScatteredBatch.pack(delayed.dues, delayed.bodies, delayed.groups, ledgers)
+        self._dues = delayed.dues
         self._otherwise = otherwise
 
-    def appends(self) -> Sequence[LogAppend]:
-        return self._appends
+    @classmethod
+    def of(
+        cls, delayed: DelayedBatch, limits: RunLimits, otherwise: Callable[[WriteBatch], Segments]
+    ) -> ScatteredAppend | None:
+        """None: a partition has closed, or what is for a log is more than a run."""
+        partitions = [partition for partition in delayed.partitions if partition is not None]
+        logs = [log for log in delayed.logs if log is not None]
+        if not len(partitions) == len(logs) == len(delayed.groups):
+            return None
+        if not fits_runs(delayed.bodies, delayed.groups, limits):
+            return None
+        return cls(list(dict.fromkeys(delayed.topics)), partitions, logs, delayed, otherwise)
 
-    def value(self, places: Places) -> list[Segment]:
-        return [
-            Segment(ledger_id, first, append.count)
-            for append, (ledger_id, first) in zip(self._appends, places, strict=True)
-        ]
-
-    def __call__(self, group: WriteBatch) -> list[Segment]:
+    def __call__(self, group: WriteBatch) -> Segments:
         return self._otherwise(group)
 
+    def publish(self, position: int) -> None:
+        """The group at `position` is durable: memtables get the batch, and memory hears of it.
 
-def _taking(log: PartitionLog, count: int) -> Ledger | None:
-    return log.ledger if log.registered and log.ledger.takes(count) else None
-
-
-def _heard(partition: Partition, log: PartitionLog, first: int, count: int, dues: Int64s) -> None:
-    log.ledger.entries = first + count
-    listener = partition.listener
-    if listener is not None:
-        listener(log, first, dues)
+        REQUIRES: `Claims.publishing` is held.
+        """
+        batch = self.batch
+        ends = zip(self.partitions, self.logs, batch.ledger_ids, batch.limits(), strict=True)
+        for at, (partition, log, ledger_id, limit) in enumerate(ends):
+            memtable = partition.memtable
+            memtable.position = position
+            memtable.add_run(ledger_id, batch)
+            log.registered = True
+            log.ledger.entries = limit
+            if partition.listener is not None:
+                partition.listener(log, batch.firsts[at], self._dues[batch.rows_of(at)])

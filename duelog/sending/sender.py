@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import PartitionSet
-from duelog.partitions.timespan import group_by_log, group_by_partition
+from duelog.partitions.timespan import group_by_log, group_by_owner, group_by_partition
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.errors import BrokenInvariant, InvalidArgument, UnknownTopic
-from duelog.store.log.ledger import PackedMessages
 from duelog.store.log.managed_ledger import Segment
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds
@@ -31,13 +29,15 @@ from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
 from .log_append import (
     Also,
+    DelayedBatch,
     GroupAlso,
     LoneDelayed,
     LoneDirect,
     MainRows,
-    PackedAppend,
-    PackedBatch,
+    Part,
     PlaceRecord,
+    ScatteredAppend,
+    Segments,
     Stored,
     at_places,
     with_more,
@@ -45,6 +45,7 @@ from .log_append import (
 from .wal_writer import WalWriter
 
 Places = npt.NDArray[np.intp]
+Work = Callable[[WriteBatch], Segments]
 
 _ROW_BYTES = 128
 """What a run takes in the log besides bodies and columns, at most."""
@@ -56,28 +57,6 @@ _ALSO_BYTES = 32
 
 _GROUP_BYTES = 4 * KIB
 """What a group takes besides its runs: its frame, and the numbers of a producer."""
-
-
-class _Part(NamedTuple):
-    """Messages of one topic for one log; `partition` None: for the main log."""
-
-    topic: TopicState
-    partition: Partition | None
-    log: PartitionLog | None
-    dues: Int64s
-    messages: Sequence[bytes] | PackedMessages
-    entries: int
-
-
-def _by_owner(owners: Places | None, places: Places) -> tuple[Places, list[tuple[int, int, int]]]:
-    """Places of a batch by owner, and the (owner, start, limit) of each in them."""
-    if owners is None:
-        return places, [(0, 0, len(places))]
-    found = owners[places]
-    order = found.argsort(kind="stable")
-    values, starts = np.unique(found[order], return_index=True)
-    limits = [*starts[1:].tolist(), len(places)]
-    return places[order], list(zip(values.tolist(), starts.tolist(), limits, strict=True))
 
 
 class Sender:
@@ -236,14 +215,26 @@ class Sender:
     ) -> MessageIds:
         """`owners` None: all are of one topic."""
         with ExitStack() as leases:
-            parts, order = self._route(topics, owners, batch, now_ms, leases)
-            written = self._wal_writer.write(self._work(parts, order, now_ms, also))
+            direct, delayed, order = self._route(topics, owners, batch, now_ms, leases)
+            written = self._wal_writer.write(self._work(direct, delayed, order, now_ms, also))
         return MessageIds(written, order)
 
     def _work(
-        self, parts: Sequence[_Part], order: Places | None, now_ms: int, also: GroupAlso | None
-    ) -> Callable[[WriteBatch], list[Segment]]:
+        self,
+        direct: Sequence[Part],
+        delayed: DelayedBatch | None,
+        order: Places | None,
+        now_ms: int,
+        also: GroupAlso | None,
+    ) -> Work:
+        parts: list[Part] = []
+
+        def pack() -> None:
+            parts.extend([*direct, *(() if delayed is None else delayed.parts(self._run_limits))])
+
         def work(group: WriteBatch) -> list[Segment]:
+            if not parts:
+                pack()
             written = self._write(group, parts, now_ms)
             if also is not None:
                 starts = {
@@ -252,12 +243,12 @@ class Sender:
                 also(group, Stored(MessageIds(written, order), starts))
             return written
 
-        appends: list[PackedAppend] = []
-        for topic, partition, log, _, messages, _ in parts:
-            if also is not None or partition is None or log is None or not isinstance(messages, PackedMessages):
-                return work
-            appends += PackedAppend.each(topic, partition, log, messages)
-        return PackedBatch(appends, work)
+        scattered = None
+        if delayed is not None and not direct and also is None:
+            scattered = ScatteredAppend.of(delayed, self._run_limits, work)
+        if scattered is None:
+            pack()  # now, since the leader holds up all others
+        return scattered or work
 
     def _route(
         self,
@@ -266,8 +257,8 @@ class Sender:
         batch: EncodedBatch,
         now_ms: int,
         leases: ExitStack,
-    ) -> tuple[list[_Part], Places | None]:
-        """The parts of a batch, one for each log, and the places of their messages in it; None: in order."""
+    ) -> tuple[list[Part], DelayedBatch | None, Places | None]:
+        """What goes into main logs and into partitions, and the places of the messages in the batch; None: in order."""
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
             if batch.dedups:
@@ -278,7 +269,7 @@ class Sender:
         direct_groups: list[tuple[int, int, int]] = []
         groups: list[tuple[int, int, int, int]] = []
         if delayed < count:
-            direct, direct_groups = _by_owner(owners, (~batch.delayed).nonzero()[0])
+            direct, direct_groups = group_by_owner(owners, (~batch.delayed).nonzero()[0])
         if delayed:
             later = None if delayed == count else batch.delayed.nonzero()[0]
             order, groups = self._by_log(owners, batch.dues, later)
@@ -288,13 +279,14 @@ class Sender:
             batch = batch.rows(order)
         bodies = Bodies.of(batch.bodies)
         parts = [
-            _Part(topics[owner], None, None, batch.dues[low:high], bodies[low:high], high - low)
+            Part(topics[owner], None, None, batch.dues[low:high], bodies[low:high], high - low)
             for owner, low, high in direct_groups
         ]
+        ahead = len(direct)
+        found = None
         if groups:
-            ahead = len(direct)
-            parts += self._to_partitions(topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms, leases)
-        return parts, None if alone else order
+            found = self._to_partitions(topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms, leases)
+        return parts, found, None if alone else order
 
     def _by_log(
         self, owners: Places | None, dues: Int64s, places: Places | None
@@ -317,35 +309,27 @@ class Sender:
         bodies: Bodies,
         now_ms: int,
         leases: ExitStack,
-    ) -> list[_Part]:
-        """The parts of messages in the order of their groups, packed."""
+    ) -> DelayedBatch:
+        """Messages in the order of their groups (start_ms, owner, start, limit), with the logs that they are for."""
         topic_ids: dict[int, list[int]] = {}
         for start_ms, owner, _, _ in groups:
             topic_ids.setdefault(start_ms, []).append(topics[owner].topic_id)
         partitions = self._partitions.begin_appends(list(topic_ids), now_ms, list(topic_ids.values()))
         leases.callback(self._partitions.end_appends, partitions)
-        places = [
-            (partition, log)
-            for partition, ids in zip(partitions, topic_ids.values(), strict=True)
-            for log in self._logs(partition, ids)
-        ]
-        packed = PackedMessages.each(
-            dues, bodies, [(base, low, high) for base, _, low, high in groups], self._run_limits
-        )
-        parts = []
-        for (partition, log), (_, owner, low, high), messages in zip(places, groups, packed, strict=True):
-            if log is None:  # the partition has closed meanwhile, so they are due
-                parts.append(_Part(topics[owner], None, None, dues[low:high], bodies[low:high], high - low))
-            else:
-                parts.append(_Part(topics[owner], partition, log, messages.dues, messages, high - low))
-        return parts
+        found: list[Partition | None] = []
+        logs: list[PartitionLog | None] = []
+        for partition, ids in zip(partitions, topic_ids.values(), strict=True):
+            found += [partition] * len(ids)
+            logs += self._logs(partition, ids)
+        cuts = [(start_ms, low, high) for start_ms, _, low, high in groups]
+        return DelayedBatch(cuts, [topics[owner] for _, owner, _, _ in groups], found, logs, dues, bodies)
 
     def _logs(self, partition: Partition | None, topic_ids: Sequence[int]) -> Sequence[PartitionLog | None]:
         if partition is None:
             return [None] * len(topic_ids)
         return partition.logs_to_append(topic_ids, self._partitions.new_ledger)
 
-    def _write(self, group: WriteBatch, parts: Sequence[_Part], now_ms: int) -> list[Segment]:
+    def _write(self, group: WriteBatch, parts: Sequence[Part], now_ms: int) -> list[Segment]:
         """A unit of work of the write-ahead log."""
         written: list[Segment] = []
         for topic, partition, log, dues, messages, count in parts:

@@ -6,20 +6,19 @@ applied ones without a gap; else entries were lost, and the store is refused.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import APPLIED_KEY, Memtable
+from duelog.store.env.memtable import Memtable, Reads, applied_position
 from duelog.store.errors import CorruptEntry, DamagedStore
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
-from duelog.store.log.ledger import applied_tail, last_applied_run
-from duelog.store.wal.segment import MAIN, Group, Row
+from duelog.store.log.ledger import last_applied_run
+from duelog.store.wal.environment_rows import EnvironmentRows, LedgerRows, rows_by_environment
+from duelog.store.wal.segment import MAIN, Group
 from duelog.store.wal.wal_reader import DIRECTORY, WalContent, flush_wal, read_wal
 from duelog.store.wal.write_batch import add_row
 
@@ -45,50 +44,44 @@ def fill_memtables(
 
     What is of a partition that has closed, or is gone, was applied. Raises DamagedStore.
     """
-    by_environment: dict[int, list[tuple[int, Row]]] = defaultdict(list)
-    for group in groups:
-        position = group.position
-        for row in group.rows():
-            by_environment[row.start_ms].append((position, row))
-    for start_ms, rows in by_environment.items():
+    for start_ms, rows in rows_by_environment(groups).items():
         if start_ms == MAIN:
-            _fill(path, main, memtable, rows)
+            with main.read() as raw:
+                _fill(path, main.name, raw, memtable, rows)
             continue
         partition = partitions.get(start_ms)
         if partition is not None and partition.state is PartitionState.OPEN:
-            with partitions.glance(partition) as environment:
-                _fill(path, environment, partition.memtable, rows)
+            with partitions.glance(partition) as raw:
+                _fill(path, partition.name, raw, partition.memtable, rows)
 
 
-def _fill(path: Path, environment: Environment, memtable: Memtable, rows: Iterable[tuple[int, Row]]) -> None:
-    fields = environment.get(APPLIED_KEY)
-    applied = -1 if fields is None else fmt.unpack_u64(fields)
-    view = memtable.view
-    for position, row in rows:
-        if position > applied:
-            add_row(view, row)
-            memtable.position = position
-    _refuse_gaps(path, environment, memtable)
+def _fill(path: Path, name: str, raw: Reads, memtable: Memtable, rows: EnvironmentRows) -> None:
+    """`raw` reads what is applied of an environment."""
+    left = rows.after(applied_position(raw))
+    if not left:
+        return
+    for _, row in left.others:
+        add_row(memtable, row)
+    for ledger in left.ledgers():
+        _refuse_gap(path, name, raw, ledger)
+        memtable.view.runs[ledger.ledger_id] = ledger.rows
+    memtable.position = left.last
 
 
-def _refuse_gaps(path: Path, environment: Environment, memtable: Memtable) -> None:
+def _refuse_gap(path: Path, name: str, raw: Reads, ledger: LedgerRows) -> None:
     """Raise DamagedStore where the unapplied runs of a ledger do not follow what is applied of it."""
-    with environment.read() as raw:
-        for ledger_id, runs in memtable.view.runs.items():
-            try:
-                last_applied_run(raw, environment.name, ledger_id)
-            except CorruptEntry as error:
-                raise DamagedStore(
-                    path / DIRECTORY,
-                    f"holds entry {runs[0].first} of ledger {ledger_id} in {environment.name}, whose last run, from "
-                    f"entry {error.entry_id} on, cannot be read",
-                ) from error
-            tail = applied_tail(raw, environment.name, ledger_id)
-            for run in runs:
-                if run.first != tail:
-                    raise DamagedStore(
-                        path / DIRECTORY,
-                        f"holds entry {run.first} of ledger {ledger_id} in {environment.name}, which ends at entry "
-                        f"{tail}: entries were lost",
-                    )
-                tail = run.limit
+    ledger_id = ledger.ledger_id
+    try:
+        run = last_applied_run(raw, name, ledger_id)
+    except CorruptEntry as error:
+        raise DamagedStore(
+            path / DIRECTORY,
+            f"holds entry {ledger.firsts[0]} of ledger {ledger_id} in {name}, whose last run, from entry "
+            f"{error.entry_id} on, cannot be read",
+        ) from error
+    gap = ledger.gap(0 if run is None else run.limit)
+    if gap is not None:
+        raise DamagedStore(
+            path / DIRECTORY,
+            f"holds entry {gap[0]} of ledger {ledger_id} in {name}, which ends at entry {gap[1]}: entries were lost",
+        )

@@ -19,7 +19,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.free_space import free_bytes, require_space
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
-from duelog.store.wal.segment import MAIN, Row
+from duelog.store.wal.segment import MAIN, Row, row_weight
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 from .checkpoint import Checkpoint
@@ -116,7 +116,7 @@ class WalSegments:
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
         reach("wal.before")
         position = self._wal.append(rows, flush=flush)
-        self._rows += len(rows)
+        self._rows += row_weight(rows)
         if self._begun_ms is None:
             self._begun_ms = now_ms
             self._wake()
@@ -186,7 +186,7 @@ class WalSegments:
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-apply")
-            self._checkpoint.begin(self._pool)
+            self._checkpoint.begin(self._pool, _THREADS)
 
     def _size_with_space(self, size: int, group: int) -> int:
         """A segment's size, less where there is no space to apply so much and what is not applied. Raises StoreFull.

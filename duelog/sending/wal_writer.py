@@ -14,21 +14,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar, cast
 
-from duelog.store.codec.format import run_key
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import Memtable, UnappliedRun
+from duelog.store.env.memtable import Memtable
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.listener import StoreListener
-from duelog.store.log.ledger import Ledger
-from duelog.store.wal.segment import MAIN, Row, RowKind, capacity_of, group_bytes
+from duelog.store.wal.segment import MAIN, Row, capacity_of, group_bytes, row_weight
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
-from .log_append import AppendWork, LogAppend
+from .append_group import AppendGroup
+from .log_append import AppendWork
 from .wal_segments import WalSegments
 
 T = TypeVar("T")
@@ -121,57 +120,25 @@ class WalWriter:
     def _commit_appends(self, units: list[Request]) -> bool:
         """Append what is nothing but appends as a group; False, with nothing done, where it has to be units of work."""
         started = time.perf_counter_ns()
-        ends: dict[object, tuple[Ledger, int, int]] = {}  # by claimed log: its ledger, entries and bytes in the group
-        placed: dict[Memtable, list[tuple[LogAppend, int, UnappliedRun]]] = {}
-        rows: list[Row] = []
-        owners: list[object] = []
-        records: list[tuple[bytes, bytes]] = []
+        group = AppendGroup(self._claims, self.memtable)
         try:
             for unit in units:
-                work: AppendWork = unit.work
-                places: list[tuple[int, int]] = []
-                for append in work.appends():
-                    owner = append.owner
-                    found, count, size = ends.get(owner) or (None, 0, 0)
-                    if found is None:
-                        owners.append(owner)  # first: an interrupt leaves no claim behind
-                        if append.topic.deleted or not self._claims.is_taken(owner, units):
-                            return False
-                    ledger = append.ledger(count, size)
-                    if ledger is None:
-                        return False
-                    ledger_id, first = ledger.ledger_id, ledger.entries + count
-                    key = run_key(ledger_id, first)
-                    value = append.sealed(key)
-                    ends[owner] = ledger, count + append.count, size + len(value)
-                    rows.append(Row(RowKind.RUN, append.start_ms, key, value))
-                    run = UnappliedRun(first, first + append.count, value)
-                    placed.setdefault(append.memtable, []).append((append, ledger_id, run))
-                    places.append((ledger_id, first))
-                    record = append.record
-                    if record is not None:
-                        fields = record.pack(append.start_ms, ledger_id, first)
-                        rows.append(Row(RowKind.RECORD, MAIN, record.key, fields))
-                        records.append((record.key, fields))
-                        placed.setdefault(self.memtable, [])
-                unit.value = work.value(places)
-            if not self._segments.fits(group_bytes(rows), len(rows)):
-                return False
-            position = self._append(rows)
-            for memtable, members in placed.items():
-                with memtable.publishing:  # all of a group, or nothing
-                    memtable.position = position
-                    if memtable is self.memtable:
-                        for key, fields in records:
-                            memtable.add_record(key, fields)
-                    for append, ledger_id, run in members:
-                        memtable.add_run(ledger_id, run)
-                        append.appended(run.first)
+                value = group.add(unit.work)
+                if value is None:
+                    return False
+                unit.value = value
+            size, weight = group_bytes(group.rows), row_weight(group.rows)
+            if not self._segments.fits(size, weight):
+                if size > self.largest_group:
+                    return False
+                group.release()  # a commit that applies may append to the same logs
+                self._segments.make_space(size, weight)
+                return self._commit_appends(units)
+            group.publish(self._append(group.rows))
             for unit in units:
                 unit.done = True
             self._publishing = False
-            entries = sum(count for _, count, _ in ends.values())
-            self._count(time.perf_counter_ns() - started, len(units), entries)
+            self._count(time.perf_counter_ns() - started, len(units), group.entries)
         except OSError as error:
             failed = self._main.fail(error)
             for unit in units:
@@ -182,7 +149,7 @@ class WalWriter:
             for unit in units:
                 unit.error = error
         finally:
-            self._claims.release(units, owners)
+            group.release()
         return True
 
     def _append(self, rows: Sequence[Row]) -> int:
@@ -212,9 +179,9 @@ class WalWriter:
                     return [*self._halves(units)]
                 current = units[0]
                 raise InvalidArgument("messages", size, f"bytes, more than a group of {self.largest_group} takes")
-            if rows and not self._segments.fits(size, len(rows)):
+            if rows and not self._segments.fits(size, row_weight(rows)):
                 batch.release()  # a commit that applies may append to the same logs
-                self._segments.make_space(size, len(rows))
+                self._segments.make_space(size, row_weight(rows))
                 return units
             if rows:
                 batch.publish(self._append(rows))

@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from .checksum import crc32
 
+Buffer = bytes | bytearray | memoryview
+"""Bytes that are read, wherever they lie."""
+
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CorruptEntry
-from .bodies import Bodies
+from .bodies import Bodies, Buffer
 from .checksum import crc32
 from .format import run_key, split_run_key
 
@@ -65,7 +65,7 @@ _COLUMN_BYTES: dict[int, int] = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
 _CONDITION_BYTES = 12
 
 
-def seal_run(key: bytes, rest: bytes, parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
+def seal_run(key: bytes, rest: bytes, parts: Sequence[Buffer]) -> bytes:
     """A value, given what follows its first checksum: header and columns, and bodies."""
     return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, *parts))
 

@@ -6,9 +6,15 @@ What one send put into the write-ahead log is a run there; in LMDB many short on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from itertools import accumulate
+from operator import or_
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ..errors import BrokenInvariant
+from .bodies import Bodies, Buffer
 from .run import HEADER, HEADER_BYTES, MAX_DUE_SPAN_MS, RUN_VERSION, Int64s, RunKind, RunLimits, seal_run
 
 
@@ -39,61 +45,107 @@ def cut(
         start = limit
 
 
+def fits_runs(bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits) -> bool:
+    """Whether each group (base_ms, start, limit) of bodies is certain to be one run. O(groups)."""
+    return max(limit - start for _, start, limit in groups) <= limits.entries and (
+        bodies.total() <= limits.bytes or int(bodies.sizes().max()) * limits.entries <= limits.bytes
+    )
+
+
+class RunParts(NamedTuple):
+    """What a run of plain messages is made of.
+
+    rows: (due, end, body_crc) of each message; in the value of a run these are columns.
+    """
+
+    flags: int
+    base_ms: int
+    rows: Buffer
+    bodies: Buffer
+
+
+class WholeRun(NamedTuple):
+    """Entries [first, limit) of a ledger, as the value of a run."""
+
+    first: int
+    limit: int
+    value: Buffer
+
+    @property
+    def stored_bytes(self) -> int:
+        return len(self.value)
+
+    def parts(self) -> RunParts:
+        """The parts of a MESSAGES run."""
+        value = self.value
+        _, _, _, flags, count, base_ms, _, _ = HEADER.unpack_from(value)
+        begin = HEADER_BYTES + 12 * count
+        rows = value[HEADER_BYTES:begin]
+        if count > 1:
+            rows = np.frombuffer(rows, "<u4").reshape(3, -1).T.tobytes()
+        return RunParts(flags, base_ms, rows, value[begin:])
+
+
+class ShortRun(Protocol):
+    """Entries [first, limit) of a ledger."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def limit(self) -> int: ...
+
+    @property
+    def value(self) -> Buffer:
+        """As stored under its key."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the value."""
+
+    def parts(self) -> RunParts:
+        """What the value is made of."""
+
+
 def merged_runs(
-    key_of: Callable[[int], bytes], first: int, values: Sequence[bytes | bytearray], limits: RunLimits
-) -> Iterator[tuple[bytes, bytes | bytearray, int]]:
+    key_of: Callable[[int], bytes], runs: Sequence[ShortRun], limits: RunLimits
+) -> Iterator[tuple[bytes, Buffer, int]]:
     """Plain MESSAGES runs that follow each other, as few as `limits` allow: (key, value, entries) of each.
 
-    key_of: the key of a run by its first entry id, `first` for the first of `values`. Bodies and their checksums are
-    copied, not read.
+    key_of: the key of a run by its first entry id. Bodies and their checksums are copied, not read.
     """
-    heads = [HEADER.unpack_from(value) for value in values]
     begin = 0
-    while begin < len(values):
-        count, size, end = heads[begin][4], len(values[begin]), begin + 1
-        while end < len(values):
-            count, size = count + heads[end][4], size + len(values[end])
-            if count > limits.entries or size > limits.bytes:
+    while begin < len(runs):
+        first, size, end = runs[begin].first, runs[begin].stored_bytes, begin + 1
+        while end < len(runs):
+            if runs[end].first != runs[end - 1].limit:
+                raise BrokenInvariant(f"entry {runs[end].first} follows one before {runs[end - 1].limit}")
+            size += runs[end].stored_bytes
+            if runs[end].limit - first > limits.entries or size > limits.bytes:
                 break
             end += 1
-        merged = _merged(key_of(first), heads[begin:end], values[begin:end]) if end - begin > 1 else None
+        merged = _merged(key_of(first), runs[begin:end]) if end - begin > 1 else None
         if merged is not None:
-            entries = sum(head[4] for head in heads[begin:end])
-            yield key_of(first), merged, entries
-            first += entries
+            yield key_of(first), merged, runs[end - 1].limit - first
         else:
-            for head, value in zip(heads[begin:end], values[begin:end], strict=True):
-                yield key_of(first), value, head[4]
-                first += head[4]
+            for run in runs[begin:end]:
+                yield key_of(run.first), run.value, run.limit - run.first
         begin = end
 
 
-def _merged(key: bytes, heads: Sequence[tuple[int, ...]], values: Sequence[bytes | bytearray]) -> bytes | None:
+def _merged(key: bytes, runs: Sequence[ShortRun]) -> bytes | None:
     """One run of several; None: their due times lie too far apart."""
-    dues: list[bytes | bytearray] = []
-    ends: list[bytes | bytearray] = []
-    crcs: list[bytes | bytearray] = []
-    bodies: list[bytes | bytearray] = []
-    counts, sizes, flags = [], [], 0
-    for head, value in zip(heads, values, strict=True):
-        count = head[4]
-        flags |= head[3]
-        second, third, begin = HEADER_BYTES + 4 * count, HEADER_BYTES + 8 * count, HEADER_BYTES + 12 * count
-        dues.append(value[HEADER_BYTES:second])
-        ends.append(value[second:third])
-        crcs.append(value[third:begin])
-        bodies.append(value[begin:])
-        counts.append(count)
-        sizes.append(len(value) - begin)
-    due_column = b"".join(dues)
-    bases = [head[5] for head in heads]
+    all_flags, bases, rows, bodies = zip(*[run.parts() for run in runs], strict=True)
+    counts = [run.limit - run.first for run in runs]
+    columns = np.frombuffer(b"".join(rows), "<u4").reshape(-1, 3).T.copy()
     base_ms = min(bases)
     if base_ms != max(bases):
-        offsets = np.frombuffer(due_column, "<u4") + np.repeat(np.array(bases, dtype=np.int64) - base_ms, counts)
+        offsets = columns[0] + np.repeat(np.array(bases, dtype=np.int64) - base_ms, counts)
         if int(offsets.max()) > MAX_DUE_SPAN_MS:
             return None
-        due_column = offsets.astype("<u4").tobytes()
-    starts = np.cumsum([0, *sizes[:-1]]).astype(np.uint32)
-    ended = (np.frombuffer(b"".join(ends), "<u4") + np.repeat(starts, counts)).astype("<u4").tobytes()
-    header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, sum(counts), base_ms, 0, 0)[4:]
-    return seal_run(key, b"".join((header, due_column, ended, *crcs)), bodies)
+        columns[0] = offsets
+    starts = list(accumulate(map(len, bodies[:-1]), initial=0))
+    columns[1] += np.repeat(np.array(starts, dtype=np.uint32), counts)
+    flags = reduce(or_, all_flags)
+    header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, len(columns[0]), base_ms, 0, 0)[4:]
+    return seal_run(key, header + columns.tobytes(), bodies)

@@ -29,6 +29,8 @@ class Claims:
     """The logs that are being appended to, of one store. Thread-safe."""
 
     def __init__(self) -> None:
+        self.publishing = threading.Lock()
+        """Held while a group's rows are added to memtables and memory hears of them, or a memtable's are taken."""
         self._mutex = threading.Lock()
         self._released = threading.Condition(self._mutex)
         self._by_owner: dict[object, object] = {}

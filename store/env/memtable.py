@@ -9,17 +9,17 @@ A view is never shortened: applying puts a new one in its place.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import lmdb
 from pyroaring import BitMap64
 
 from ..codec.format import Table, counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits
-from ..codec.run_lengths import merged_runs
+from ..codec.run_lengths import WholeRun, merged_runs
+from ..codec.scattered import BatchRun, ScatteredBatch
 from .claims import Claims
 
 APPLIED_KEY = counter_key("wal_applied")
@@ -29,12 +29,39 @@ _MANY = frozenset((Table.KEY, Table.NUMBERED))
 """Tables of which each message may have a record: their records lie apart, so that looking for others finds few."""
 
 
-class UnappliedRun(NamedTuple):
-    """A run of entries [first, limit) of a ledger."""
+UnappliedRun = WholeRun | BatchRun
+"""A run of entries [first, limit) of a ledger."""
 
-    first: int
-    limit: int
-    value: bytes | bytearray
+LedgerRow = WholeRun | ScatteredBatch
+"""A run of a ledger, or a batch that has one: an object for each of its logs would be followed by the collector."""
+
+
+class LedgerRuns(Sequence[UnappliedRun]):
+    """The runs of a ledger, in order; that of a batch is made at access."""
+
+    __slots__ = ("_ledger_id", "_rows")
+
+    def __init__(self, ledger_id: int, rows: Sequence[LedgerRow]) -> None:
+        self._ledger_id = ledger_id
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> UnappliedRun: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> LedgerRuns: ...
+
+    def __getitem__(self, index: int | slice) -> UnappliedRun | LedgerRuns:
+        if isinstance(index, slice):
+            return LedgerRuns(self._ledger_id, self._rows[index])
+        row = self._rows[index]
+        return row.run_of(self._ledger_id) if isinstance(row, ScatteredBatch) else row
+
+    def __iter__(self) -> Iterator[UnappliedRun]:
+        return map(self.__getitem__, range(len(self._rows)))
 
 
 class Unapplied(NamedTuple):
@@ -44,7 +71,7 @@ class Unapplied(NamedTuple):
     ids: as `records`, of the tables of `_MANY`.
     """
 
-    runs: dict[int, list[UnappliedRun]]
+    runs: dict[int, list[LedgerRow]]
     records: dict[bytes, bytes]
     numbers: list[tuple[bytes, BitMap64]]
     ids: dict[bytes, bytes]
@@ -65,8 +92,8 @@ class Unapplied(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.runs or self.records or self.numbers or self.ids)
 
-    def add_run(self, ledger_id: int, run: UnappliedRun) -> None:
-        """Add the run that follows the ledger's last."""
+    def add_run(self, ledger_id: int, run: LedgerRow) -> None:
+        """Add the run that follows the ledger's last, or a batch that has it."""
         self.runs.setdefault(ledger_id, []).append(run)
 
     def add_record(self, key: bytes, fields: bytes) -> None:
@@ -90,7 +117,7 @@ Follow = Callable[[], Look]
 
 
 class Memtable:
-    """The unapplied rows of one environment, which need not be open. Thread-safe."""
+    """The unapplied rows of one environment, which need not be open. Rows are added by who holds `publishing`."""
 
     def __init__(self, claims: Claims, limits: RunLimits) -> None:
         """`limits`: of the runs that several are made one of when they are applied."""
@@ -98,29 +125,25 @@ class Memtable:
         self.limits = limits
         self.view = Unapplied.nothing()
         """Replaced by what is left when some is applied; rows are added in place."""
-        self._lock = threading.Lock()
         self.position = 0
         """The place in the write-ahead log of the last group whose rows are here: segment number << 32 | sequence."""
-        self.publishing = threading.Lock()
-        """Held while rows are added and memory hears of them: what is in the view is what was heard."""
+        self.publishing = claims.publishing
+        """Held while rows are added and memory hears of them, or a view takes another's place."""
 
     def __bool__(self) -> bool:
         return bool(self.view)
 
-    def add_run(self, ledger_id: int, run: UnappliedRun) -> None:
-        """Add the run that follows the ledger's last."""
-        with self._lock:
-            self.view.add_run(ledger_id, run)
+    def add_run(self, ledger_id: int, run: LedgerRow) -> None:
+        """Add the run that follows the ledger's last, or a batch that has it."""
+        self.view.add_run(ledger_id, run)
 
     def add_record(self, key: bytes, fields: bytes) -> None:
         """Add a small record, in place of what is there."""
-        with self._lock:
-            self.view.add_record(key, fields)
+        self.view.add_record(key, fields)
 
     def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
         """Add numbers to the record of a key."""
-        with self._lock:
-            self.view.add_numbers(key, numbers)
+        self.view.add_numbers(key, numbers)
 
 
 class Applied:
@@ -132,7 +155,7 @@ class Applied:
         self._records: dict[bytes, bytes] = {}
         self._numbers = 0
 
-    def rows(self) -> Iterator[tuple[int, list[UnappliedRun]]]:
+    def rows(self) -> Iterator[tuple[int, LedgerRuns]]:
         """The runs by ledger that the transaction has not been given yet, and are given now."""
         runs = self._memtable.view.runs
         for ledger_id in list(runs):
@@ -140,7 +163,7 @@ class Applied:
             left = runs[ledger_id][given:]
             if left:
                 self._runs[ledger_id] = given + len(left)
-                yield ledger_id, left
+                yield ledger_id, LedgerRuns(ledger_id, left)
 
     def records(self) -> list[tuple[bytes, bytes]]:
         """As `rows`, of small records."""
@@ -163,7 +186,7 @@ class Applied:
     def committed(self) -> None:
         """The transaction is on disk: the memtable forgets what was given."""
         memtable = self._memtable
-        with memtable._lock:
+        with memtable.publishing:
             runs, records, numbers, ids = memtable.view
             memtable.view = Unapplied(
                 {ledger: left for ledger, rows in runs.items() if (left := rows[self._runs.get(ledger, 0) :])},
@@ -198,15 +221,16 @@ Reads = lmdb.Transaction | ReadTransaction
 """What can be read from."""
 
 
-def applied_position(raw: lmdb.Transaction) -> int:
+def applied_position(raw: Reads) -> int:
     """The place of the last group of the write-ahead log that is applied; -1: none is. Raises CorruptRecord."""
     value = raw.get(APPLIED_KEY)
     return -1 if value is None else unpack_u64(unseal(APPLIED_KEY, value))
 
 
-def unapplied_runs(raw: Reads, ledger_id: int) -> list[UnappliedRun]:
+def unapplied_runs(raw: Reads, ledger_id: int) -> Sequence[UnappliedRun]:
     """The unapplied runs of a ledger, in order."""
-    return raw.unapplied.runs.get(ledger_id, []) if isinstance(raw, ReadTransaction) else []
+    rows = raw.unapplied.runs.get(ledger_id) if isinstance(raw, ReadTransaction) else None
+    return LedgerRuns(ledger_id, rows) if rows else ()
 
 
 def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, bytes]:
@@ -244,8 +268,6 @@ def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
         both.run_optimize()
         transaction.put(key, bytes(both.serialize()))
     for ledger_id, runs in runs_by_ledger:
-        first = runs[0].first
-        keys = partial(run_key, ledger_id)
-        for key, value, entries in merged_runs(keys, first, [run.value for run in runs], memtable.limits):
+        for key, value, entries in merged_runs(partial(run_key, ledger_id), list(runs), memtable.limits):
             transaction.insert_run(key, value)
             transaction.entries += entries

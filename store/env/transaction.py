@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar, cast
 
 import lmdb
 
+from ..codec.bodies import Buffer
 from ..codec.copies import NOT_COPIED, copy_key
 from ..codec.format import seal, unseal
 from ..errors import BrokenInvariant
@@ -48,7 +49,7 @@ class StagingTransaction:
         """Store a small record, replacing what is there."""
         raise NotImplementedError
 
-    def insert_run(self, key: bytes, value: bytes | bytearray) -> None:
+    def insert_run(self, key: bytes, value: Buffer) -> None:
         """Store a run under a key that must be new."""
         raise NotImplementedError
 
@@ -145,7 +146,7 @@ class Transaction(StagingTransaction):
             self.raw.delete(copy_key(key))
         return bool(self.raw.delete(key))
 
-    def insert_run(self, key: bytes, value: bytes | bytearray) -> None:
+    def insert_run(self, key: bytes, value: Buffer) -> None:
         """Store a run under a key that must be new; past every other key it is appended.
 
         Invariant: LMDB answers True; False would mean that nothing was stored.

@@ -92,8 +92,8 @@ def meta_in_force(descriptor: int) -> tuple[int, list[MetaPage]]:
     As of one instant, though another process commits between two reads.
     """
     page_bytes, pages = _read_metas(descriptor)
-    while (again := _read_metas(descriptor))[1] != pages:
-        page_bytes, pages = again
+    while [os.pread(descriptor, _META_BYTES, at) for at in (0, page_bytes)] != pages:
+        page_bytes, pages = _read_metas(descriptor)
     found = [meta for number, page in enumerate(pages) if (meta := _parse_meta(number, page)) is not None]
     return page_bytes, sorted(found, key=lambda meta: meta.transaction)
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedStore
+from .few_pages import FEW_PAGES
 from .lmdb_layout import (
     BRANCH,
     LEAF,
@@ -38,8 +39,8 @@ from .lmdb_layout import (
     other_settings,
     page_count,
 )  # fmt: skip
-from .page_tree import Tree
-from .pages import free_pages
+from .page_tree import WHOLE, Tree
+from .pages import find_in, free_pages
 from .system_errors import explained
 
 MOST_LEAVES = 256
@@ -81,6 +82,10 @@ def refuse_broken(directory: Path, *, every_header: bool = False) -> None:
             try:
                 if (found := metas_disagree(metas) or other_settings(metas[-1], page_bytes)) is not None:
                     raise _Broken(found)
+                if metas[-1].main.branch_pages + metas[-1].main.leaf_pages <= FEW_PAGES:
+                    for problem in find_in(descriptor, page_bytes, metas) or ():
+                        raise _Broken(problem)
+                    return
                 _Scan(descriptor, page_bytes, metas[-1].last_page, every_header).run(metas[-1].main, metas[-1].free)
                 return
             except _Broken as error:
@@ -206,7 +211,7 @@ class _Scan:
     def _free(self, free: TreeRecord, begins: _Ints, ends: _Ints) -> None:
         tree = Tree(self._descriptor, self._page_bytes, self._pages_there - 1, free, integer_keys=True)
         problems: list[str] = []
-        listed = [free_pages(value, problems) for _, value in tree.items(values=True)]
+        listed = [free_pages(value, problems) for _, value in tree.items(long_bytes=WHOLE)]
         problems += tree.problems
         if problems:
             raise _Broken(f"list of free pages: {problems[0]}")

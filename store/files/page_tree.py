@@ -29,6 +29,10 @@ class _Broken(Exception):
     """A page is not what it should be; what hangs from it cannot be reached."""
 
 
+WHOLE = 1 << 32
+"""Bytes of a long value: all that there are."""
+
+
 class Tree:
     """One tree, walked once; `problems` and `pages` are complete when `items` is exhausted."""
 
@@ -45,14 +49,14 @@ class Tree:
         self.problems: list[str] = []
         self.pages = BitMap64()
 
-    def items(self, *, values: bool) -> Iterator[tuple[bytes, bytes]]:
-        """(key, value) in order, long values only with `values` (else empty); goes on after what is broken."""
+    def items(self, *, long_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) in order, of a long value the first `long_bytes`; goes on after what is broken."""
         record = self._record
         if record.root == NO_PAGE:
             if record.entries or record.depth:
                 self.problems.append("it has entries and no root")
             return
-        yield from self._page(record.root, 1, None, None, values)
+        yield from self._page(record.root, 1, None, None, long_bytes)
         found = (self._kinds[BRANCH], self._kinds[LEAF], self._kinds[LONG], self._entries)
         said = (record.branch_pages, record.leaf_pages, record.long_pages, record.entries)
         if found != said:
@@ -61,7 +65,7 @@ class Tree:
             self.problems.append("it has " + ", ".join(wrong))
 
     def _page(
-        self, number: int, depth: int, low: bytes | None, high: bytes | None, values: bool
+        self, number: int, depth: int, low: bytes | None, high: bytes | None, long_bytes: int
     ) -> Iterator[tuple[bytes, bytes]]:
         try:
             page, kind, places = self._read(number, depth)
@@ -84,7 +88,7 @@ class Tree:
         if kind == BRANCH:
             for at, (key, low_bits, high_bits, _) in enumerate(nodes):
                 limit = nodes[at + 1][0] if at + 1 < len(nodes) else high
-                yield from self._page(low_bits | high_bits << 32, depth + 1, key or None, limit, values)
+                yield from self._page(low_bits | high_bits << 32, depth + 1, key or None, limit, long_bytes)
             return
         for key, size, flags, at in nodes:
             self._entries += 1
@@ -92,7 +96,7 @@ class Tree:
                 yield key, page[at : at + size]
                 continue
             try:
-                yield key, self._long_value(PAGE_NUMBER.unpack_from(page, at)[0], size, values)
+                yield key, self._long_value(PAGE_NUMBER.unpack_from(page, at)[0], size, long_bytes)
             except _Broken as error:
                 self.problems.append(str(error))
 
@@ -147,7 +151,7 @@ class Tree:
             raise _Broken(f"page {number} has nodes of {size} bytes in {self._page_bytes - upper}")
         return page, kind, places
 
-    def _long_value(self, number: int, size: int, wanted: bool) -> bytes:
+    def _long_value(self, number: int, size: int, wanted: int) -> bytes:
         needed = (PAGE_HEADER.size - 1 + size) // self._page_bytes + 1
         head = os.pread(self._descriptor, PAGE_HEADER.size, number * self._page_bytes)
         if len(head) < PAGE_HEADER.size:
@@ -163,4 +167,4 @@ class Tree:
             self.problems.append(f"a long value at page {number} is cut off")
         if not wanted:
             return b""
-        return os.pread(self._descriptor, size, number * self._page_bytes + PAGE_HEADER.size)
+        return os.pread(self._descriptor, min(size, wanted), number * self._page_bytes + PAGE_HEADER.size)

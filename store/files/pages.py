@@ -18,8 +18,8 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from ..errors import DamagedStore, NoPermission, ResourceShortage
-from .lmdb_layout import PAGE_NUMBER, meta_in_force, metas_disagree, open_file, other_settings, page_count
-from .page_tree import Tree
+from .lmdb_layout import PAGE_NUMBER, MetaPage, meta_in_force, metas_disagree, open_file, other_settings, page_count
+from .page_tree import WHOLE, Tree
 from .system_errors import explain
 
 _MOST_PROBLEMS = 50
@@ -34,7 +34,7 @@ def find_problems(directory: Path, transaction: int | None = None) -> list[str] 
     """
     try:
         with open_file(directory) as descriptor:
-            return _find(descriptor, transaction)
+            return find_in(descriptor, *meta_in_force(descriptor), transaction)
     except OSError as error:
         told = explain(directory / "data.mdb", error)
         if isinstance(told, (NoPermission, ResourceShortage)):
@@ -52,7 +52,7 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
         for meta in reversed(metas):
             tree = Tree(descriptor, page_bytes, page_count(descriptor, page_bytes) - 1, meta.main, integer_keys=False)
             seen: set[bytes] = set()
-            for key, value in tree.items(values=True):
+            for key, value in tree.items(long_bytes=WHOLE):
                 if key not in seen:
                     seen.add(key)
                     yield key, value
@@ -60,8 +60,19 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
                 return
 
 
-def _find(descriptor: int, transaction: int | None) -> list[str] | None:
-    page_bytes, metas = meta_in_force(descriptor)
+def find_in(
+    descriptor: int,
+    page_bytes: int,
+    metas: list[MetaPage],
+    transaction: int | None = None,
+    *,
+    rows: list[tuple[bytes, bytes]] | None = None,
+    long_bytes: int = 0,
+) -> list[str] | None:
+    """As `find_problems`, of an open file whose meta pages were read (`meta_in_force`).
+
+    rows: gets (key, value) of what the tree has, in order; of a long value the first `long_bytes`.
+    """
     if not metas:
         return ["no valid meta page"]
     meta = metas[-1]
@@ -80,9 +91,11 @@ def _find(descriptor: int, transaction: int | None) -> list[str] | None:
     free: list[int] = []
     for name, record, integer_keys in (("tree", meta.main, False), ("list of free pages", meta.free, True)):
         tree = Tree(descriptor, page_bytes, min(meta.last_page, pages_there - 1), record, integer_keys=integer_keys)
-        for _, value in tree.items(values=integer_keys):
+        for row in tree.items(long_bytes=WHOLE if integer_keys else long_bytes):
             if integer_keys:
-                free += free_pages(value, problems)
+                free += free_pages(row[1], problems)
+            elif rows is not None:
+                rows.append(row)
         problems += [f"{name}: {problem}" for problem in tree.problems[:_MOST_PROBLEMS]]
         if not used.isdisjoint(tree.pages):
             problems.append(f"{name}: a page of it is in use elsewhere: {min(used & tree.pages)}")

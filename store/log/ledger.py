@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..codec.bodies import Bodies
+from ..codec.bodies import Bodies, Buffer
 from ..codec.format import MAX_ENTRY_ID, is_run_of, run_key
 from ..codec.frontier import HELD
 from ..codec.run import (
@@ -26,7 +26,7 @@ from ..codec.run import (
     pack_message,
     pack_messages,
 )
-from ..codec.run_lengths import cut
+from ..codec.run_lengths import cut, fits_runs
 from ..env.memtable import Reads, unapplied_runs
 from ..env.transaction import StagingTransaction
 from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument
@@ -82,10 +82,7 @@ class PackedMessages:
         cls, dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits
     ) -> list[PackedMessages]:
         """Those of groups (base_ms, start, limit) of rows, which follow each other from 0 on."""
-        whole = max(limit - start for _, start, limit in groups) <= limits.entries and (
-            bodies.total() <= limits.bytes or int(bodies.sizes().max()) * limits.entries <= limits.bytes
-        )
-        if not whole or len(groups) == 1:
+        if not fits_runs(bodies, groups, limits) or len(groups) == 1:
             return [cls(dues[start:limit], bodies[start:limit], base_ms, limits) for base_ms, start, limit in groups]
         found = []
         for (_, start, limit), run in zip(groups, pack_groups(dues, bodies, groups), strict=True):
@@ -206,7 +203,7 @@ class StagedLedger:
             elif piece.entries is not None:
                 first = self._write_markers(transaction, first, piece, piece.entries)
 
-    def _write(self, transaction: StagingTransaction, key: bytes, value: bytes | bytearray) -> None:
+    def _write(self, transaction: StagingTransaction, key: bytes, value: Buffer) -> None:
         transaction.insert_run(key, value)
         self._written_bytes += len(value)
 

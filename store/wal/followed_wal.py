@@ -16,12 +16,12 @@ from ..env.memtable import Follow, Look, Unapplied
 from ..files.system_errors import explained
 from .segment import Group, Row
 from .wal_reader import DIRECTORY, WalFollower
-from .write_batch import add_row
+from .write_batch import BatchRow, add_row, rows_by_log
 
 _BEYOND = 1 << 64
 """Past the place of every group."""
 
-_Placed = tuple[int, Row]
+_Placed = tuple[int, Row | BatchRow]
 """The place of a group, and a row of it."""
 
 
@@ -64,7 +64,7 @@ class FollowedWal:
         known = -1 if self._last is None else self._last.position
         for group in groups:
             if group.position > known:
-                for row in group.rows():
+                for row in rows_by_log(group):
                     self._rows.setdefault(row.start_ms, []).append((group.position, row))
         if groups:
             self._last = groups[-1]

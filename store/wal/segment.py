@@ -9,8 +9,9 @@ Little-endian. A segment has a number, which its file is named after; `number` o
 the group was written. A segment whose rows are all applied is renamed to a higher number and overwritten from its
 beginning, so what follows the last group is an older group, a torn one, or zeros. The groups of a number are counted
 from 0 in `sequence`; those below `flushed` were on disk before this one was written. A group without rows is the last:
-the log goes on in the segment of the next number. `start_ms` is the partition's, -1 for the main environment. `crc`
-covers what follows it, after the group's place (u64) and the store's id, since a value may hold such a file.
+the log goes on in the segment of the next number. `start_ms` is the partition's, -1 for the main environment, -2 for
+a batch, whose value says it (store/codec/scattered.py). `crc` covers what follows it, after the group's place (u64) and
+the store's id, since a value may hold such a file.
 
 A group that cannot be read ends the segment where no group after it says that it was flushed; else it is damage. A
 damaged last group is taken for torn: bit rot there looks the same.
@@ -30,13 +31,20 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from ..codec.bodies import Buffer
 from ..codec.checksum import crc32
+from ..codec.scattered import logs_in
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from .segment_file import SECTOR, SegmentFile, make_file
 
-SEGMENT_VERSION = 1
+SEGMENT_VERSION = 2
+"""Version 1 has no batches."""
+
 MAIN = -1
 """In place of a partition's start: the main environment."""
+
+SEVERAL = -2
+"""In place of a partition's start: those that a batch names."""
 
 _HEADER = struct.Struct("<IQ16s")
 _GROUP = struct.Struct("<QIIII")
@@ -58,6 +66,8 @@ class RowKind(IntEnum):
     """A small record is stored; the value is its fields."""
     NUMBERS = 3
     """Numbers are united with a record: a roaring bitmap of 64 bits."""
+    BATCH = 4
+    """Runs of several ledgers are inserted: a scattered batch."""
 
 
 class Row(NamedTuple):
@@ -66,7 +76,7 @@ class Row(NamedTuple):
     kind: int
     start_ms: int
     key: bytes
-    value: bytes | bytearray
+    value: Buffer
 
 
 class Group(NamedTuple):
@@ -85,19 +95,28 @@ class Group(NamedTuple):
 
     def rows(self) -> Iterator[Row]:
         """What is in it, in order."""
-        content, at = bytes(self.content), 0  # one copy: slices of it are bytes
+        content, copy, at = self.content, b"", 0
         for _ in range(self.row_count):
             kind, start_ms, key_length, length = _ROW.unpack_from(content, at)
             begin = at + _ROW.size
             middle = begin + key_length
             at = middle + length
-            yield Row(kind, start_ms, content[begin:middle], content[middle:at])
+            if kind == RowKind.BATCH:  # it is large
+                yield Row(kind, start_ms, bytes(content[begin:middle]), content[middle:at])
+            else:
+                copy = copy or bytes(content)  # slices of it are bytes
+                yield Row(kind, start_ms, copy[begin:middle], copy[middle:at])
 
 
 def group_bytes(rows: Sequence[Row]) -> int:
     """Bytes that rows take in a segment as one group, at most."""
     needed = sum(_ROW.size + len(row.key) + len(row.value) for row in rows)
     return _CRC.size + _GROUP.size + needed + SECTOR
+
+
+def row_weight(rows: Sequence[Row]) -> int:
+    """As how many rows they count: what a batch has in memory for each log is a quarter of what a row has."""
+    return sum(1 if row.kind != RowKind.BATCH else 1 + logs_in(row.value) // 4 for row in rows)
 
 
 def capacity_of(size: int) -> int:
@@ -141,7 +160,7 @@ class Segment:
             _make(self._path, store_id, size)
         self._file = SegmentFile(self._path)
         try:
-            self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id)
+            self.version, self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id)
         except BaseException:
             self._file.close()
             raise
@@ -170,7 +189,7 @@ class Segment:
         An interrupted one (KeyboardInterrupt) may be there or not, and the next takes its place, flushed whatever
         `flush` is: a power cut could bring the interrupted one back before a later group. No rows: the last.
         """
-        parts: list[bytes | bytearray] = []
+        parts: list[Buffer] = []
         for kind, start_ms, key, value in rows:
             parts += (_ROW.pack(kind, start_ms, len(key), len(value)), key, value)
         content = b"".join(parts)
@@ -225,7 +244,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
     """
     path = directory / file_name(number)
     content = path.read_bytes()
-    size = _read_header(content, path, store_id)
+    _, size = _read_header(content, path, store_id)
     if len(content) < size:
         raise DamagedStore(path, f"ends at byte {len(content)} of {size}")
     groups: list[Group] = []
@@ -341,8 +360,8 @@ def _seed(at: int, store_id: bytes) -> int:
     return crc32(store_id, crc32(_PLACE.pack(at)))
 
 
-def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
-    """The size that a header says. Raises DamagedStore, FormatMismatch."""
+def _read_header(content: bytes, path: Path, store_id: bytes) -> tuple[int, int]:
+    """The version and the size that a header says. Raises DamagedStore, FormatMismatch."""
     fields = content[_CRC.size : _CRC.size + _HEADER.size]
     if len(fields) < _HEADER.size or crc32(fields) != _CRC.unpack_from(content, 0)[0]:
         raise DamagedStore(path, "does not begin like a segment of the write-ahead log")
@@ -351,7 +370,7 @@ def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
         raise DamagedStore(path, "belongs to another store")
     if version > SEGMENT_VERSION:
         raise FormatMismatch(path, "version", version, SEGMENT_VERSION)
-    return int(size)
+    return version, size
 
 
 def _make(path: Path, store_id: bytes, size: int) -> None:

@@ -6,16 +6,21 @@ the group is flushed; then they are added to the memtables of their environments
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ..codec.format import split_run_key
+from ..codec.bodies import Buffer
+from ..codec.format import run_key, split_run_key
 from ..codec.run import HEADER
+from ..codec.run_lengths import WholeRun
+from ..codec.scattered import ScatteredBatch
 from ..env.claims import Claims
-from ..env.memtable import Memtable, Unapplied, UnappliedRun
+from ..env.memtable import Memtable, Unapplied
 from ..env.transaction import StagingTransaction
-from .segment import Row, RowKind
+from .segment import Group, Row, RowKind
 
 
 class EnvironmentBatch(StagingTransaction):
@@ -55,7 +60,7 @@ class EnvironmentBatch(StagingTransaction):
         self._put[key] = fields
         self.rows.append(Row(RowKind.RECORD, self.start_ms, key, fields))
 
-    def insert_run(self, key: bytes, value: bytes | bytearray) -> None:
+    def insert_run(self, key: bytes, value: Buffer) -> None:
         """Store a run under a key that must be new."""
         self.rows.append(Row(RowKind.RUN, self.start_ms, key, value))
 
@@ -125,11 +130,41 @@ class WriteBatch:
             self._owners = []
 
 
-def add_row(memtable: Memtable | Unapplied, row: Row) -> None:
+class BatchRow(NamedTuple):
+    """A batch that has messages of a ledger of a partition."""
+
+    start_ms: int
+    ledger_id: int
+    batch: ScatteredBatch
+
+
+def rows_by_log(group: Group) -> Iterator[Row | BatchRow]:
+    """The rows of a group that was read, in order, each for one environment."""
+    for row in group.rows():
+        if row.kind == RowKind.BATCH:
+            batch = ScatteredBatch(row.value)
+            yield from map(BatchRow, batch.starts_ms, batch.ledger_ids, repeat(batch))
+        else:
+            yield row
+
+
+def single_rows(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows with, in place of a batch, a run for each of its logs."""
+    for row in rows:
+        if row.kind == RowKind.BATCH:
+            for start_ms, ledger_id, run in ScatteredBatch(row.value).by_log():
+                yield Row(RowKind.RUN, start_ms, run_key(ledger_id, run.first), run.value)
+        else:
+            yield row
+
+
+def add_row(memtable: Memtable | Unapplied, row: Row | BatchRow) -> None:
     """Add a row of a group to the memtable of its environment, or to what is unapplied of it."""
-    if row.kind == RowKind.RUN:
+    if isinstance(row, BatchRow):
+        memtable.add_run(row.ledger_id, row.batch)
+    elif row.kind == RowKind.RUN:
         ledger_id, first = split_run_key(row.key)
-        memtable.add_run(ledger_id, UnappliedRun(first, first + HEADER.unpack_from(row.value)[4], row.value))
+        memtable.add_run(ledger_id, WholeRun(first, first + HEADER.unpack_from(row.value)[4], row.value))
     elif row.kind == RowKind.RECORD:
         memtable.add_record(row.key, bytes(row.value))
     else:

@@ -29,7 +29,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.log import catalog
 from duelog.store.wal.segment import RowKind, group_bytes
 from duelog.store.wal.write_ahead_log import WriteAheadLog
-from duelog.store.wal.write_batch import EnvironmentBatch
+from duelog.store.wal.write_batch import EnvironmentBatch, single_rows
 from duelog.topics.consumer import Consumer
 
 
@@ -239,7 +239,7 @@ def no_replay() -> None:
 
 def replays_what_is_applied() -> None:
     """Opening takes every row of the write-ahead log for unapplied."""
-    _patch(wal_replay, "APPLIED_KEY", lambda _: counter_key("nothing is applied"))
+    _patch(wal_replay, "applied_position", lambda _: lambda raw: -1)
 
 
 def group_in_parts() -> None:
@@ -247,6 +247,7 @@ def group_in_parts() -> None:
 
     def wrap(append: Any) -> Any:
         def one_by_one(self: Any, rows: Any, *, flush: bool) -> int:
+            rows = list(single_rows(rows))
             numbered = any(row.kind == RowKind.NUMBERS for row in rows)
             if numbered or not self._active.fits(sum(group_bytes([row]) for row in rows)):
                 return int(append(self, rows, flush=flush))
@@ -269,7 +270,7 @@ def keys_left_out() -> None:
     """The record of a deduplication key is known in memory, and not in the group that stores its message."""
 
     def without_keys(plain: Any) -> Any:
-        return lambda self, rows: plain(self, [row for row in rows if row.key[0] != Table.KEY])
+        return lambda self, rows: plain(self, [row for row in rows if row.key[:1] != bytes([Table.KEY])])
 
     _patch(WalWriter, "_append", without_keys)
 

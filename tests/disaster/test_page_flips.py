@@ -47,7 +47,7 @@ class Flips:
             assert page_bytes == PAGE
             for record, integer_keys in ((metas[-1].main, False), (metas[-1].free, True)):
                 tree = Tree(descriptor, PAGE, metas[-1].last_page, record, integer_keys=integer_keys)
-                for _ in tree.items(values=False):
+                for _ in tree.items(long_bytes=0):
                     pass
                 for number in tree.pages:
                     own, _, kind = struct.unpack("<QHH", os.pread(descriptor, 12, number * PAGE))

@@ -14,6 +14,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.log import catalog
 from duelog.store.wal.segment import Group, RowKind, file_name, numbers_in, salvage
 from duelog.store.wal.wal_reader import DIRECTORY, read_wal
+from duelog.store.wal.write_batch import single_rows
 
 SECTOR = 512
 FIRST_GROUP = 4096
@@ -55,7 +56,7 @@ def needed(path: Path) -> list[Path]:
 def _ids(groups: list[Group]) -> list[str]:
     found: list[str] = []
     for group in groups:
-        for row in group.rows():
+        for row in single_rows(group.rows()):
             if row.kind == RowKind.RUN:
                 ledger_id, first = fmt.split_run_key(row.key)
                 found += [f"{ledger_id}:{first + at}" for at in range(HEADER.unpack_from(row.value)[4])]

@@ -18,23 +18,27 @@ from duelog.broker.protocol.metadata import MessageMetadata
 from duelog.control import control_server, store_operations
 from duelog.control.control_lines import address_in
 from duelog.store.codec import format as fmt
+from duelog.store.codec import scattered
 from duelog.store.codec.attempt_rows import FailedDeliveries, attempts_key, pack_attempts
+from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import encode_one
 from duelog.store.codec.checksum import crc32
 from duelog.store.codec.copies import copy_key
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import pack_markers, pack_message, pack_messages
+from duelog.store.codec.scattered import ScatteredBatch
 from duelog.store.codec.sent_ids import KeyRecord, NumberedRow, numbered_key, pack_numbered, sent_key
 from duelog.store.env.memtable import APPLIED_KEY
 from duelog.store.log import catalog
 from duelog.store.message import Message
 from duelog.store.wal import segment as segments
-from duelog.store.wal.segment import Row, RowKind, Segment, file_name
+from duelog.store.wal.segment import SEVERAL, Row, RowKind, Segment, file_name
 from duelog.store.wal.wal_reader import DIRECTORY
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 START_MS = 1_789_948_800_000
 SENT_MS = 1_790_000_000_000
+DAY_MS = 86_400_000
 
 
 def example(number: int) -> tuple[bytes, bytes]:
@@ -76,10 +80,10 @@ def test_the_pages_failed_deliveries_are_what_is_written() -> None:
 
 def test_the_pages_messages_found_by_name_are_what_is_written() -> None:
     """The record of a key, and that of two numbers."""
-    key, value = example(7)
+    key, value = example(8)
     assert key == sent_key(1, "order-17")
     assert value == fmt.seal(key, KeyRecord(START_MS, 7, 1, 0).pack())
-    key, value = example(8)
+    key, value = example(9)
     assert key == numbered_key(1, "p", 4)
     assert value == fmt.seal(key, pack_numbered([NumberedRow(2, START_MS, 7, 2)]))
 
@@ -107,27 +111,32 @@ def test_the_copy_of_the_pages_frontier_is_what_is_written() -> None:
 
 
 def test_the_pages_segment_is_what_is_written(tmp_path: Path) -> None:
-    """Its header, and a group of two rows."""
+    """Its header, a group of two rows, and one of a batch."""
     due_ms, body = encode_one(Message(b"pay", deliver_at=SENT_MS + 60_000), SENT_MS, 1_000)
     log, run = fmt.log_key(1), fmt.run_key(7, 0)
     rows = [
         Row(RowKind.RECORD, START_MS, log, fmt.pack_u64(7)),
         Row(RowKind.RUN, START_MS, run, pack_message(run, START_MS, due_ms, body)),
     ]
+    dues, groups = np.array([due_ms, START_MS + DAY_MS + 1_000]), [(START_MS, 0, 1), (START_MS + DAY_MS, 1, 2)]
+    batch = ScatteredBatch.pack(dues, Bodies([body, body]), groups, [7, 9])
+    batch.place([1, 0])
     with closing(Segment(tmp_path, 5, bytes(range(16)), 1 << 20)) as segment:
         segment.append(rows, flush=True)
+        segment.append([Row(RowKind.BATCH, SEVERAL, b"", batch.value)], flush=True)
     content = (tmp_path / file_name(5)).read_bytes()
-    header, group = whole(4), whole(5)
-    assert content[:4096].rstrip(b"\0") == header
-    assert content[4096:].rstrip(b"\0") == group
+    assert content[:4096].rstrip(b"\0") == whole(4)
+    assert content[4096:4608].rstrip(b"\0") == whole(5)
+    assert content[4608:].rstrip(b"\0") == whole(6)
     assert len(content) == 1 << 20
 
 
 def test_the_page_has_the_log_as_the_module_has_it() -> None:
-    """The grammar of segments stands in both places, and the counters and the file's name are those of the code."""
+    """The grammar of segments and batches stands in both; counters and the file's name are those of the code."""
     text = PAGE.read_text()
-    grammar = [line for line in (segments.__doc__ or "").splitlines() if ":= " in line]
-    assert len(grammar) == 4
+    both = (segments.__doc__ or "") + (scattered.__doc__ or "")
+    grammar = [line for line in both.splitlines() if ":= " in line]
+    assert len(grammar) == 6
     assert [line for line in grammar if line not in text] == []
     for counter in (fmt.name_of(APPLIED_KEY), catalog.WAL, catalog.LEDGERS, catalog.TOPICS, catalog.SUBSCRIPTIONS,
                     catalog.DOCUMENTS):  # fmt: skip
@@ -145,7 +154,7 @@ def test_the_pages_payload_of_a_client_is_what_the_broker_stores() -> None:
     """The header, and the blob as the client sent it."""
     metadata = MessageMetadata("p", 1, SENT_MS, partition_key="order-17")
     blob = join_blob(ENCODERS[MessageMetadata](metadata), b"pay")
-    assert whole(6) == pack(header_for(metadata, 1, is_batch=False), blob)
+    assert whole(7) == pack(header_for(metadata, 1, is_batch=False), blob)
 
 
 def test_the_exchange_with_the_control_socket_is_what_is_said_there(tmp_path: Path) -> None:

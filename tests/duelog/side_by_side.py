@@ -17,6 +17,7 @@ from duelog.store.files import failpoints
 from duelog.store.log import catalog
 from duelog.store.wal.segment import Group, RowKind
 from duelog.store.wal.wal_reader import read_wal
+from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS
 from tests.store.group_commits import until
 
@@ -34,7 +35,7 @@ def in_wal(store: DelayedStore) -> list[Group]:
 
 def entries_in(group: Group) -> int:
     """Entries of a group's runs."""
-    return sum(HEADER.unpack_from(row.value)[4] for row in group.rows() if row.kind == RowKind.RUN)
+    return sum(HEADER.unpack_from(row.value)[4] for row in single_rows(group.rows()) if row.kind == RowKind.RUN)
 
 
 def unapplied(store: DelayedStore) -> list[Partition]:

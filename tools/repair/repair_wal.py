@@ -28,6 +28,7 @@ from ...store.log import catalog
 from ...store.wal.older_wal import FILE_NAME, read_older_wal
 from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, numbers_in, place_of, salvage
 from ...store.wal.wal_reader import DIRECTORY, read_wal
+from ...store.wal.write_batch import single_rows
 from .repair_catalog import main_ledgers
 from .repair_report import Account
 
@@ -68,7 +69,7 @@ class WalRepair:
         self._rows: dict[int, list[_Placed]] = defaultdict(list)
         """By start of the partition, in order."""
         for position, group in sorted(salvaged.items()):
-            for row in group.rows():
+            for row in single_rows(group.rows()):
                 self._rows[row.start_ms].append(_Placed(position, row))
 
     def apply(self, environment: Environment, start_ms: int) -> None:

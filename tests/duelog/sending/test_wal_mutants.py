@@ -16,10 +16,10 @@ from duelog import DelayedStore, ManualClock, Message
 from duelog.errors import DuelogError
 from duelog.sending import wal_replay
 from duelog.sending.checkpoint import Checkpoint
-from duelog.store.codec.format import counter_key
 from duelog.store.files import failpoints
 from duelog.store.wal.segment import Row, Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
+from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS
 from tests.duelog.side_by_side import CONFIG, HOUR_MS
 from tests.store.wal.segments import Disk
@@ -125,7 +125,7 @@ def recorded_before_applied(patch: pytest.MonkeyPatch) -> None:
 
 def replayed_twice(patch: pytest.MonkeyPatch) -> None:
     """What is applied is not told from what is not."""
-    patch.setattr(wal_replay, "APPLIED_KEY", counter_key("nothing"))
+    patch.setattr(wal_replay, "applied_position", lambda raw: -1)
 
 
 def replay_skipped(patch: pytest.MonkeyPatch) -> None:
@@ -134,11 +134,11 @@ def replay_skipped(patch: pytest.MonkeyPatch) -> None:
 
 
 def not_atomic(patch: pytest.MonkeyPatch) -> None:
-    """Each row is a group of its own."""
+    """Each row is a group of its own, and what a batch has for each log."""
     append = WriteAheadLog.append
 
     def each(self: WriteAheadLog, rows: Sequence[Row], *, flush: bool) -> int:
-        return [append(self, [row], flush=flush) for row in rows][-1]
+        return [append(self, [row], flush=flush) for row in single_rows(rows)][-1]
 
     patch.setattr(WriteAheadLog, "append", each)
 

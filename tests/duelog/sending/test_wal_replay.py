@@ -16,8 +16,10 @@ from duelog.errors import DamagedStore, StoreFull
 from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
+from duelog.store.files import few_pages
 from duelog.store.wal.segment import Group, Row, Segment, file_name, read_segment
 from duelog.store.wal.wal_reader import DIRECTORY
+from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, in_wal, send, unapplied
 
@@ -48,7 +50,7 @@ def rewrite(path: Path, change: Callable[[list[list[Row]]], Sequence[Sequence[Ro
     with DelayedStore.open(path, ROOM, clock=ManualClock(START_MS), read_only=True) as store:
         store_id = store._engine.store_id
     groups: list[Group] = read_segment(path / DIRECTORY, number, store_id).groups
-    rows = [list(group.rows()) for group in groups]
+    rows = [list(single_rows(group.rows())) for group in groups]
     size = file.stat().st_size
     file.unlink()
     segment = Segment(path / DIRECTORY, number, store_id, size)
@@ -157,7 +159,7 @@ def test_a_row_of_a_partition_that_has_closed_or_is_gone_is_passed_over(
     store = open_store(config=ROOM)
     store.topic("a").subscribe("s")
     store.topic("a").send_batch(messages(1, 2))
-    rows = [row for group in in_wal(store) for row in group.rows() if row.start_ms == FIRST_MS + HOUR_MS]
+    rows = [row for group in in_wal(store) for row in single_rows(group.rows()) if row.start_ms == FIRST_MS + HOUR_MS]
     assert rows
     clock.set(FIRST_MS + 2 * HOUR_MS)
     assert store.tick().closed == 1
@@ -186,6 +188,52 @@ def test_a_store_that_has_lost_groups_before_others_is_refused(
     assert len(list((copy / DIRECTORY).glob("*.wal"))) == 1
 
 
+@pytest.fixture(params=["few pages", "with LMDB"])
+def looked_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery looks up what is applied in either way."""
+    if request.param == "with LMDB":
+        monkeypatch.setattr(few_pages, "FEW_PAGES", -1)
+
+
+@pytest.mark.usefixtures("looked_up")
+def test_a_store_that_has_lost_a_batch_before_another_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
+    """In one of the logs that it had messages for: the error says which, and where it ends."""
+    store = open_store(config=ROOM)
+    for _ in range(3):
+        ids = store.topic("a").send_batch(messages(1, 2, 2, 3))
+    copy = crashed(store, tmp_path / "copy")
+    ledger_id = ids[1].ledger_id
+    second = run_key(ledger_id, 2)
+
+    def lose(groups: list[list[Row]]) -> list[list[Row]]:
+        return [[row for row in group if row.key != second] for group in groups]
+
+    rewrite(copy, lambda groups: groups)
+    assert held(open_store(copy, ROOM)) == held(store)
+    copy = crashed(store, tmp_path / "other")
+    rewrite(copy, lose)
+    lost = f"holds entry 4 of ledger {ledger_id} in partition .*, which ends at entry 2: entries were lost"
+    with pytest.raises(DamagedStore, match=lost):
+        DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+
+
+@pytest.mark.usefixtures("looked_up")
+def test_a_partition_of_another_store_is_refused_when_the_log_has_rows_for_it(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    """By its record, whatever entries it has."""
+    other, store = open_store(tmp_path / "other", ROOM), open_store(config=ROOM)
+    for each in (other, store):
+        send(each, 0)
+    other.close()
+    copy = crashed(store, tmp_path / "copy")
+    shutil.rmtree(copy / "partitions")
+    shutil.copytree(other.path / "partitions", copy / "partitions", ignore=shutil.ignore_patterns("lock.mdb"))
+    with pytest.raises(DamagedStore, match="the catalog says"):
+        DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+
+
+@pytest.mark.usefixtures("looked_up")
 def test_a_partition_that_was_put_back_from_an_older_copy_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
     """The log does not hold any more what was applied to it."""
     store = open_store(config=ROOM)
@@ -222,6 +270,7 @@ def test_a_store_without_its_log_is_refused(open_store: OpenStore, tmp_path: Pat
         DelayedStore.open(store.path, ROOM, clock=ManualClock(START_MS))
 
 
+@pytest.mark.usefixtures("looked_up")
 def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_log_holds(
     open_store: OpenStore, tmp_path: Path
 ) -> None:

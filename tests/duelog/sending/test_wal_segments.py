@@ -97,7 +97,7 @@ def test_a_checkpoint_is_ready_when_the_last_partition_was_tried(
     assert len(partitions) == 3
     room = no_room(partitions[0].environment, monkeypatch) if fails else None
     with ThreadPoolExecutor(2) as pool:
-        pool.submit(checkpoint.begin, pool).result()
+        pool.submit(checkpoint.begin, pool, 2).result()
     assert told[-1:] == [True]
     assert all(told)
     assert checkpoint.is_ready

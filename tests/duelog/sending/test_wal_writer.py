@@ -22,7 +22,8 @@ from duelog.store.config import Durability
 from duelog.store.env.transaction import Transaction
 from duelog.store.files import failpoints
 from duelog.store.names import TopicName
-from duelog.store.wal.segment import MAIN, capacity_of
+from duelog.store.wal.segment import MAIN, RowKind, capacity_of
+from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.side_by_side import (
     CONFIG,
@@ -103,13 +104,70 @@ def test_a_batch_is_one_group_over_partitions_and_main(
     finally:
         failpoints.disarm()
     (group,) = in_wal(store)[before:]
-    assert len({row.start_ms for row in group.rows()}) == 4
+    assert len({row.start_ms for row in single_rows(group.rows())}) == 4
     assert MAIN in {row.start_ms for row in group.rows()}
     assert len(copies) == 2
     for copy, expected in zip(copies, ([], range(12)), strict=True):
         again = open_store(copy, CONFIG)
         assert again.topic("a").producer("p").last_sequence_id == (11 if expected and numbered else -1)
         assert everything(again, clock) == sorted([b"begun", *(b"%d" % number for number in expected)])
+
+
+def test_a_batch_for_several_logs_is_one_row_whether_they_are_new_or_not(
+    open_store: OpenStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Logs that are new are registered beside it; a crash leaves all of it."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("a")
+    topic.send(b"0", deliver_at=FIRST_MS)
+    for number in (1, 2):
+        topic.send_payloads([b"%d" % number] * 3, deliver_at=[FIRST_MS + hour * HOUR_MS for hour in range(3)])
+        kinds = [row.kind for row in in_wal(store)[-1].rows()]
+        assert kinds == [*([RowKind.RECORD] * 2 if number == 1 else []), RowKind.BATCH]
+        before = held(store)
+        assert sorted(before.values()) == sorted([b"0", *([b"1"] * 3), *([b"2"] * 3 * (number - 1))])
+        assert held(open_store(crashed(store, tmp_path / f"copy{number}"), CONFIG)) == before
+    assert everything(store, clock) == sorted(before.values())
+
+
+def test_batches_and_messages_of_one_group_follow_each_other_in_their_logs(
+    store: DelayedStore, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Their entry ids have no gap, before a crash and after it; each is told the ids of its own."""
+    ids: dict[MessageId, bytes] = {}
+
+    def batch(number: int) -> MessageId:
+        payloads = [b"%d.%d" % (number, hour) for hour in range(3)]
+        dues = [FIRST_MS + hour * HOUR_MS + 1 + number for hour in range(3)]
+        sent = store.topic("a").send_payloads(payloads, deliver_at=dues)
+        ids.update(zip(sent, payloads, strict=True))
+        return sent[0]
+
+    sends = [functools.partial(batch if number % 2 else functools.partial(send, store), number) for number in range(6)]
+    before = len(in_wal(store))
+    futures = Together(store, sends).run(lambda: send(store, 10))
+    (group,) = in_wal(store)[before + 1 :]
+    assert [row.kind for row in group.rows()].count(RowKind.BATCH) == 3
+    assert entries_in(group) == 12
+    ids.update((futures[number].result(), b"%d" % number) for number in (0, 2, 4))
+    for each in (store, open_store(crashed(store, tmp_path / "copy"), CONFIG)):
+        found = held(each)
+        assert {id_: found[id_] for id_ in ids} == ids
+        for ledger_id in {id_.ledger_id for id_ in found}:
+            entries = sorted(id_.entry_id for id_ in found if id_.ledger_id == ledger_id)
+            assert entries == list(range(len(entries)))
+
+
+def test_a_batch_of_more_messages_for_a_log_than_a_run_takes_is_cut_into_runs(open_store: OpenStore) -> None:
+    """It is no scattered batch; the others are."""
+    store = open_store(config=replace(CONFIG, run_entries=16, wal_bytes=1 << 20))
+    topic = store.topic("a")
+    for count, kinds in ((16, {RowKind.BATCH}), (17, {RowKind.RUN})):
+        payloads = [b"%d" % number for number in range(count)]
+        sent = topic.send_payloads(payloads, deliver_after=3_600)
+        assert {row.kind for row in in_wal(store)[-1].rows()} - {RowKind.RECORD} == kinds
+        found = held(store)
+        assert [found[id_] for id_ in sent] == payloads
 
 
 def test_a_group_waits_for_a_commit_that_appends_to_the_same_log(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import run_key
 from duelog.store.codec.run import (
+    HEADER,
     HEADER_BYTES,
     MAX_DUE_SPAN_MS,
     PackedRun,
@@ -19,7 +22,8 @@ from duelog.store.codec.run import (
     pack_message,
     pack_messages,
 )
-from duelog.store.codec.run_lengths import merged_runs
+from duelog.store.codec.run_lengths import WholeRun, merged_runs
+from duelog.store.errors import BrokenInvariant
 
 MESSAGES = st.lists(st.tuples(st.integers(0, 5_000), st.binary(max_size=60)), min_size=1, max_size=5)
 KEY = partial(run_key, 7)
@@ -29,6 +33,16 @@ def packed(first: int, base_ms: int, messages: list[tuple[int, bytes]], *, early
     """The run of messages of (ms after the base, body)."""
     dues = base_ms + np.array([due for due, _ in messages], dtype=np.int64)
     return pack_messages(KEY(first), base_ms, dues, [body for _, body in messages], early=early)
+
+
+def whole_runs(values: Sequence[bytes | bytearray], first: int = 0) -> list[WholeRun]:
+    """Values of runs that follow each other."""
+    runs = []
+    for value in values:
+        limit = first + HEADER.unpack_from(value)[4]
+        runs.append(WholeRun(first, limit, value))
+        first = limit
+    return runs
 
 
 @settings(max_examples=200, deadline=None)
@@ -46,7 +60,7 @@ def test_runs_that_are_merged_are_those_that_packing_at_once_gives(
     for part in parts:
         values.append(packed(at, 1_000, part))
         at += len(part)
-    found = list(merged_runs(KEY, first, values, RunLimits(entries, size)))
+    found = list(merged_runs(KEY, whole_runs(values, first), RunLimits(entries, size)))
     taken, at = 0, first
     for key, value, count in found:
         members: list[tuple[int, bytes]] = []
@@ -71,7 +85,7 @@ def test_single_messages_with_bases_of_their_own_get_the_earliest(dues: list[int
     """As sends into a main log have; where they lie too far apart they stay single."""
     bodies = [b"%d" % due for due in dues]
     values = [pack_message(KEY(at), due, due, bodies[at], early=early) for at, due in enumerate(dues)]
-    found = list(merged_runs(KEY, 0, values, RunLimits(100, 1 << 20)))
+    found = list(merged_runs(KEY, whole_runs(values), RunLimits(100, 1 << 20)))
     base_ms = min(dues)
     if max(dues) - base_ms > MAX_DUE_SPAN_MS:
         assert found == [(KEY(at), value, 1) for at, value in enumerate(values)]
@@ -83,15 +97,23 @@ def test_single_messages_with_bases_of_their_own_get_the_earliest(dues: list[int
 def test_a_merged_run_has_early_entries_if_any_of_its_parts_has() -> None:
     """Readers look at due times then."""
     values = [packed(0, 0, [(1, b"a")]), packed(1, 0, [(2, b"b")], early=True), packed(2, 0, [(3, b"c")])]
-    ((_, value, _),) = merged_runs(KEY, 0, values, RunLimits(10, 1_000))
+    ((_, value, _),) = merged_runs(KEY, whole_runs(values), RunLimits(10, 1_000))
     assert value == packed(0, 0, [(1, b"a"), (2, b"b"), (3, b"c")], early=True)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_runs_that_do_not_follow_each_other_are_not_merged(first: int) -> None:
+    """One that is missing, or in the wrong place, would give entries the ids of others."""
+    runs = [*whole_runs([packed(0, 0, [(1, b"a"), (2, b"b")])]), *whole_runs([packed(first, 0, [(1, b"c")])], first)]
+    with pytest.raises(BrokenInvariant, match=f"entry {first} follows one before 2"):
+        list(merged_runs(KEY, runs, RunLimits(10, 1_000)))
 
 
 def test_bodies_are_not_read_when_runs_are_merged() -> None:
     """A damaged one goes on being found by its own checksum."""
     values = [packed(0, 0, [(1, b"aaaa")]), packed(1, 0, [(2, b"bbbb")])]
     values[0][HEADER_BYTES + 12] ^= 1
-    ((_, value, _),) = merged_runs(KEY, 0, values, RunLimits(10, 1_000))
+    ((_, value, _),) = merged_runs(KEY, whole_runs(values), RunLimits(10, 1_000))
     whole = packed(0, 0, [(1, b"aaaa"), (2, b"bbbb")])
     whole[HEADER_BYTES + 24] ^= 1
     assert value == whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import lmdb
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pyroaring import BitMap64
 
+from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import counter_key, run_key, sequence_key, sequence_prefix, unpack_u64, unseal
 from duelog.store.codec.run import Run, RunLimits, pack_messages
+from duelog.store.codec.run_lengths import WholeRun
+from duelog.store.codec.scattered import ScatteredBatch
 from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import (
@@ -24,7 +28,6 @@ from duelog.store.env.memtable import (
     Memtable,
     Reads,
     Unapplied,
-    UnappliedRun,
     applied_position,
     unapplied_numbers,
 )
@@ -57,7 +60,18 @@ def add(memtable: Memtable, ledger_id: int, first: int, count: int) -> None:
     """Messages that say their entry ids."""
     dues = np.arange(count, dtype=np.int64)
     value = pack_messages(run_key(ledger_id, first), 0, dues, [b"%d" % entry for entry in range(first, first + count)])
-    memtable.add_run(ledger_id, UnappliedRun(first, first + count, value))
+    memtable.add_run(ledger_id, WholeRun(first, first + count, value))
+
+
+def add_batch(memtable: Memtable, ends: dict[int, int], counts: dict[int, int]) -> None:
+    """As `add`, of several ledgers, in one batch."""
+    bodies = [b"%d" % (ends[ledger_id] + at) for ledger_id, count in counts.items() for at in range(count)]
+    limits = list(accumulate(counts.values()))
+    groups = [(0, limit - count, limit) for limit, count in zip(limits, counts.values(), strict=True)]
+    batch = ScatteredBatch.pack(np.zeros(len(bodies), dtype=np.int64), Bodies(bodies), groups, list(counts))
+    batch.place([ends[ledger_id] for ledger_id in counts])
+    for ledger_id in counts:
+        memtable.add_run(ledger_id, batch)
 
 
 def entries(raw: Reads, ledger_id: int, start: int = 0, limit: int | None = None) -> list[int]:
@@ -93,14 +107,14 @@ def test_unapplied_rows_are_read_behind_those_of_lmdb(opened: Environment, memta
     add(memtable, 7, 0, 3)
     opened.apply()
     assert not opened.has_unapplied
-    add(memtable, 7, 3, 2)
+    add_batch(memtable, {6: 9, 7: 3, 8: 9}, {6: 1, 7: 2, 8: 3})
     add(memtable, 7, 5, 1)
     memtable.add_record(KEY, b"new")
     memtable.add_numbers(NUMBERS, BitMap64([5]))
     with opened.read() as raw:
         assert entries(raw, 7) == [0, 1, 2, 3, 4, 5]
         assert entries(raw, 7, 4, 5) == [3, 4]
-        assert entries(raw, 8) == []
+        assert entries(raw, 9) == []
         assert find_tail(raw, "e", 7) == 6
         for entry in range(6):
             run = RunFinder(raw, "e").find(7, entry)
@@ -249,6 +263,14 @@ class Views(RuleBasedStateMachine):
             self.memtable.add_record(KEY, self.record)
             self.numbers.add(self.memtable.position)
             self.memtable.add_numbers(NUMBERS, BitMap64([self.memtable.position]))
+
+    @rule(counts=st.dictionaries(st.sampled_from((7, 8)), st.integers(1, 4), min_size=1))
+    def batch(self, counts: dict[int, int]) -> None:
+        """A group of messages for several logs is durable."""
+        add_batch(self.memtable, self.ends, counts)
+        for ledger, count in counts.items():
+            self.ends[ledger] += count
+        self.memtable.position += 1
 
     @rule()
     def apply(self) -> None:

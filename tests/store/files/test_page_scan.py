@@ -62,7 +62,7 @@ def tree_pages(wide: Path, kind: int) -> list[int]:
     with lmdb_layout.open_file(wide) as descriptor:
         _, metas = lmdb_layout.meta_in_force(descriptor)
         tree = Tree(descriptor, PAGE, len(content) // PAGE, metas[-1].main, integer_keys=False)
-        for _ in tree.items(values=False):
+        for _ in tree.items(long_bytes=0):
             pass
     kinds = {number: struct.unpack_from("<QHH", content, number * PAGE) for number in tree.pages}
     return [number for number, (own, _, found) in kinds.items() if own == number and found == kind]

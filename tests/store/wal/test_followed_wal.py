@@ -6,13 +6,18 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from duelog.errors import ResourceShortage
-from duelog.store.codec.format import counter_key
+from duelog.store.codec.bodies import Bodies
+from duelog.store.codec.format import counter_key, run_key
+from duelog.store.codec.run import Run
+from duelog.store.codec.scattered import ScatteredBatch
+from duelog.store.env.memtable import LedgerRuns
 from duelog.store.wal import segment as segments
 from duelog.store.wal.followed_wal import FollowedWal
-from duelog.store.wal.segment import MAIN, Row, RowKind, Segment, numbers_in, place_of
+from duelog.store.wal.segment import MAIN, SEVERAL, Row, RowKind, Segment, numbers_in, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
 STORE_ID = bytes(range(16))
@@ -51,6 +56,27 @@ def test_rows_of_an_environment_are_those_after_its_last_applied_group(directory
     segment.append([record(2)], flush=True)
     assert before(-1).records == of(0, 1)
     assert look()(-1).records == of(0, 1, 2)
+    segment.close()
+
+
+def test_a_batch_is_found_by_each_environment_that_it_has_messages_of(directory: Path) -> None:
+    """With the messages of its own log alone, behind the rows before it."""
+    dues, bodies = np.array([5, 3_600_005, 3_600_006]), Bodies([b"a", b"b", b"c"])
+    batch = ScatteredBatch.pack(dues, bodies, [(0, 0, 1), (3_600_000, 1, 3)], [7, 8])
+    batch.place([4, 9])
+    segment = Segment(directory, 1, STORE_ID, SIZE)
+    segment.append([record(0, 3_600_000)], flush=True)
+    segment.append([Row(RowKind.BATCH, SEVERAL, b"", batch.value), record(1, 0)], flush=True)
+    followed = FollowedWal(directory.parent, STORE_ID)
+    earlier, later = followed.of(0)()(-1), followed.of(3_600_000)()(-1)
+    assert (earlier.records, later.records) == (of(1), of(0))
+    for unapplied, ledger_id, ids, payloads in ((earlier, 7, (4, 5), [b"a"]), (later, 8, (9, 11), [b"b", b"c"])):
+        assert list(unapplied.runs) == [ledger_id]
+        (run,) = LedgerRuns(ledger_id, unapplied.runs[ledger_id])
+        assert (run.first, run.limit) == ids
+        found = Run("e", run_key(ledger_id, run.first), memoryview(run.value))
+        assert [body for _, body in found.bodies()] == payloads
+    assert not followed.of(0)()(place_of(1, 1))
     segment.close()
 
 

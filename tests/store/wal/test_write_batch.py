@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 from duelog.store.codec.format import counter_key, pack_u64, run_key, unpack_u64
 from duelog.store.codec.run import HEADER, RunLimits
 from duelog.store.env.claims import Claims, Conflict
-from duelog.store.env.memtable import Memtable
+from duelog.store.env.memtable import LedgerRuns, Memtable
 from duelog.store.log import catalog
 from duelog.store.log.ledger import Ledger, StagedLedger
 from duelog.store.wal.segment import MAIN, RowKind
@@ -71,8 +71,8 @@ def test_rows_of_several_environments_are_published_with_the_place_of_their_grou
     assert [ledger.entries for ledger in ledgers] == [0, 10]
     rig.batch.publish(77)
     assert (rig.main.position, rig.partition.position) == (77, 77)
-    assert [(run.first, run.limit) for run in rig.main.view.runs[5]] == [(0, 2)]
-    assert [(run.first, run.limit) for run in rig.partition.view.runs[6]] == [(10, 14), (14, 16)]
+    assert [(run.first, run.limit) for run in LedgerRuns(5, rig.main.view.runs[5])] == [(0, 2)]
+    assert [(run.first, run.limit) for run in LedgerRuns(6, rig.partition.view.runs[6])] == [(10, 14), (14, 16)]
     assert rig.partition.view.records == {KEY: b"fields"}
     assert rig.main.view.numbers == [(KEY, BitMap64([1, 2]))]
     assert [ledger.entries for ledger in ledgers] == [2, 16]

@@ -21,6 +21,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.log import catalog
 from duelog.store.wal import segment
 from duelog.store.wal.segment import RowKind, salvage
+from duelog.store.wal.write_batch import single_rows
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS, OpenStore
@@ -51,7 +52,9 @@ class Crashed:
         store_id = read_identity(self.path, CONFIG).store_id
         found = []
         for group in salvage(self.path / "wal", int(self.segment.stem), store_id):
-            runs = [Run("", row.key, memoryview(row.value)) for row in group.rows() if row.kind == RowKind.RUN]
+            runs = [
+                Run("", row.key, memoryview(row.value)) for row in single_rows(group.rows()) if row.kind == RowKind.RUN
+            ]
             found.append([f"{run.ledger_id}:{entry}" for run in runs for entry in range(run.first_entry, run.limit)])
         return found
 
