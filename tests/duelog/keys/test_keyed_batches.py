@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -136,16 +137,18 @@ def seen(store: DelayedStore, ids: list[tuple[str, MessageId]]) -> object:
 
 
 def delivered(store: DelayedStore, clock: ManualClock) -> list[list[bytes]]:
-    """Payloads by topic, once everything is due."""
-    clock.advance(100_000_000)
+    """Payloads by topic, once everything is due; subscribed to first, as what fires for nobody may be trimmed."""
     found: list[list[bytes]] = []
-    for name in TOPICS:
-        payloads: list[bytes] = []
-        with store.topic(name).subscribe("s") as consumer:
+    with ExitStack() as stack:
+        consumers = [stack.enter_context(store.topic(name).subscribe("s")) for name in TOPICS]
+        clock.advance(100_000_000)
+        store.tick()
+        for consumer in consumers:
+            payloads: list[bytes] = []
             while messages := consumer.receive(1_000, timeout=0):
                 payloads += [bytes(message.payload) for message in messages]
                 consumer.ack(messages)
-        found.append(sorted(payloads))
+            found.append(sorted(payloads))
     return found
 
 
