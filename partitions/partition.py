@@ -17,12 +17,12 @@ import numpy as np
 
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionState
-from ..store.codec.run import Int64s, RunLimits
+from ..store.codec.run import Int64s, Run, RunLimits
 from ..store.env.claims import Claims
 from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Reads
 from ..store.env.transaction import StagingTransaction
-from ..store.errors import DamagedStore
+from ..store.errors import CorruptEntry, DamagedStore
 from ..store.files.few_pages import read_few
 from ..store.files.page_scan import refuse_broken
 from ..store.files.system_errors import explained
@@ -299,12 +299,22 @@ class Partition:
         self._verify_record(store_id, (environment or self.environment).get(fmt.PARTITION_INFO_KEY))
 
     def few_rows(self, store_id: bytes) -> Reads | None:
-        """What a partition that is not open has, if it is little; else None. Raises as `verify_identity`."""
+        """What a partition that is not open has, if it is little; else None. Raises as `verify_identity`.
+
+        None also where a run has more columns than were read of it, or is damaged.
+        """
         few = read_few(self.path)
-        if few is not None:
-            info = few.get(fmt.PARTITION_INFO_KEY)
-            self._verify_record(store_id, None if info is None else fmt.unseal(fmt.PARTITION_INFO_KEY, info))
-        return cast(Reads | None, few)
+        if few is None:
+            return None
+        info = few.get(fmt.PARTITION_INFO_KEY)
+        self._verify_record(store_id, None if info is None else fmt.unseal(fmt.PARTITION_INFO_KEY, info))
+        try:
+            for key, value in few.rows:
+                if key.startswith(fmt.RUN_PREFIX):
+                    Run(self.name, key, value)
+        except CorruptEntry:
+            return None
+        return cast(Reads, few)
 
     def _verify_record(self, store_id: bytes, fields: bytes | None) -> None:
         """As `verify_identity`, by the fields of its record."""

@@ -121,6 +121,23 @@ def test_what_is_unapplied_after_a_crash_stays_so_until_it_is_time(open_store: O
     assert held(again) == sent
 
 
+@pytest.mark.parametrize("pages", [0, few_pages.FEW_PAGES])
+@pytest.mark.parametrize("count", [100, 600, 1_500])
+def test_a_last_run_of_many_entries_is_no_reason_to_refuse_a_store(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, pages: int
+) -> None:
+    """Its columns are read as far as they go, whichever way a partition is looked up."""
+    monkeypatch.setattr(few_pages, "FEW_PAGES", pages)
+    config = replace(ROOM, run_entries=2_000, run_bytes=1 << 20)
+    store = open_store(config=config)
+    sent = dict.fromkeys((send(store, number) for number in range(count)), True)
+    assert store._engine.wal_writer is not None
+    store._engine.wal_writer.apply_all()
+    sent[send(store, count)] = True
+    again = open_store(crashed(store, tmp_path / "copy"), config)
+    assert held(again).keys() == sent.keys()
+
+
 def test_the_ledgers_of_a_main_log_that_were_rolled_in_the_log_are_there_after_a_crash(
     open_store: OpenStore, tmp_path: Path, clock: ManualClock
 ) -> None:

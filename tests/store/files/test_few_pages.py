@@ -16,7 +16,7 @@ from duelog.store.files import few_pages
 from duelog.store.files.few_pages import FewPages, read_few
 
 SEED = 20261123
-LONG = 4_080
+LONG = few_pages._LONG_BYTES
 
 
 def make(path: Path, seed: int, rows: int) -> None:
@@ -53,7 +53,7 @@ def test_rows_are_those_that_lmdb_finds(tmp_path: Path, seed: int) -> None:
     with closing(lmdb.open(str(tmp_path / "e"), readonly=True, lock=False)) as opened, opened.begin() as raw:
         rows = [(bytes(key), bytes(value)) for key, value in raw.cursor()]
         assert few is not None
-        assert few._rows == [(key, value if len(value) < 2_000 else value[:LONG]) for key, value in rows]
+        assert few.rows == [(key, value if len(value) < 2_000 else value[:LONG]) for key, value in rows]
         for key in keys_to_look_for(rows):
             expected = raw.get(key)
             assert few.get(key) == (expected if expected is None or len(expected) < 2_000 else expected[:LONG])
@@ -94,7 +94,7 @@ def test_what_does_not_hold_together_is_left_to_lmdb(tmp_path: Path, monkeypatch
         few = read_few(tmp_path / "e")
         refused += few is None
         if few is not None:
-            assert [key for key, _ in few._rows] == [key for key, _ in whole._rows]
+            assert [key for key, _ in few.rows] == [key for key, _ in whole.rows]
     assert refused > 20
     file.write_bytes(content)
     monkeypatch.setattr(few_pages, "FEW_PAGES", 0)
