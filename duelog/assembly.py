@@ -124,7 +124,19 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     loaded = LoadedPartitions(
         main, partitions, config, suspensions, listeners, topics.main_log, quarantine.add, wakeups.wake
     )
-    firing = Firing(main, partitions, config, loaded, clock, listeners, topics.main_log, quarantine.add, wakeups.wake)
+    firing = Firing(
+        main,
+        partitions,
+        config,
+        loaded,
+        clock,
+        listeners,
+        topics.main_log,
+        quarantine.add,
+        wakeups.wake,
+        main.write if wal_writer is None else wal_writer.fire,
+        config.fire_batch if wal_writer is None else wal_writer.largest_firing,
+    )
     pending = PendingEntries(main, partitions, firing, config.partition_ms, limits)
     withdrawals = Withdrawals(main, firing.gate, clock, pending)
     flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake, delivery_log)

@@ -91,7 +91,6 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     follow = None if followed is None else followed.of(MAIN)
     main = open_main(path, config, identity, listeners, memtable, follow, read_only=read_only)
     undo.callback(main.close)
-    mark = main.get(fmt.counter_key(catalog.CLOCK))
     partitions = (
         PartitionSet(path, main, config, identity.store_id, claims, listeners=listeners)
         if followed is None
@@ -105,6 +104,7 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         replay_older_wal(path, identity.store_id, partitions, limits)
         wal = replay_wal(path, identity.store_id, main, memtable, partitions)
         refuse_lost_entries(main, partitions)
+    mark = main.get(fmt.counter_key(catalog.CLOCK))  # the log may hold it
     store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
     if not read_only:
         recount(path, identity.store_id, main, store_clock.now_ms())

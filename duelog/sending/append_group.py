@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+from duelog.markers.firing.firing_batch import FiringBatch
 from duelog.store.codec.format import MAX_ENTRY_ID, log_key, pack_u64, run_key
+from duelog.store.codec.run import Int64s, pack_markers
 from duelog.store.codec.run_lengths import WholeRun
 from duelog.store.env.claims import Claims
 from duelog.store.env.memtable import Memtable
+from duelog.store.log.ledger import MARKER_BYTES, MAX_RUN_ENTRIES
+from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.wal.segment import MAIN, SEVERAL, Row, RowKind
 
-from .log_append import AppendWork, LoneMessage, ScatteredAppend, Segments
+from .log_append import AppendWork, FiringAppend, LoneMessage, ScatteredAppend, Segments
 
 
 class AppendGroup:
@@ -22,8 +29,8 @@ class AppendGroup:
         self._counts: dict[object, int] = {}
         """By claimed log: the messages that the group has for it."""
         self._bytes: dict[object, int] = {}
-        self._added: list[tuple[LoneMessage, int, WholeRun] | ScatteredAppend] = []
-        """In the order of their entries: runs of a ledger follow each other in a memtable."""
+        self._added: list[Callable[[int], None]] = []
+        """Has memory know a part of the group at a place; in the order of entries, as runs of a ledger follow."""
         self._records: list[tuple[Memtable, bytes, bytes]] = []
         self.rows: list[Row] = []
 
@@ -34,9 +41,11 @@ class AppendGroup:
 
     def add(self, work: AppendWork) -> object:
         """Give messages their ids; what the work is worth then. None: something else has to be decided."""
+        if isinstance(work, LoneMessage):
+            return self._add_lone(work)
         if isinstance(work, ScatteredAppend):
             return self._add_batch(work)
-        return self._add_lone(work) if isinstance(work, LoneMessage) else None
+        return self._add_firing(work.firing) if isinstance(work, FiringAppend) else None
 
     def _claim(self, owner: object) -> bool:
         self._owners.append(owner)  # first: an interrupt leaves no claim behind
@@ -55,7 +64,7 @@ class AppendGroup:
         value = message.sealed(key)
         self._counts[owner], self._bytes[owner] = count + 1, size + len(value)
         self.rows.append(Row(RowKind.RUN, message.start_ms, key, value))
-        self._added.append((message, ledger_id, WholeRun(entry_id, entry_id + 1, value)))
+        self._added.append(partial(_publish_lone, message, ledger_id, WholeRun(entry_id, entry_id + 1, value)))
         record = message.record
         if record is not None:
             self._add_record(self._main, MAIN, record.key, record.pack(message.start_ms, ledger_id, entry_id))
@@ -84,8 +93,30 @@ class AppendGroup:
             return None
         batch.place(firsts)
         self.rows.append(Row(RowKind.BATCH, SEVERAL, b"", batch.value))
-        self._added.append(work)
+        self._added.append(work.publish)
         return list(zip(batch.ledger_ids, firsts, batch.counts, strict=True))
+
+    def _add_firing(self, firing: FiringBatch) -> bool | None:
+        firing.begin()
+        main = self._main
+        for pending, taken, log in firing.logs:
+            before, size, count = self._counts.get(log, 0), self._bytes.get(log, 0), len(taken.entries)
+            if count > MAX_RUN_ENTRIES or not (before or self._claim(log)):
+                return None
+            ledger = log.ledger_for(before + count, size + MARKER_BYTES * count)
+            if ledger is None:
+                return None
+            first = ledger.entries + before
+            key = run_key(ledger.ledger_id, first)
+            value = pack_markers(key, pending.ledger_id, pending.start_ms, taken.entries, taken.dues, firing.by_ms)
+            self._counts[log], self._bytes[log] = before + count, size + len(value)
+            self.rows.append(Row(RowKind.RUN, MAIN, key, value))
+            run = WholeRun(first, first + count, value)
+            self._added.append(partial(_publish_markers, log, main, run, taken.dues, firing.early_from_ms))
+            self._add_record(main, MAIN, *firing.frontier(pending, taken, ledger.ledger_id, first + count - 1))
+        self._add_record(main, MAIN, *firing.clock())
+        self._added.append(lambda _: firing.stored())
+        return True
 
     def publish(self, position: int) -> None:
         """The group at `position` is durable: the memtables get its rows, and memory hears of them."""
@@ -94,16 +125,25 @@ class AppendGroup:
                 memtable.position = position
                 memtable.add_record(key, fields)
             for added in self._added:
-                if isinstance(added, ScatteredAppend):
-                    added.publish(position)
-                    continue
-                message, ledger_id, run = added
-                memtable = message.memtable
-                memtable.position = position
-                memtable.add_run(ledger_id, run)
-                message.appended(run.first)
+                added(position)
 
     def release(self) -> None:
         """Give all claims back; twice does nothing."""
         self._claims.release(self, self._owners)
         self._owners = []
+
+
+def _publish_lone(message: LoneMessage, ledger_id: int, run: WholeRun, position: int) -> None:
+    message.memtable.position = position
+    message.memtable.add_run(ledger_id, run)
+    message.appended(run.first)
+
+
+def _publish_markers(
+    log: ManagedLedger, main: Memtable, run: WholeRun, dues: Int64s, early_from_ms: int | None, position: int
+) -> None:
+    main.position = position
+    main.add_run(log.end.ledger_id, run)
+    if early_from_ms is not None:
+        log.hide(dues, early_from_ms)
+    log.appended(len(dues), len(run.value))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from duelog.markers.firing.firing_batch import FiringBatch
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.run import Int64s, RunLimits, pack_message
@@ -199,7 +200,7 @@ class LoneDirect(LoneMessage):
         return pack_message(key, self.due_ms, self.due_ms, self.body, early=self._is_early)
 
     def appended(self, entry_id: int) -> None:
-        self.topic.log.appended_one(len(self.body), self.due_ms if self._is_early else 0)
+        self.topic.log.appended(1, len(self.body), self.due_ms if self._is_early else 0)
 
     def _add(self, group: WriteBatch) -> tuple[int, int]:
         dues = np.array((self.due_ms,), dtype=np.int64)
@@ -219,6 +220,20 @@ def with_more(message: LoneMessage, also: PlaceRecord | GroupAlso | None) -> Cal
         return place
 
     return work
+
+
+class FiringAppend(AppendWork):
+    """The markers of what fires, and what is stored with them."""
+
+    __slots__ = ("_main_rows", "firing")
+
+    def __init__(self, firing: FiringBatch, main_rows: MainRows) -> None:
+        """`main_rows` gives the rows of the main environment in a group."""
+        self.firing = firing
+        self._main_rows = main_rows
+
+    def __call__(self, group: WriteBatch) -> None:
+        self.firing(self._main_rows(group))
 
 
 class Part(NamedTuple):

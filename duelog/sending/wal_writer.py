@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar, cast
 
+from duelog.markers.firing.firing_batch import FiringBatch
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable
-from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.listener import StoreListener
@@ -27,11 +28,14 @@ from duelog.store.wal.segment import MAIN, Row, capacity_of, group_bytes, row_we
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
 from .append_group import AppendGroup
-from .log_append import AppendWork
+from .log_append import AppendWork, FiringAppend
 from .wal_segments import WalSegments
 
 T = TypeVar("T")
 Work = Callable[[WriteBatch], T]
+
+_FIRED_BYTES = 512
+"""Of a group, at most, for an entry that fires, alone in its log."""
 
 _ADDED_BYTES = 64 * KIB
 """What is stored with a message besides what counts for its size."""
@@ -63,6 +67,8 @@ class WalWriter:
         self._segments = segments
         self.largest_group = max(capacity_of(config.wal_bytes), config.max_message_bytes + _ADDED_BYTES)
         """Bytes of rows that one group takes at most; any message is taken."""
+        self.largest_firing = min(config.fire_batch, self.largest_group // _FIRED_BYTES)
+        """Entries that one group fires at most."""
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
         self._publishing = False
         """Between a flush and the end of what follows from it in memory."""
@@ -77,6 +83,16 @@ class WalWriter:
         InvalidArgument where the rows are more than `largest_group`; StoreFull, StoreFailed, ClosedError.
         """
         return cast(T, self._queue.run(work))
+
+    def fire(self, firing: FiringBatch) -> None:
+        """Store what fires; in the main environment where the log has no space: what is delivered frees some.
+
+        Raises StoreFull, StoreFailed, ClosedError; then nothing has fired.
+        """
+        try:
+            self.write(FiringAppend(firing, self.main_rows))
+        except StoreFull:
+            self._main.write(firing)
 
     def wait_for_groups(self) -> None:
         """Wait until every unit of work that was queued is decided. Raises StoreFailed, ClosedError."""
@@ -122,11 +138,14 @@ class WalWriter:
         started = time.perf_counter_ns()
         group = AppendGroup(self._claims, self.memtable)
         try:
-            for unit in units:
-                value = group.add(unit.work)
-                if value is None:
-                    return False
-                unit.value = value
+            try:
+                for unit in units:
+                    value = group.add(unit.work)
+                    if value is None:
+                        return False
+                    unit.value = value
+            except Exception:  # units of work tell whose it is
+                return False
             size, weight = group_bytes(group.rows), row_weight(group.rows)
             if not self._segments.fits(size, weight):
                 if size > self.largest_group:

@@ -1,4 +1,4 @@
-"""Firing: when messages are due, their markers go into the main logs, with the frontiers, in one transaction.
+"""Firing: when messages are due, their markers go into the main logs, with the frontiers, as one group or transaction.
 
 All state that firing changes lies in the main environment, so a crash leaves markers, frontiers and the
 clock mark together or none of them. The entries that markers point at are durable before: partition
@@ -22,8 +22,6 @@ from ...partitions.partition import Partition
 from ...partitions.partition_set import PartitionSet
 from ...snapshot.writer import remove_snapshots
 from ...store.clock import StoreClock
-from ...store.codec import format as fmt
-from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
@@ -33,15 +31,13 @@ from ...store.errors import CorruptEntry, StoreFull
 from ...store.files.failpoints import reach
 from ...store.files.page_scan import refuse_broken
 from ...store.listener import StoreListener
-from ...store.log import catalog
 from ...store.log.managed_ledger import ManagedLedger
 from .closing import record_closed
+from .firing_batch import FiringBatch, FiringLog
 from .loaded import LoadedPartitions
 from .log_state import Taken
 from .pending_log import PendingLog
 from .suspensions import Part
-
-_Batch = list[tuple[PendingLog, Taken, ManagedLedger]]
 
 
 def _fire_part(log: PendingLog) -> Part:
@@ -65,6 +61,10 @@ class Firing:
     _main_log: Callable[[int], ManagedLedger | None]
     _quarantine: Callable[[CorruptEntry], object]
     _wake: Callable[[], None]
+    _write: Callable[[FiringBatch], object]
+    """Stores markers, frontiers and the clock mark together."""
+    _most: int
+    """Entries of a batch."""
 
     def __post_init__(self) -> None:
         self.suspensions = self.loaded.suspensions
@@ -145,15 +145,15 @@ class Firing:
 
     def _fire(self, now_ms: int, until_ms: int) -> int:
         while True:
-            batch: _Batch = []
+            batch: list[FiringLog] = []
             came_up: list[PendingLog] = []
-            capacity, ready = self._config.fire_batch, self.loaded.ready
+            capacity, ready = self._most, self.loaded.ready
             try:
                 while capacity > 0 and not (batch and self._apart) and (log := ready.pop(until_ms)) is not None:
                     came_up.append(log)
                     taken, main_log = self._take(log, now_ms, until_ms, capacity)
                     if taken is not None and main_log is not None:
-                        batch.append((log, taken, main_log))
+                        batch.append(FiringLog(log, taken, main_log))
                         capacity -= len(taken.entries)
                 if not batch:
                     self._apart = False
@@ -191,12 +191,12 @@ class Firing:
             self.suspensions.succeeded(_fire_part(log), now_ms)
         return taken, main_log
 
-    def _give_back(self, batch: _Batch) -> None:
+    def _give_back(self, batch: Sequence[FiringLog]) -> None:
         """What was taken is left to fire again, but for what was confirmed."""
         for log, taken, _ in reversed(batch):
             log.roll_back(taken)
 
-    def _commit_or_suspend(self, batch: _Batch, now_ms: int) -> bool:
+    def _commit_or_suspend(self, batch: Sequence[FiringLog], now_ms: int) -> bool:
         """False: nothing was fired. A log alone is suspended; several are fired one by one, to find which it is."""
         try:
             self._commit(batch, now_ms)
@@ -230,40 +230,22 @@ class Firing:
             name = f"partition at {log.start_ms}"
             self._quarantine(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
 
-    def _commit(self, batch: _Batch, now_ms: int) -> None:
-        by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
-        mark_ms, early_from_ms = max(by_ms, self.recorded_ms), now_ms if by_ms > now_ms else None
-
-        def work(transaction: Transaction) -> None:
-            records = []
-            for log, taken, main_log in batch:
-                segments = main_log.append_markers(
-                    transaction, log.ledger_id, log.start_ms, taken.entries, taken.dues, by_ms, early_from_ms
-                )
-                last = segments[-1]
-                record = taken.frontier._replace(
-                    marker_ledger=last.ledger_id, marker_entry=last.first_entry + last.length - 1
-                )
-                transaction.put(fmt.frontier_key(log.topic_id, log.start_ms), record.pack())
-                records.append(record)
-            transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(mark_ms, 0)))
-            transaction.after_commit(functools.partial(self._confirm, batch, records, mark_ms))
-
+    def _commit(self, batch: Sequence[FiringLog], now_ms: int) -> None:
         for start_ms in {log.start_ms for log, _, _ in batch}:
             partition = self._partitions.get(start_ms)
             if partition is not None:
                 partition.environment.sync()
         reach("fire.before")
-        self._main.write(work)
+        self._write(FiringBatch(batch, now_ms, self.recorded_ms, self._confirm))
         reach("fire.after")
         for listener in self._listeners:
             for log, taken, _ in batch:
                 listener.fired(log.topic_id, taken.dues, now_ms)
 
-    def _confirm(self, batch: _Batch, records: list[FrontierRecord], mark_ms: int) -> None:
-        """Markers and frontiers are on disk: have memory say so, as the commit ends, whatever becomes of its caller."""
-        self.recorded_ms = mark_ms
-        for (log, taken, _), record in zip(batch, records, strict=True):
+    def _confirm(self, batch: FiringBatch) -> None:
+        """Markers and frontiers are on disk: have memory say so."""
+        self.recorded_ms = batch.mark_ms
+        for (log, taken, _), record in zip(batch.logs, batch.records, strict=True):
             log.confirm(record)
             self.fired += len(taken.entries)
 

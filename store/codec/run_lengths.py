@@ -72,6 +72,10 @@ class WholeRun(NamedTuple):
     value: Buffer
 
     @property
+    def kind(self) -> int:
+        return int(HEADER.unpack_from(self.value)[2])
+
+    @property
     def stored_bytes(self) -> int:
         return len(self.value)
 
@@ -96,6 +100,10 @@ class ShortRun(Protocol):
     def limit(self) -> int: ...
 
     @property
+    def kind(self) -> int:
+        """RunKind."""
+
+    @property
     def value(self) -> Buffer:
         """As stored under its key."""
 
@@ -110,11 +118,12 @@ class ShortRun(Protocol):
 def merged_runs(
     key_of: Callable[[int], bytes], runs: Sequence[ShortRun], limits: RunLimits
 ) -> Iterator[tuple[bytes, Buffer, int]]:
-    """Plain MESSAGES runs that follow each other, as few as `limits` allow: (key, value, entries) of each.
+    """Runs that follow each other, plain MESSAGES runs as few as `limits` allow: (key, value, entries) of each.
 
     key_of: the key of a run by its first entry id. Bodies and their checksums are copied, not read.
     """
     begin = 0
+    kinds = [run.kind for run in runs]
     while begin < len(runs):
         first, size, end = runs[begin].first, runs[begin].stored_bytes, begin + 1
         while end < len(runs):
@@ -122,6 +131,8 @@ def merged_runs(
                 raise BrokenInvariant(f"entry {runs[end].first} follows one before {runs[end - 1].limit}")
             size += runs[end].stored_bytes
             if runs[end].limit - first > limits.entries or size > limits.bytes:
+                break
+            if RunKind.MARKERS in (kinds[begin], kinds[end]):
                 break
             end += 1
         merged = _merged(key_of(first), runs[begin:end]) if end - begin > 1 else None

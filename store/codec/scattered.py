@@ -147,6 +147,10 @@ class BatchRun(NamedTuple):
     at: int
 
     @property
+    def kind(self) -> int:
+        return RunKind.MESSAGES
+
+    @property
     def value(self) -> bytes:
         """The run, made anew each time."""
         _, base_ms, rows, bodies = self.batch.parts(self.at)

@@ -31,6 +31,9 @@ from ..env.memtable import Reads, unapplied_runs
 from ..env.transaction import StagingTransaction
 from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument
 
+MARKER_BYTES = 8
+"""Of a ledger's size, for each marker: its columns in a run."""
+
 MAX_RUN_ENTRIES = 65_535
 """No run holds more entries; the next id after a run whose header is damaged is so many higher."""
 

@@ -25,7 +25,7 @@ from ..env.transaction import StagingTransaction
 from ..errors import CorruptRecord
 from ..position import Position
 from . import catalog
-from .ledger import Ledger, StagedLedger, find_tail
+from .ledger import MARKER_BYTES, Ledger, StagedLedger, find_tail
 from .scan import measured
 from .visibility import Hidden, first_hidden, still_hidden
 
@@ -218,17 +218,21 @@ class ManagedLedger:
         tail, limits = self._view.tail, self._limits
         return tail if tail.entries + count < limits.entries and tail.stored_bytes + size < limits.bytes else None
 
-    def appended_one(self, size: int, due_by_ms: int) -> None:
-        """One message is durable in the write-ahead log behind the last entry; `due_by_ms` > 0: it is not due before.
+    def appended(self, count: int, size: int, due_by_ms: int = 0) -> None:
+        """Entries are durable in the write-ahead log behind the last; `due_by_ms` > 0: some are not due before.
 
         REQUIRES: `ledger_for` gave the ledger, and the log has been claimed since.
         """
         tail = self._view.tail
-        tail.due_by_ms = max(tail.due_by_ms, due_by_ms)  # before readers can find the entry
+        tail.due_by_ms = max(tail.due_by_ms, due_by_ms)  # before readers can find the entries
         look = not tail.entries
-        tail.entries += 1
+        tail.entries += count
         tail.stored_bytes += size
         self._publish(None, look)
+
+    def hide(self, dues: Int64s, now_ms: int) -> None:
+        """Have what is appended next be visible from `dues` on. REQUIRES: as `appended`."""
+        self._hidden = still_hidden(self._hidden, [self.end], [len(dues)], dues, now_ms)
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -271,7 +275,7 @@ class ManagedLedger:
         while start < len(entries):
             limit = min(start + staged.capacity(transaction, now_ms), len(entries))
             first = staged.current.add_markers(target, base_ms, entries[start:limit], dues[start:limit], now_ms)
-            segments.append(staged.took(first, limit - start, 8 * (limit - start)))
+            segments.append(staged.took(first, limit - start, MARKER_BYTES * (limit - start)))
             start = limit
         staged.roll_if_full(transaction, now_ms)
         if early_from_ms is not None:

@@ -60,7 +60,7 @@ class _Discard(Exception):
 
 
 class _SplitMain:
-    """The main environment as firing sees it, where markers and frontiers are two transactions."""
+    """What firing stores by, where markers and frontiers are two transactions of the main environment."""
 
     def __init__(self, main: Any, frontier_first: bool) -> None:
         self._main = main
@@ -98,12 +98,12 @@ def _split_firing(frontier_first: bool) -> None:
 
     def wrap(commit: Any) -> Any:
         def split(self: Any, *arguments: Any) -> None:
-            main = self._main
-            self._main = _SplitMain(main, frontier_first)
+            write = self._write
+            self._write = _SplitMain(self._main, frontier_first).write
             try:
                 commit(self, *arguments)
             finally:
-                self._main = main
+                self._write = write
 
         return split
 

@@ -50,7 +50,7 @@ def test_what_a_full_disk_kept_a_tick_from_doing_the_next_one_does(
     for name in ("a", "b"):
         store.topic(name).send_batch([Message(b"", deliver_after=1), Message(b"", deliver_after=2)])
     clock.advance(10_000)
-    with full_disk(store._engine.main, number), pytest.raises(StoreFull):
+    with full_disk(store._engine, number), pytest.raises(StoreFull):
         store.tick()
     store.tick()
     assert store.partitions() == []

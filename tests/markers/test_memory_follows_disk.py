@@ -15,6 +15,7 @@ from duelog.markers.firing.loading import Loading
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.firing.ready_queue import ReadyQueue
 from duelog.partitions.index.delay_index import DelayIndex
+from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, StoreFailed
 from tests.conftest import START_MS, OpenStore
@@ -147,7 +148,7 @@ def test_an_interrupt_after_the_commit_of_a_firing_doubles_nothing(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit itself has told memory, whatever becomes of the caller."""
-    monkeypatch.setattr(Environment, "write", raising(KeyboardInterrupt, after=True)(Environment.write))
+    monkeypatch.setattr(WalWriter, "write", raising(KeyboardInterrupt, after=True)(WalWriter.write))
     with pytest.raises(KeyboardInterrupt):
         store.tick()
     monkeypatch.undo()

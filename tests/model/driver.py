@@ -15,9 +15,10 @@ import pytest
 
 from duelog.background.expiry import Expiry
 from duelog.engine import Engine
+from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.firing_batch import FiringBatch
 from duelog.metrics import SPECS
 from duelog.store.codec.body import decode_body
-from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
 from duelog.store.log.managed_ledger import ManagedLedger
@@ -59,19 +60,15 @@ def scratch_directory() -> Path:
 def recorded() -> Iterator[Recorded]:
     """What is appended to main logs, and expires, within the block."""
     found = Recorded()
-    markers, messages, rolls = ManagedLedger.append_markers, ManagedLedger.append_messages, ManagedLedger.roll
+    confirms, messages, rolls = Firing._confirm, ManagedLedger.append_messages, ManagedLedger.roll
     expires = Expiry._expire
 
-    def append_markers(log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any) -> Any:
-        segments = markers(log, transaction, target, base, entries, *rest)
-        ids = [MessageId(target, entry) for entry in entries.tolist()]
-
-        def note() -> None:
+    def confirm(firing: Firing, batch: FiringBatch) -> None:
+        confirms(firing, batch)
+        for pending, taken, log in batch.logs:
+            ids = [MessageId(pending.ledger_id, entry) for entry in taken.entries.tolist()]
             found.setdefault(log.topic_id, []).extend(ids)
-            found.fired_ms.update(dict.fromkeys(ids, rest[1]))
-
-        transaction.after_commit(note)
-        return segments
+            found.fired_ms.update(dict.fromkeys(ids, batch.by_ms))
 
     def append_messages(log: ManagedLedger, transaction: Any, dues: Any, bodies: Sequence[bytes], *rest: Any) -> Any:
         segments = messages(log, transaction, dues, bodies, *rest)
@@ -97,7 +94,7 @@ def recorded() -> Iterator[Recorded]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ManagedLedger, "roll", roll)
-        patch.setattr(ManagedLedger, "append_markers", append_markers)
+        patch.setattr(Firing, "_confirm", confirm)
         patch.setattr(ManagedLedger, "append_messages", append_messages)
         patch.setattr(Expiry, "_expire", expire)
         yield found
@@ -163,20 +160,23 @@ def armed(point: str, action: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def full_disk(environment: Environment, count: int) -> Iterator[None]:
-    """Let the `count`-th write to `environment` within the block find no space."""
-    write = environment.write
-    left = count
+def full_disk(engine: Engine, count: int) -> Iterator[None]:
+    """Let the `count`-th commit of the main environment, or firing, within the block find no space."""
+    main, firing, left = engine.main, engine.firing, count
 
-    def fail(work: Callable[[Any], Any]) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise StoreFull(environment.path, "no room, says the test")
-        return write(work)
+    def failing(write: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def fail(work: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise StoreFull(main.path, "no room, says the test")
+            return write(work)
+
+        return fail
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "write", fail)
+        patch.setattr(firing, "_write", failing(firing._write))
+        patch.setattr(main, "write", failing(main.write))
         yield
 
 

@@ -153,7 +153,7 @@ class SendingRules(Machine):
             return
         face, partitions, due_ms = self.store.topic(topic), self.store._engine.partitions, dues[0]
         try:
-            with full_disk(self.store._engine.main, count):
+            with full_disk(self.store._engine, count):
                 ids = face.send_batch(drawn)
         except StoreFull:
             self.creation_failed = True

@@ -49,5 +49,5 @@ class TimeRules(Machine):
     @rule(count=st.integers(1, 8))
     def tick_on_a_full_disk(self, count: int) -> None:
         """Whatever write of a tick fails, the next tick does the rest."""
-        with full_disk(self.store._engine.main, count):
+        with full_disk(self.store._engine, count):
             self._tick_until_it_works()

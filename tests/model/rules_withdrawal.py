@@ -89,7 +89,7 @@ class WithdrawalRules(Machine):
         if move and dues is None:
             return
         try:
-            with full_disk(self.store._engine.main, count):
+            with full_disk(self.store._engine, count):
                 done = face.reschedule_batch(ids, deliver_at=due_ms) if move else face.cancel_batch(ids)
         except StoreFull:
             self.creation_failed = True

@@ -108,7 +108,7 @@ class Story:
             self.crash(data.draw(st.sampled_from(("commit.before", "commit.after"))), data.draw(st.integers(1, 6)))
         elif step == "full":
             before = self.schedules()
-            with full_disk(self.store._engine.main, data.draw(st.integers(1, 4))):
+            with full_disk(self.store._engine, data.draw(st.integers(1, 4))):
                 try:
                     self.store.tick()
                 except StoreFull:

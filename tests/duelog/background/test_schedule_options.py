@@ -421,7 +421,7 @@ def test_what_was_missed_waits_for_what_did_not_fire_for_want_of_space(
     with topic.subscribe("s") as consumer:
         store.tick()
         clock.advance(5 * HOUR_MS)
-        with full_disk(store._engine.main, 1), pytest.raises(StoreFull):
+        with full_disk(store._engine, 1), pytest.raises(StoreFull):
             store.tick()
         assert nominals(received(store, consumer)) == hours(*range(1, 6))
 

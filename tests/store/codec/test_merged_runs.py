@@ -19,6 +19,7 @@ from duelog.store.codec.run import (
     PackedRun,
     RunLimits,
     pack_groups,
+    pack_markers,
     pack_message,
     pack_messages,
 )
@@ -136,3 +137,14 @@ def test_groups_that_are_packed_at_once_are_as_packed_one_by_one(
         assert run.count == alone.count == high - low
         for entry_id in (0, 5_000):
             assert bytes(run.sealed(KEY(entry_id))) == bytes(alone.sealed(KEY(entry_id)))
+
+
+def test_markers_between_messages_stay_runs_of_their_own() -> None:
+    """What is merged lies on one side of them."""
+    messages = [packed(at, 1_000, [(at, b"m")]) for at in (0, 1, 4, 5)]
+    markers = [pack_markers(KEY(at), 3, 1_000, np.array([at], np.uint32), np.array([1_001], np.int64)) for at in (2, 3)]
+    runs = whole_runs([*messages[:2], *markers, *messages[2:]])
+    found = list(merged_runs(KEY, runs, RunLimits()))
+    assert [count for _, _, count in found] == [2, 1, 1, 2]
+    assert [value for _, value, _ in found[1:3]] == markers
+    assert [key for key, _, _ in found] == [KEY(0), KEY(2), KEY(3), KEY(4)]
