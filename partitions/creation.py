@@ -72,6 +72,7 @@ def create_partitions(
         for partition in made:
             record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
             transaction.put(fmt.partition_key(partition.start_ms), record.pack())
+            partition.knows_logs = True
         transaction.after_commit(lambda: registered.append(True))
 
     def build(partition: Partition) -> None:

@@ -76,6 +76,7 @@ class OpenEnvironments:
         idle = list(islice((partition for partition in self._open.values() if not partition.leases), surplus))
         for partition in idle:
             partition.closing = True
+            partition.forget_logs()
             del self._open[partition.start_ms]
         return idle
 

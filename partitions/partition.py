@@ -98,6 +98,8 @@ class Partition:
         """Whether the environment is to be closed, or is being closed: a lease has to open it anew."""
         self._environment: Environment | None = None
         self._parked: list[Environment] = []
+        self.knows_logs = False
+        """Whether no log is but on disk: it was made by this process, and none was forgotten since."""
         self._logs: dict[int, PartitionLog] = {}
         self._lock = threading.Lock()
 
@@ -151,8 +153,11 @@ class Partition:
         with self._lock:
             self._environment, self._parked = None, []
             self.outdated = self.closing = False
-            if len(self._logs) > _MOST_LOGS:
-                self._logs = {}
+
+    def forget_logs(self) -> None:
+        """Forget the ends of logs where they are many. REQUIRES: no lease, nor can there be one meanwhile."""
+        if len(self._logs) > _MOST_LOGS:
+            self._logs, self.knows_logs = {}, False
 
     def stop_evicting(self) -> None:
         """Have what is written stay in the page cache: the partition has begun, it is read soon. REQUIRES: a lease."""
@@ -188,6 +193,8 @@ class Partition:
         return [log for log in map(self.log, ids) if log is not None]
 
     def _read_log(self, topic_id: int) -> PartitionLog | None:
+        if self.knows_logs:
+            return None
         with self.environment.read() as raw:
             return self._find_log(raw, topic_id)
 
@@ -204,7 +211,7 @@ class Partition:
 
     def has_read(self, topic_ids: Iterable[int]) -> bool:
         """Whether `log_to_append` and `logs_to_append` of these topics need no environment."""
-        return all(map(self._logs.__contains__, topic_ids))
+        return self.knows_logs or all(map(self._logs.__contains__, topic_ids))
 
     def log_to_append(self, topic_id: int, new_ledger: Callable[[], int]) -> PartitionLog:
         """The topic's log, or one that its first entry registers. REQUIRES: an append lease.
@@ -221,11 +228,12 @@ class Partition:
 
     def logs_to_append(self, topic_ids: Sequence[int], new_ledger: Callable[[], int]) -> list[PartitionLog]:
         """As `log_to_append`, of several topics, whose logs are looked for in one read transaction."""
-        if not self.has_read(topic_ids):
+        if not all(map(self._logs.__contains__, topic_ids)):
             with self._lock:
                 missing = [topic_id for topic_id in topic_ids if topic_id not in self._logs]
-                with self.environment.read() as raw:
-                    missing = [topic_id for topic_id in missing if self._find_log(raw, topic_id) is None]
+                if not self.knows_logs:
+                    with self.environment.read() as raw:
+                        missing = [topic_id for topic_id in missing if self._find_log(raw, topic_id) is None]
                 for topic_id in missing:
                     self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
         return [self._logs[topic_id] for topic_id in topic_ids]

@@ -207,19 +207,18 @@ class PartitionSet:
         topic_id: given, the environment is opened only where the end of the topic's log is not known.
         """
         partition = self._partitions.get(start_ms)
-        if partition is None or topic_id is None or not partition.has_read((topic_id,)):
-            return self.begin_appends([start_ms], now_ms, None if topic_id is None else [(topic_id,)])[0]
-        partition.refuse_failed()
-        with self._lock:
-            if self._closed:
-                raise ClosedError("store")
-            if partition.state is not PartitionState.OPEN or self._partitions.get(start_ms) is not partition:
-                return None
-            partition.leases += 1
-            partition.appenders += 1
-        if not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
-            partition.stop_evicting()
-        return partition
+        if partition is not None and topic_id is not None:
+            partition.refuse_failed()
+            with self._lock:  # with which logs are forgotten
+                is_open = not self._closed and partition.state is PartitionState.OPEN
+                if leased := is_open and partition.has_read((topic_id,)):
+                    partition.leases += 1
+                    partition.appenders += 1
+            if leased:
+                if not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
+                    partition.stop_evicting()
+                return partition
+        return self.begin_appends([start_ms], now_ms, None if topic_id is None else [(topic_id,)])[0]
 
     def begin_appends(
         self, starts: Sequence[int], now_ms: int, topic_ids: Sequence[Collection[int]] | None = None

@@ -145,7 +145,7 @@ class StoreConfig:
         message), coarser ones more sorting when a bucket is about to be due.
     preload_ms: how long before its start a partition is loaded; 60 s. Longer holds its index in memory longer, too
         short makes its first messages late by the load.
-    fire_batch: most messages fired in one transaction; 5,000. Larger fires faster and holds up senders for longer.
+    fire_batch: most messages fired in one group; 5,000. Larger fires faster and holds up senders for longer.
     ack_flush_ms: how long acknowledgements may wait for a group commit; 100. Longer saves commits; a crash
         delivers the acknowledgements of that time again. 0: every acknowledgement commits.
     tracker_idle_ms: how long the index of a topic's inline messages is kept after its last consumer left; 60 s.

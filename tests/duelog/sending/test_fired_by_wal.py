@@ -51,7 +51,11 @@ def test_what_has_fired_is_known_after_a_crash(open_store: OpenStore, clock: Man
     clock.advance(1_100)
     store.tick()
     assert [markers_in(group) for group in in_wal(store)][-1] == 3
-    again = open_store(crashed(store, tmp_path / "copy"), ROOM)
+    copy = crashed(store, tmp_path / "copy")
+    with DelayedStore.open(copy, ROOM, clock=clock, read_only=True) as seen:
+        assert seen.topic("a").stats().entries == 3
+        assert [message.payload for message in seen.topic("a").scheduled()] == [b"1", b"3", b"5"]
+    again = open_store(copy, ROOM)
     assert again._engine.firing.fired == 0
     assert delivered(again) == [b"0", b"2", b"4"]
     clock.advance(HOUR_MS)

@@ -95,7 +95,8 @@ def test_a_checkpoint_is_ready_when_the_last_partition_was_tried(
     checkpoint = Checkpoint(engine.main, engine.partitions, 0, lambda: told.append(checkpoint.is_ready))
     partitions = unapplied(store)
     assert len(partitions) == 3
-    room = no_room(partitions[0].environment, monkeypatch) if fails else None
+    with engine.partitions.lease(partitions[0]):
+        room = no_room(partitions[0].environment, monkeypatch) if fails else None
     with ThreadPoolExecutor(2) as pool:
         pool.submit(checkpoint.begin, pool, 2).result()
     assert told[-1:] == [True]
