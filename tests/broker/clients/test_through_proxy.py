@@ -13,6 +13,7 @@ from tests.broker.clients.conftest import RunScenario, ServedProxy, ServedStore,
 from tests.broker.clients.test_python_clients import SECURED, token
 from tests.broker.lookup.stage import Stage
 from tests.broker.security.certificates import write_pair
+from tests.store.group_commits import until
 
 SCENARIOS = (
     "produce_and_consume",
@@ -73,7 +74,7 @@ def test_tls_holds_on_both_ways(
     config.write_text(f'servicePortTls = {tls_port}\nbrokerClientTrustCertsFilePath = "{certificate}"\n')
     options = ("--config", str(config), "--tls-cert", str(certificate), "--tls-key", str(key))
     start_proxy(broker.tls_url, options=options)
-    assert listens(tls_port)
+    until(lambda: listens(tls_port))
     run_scenario("installed", "secured", f"pulsar+ssl://localhost:{tls_port}", "installed", str(certificate))
 
 
