@@ -75,11 +75,13 @@ class Sent:
             self.send(f"{tag} {number}", HOURS[number % len(HOURS)])
 
     def environment(self, hours: int) -> Environment:
-        """The environment of the partition that begins in so many hours."""
+        """The environment, open from now on, of the partition that begins in so many hours."""
         now_ms = self.store.clock.now_ms() + hours * HOUR_MS
-        partition = self.store._engine.partitions.get(now_ms - now_ms % HOUR_MS)
+        partitions = self.store._engine.partitions
+        partition = partitions.get(now_ms - now_ms % HOUR_MS)
         assert partition is not None
-        return partition.environment
+        with partitions.lease(partition):
+            return partition.environment
 
     @property
     def has_unapplied(self) -> bool:
