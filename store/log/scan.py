@@ -18,7 +18,7 @@ from ..codec.run import Run
 from ..env.memtable import Reads, UnappliedRun, unapplied_runs
 from ..errors import CorruptEntry
 
-_first = attrgetter("first")
+_first, _limit = attrgetter("first"), attrgetter("limit")
 
 
 def seek(cursor: lmdb.Cursor, ledger_id: int, entry_id: int) -> bool:
@@ -39,11 +39,13 @@ def seek(cursor: lmdb.Cursor, ledger_id: int, entry_id: int) -> bool:
 def runs(
     raw: Reads, environment: str, ledger_id: int, start: int = 0, limit: int | None = None
 ) -> Iterator[Run | CorruptEntry]:
-    """The runs that hold entries of [start, limit), in order; a damaged one comes as its error."""
+    """The runs that hold entries of [start, limit), in order; a damaged one comes as its error. O(log n + runs)."""
+    rows = unapplied_runs(raw, ledger_id)
+    applied = start
     cursor = raw.cursor()
     bound = None if limit is None else run_key(ledger_id, limit)
-    more = seek(cursor, ledger_id, start)
-    applied = start
+    unapplied = rows and limit is not None and rows[0].first <= start and limit <= rows[-1].limit
+    more = not unapplied and seek(cursor, ledger_id, start)
     while more:
         key = bytes(cursor.key())
         if not is_run_of(key, ledger_id):
@@ -59,9 +61,11 @@ def runs(
             if run.limit > start:
                 yield run
         more = cursor.next()
-    for row in unapplied_runs(raw, ledger_id):
-        if row.limit > applied and (limit is None or row.first < limit):
-            yield _run(environment, ledger_id, row)
+    for at in range(bisect_right(rows, applied, key=_limit), len(rows)):
+        row = rows[at]
+        if limit is not None and row.first >= limit:
+            return
+        yield _run(environment, ledger_id, row)
 
 
 def _run(environment: str, ledger_id: int, row: UnappliedRun) -> Run:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -25,6 +26,7 @@ from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import (
     APPLIED_KEY,
+    LedgerRow,
     Memtable,
     Reads,
     Unapplied,
@@ -126,6 +128,24 @@ def test_unapplied_rows_are_read_behind_those_of_lmdb(opened: Environment, memta
         assert not unapplied_numbers(raw, sequence_prefix(1, "q"))
         assert dict(catalog.rows(raw, KEY[:1]))[KEY] == b"new"
     assert opened.get(KEY) == b"new"
+
+
+def test_reading_the_last_of_many_unapplied_runs_looks_at_few_of_them(opened: Environment, memtable: Memtable) -> None:
+    """A subscription that keeps up with single sends reads after each: it took as long as there were rows."""
+
+    class Counted(list[LedgerRow]):
+        looked_at = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            self.looked_at += 1
+            return super().__getitem__(at)
+
+    for entry in range(1_000):
+        add(memtable, 7, entry, 1)
+    rows = memtable.view.runs[7] = Counted(memtable.view.runs[7])
+    with opened.read() as raw:
+        assert entries(raw, 7, 998, 1_000) == [998, 999]
+    assert rows.looked_at < 20
 
 
 def test_records_of_both_come_in_order(opened: Environment, memtable: Memtable) -> None:
@@ -328,6 +348,11 @@ class Views(RuleBasedStateMachine):
             tail = find_tail(raw, "e", ledger)
             assert end <= tail <= self.ends[ledger]
             assert entries(raw, ledger) == list(range(tail))
+            for start in range(tail):
+                for limit in (start + 1, tail, None):
+                    read = entries(raw, ledger, start, limit)
+                    assert read == list(range(read[0], read[-1] + 1))
+                    assert read[0] <= start < (limit or tail) <= read[-1] + 1
             finder = RunFinder(raw, "e")
             for entry in range(tail):
                 run = finder.find(ledger, entry)
@@ -355,6 +380,6 @@ class Views(RuleBasedStateMachine):
 
 
 Views.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestViews = Views.TestCase
