@@ -29,18 +29,15 @@ def sweep(path: Path, main: Environment) -> None:
     """
     with main.read() as raw:
         registered = catalog.partitions(raw)
-    _refuse_lost_partitions(path, {partition_path(path, start, row.generation).parent for start, row in registered})
+    paths = {partition_path(path, start_ms, record.generation): record for start_ms, record in registered}
+    _refuse_lost_partitions(path, {generation.parent for generation in paths})
     for start_ms, record in registered:
         if record.state is PartitionState.DELETING:
             remove_recorded(path, main, start_ms, record.generation)
     remove_ledgers(main, unfinished(main))
     _clear(path / "trash")
     _clear(path / "staging", keep=READY)
-    kept = {
-        partition_path(path, start_ms, record.generation)
-        for start_ms, record in registered
-        if record.state is not PartitionState.DELETING
-    }
+    kept = {generation for generation, record in paths.items() if record.state is not PartitionState.DELETING}
     make_directory(path / "partitions")
     for directory in sorted((path / "partitions").iterdir()):
         for generation in sorted(directory.iterdir()) if directory.is_dir() else ():

@@ -58,7 +58,7 @@ class PartitionLog:
 
 def partition_path(store: Path, start_ms: int, generation: int) -> Path:
     """Directory of a generation of a partition."""
-    return store / "partitions" / directory_name(start_ms) / f"g{generation:06d}"
+    return store / f"partitions/{directory_name(start_ms)}/g{generation:06d}"
 
 
 class Partition:

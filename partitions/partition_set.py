@@ -72,10 +72,10 @@ class PartitionSet:
         for start_ms, record in found:
             if record.state is PartitionState.DELETING:
                 continue
-            path = partition_path(self._path, start_ms, record.generation)
-            if not (path / "data.mdb").is_file():
-                raise DamagedStore(path, "is registered in the catalog, and is missing")
-            self._partitions[start_ms] = self._new(start_ms, record.end_ms, record.generation, record.state)
+            partition = self._new(start_ms, record.end_ms, record.generation, record.state)
+            if not (partition.path / "data.mdb").is_file():
+                raise DamagedStore(partition.path, "is registered in the catalog, and is missing")
+            self._partitions[start_ms] = partition
 
     def _new(self, start_ms: int, end_ms: int, generation: int, state: PartitionState) -> Partition:
         path = partition_path(self._path, start_ms, generation)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..codec.format import split_run_key
 from ..codec.run import HEADER, Int64s
@@ -16,8 +17,6 @@ from ..codec.run_lengths import WholeRun
 from ..codec.scattered import ScatteredBatch
 from ..env.memtable import LedgerRow
 from .segment import Group, Row, RowKind
-
-_Table = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -36,80 +35,103 @@ class LedgerRows:
         return (int(self.firsts[wrong[0]]), int(ends[wrong[0]])) if len(wrong) else None
 
 
+class _Runs(NamedTuple):
+    """Columns of runs, as many of each: the ledger, [first, limit) of its entries, and which row of the log has it."""
+
+    ledger_ids: Int64s
+    firsts: Int64s
+    limits: Int64s
+    rows: Int64s
+
+    def take(self, places: Int64s | slice) -> _Runs:
+        return _Runs(*(column[places] for column in self))
+
+
+_NO_RUNS = _Runs(*(np.empty(0, dtype=np.int64) for _ in range(4)))
+
+
 @dataclass(slots=True)
 class EnvironmentRows:
     """Rows of one environment, in order."""
 
     others: list[tuple[int, Row]] = field(default_factory=list)
     """Those that are no runs, with the places of their groups."""
-    _runs: _Table = field(default_factory=lambda: np.empty((0, 5), dtype=np.int64))
-    """Place of the group, ledger id, first entry, limit, and where in `_made` the row is."""
+    _runs: _Runs = _NO_RUNS
     _made: Sequence[LedgerRow] = ()
+    """The rows of the log that have runs, of this environment or of others."""
+    _positions: Int64s = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """The places of their groups."""
 
     @property
     def last(self) -> int:
         """The place of the last group that has any."""
-        return max(int(position) for position in (*(at for at, _ in self.others[-1:]), *self._runs[-1:, 0]))
+        of_runs: list[int] = self._positions[self._runs.rows[-1:]].tolist()
+        return max([*(at for at, _ in self.others[-1:]), *of_runs])
 
     def after(self, position: int) -> EnvironmentRows:
         """Those of groups after the one at a place."""
         others = [(at, row) for at, row in self.others if at > position]
-        return EnvironmentRows(others, self._runs[self._runs[:, 0] > position], self._made)
+        first = np.searchsorted(self._positions, position, "right")
+        runs = self._runs.take(slice(np.searchsorted(self._runs.rows, first), None))
+        return EnvironmentRows(others, runs, self._made, self._positions)
 
     def __bool__(self) -> bool:
-        return bool(self.others) or len(self._runs) > 0
+        return bool(self.others) or len(self._runs.rows) > 0
 
     def ledgers(self) -> Iterator[LedgerRows]:
         """The runs of each ledger, in order."""
-        for ledger_id, table in _split(self._runs, 1):
-            rows = list(map(self._made.__getitem__, table[:, 4].tolist()))
-            yield LedgerRows(ledger_id, table[:, 2], table[:, 3], rows)
+        for ledger_id, runs in _split(self._runs.ledger_ids, self._runs):
+            rows = list(map(self._made.__getitem__, runs.rows.tolist()))
+            yield LedgerRows(ledger_id, runs.firsts, runs.limits, rows)
 
 
 def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
     """By start of the partition, or MAIN. O(rows, and logs of batches)."""
     found: dict[int, EnvironmentRows] = defaultdict(EnvironmentRows)
+    starts_ms, ledger_ids, firsts, counts = array("q"), array("Q"), array("I"), array("I")
     made: list[LedgerRow] = []
-    tables: list[_Table] = []
-    runs: list[tuple[int, ...]] = []
+    positions, lengths = array("q"), array("I")
     for group in groups:
         position = group.position
         for row in group.rows():
             if row.kind == RowKind.RUN:
                 ledger_id, first = split_run_key(row.key)
-                limit = first + HEADER.unpack_from(row.value)[4]
-                runs.append((row.start_ms, position, ledger_id, first, limit, len(made)))
-                made.append(WholeRun(first, limit, row.value))
+                count = HEADER.unpack_from(row.value)[4]
+                starts_ms.append(row.start_ms)
+                ledger_ids.append(ledger_id)
+                firsts.append(first)
+                counts.append(count)
+                made.append(WholeRun(first, first + count, row.value))
+                lengths.append(1)
             elif row.kind == RowKind.BATCH:
                 batch = ScatteredBatch(row.value)
-                table = np.empty((len(batch.counts), 6), dtype=np.int64)
-                table[:, 0], table[:, 1], table[:, 2] = batch.starts_ms, position, batch.ledger_ids
-                table[:, 3], table[:, 4], table[:, 5] = batch.firsts, batch.counts, len(made)
-                table[:, 4] += table[:, 3]
-                tables += [*_table(runs), table]
-                runs = []
+                starts_ms += batch.starts_ms
+                ledger_ids += batch.ledger_ids
+                firsts += batch.firsts
+                counts += batch.counts
                 made.append(batch)
+                lengths.append(len(batch.counts))
             else:
                 found[row.start_ms].others.append((position, row))
-    tables += _table(runs)
-    if tables:
-        for start_ms, table in _split(np.concatenate(tables), 0):
-            found[start_ms]._runs, found[start_ms]._made = table[:, 1:], made
+                continue
+            positions.append(position)
+    places = np.array(positions)
+    begins = np.array(firsts, dtype=np.int64)
+    rows = np.repeat(np.arange(len(made)), lengths)
+    runs = _Runs(np.array(ledger_ids, dtype=np.int64), begins, begins + np.array(counts), rows)
+    for start_ms, part in _split(np.array(starts_ms), runs):
+        environment = found[start_ms]
+        environment._runs, environment._made, environment._positions = part, made, places
     return found
 
 
-def _table(runs: Sequence[tuple[int, ...]]) -> list[_Table]:
-    return [np.array(runs, dtype=np.int64)] if runs else []
-
-
-def _split(table: _Table, column: int) -> Iterator[tuple[int, _Table]]:
-    """The rows of each value of a column, in order."""
-    if not len(table):
+def _split(values: Int64s, runs: _Runs) -> Iterator[tuple[int, _Runs]]:
+    """The runs of each of the values, of which each run has one; in order."""
+    if not len(values):
         return
-    values = table[:, column]
     if (values[1:] != values[:-1]).any():
-        table = table[values.argsort(kind="stable")]
-        values = table[:, column]
-    cuts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(table)]
+        order = values.argsort(kind="stable")
+        values, runs = values[order], runs.take(order)
+    cuts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     for low, high in pairwise(cuts):
-        yield int(values[low]), table[low:high]
+        yield int(values[low]), runs.take(slice(low, high))

@@ -22,6 +22,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.files import failpoints
 from duelog.store.names import TopicName
 from duelog.store.wal import segment as segment_module
+from duelog.store.wal.segment import row_weight
 from tests.conftest import START_MS, OpenStore
 from tests.disaster.wal_faults import no_room
 from tests.duelog.side_by_side import (
@@ -75,7 +76,7 @@ def test_a_small_segment_of_many_partitions_is_not_applied_before_the_next(
 def test_a_segment_with_a_row_for_each_kib_of_it_is_followed_by_another(store: DelayedStore) -> None:
     """However few bytes they have: what is unapplied of them is in memory. What is too much for any is one group."""
     most = CONFIG.wal_bytes // 1_024
-    before = sum(group.row_count for group in in_wal(store))
+    before = sum(row_weight(list(group.rows())) for group in in_wal(store))
     for number in range(most - before):
         send(store, number, number % 3)
     assert {group.number for group in in_wal(store)} == {1}
@@ -84,6 +85,17 @@ def test_a_segment_with_a_row_for_each_kib_of_it_is_followed_by_another(store: D
     store.send_batch([(f"t{number}", Message(b"", deliver_at=FIRST_MS)) for number in range(most + 1)])
     assert [group.number for group in in_wal(store)] == [3]
     assert sorted(map(int, set(held(store).values()) - {b"first"})) == [*range(most - before), most]
+
+
+def test_each_log_of_a_batch_is_half_a_row_of_a_segment(open_store: OpenStore) -> None:
+    """However few bytes they have: reading them back takes time. Of a segment of 64 rows, four batches of 30 logs."""
+    store = open_store(config=replace(CONFIG, wal_bytes=64 << 10))
+    dues = [FIRST_MS + hour * HOUR_MS for hour in range(30)]
+    numbers = []
+    for _ in range(11):
+        store.topic("a").send_payloads([b""] * 30, deliver_at=dues)
+        numbers.append(in_wal(store)[-1].number)
+    assert numbers == [1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4]  # the first has a record of each log
 
 
 @pytest.mark.parametrize("fails", [False, True])
