@@ -28,7 +28,7 @@ CHECKPOINT_MS = 10_000
 """After so long a segment is applied, where a thread looks after the store."""
 
 _LEAST_BYTES = MIB
-_USUAL_BYTES = 16 * MIB
+_USUAL_BYTES = 8 * MIB
 """The most that a segment of few environments grows to."""
 
 _BYTES_A_PARTITION = 256 * KIB
