@@ -18,6 +18,8 @@ from ..files.directory import move
 
 SECTOR = 512
 _MOST_DIRECT_BYTES = 64 * 1024
+_PIECE_BYTES = 1024 * 1024
+"""Of a file that is made: one call with all of a large one takes several times as long."""
 
 
 def make_file(path: Path, head: bytes, size: int) -> None:
@@ -25,9 +27,13 @@ def make_file(path: Path, head: bytes, size: int) -> None:
     temporary = path.with_suffix(".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        content = head.ljust(size, b"\0")
-        if os.write(descriptor, content) != len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(temporary))
+        zeros = bytes(min(size, _PIECE_BYTES))
+        piece, left = head.ljust(len(zeros), b"\0"), size
+        while left:
+            if os.write(descriptor, piece) != len(piece):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(temporary))
+            left -= len(piece)
+            piece = zeros[:left]
         os.fsync(descriptor)
     except BaseException:
         temporary.unlink(missing_ok=True)
