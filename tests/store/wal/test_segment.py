@@ -30,6 +30,7 @@ from duelog.store.wal.segment import (
     salvage,
     write_segment,
 )
+from duelog.store.wal.segment_file import make_file
 from tests.store.wal.segments import (
     GROUPS_AT,
     SECTOR,
@@ -162,6 +163,14 @@ def test_without_space_for_a_segment_none_is_left(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space left"):
         Segment(tmp_path, 7, STORE_ID, SIZE)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [5_000, 1 << 20, (1 << 20) + 1, (3 << 20) - 1])
+def test_a_file_that_is_made_is_zeros_behind_its_head(tmp_path: Path, size: int) -> None:
+    """Whether it is one piece, several, or ends within one."""
+    make_file(tmp_path / "made", b"head", size)
+    assert (tmp_path / "made").read_bytes() == b"head".ljust(size, b"\0")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_numbers_of_segments_are_read_from_their_names(tmp_path: Path) -> None:
