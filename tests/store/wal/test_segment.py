@@ -157,11 +157,19 @@ def test_a_disk_without_direct_writes_has_groups_written_through_the_page_cache(
     assert numbers(read_segment(tmp_path, 7, STORE_ID).groups) == [[1], [2]]
 
 
-def test_without_space_for_a_segment_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no half of one."""
-    monkeypatch.setattr(os, "write", lambda descriptor, content: len(content) // 2)
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_without_space_for_a_segment_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """And no half of one, however many pieces of it there was space for."""
+    write, sizes = os.write, list[int]()
+
+    def cut_short(descriptor: int, content: bytes) -> int:
+        sizes.append(len(content))
+        return write(descriptor, content if len(sizes) <= pieces else content[: len(content) // 2])
+
+    monkeypatch.setattr(os, "write", cut_short)
     with pytest.raises(OSError, match="No space left"):
-        Segment(tmp_path, 7, STORE_ID, SIZE)
+        Segment(tmp_path, 7, STORE_ID, 3 << 20)
+    assert len(sizes) == pieces + 1
     assert not list(tmp_path.iterdir())
 
 
