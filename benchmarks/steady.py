@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from duelog import DelayedStore, DuelogError, Message, StoreConfig, Subscription, Topic
+from duelog import DelayedStore, Message, StoreConfig, Subscription, Topic
 from duelog.sending.outbox import PutOutcome
 from duelog.tools.demo.demo_trace import DATA
 
@@ -114,7 +114,7 @@ def _sending(
         left = len(dues)
         while left:
             for _, outcome in heard.get():
-                if isinstance(outcome, DuelogError):
+                if isinstance(outcome, Exception):
                     raise outcome
                 left -= 1
 
@@ -183,7 +183,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=int, metavar="S", help="how long (300; quick: 10)")
     parser.add_argument("--rate", type=int, default=20_000, metavar="R", help="messages a second (20,000)")
     parser.add_argument("--threads", type=int, default=0, metavar="T", help="send singly by so many threads (a batch)")
-    parser.add_argument("--put", action="store_true", help="they wait for the disk once a slice, not with each message")
+    parser.add_argument("--put", action="store_true", help="those threads wait for the disk once a slice")
 
 
 def main(argv: list[str]) -> int:
@@ -192,6 +192,8 @@ def main(argv: list[str]) -> int:
     results = Results("steady", options)
     seconds, rate = options.extra.seconds or (10 if options.quick else 300), options.extra.rate
     threads = options.extra.threads
+    if options.extra.put and not threads:
+        raise SystemExit("--put: needs --threads, how many threads put")
     arguments = {"subject": "duelog", "rate": rate, "seconds": seconds, "threads": threads, "put": options.extra.put}
     try:
         answer = run_isolated("benchmarks.steady:measure", arguments, directory=options.directory)
