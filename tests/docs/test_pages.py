@@ -17,16 +17,6 @@ SECTION = (
 MUTANTS = {name for path in (ROOT / "tests").rglob("*mutants.py") for name in defined(path)}
 
 
-def test_the_design_has_at_most_3500_words() -> None:
-    """Why an optimisation is as it is stands at the head of its module; here are shape, protocols, rules, decisions."""
-    assert len(DESIGN.split()) <= 3_500
-
-
-def test_the_design_has_no_long_lines() -> None:
-    """Rows of tables included: a reason that needs more is a section."""
-    assert [line for line in DESIGN.splitlines() if len(line) > 120] == []
-
-
 def test_the_design_names_no_attribute_that_is_not_there() -> None:
     """`Class.name` in backticks: the module that defines the class has the name."""
     sources = [path.read_text(encoding="utf-8") for floor in FLOORS for path in modules(ROOT / floor)]
