@@ -21,7 +21,7 @@ from ..store.env.claims import Claims
 from ..store.env.environment import Environment
 from ..store.env.memtable import Follow, Memtable, Reads
 from ..store.errors import ClosedError, DamagedStore
-from ..store.listener import StoreListener
+from ..store.listener import StoreListener, call_supplied
 from ..store.log import catalog
 from .creation import LedgerNumbers, create_partitions
 from .open_environments import OpenEnvironments, Watcher
@@ -366,7 +366,7 @@ class PartitionSet:
             create_partitions(self._path, self._main, made, now_ms, self._store_id, self._config.map_bytes, publish)
             for partition in made:
                 for listener in self._listeners:
-                    listener.partition_created(partition.start_ms)
+                    call_supplied(listener.partition_created, partition.start_ms)
 
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while there is a lease.

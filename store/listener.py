@@ -6,18 +6,39 @@ their store when they are made. The list is filled once all parts are there: wha
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from typing import ParamSpec
+
 import numpy as np
 import numpy.typing as npt
 
 from .errors import StoreFailed
 from .names import TopicName
 
+_log = logging.getLogger("duelog")
+
+P = ParamSpec("P")
+
+
+def call_supplied(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call a function that a program or an exporter supplied; log what it raises, and go on.
+
+    It runs once the disk has what it hears of. Nothing that it raises, BaseException included, turns a stored message
+    into an error, stops a leader or ends a thread of the store.
+    """
+    try:
+        function(*args, **kwargs)
+    except BaseException:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        _log.exception("callback %s raised; what it was told of stands", name)
+
 
 class StoreListener:
     """Hears of events in the thread in which they happen, before the call that caused them returns.
 
-    Each method does nothing here; a listener overrides those that it wants. They take leaf locks only, and raise
-    nothing.
+    Each method does nothing here; a listener overrides those that it wants. They take leaf locks only, and are
+    called by `call_supplied`.
     """
 
     def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:

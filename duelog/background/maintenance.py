@@ -35,7 +35,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import ClockJumped, DuelogError, StoreFull
 from duelog.store.files.system_errors import explain
-from duelog.store.listener import StoreListener
+from duelog.store.listener import StoreListener, call_supplied
 
 from ..sending.wal_writer import WalWriter
 from ..topics.ack_flusher import AckFlusher
@@ -298,7 +298,7 @@ class Maintenance:
                 deleted += 1
                 self.suspensions.forget(start_ms=start_ms)
                 for listener in self._listeners:
-                    listener.partition_deleted(start_ms)
+                    call_supplied(listener.partition_deleted, start_ms)
             elif gone is None or partition.state is PartitionState.DELETING:
                 self._undeleted.append(start_ms)
         return deleted

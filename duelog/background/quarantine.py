@@ -15,7 +15,7 @@ from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.errors import CorruptEntry
 from ..store.limited_log import LimitedLog
-from ..store.listener import StoreListener
+from ..store.listener import StoreListener, call_supplied
 
 _log = logging.getLogger("duelog.maintenance")
 
@@ -39,7 +39,7 @@ class Quarantine:
                 return False
             self._known[address] = self._unwritten[address] = f"{error.environment}: {error.reason}"
         for listener in self._listeners:
-            listener.quarantined()
+            call_supplied(listener.quarantined)
         text = "%s: quarantined, not delivered and not acknowledged (`duelog check` lists it): %s"
         self._log.log(logging.WARNING, text, self._main.path.parent, error)
         return True

@@ -17,7 +17,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
-from duelog.store.listener import StoreListener
+from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.log import catalog
 
 from ..sending.delay_policies import DelayPolicies
@@ -145,7 +145,7 @@ class Trimming:
         self._to_remove = [*self._to_remove, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
         for listener in self._listeners:
             for _, _, entries in gone:
-                listener.ledger_trimmed(entries)
+                call_supplied(listener.ledger_trimmed, entries)
         return len(gone)
 
     def _first_kept(self, topic: TopicState, now_ms: int) -> int | None:

@@ -24,7 +24,7 @@ from duelog.store.codec.message_fields import Dedup
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import UnknownTopic
-from duelog.store.listener import StoreListener
+from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds
 from duelog.store.wal.write_batch import WriteBatch
@@ -214,7 +214,7 @@ class KeyedBatches:
         for (owner, rows), count in zip(rows_of.items(), cancelled, strict=True):
             passed = sum(where[row].start_ms != IN_MAIN for row in rows if row in passing)
             for listener in self._listeners:
-                listener.cancelled(topics[owner].name, count + passed)
+                call_supplied(listener.cancelled, topics[owner].name, count + passed)
         ids = [where[row].message_id for row in range(len(part))]
         return MessageIds.of(*np.array(ids, dtype=np.int64).T)
 

@@ -26,7 +26,7 @@ from duelog.store.codec.format import PartitionState
 from duelog.store.codec.message_fields import Dedup, checked_dedup_key
 from duelog.store.codec.sent_ids import KeyRecord, sent_key
 from duelog.store.errors import DamagedStore
-from duelog.store.listener import StoreListener
+from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.message import Message, ScheduledMessage
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId
@@ -119,7 +119,7 @@ class KeyedMessages:
                     break  # else its message was rescheduled meanwhile
         cancelled = outcome is Outcome.CANCELLED
         for listener in self._listeners:
-            listener.cancelled(topic.name, int(cancelled))
+            call_supplied(listener.cancelled, topic.name, int(cancelled))
         return cancelled
 
     def keys(self, topic: TopicState, prefix: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from duelog.markers.pending_entries import Outcome
 from duelog.markers.withdrawal import Withdrawals
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.listener import StoreListener
+from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.message import AnyId, Message, id_of, resolve_due_ms
 from duelog.store.position import MessageId, Position
 
@@ -47,7 +47,7 @@ class TopicWithdrawals:
         """What became of each."""
         outcomes = self._withdrawals.cancel(topic.log, _checked(message_ids), keyed=self._has_keys(topic))
         for listener in self._listeners:
-            listener.cancelled(topic.name, outcomes.count(Outcome.CANCELLED))
+            call_supplied(listener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
         return outcomes
 
     def reschedule(
@@ -79,7 +79,7 @@ class TopicWithdrawals:
     def _reschedule(self, topic: TopicState, ids: list[MessageId], dues: list[int]) -> list[MessageId | None]:
         new_ids = self._withdrawals.reschedule(topic.log, ids, dues)
         for listener in self._listeners:
-            listener.rescheduled(topic.name, len(new_ids) - new_ids.count(None))
+            call_supplied(listener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
         return new_ids
 
     def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:

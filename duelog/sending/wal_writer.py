@@ -23,7 +23,7 @@ from duelog.store.env.memtable import Memtable
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
-from duelog.store.listener import StoreListener
+from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.wal.segment import MAIN, Row, capacity_of, group_bytes, row_weight
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
@@ -230,7 +230,7 @@ class WalWriter:
 
     def _count(self, elapsed_ns: int, requests: int, entries: int) -> None:
         for listener in self._listeners:
-            listener.committed("wal", elapsed_ns, requests, entries)
+            call_supplied(listener.committed, "wal", elapsed_ns, requests, entries)
 
     def _halves(self, units: list[Request]) -> list[Request]:
         """Commit the first half; the rest."""

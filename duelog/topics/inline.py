@@ -27,7 +27,7 @@ from duelog.store.codec.run import Int64s
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry, DamagedStore, UnknownSubscription
-from duelog.store.listener import StoreListener
+from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.log.scan import RunFinder
 from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId, Position
@@ -99,7 +99,7 @@ class InlineMessages:
 
     def _fell_due(self, topic_id: int, dues: Int64s, now_ms: int) -> None:
         for listener in self._listeners:
-            listener.fired(topic_id, dues, now_ms)
+            call_supplied(listener.fired, topic_id, dues, now_ms)
 
     # -- what waits --------------------------------------------------------------------------------
 

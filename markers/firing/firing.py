@@ -30,7 +30,7 @@ from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, StoreFull
 from ...store.files.failpoints import reach
 from ...store.files.page_scan import refuse_broken
-from ...store.listener import StoreListener
+from ...store.listener import StoreListener, call_supplied
 from ...store.log.managed_ledger import ManagedLedger
 from .closing import record_closed
 from .firing_batch import FiringBatch, FiringLog
@@ -93,7 +93,7 @@ class Firing:
         REQUIRES: called as its commit ends, `gate` held for reading since before they were appended.
         """
         for listener in self._listeners:
-            listener.admitted(topic_id, len(entries))
+            call_supplied(listener.admitted, topic_id, len(entries))
         log = self.loaded.logs.get(start_ms, {}).get(topic_id)
         if log is not None:
             log.admit(entries, dues)
@@ -240,7 +240,7 @@ class Firing:
         reach("fire.after")
         for listener in self._listeners:
             for log, taken, _ in batch:
-                listener.fired(log.topic_id, taken.dues, now_ms)
+                call_supplied(listener.fired, log.topic_id, taken.dues, now_ms)
 
     def _confirm(self, batch: FiringBatch) -> None:
         """Markers and frontiers are on disk: have memory say so."""

@@ -25,7 +25,7 @@ from ...snapshot.writer import Cut, SnapshotWritten, WriteStep, write_snapshots
 from ...store.config import StoreConfig
 from ...store.errors import StoreFailed, StoreFull
 from ...store.limited_log import LimitedLog
-from ...store.listener import StoreListener
+from ...store.listener import StoreListener, call_supplied
 from .pending_log import PendingLog
 from .suspensions import Part, Suspensions
 
@@ -154,7 +154,7 @@ class Saving:
             if isinstance(step, SnapshotWritten):
                 by_ledger[step.ledger_id].saved_tail = step.tail
                 for listener in self._listeners:
-                    listener.snapshot_written(step.stored_bytes, spent_ns)
+                    call_supplied(listener.snapshot_written, step.stored_bytes, spent_ns)
                 spent_ns = 0
             yield step
             started_ns = time.perf_counter_ns()

@@ -20,7 +20,7 @@ from ..files.datafile import InPlace
 from ..files.failpoints import reach
 from ..files.free_space import in_doubt, out_of_space
 from ..files.system_errors import explain
-from ..listener import StoreListener
+from ..listener import StoreListener, call_supplied
 from .commit_queue import Request
 from .map_size import MapSize
 from .memtable import Memtable
@@ -176,7 +176,7 @@ class GroupCommit:
         if self._upkeep is not None:
             self._upkeep.committed()
         for listener in self._listeners:
-            listener.committed(self.name, elapsed_ns, requests, entries)
+            call_supplied(listener.committed, self.name, elapsed_ns, requests, entries)
 
     def fail(self, error: BaseException) -> StoreFailed:
         """Close the environment for writing, for good: what is on disk, or in memory, is not known any more."""
@@ -184,5 +184,5 @@ class GroupCommit:
         failed.__cause__ = error
         self._failed = failed
         for listener in self._listeners:
-            listener.failed(self.name, failed)
+            call_supplied(listener.failed, self.name, failed)
         return failed
