@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from ..store.codec import format as fmt
@@ -20,6 +20,7 @@ from ..store.env.transaction import Transaction
 from ..store.files.directory import discard_tree, make_directory, move, remove_tree
 from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
+from ..store.jobs import Jobs
 from ..store.log import catalog
 from .partition import Partition
 
@@ -59,42 +60,42 @@ def create_partitions(
     now_ms: int,
     store_id: bytes,
     map_bytes: int,
-    publish: Callable[[], None],
+    publish: Callable[[Sequence[Partition]], None],
 ) -> None:
     """Make the directories of new partitions side by side, and register them by one commit of the main environment.
 
-    `publish` has them be known, once that is on disk; an interrupt leaves nothing half known. Raises as
-    `build_partition`, StoreFailed; then nothing is left, or what the next opening removes.
+    `publish` has those be known that are registered, once that is on disk. No directory is removed that the catalog
+    names, and none while a thread may be making it. Raises as `build_partition`, StoreFailed; then nothing is left, or
+    what the next opening removes.
     """
-    registered: list[bool] = []
+
+    def build(partition: Partition) -> None:
+        target = partition.path.parent
+        build_partition(store, target, partition.start_ms, partition.end_ms, store_id, map_bytes)
 
     def register(transaction: Transaction) -> None:
         for partition in made:
             record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
             transaction.put(fmt.partition_key(partition.start_ms), record.pack())
             partition.knows_logs = True
-        transaction.after_commit(lambda: registered.append(True))
 
-    def build(partition: Partition) -> None:
-        target = partition.path.parent
-        build_partition(store, target, partition.start_ms, partition.end_ms, store_id, map_bytes)
-
+    directories = Jobs([partial(build, partition) for partition in made])
     try:
         with explained(store):
-            if len(made) == 1:
-                build(made[0])
-            else:
-                with ThreadPoolExecutor(min(len(made), _BUILDERS)) as pool:
-                    for _ in pool.map(build, made):
-                        pass
+            if len(made) > 1:
+                directories.start(_BUILDERS)
+            directories.finish()
         main.write(register)
     finally:
-        if registered:
-            try:
+        directories.cancel()
+        with main.read() as raw:
+            registered = [each for each in made if raw.get(fmt.partition_key(each.start_ms)) is not None]
+        try:
+            if registered:
                 main.sync()  # else a power cut takes it, and groups that were sent to them are not whole
-            finally:
-                publish()
-        elif main.failed is None:  # else they may be in the catalog
+        finally:
+            publish(registered)
+        if not registered and main.failed is None:  # else they may be in the catalog
             for partition in made:
                 discard_tree(partition.path.parent)
     reach("partition.registered")
@@ -103,8 +104,9 @@ def create_partitions(
 def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:
     """A partition directory with an empty first generation, under `target` in the directory of the store.
 
-    What is there already was left by a creation whose registration failed: nothing in it was acknowledged. Raises
-    StoreFull, StoreUnavailable, OSError; then nothing is left, or what the next opening removes.
+    REQUIRES: the catalog does not name it. What is there already was left by a creation whose registration failed:
+    nothing in it was acknowledged. Raises StoreFull, StoreUnavailable, OSError; then nothing is left, or what the next
+    opening removes.
     """
     staged = store / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
     staged.mkdir()  # what is in it is made durable, its place in staging/ need not be

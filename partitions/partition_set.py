@@ -356,17 +356,22 @@ class PartitionSet:
             missing = [start_ms for start_ms in starts if start_ms not in self._partitions]
             if not missing:
                 return
+            with self._main.read() as raw:  # an interrupt may have kept one that is registered from being known
+                records = [(start_ms, catalog.partition(raw, start_ms)) for start_ms in missing]
             span_ms = self._config.partition_ms
-            made = [self._new(start_ms, start_ms + span_ms, 1, PartitionState.OPEN) for start_ms in missing]
-
-            def publish() -> None:
-                with self._lock:
-                    self._partitions.update((each.start_ms, each) for each in made)
-
-            create_partitions(self._path, self._main, made, now_ms, self._store_id, self._config.map_bytes, publish)
+            self._publish([self._new(at, each.end_ms, each.generation, each.state) for at, each in records if each])
+            made = [self._new(at, at + span_ms, 1, PartitionState.OPEN) for at, each in records if each is None]
+            if made:
+                map_bytes = self._config.map_bytes
+                create_partitions(self._path, self._main, made, now_ms, self._store_id, map_bytes, self._publish)
             for partition in made:
                 for listener in self._listeners:
                     call_supplied(listener.partition_created, partition.start_ms)
+
+    def _publish(self, partitions: Sequence[Partition]) -> None:
+        """Have partitions that are registered be known; one step, which an interrupt finds undone or done."""
+        with self._lock:
+            self._partitions = SortedDict({**self._partitions, **{each.start_ms: each for each in partitions}})
 
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while there is a lease.
@@ -383,7 +388,7 @@ class PartitionSet:
     def forget(self, partition: Partition) -> None:
         """Take a partition that was removed from disk and catalog out of the set."""
         with self._lock:
-            self._partitions.pop(partition.start_ms, None)
+            self._partitions = SortedDict({at: each for at, each in self._partitions.items() if each is not partition})
 
     def new_ledger(self) -> int:
         """A ledger id for a new partition log. Not inside a transaction of the main environment."""

@@ -121,11 +121,13 @@ class AppendGroup:
     def publish(self, position: int) -> None:
         """The group at `position` is durable: the memtables get its rows, and memory hears of them."""
         with self._claims.publishing:  # all of a group, or nothing
+            self._claims.torn = True
             for memtable, key, fields in self._records:
                 memtable.position = position
                 memtable.add_record(key, fields)
             for added in self._added:
                 added(position)
+            self._claims.torn = False
 
     def release(self) -> None:
         """Give all claims back; twice does nothing."""

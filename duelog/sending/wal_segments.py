@@ -8,14 +8,12 @@ not applied before the next. A small one stays in the page cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.environment import Environment
-from duelog.store.files.failpoints import reach
 from duelog.store.files.free_space import free_bytes, require_space
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
@@ -39,7 +37,7 @@ _KEPT_BYTES = MIB
 """Of a disk, for commits that make space."""
 
 _THREADS = 4
-"""That apply partitions side by side; started when they are first needed."""
+"""That apply partitions side by side."""
 
 
 class WalSegments:
@@ -72,11 +70,10 @@ class WalSegments:
         self._relaxed_ms = config.relaxed_ms
         self._wake = wake
         self._background = background
-        self._unrecorded = False
-        """Whether the first segment was begun, and the main environment does not say so yet."""
+        self._recorded = wal.active is not None
+        """Whether the main environment says that the log was begun."""
         self._checkpoint: Checkpoint | None = None
         """The last that was begun."""
-        self._pool: ThreadPoolExecutor | None = None
         self._begun_ms: int | None = clock.now_ms() if unapplied else None
         """When the first group of the segment was appended; None: it has none."""
         self._flushed_ms: int | None = None
@@ -89,7 +86,7 @@ class WalSegments:
 
     def fits(self, size: int, rows: int) -> bool:
         """Whether a group of so many bytes (`group_bytes`) and rows can be appended; else `make_space` makes space."""
-        return not self._unrecorded and self._takes(size, rows)
+        return self._recorded and self._takes(size, rows)
 
     def _takes(self, size: int, rows: int) -> bool:
         return self._wal.fits(size) and (not self._rows or self._rows + rows <= self._most_rows)
@@ -99,22 +96,24 @@ class WalSegments:
         if not self._takes(size, rows):
             self.begin_next(size)
         active = self._wal.active
-        if self._unrecorded and active is not None:  # before anything is in it
+        if not self._recorded and active is not None:  # before anything is in it
             oldest = fmt.pack_u64(active.number)
             self._main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), oldest))
             self._main.sync()
-            self._unrecorded = False
+            self._recorded = True
+
+    def sync_before(self, rows: Sequence[Row]) -> None:
+        """Have commits be on disk that rows to be appended follow. Raises StoreFailed."""
+        if self._durability == "relaxed" and any(row.start_ms == MAIN for row in rows):
+            self._main.sync()  # else it would leave a gap before them
 
     def append(self, rows: Sequence[Row]) -> int:
         """Append a group; its place, once it is as durable as the store's durability says. REQUIRES: it fits.
 
-        Raises OSError, StoreFailed.
+        Raises OSError.
         """
-        if self._durability == "relaxed" and any(row.start_ms == MAIN for row in rows):
-            self._main.sync()  # a commit that a power cut took back would leave a gap before these rows
         now_ms = self._clock.now_ms()
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
-        reach("wal.before")
         position = self._wal.append(rows, flush=flush)
         self._rows += row_weight(rows)
         if self._begun_ms is None:
@@ -177,16 +176,12 @@ class WalSegments:
             self._ended_bytes += active.size
             return
         begun_ms, self._begun_ms, self._ended_bytes, self._rows = self._begun_ms, None, 0, 0
-        if ended is None:
-            self._unrecorded = True
-        elif begun_ms is not None:
+        if ended is not None and begun_ms is not None:
             self._checkpoint = Checkpoint(self._main, self._partitions, ended, self._wake)
-            if not self._background:
+            if self._background:
+                self._checkpoint.begin(_THREADS)
+            else:
                 self.finish_checkpoint()
-                return
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-apply")
-            self._checkpoint.begin(self._pool, _THREADS)
 
     def _size_with_space(self, size: int, group: int) -> int:
         """A segment's size, less where there is no space to apply so much and what is not applied. Raises StoreFull.
@@ -250,7 +245,7 @@ class WalSegments:
         self.finish_checkpoint()
 
     def close(self) -> None:
-        """End the threads, and close the files."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        """Wait for the threads, and close the files."""
+        if self._checkpoint is not None:
+            self._checkpoint.cancel()
         self._wal.close()

@@ -20,7 +20,7 @@ from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable
-from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFull
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.listener import StoreListener, call_supplied
@@ -70,8 +70,8 @@ class WalWriter:
         self.largest_firing = min(config.fire_batch, self.largest_group // _FIRED_BYTES)
         """Entries that one group fires at most."""
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
-        self._publishing = False
-        """Between a flush and the end of what follows from it in memory."""
+        self._unpublished = False
+        """Set from the first byte of a group until memory knows it; for good where that broke off."""
         self._closed = False
         self._process = here.pid
         self._listeners = listeners
@@ -110,18 +110,28 @@ class WalWriter:
         if here.pid != self._process:
             raise ClosedError("store (opened by another process)")
 
-    def _broke_off(self, error: BaseException, decided: bool) -> None:
-        """Where memory may not be what is on disk any more, nothing more is written."""
-        if self._publishing or (isinstance(error, Exception) and not decided):
-            self._main.fail(error)
+    def _broke_off(self, error: BaseException) -> None:
+        """Write nothing more where memory may not be what is on disk."""
+        if self._unpublished or isinstance(error, Exception):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> StoreFailed:
+        """Stop the store: a commit that waits for a claim of this writer gets none any more."""
+        failed = self._claims.failed = self._main.fail(error)
+        return failed
 
     def _commit_group(self, requests: list[Request]) -> None:
         """Give every request its value or its error."""
+        if self._unpublished and self._main.failed is None:  # a second interrupt came before `_broke_off`
+            self._broke_off(KeyboardInterrupt())
         units: list[Request] = []
         for request in requests:
-            if isinstance(request.work, _Action):
+            if self._main.failed is not None:
+                request.error = self._main.failed
+            elif isinstance(request.work, _Action):
                 try:
                     request.work.call()
+                    request.stored()
                 except Exception as error:
                     request.error = error
             elif self._closed:
@@ -153,33 +163,40 @@ class WalWriter:
                 group.release()  # a commit that applies may append to the same logs
                 self._segments.make_space(size, weight)
                 return self._commit_appends(units)
-            group.publish(self._append(group.rows))
-            for unit in units:
-                unit.done = True
-            self._publishing = False
+            self._store(group.rows, group.publish, units)
             self._count(time.perf_counter_ns() - started, len(units), group.entries)
         except OSError as error:
-            failed = self._main.fail(error)
+            failed = self._fail(error)
             for unit in units:
                 unit.error = failed
         except Exception as error:
-            if self._publishing:
+            if self._unpublished:
                 raise
             for unit in units:
                 unit.error = error
         finally:
-            group.release()
+            self._release(group)
         return True
 
-    def _append(self, rows: Sequence[Row]) -> int:
-        """Append a group; its place, once it is as durable as it is to be. Memory is to hear of it then.
+    def _store(self, rows: Sequence[Row], publish: Callable[[int], None], units: Sequence[Request]) -> None:
+        """Append a group, and have memory know it once it is as durable as it is to be. Raises OSError, StoreFailed.
 
-        Raises OSError, StoreFailed.
+        What breaks it off, an interrupt too, stops the store: the group may be on disk, and memory does not know.
         """
+        self._segments.sync_before(rows)
+        reach("wal.before")
+        self._unpublished = True
         position = self._segments.append(rows)
-        self._publishing = True
         reach("wal.after")
-        return position
+        publish(position)
+        for unit in units:
+            unit.stored()
+        self._unpublished = False
+
+    def _release(self, group: AppendGroup | WriteBatch) -> None:
+        """Give the claims of a group back, but for one that broke off: its ids may be on disk."""
+        if not self._unpublished:
+            group.release()
 
     def _commit(self, units: list[Request]) -> list[Request]:
         """Commit units of work, all of them or those before one that is too many; what is left of them."""
@@ -203,30 +220,29 @@ class WalWriter:
                 self._segments.make_space(size, row_weight(rows))
                 return units
             if rows:
-                batch.publish(self._append(rows))
-            self._publishing = False
-            elapsed_ns = time.perf_counter_ns() - started
-            for request in units:
-                request.done = True
-            self._count(elapsed_ns, len(units), batch.entries)
+                self._store(rows, batch.publish, units)
+            else:
+                for request in units:
+                    request.stored()
+            self._count(time.perf_counter_ns() - started, len(units), batch.entries)
             return []
         except Conflict as conflict:
             batch.release()
             self._claims.wait(conflict.owner)
             return units
         except OSError as error:
-            failed = self._main.fail(error)
+            failed = self._fail(error)
             for request in units:
                 request.error = failed
             return []
         except Exception as error:
-            if self._publishing:
+            if self._unpublished:
                 raise
             for request in units if current is None else [current]:
                 request.error = error
             return [] if current is None else [request for request in units if request is not current]
         finally:
-            batch.release()
+            self._release(batch)
 
     def _count(self, elapsed_ns: int, requests: int, entries: int) -> None:
         for listener in self._listeners:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
-from ..errors import DuelogError
+from ..errors import DuelogError, StoreFailed
 
 _LOOK_AGAIN_S = 0.1
 """How long a wait lasts at most: an interrupt may have come between a release and its notification."""
@@ -31,6 +32,10 @@ class Claims:
     def __init__(self) -> None:
         self.publishing = threading.Lock()
         """Held while a group's rows are added to memtables and memory hears of them, or a memtable's are taken."""
+        self.torn = False
+        """Whether memtables may have a part of a group: set while its rows are added, for good where that broke off."""
+        self.failed: StoreFailed | None = None
+        """Why no claim is given any more: a group broke off, and memory may not have what is on disk."""
         self._mutex = threading.Lock()
         self._released = threading.Condition(self._mutex)
         self._by_owner: dict[object, object] = {}
@@ -38,11 +43,21 @@ class Claims:
         """Threads that wait for a claim; counted before they look, so that who gives one back sees them."""
 
     def take(self, owner: object, claimant: object) -> None:
-        """For a commit: claim the log `owner`, and wait for that. Nothing is done where `claimant` has the claim."""
+        """For a commit: claim the log `owner`, and wait for that. Nothing is done where `claimant` has the claim.
+
+        Raises StoreFailed.
+        """
         if not self.is_taken(owner, claimant):
             with self._mutex, self._counted():
                 while not self.is_taken(owner, claimant):
+                    if self.failed is not None:
+                        raise self.failed
                     self._released.wait(_LOOK_AGAIN_S)
+
+    def refuse_torn(self) -> None:
+        """Raise StoreFailed where memtables may have a part of a group. REQUIRES: `publishing` is held."""
+        if self.torn:
+            raise self.failed or StoreFailed(Path("wal"), "a group was broken off while memory was told of it")
 
     def is_taken(self, owner: object, claimant: object) -> bool:
         """Claim the log, without waiting; whether `claimant` has the claim."""

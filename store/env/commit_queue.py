@@ -5,45 +5,52 @@ last wakes the next leader: woken all at once their threads would only wait for 
 Sixteen threads that send one by one then send 30 % less on two processors and 23 % less on one, and take 20 to 50 %
 more processor time a message.
 
-An interrupt (KeyboardInterrupt) of one caller concerns no other: its request leaves the queue, or the chain of those
-that return; an interrupted leader puts the other requests back, and another one leads. A call that raises has been
-decided by then: its work is stored, or never will be. So a caller whose work is being committed waits for the end of
-that before it raises, and an `after_commit` callback of its work has been called by then, or never is.
+An interrupt (KeyboardInterrupt) of one caller concerns no other. Two things are right whatever is interrupted, and
+wherever: one thread leads at a time, as it holds `_leading`, which `with` gives back; and a request is committed once,
+as a leader takes those that are not `done`. The wake-ups are for speed alone: a request that none reaches looks again
+after `_LOOK_AGAIN_S`. A call that raises has been decided by then: its work is stored, or never will be.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+_LOOK_AGAIN_S = 1.0
+"""How long a request sleeps at most where the one before it was interrupted before it could wake it."""
 
 _ATTEMPTS = 100
-"""How often a step that no interrupt may prevent is begun anew."""
+"""How many further interrupts a caller outlasts that waits to be decided."""
 
 
 class Request:
     """A unit of work on its way: once `done`, it has a value or an error."""
 
-    __slots__ = ("done", "error", "following", "gate", "goes_on", "leads", "left", "value", "wakes", "work")
+    __slots__ = ("done", "error", "gate", "value", "woken", "work")
 
     def __init__(self, work: Any) -> None:
         self.work = work
         self.value: Any = None
         self.error: BaseException | None = None
         self.done = False
-        self.leads = False
         self.gate: threading.Lock | None = None
-        """Held until the request returns or leads; None: it leads from the beginning, and no thread waits."""
-        self.goes_on = False
-        """Committed and woken: it has to wake the next."""
-        self.left = False
-        """Its caller was interrupted and has returned."""
-        self.following: Request | None = None
-        """The request that returns after it."""
-        self.wakes: Request | None = None
-        """The request that it still has to wake, to return or to lead."""
+        """Held until the request is woken; None: it leads from the beginning, and no thread waits."""
+        self.woken = False
+
+    def stored(self) -> None:
+        """Its work is stored, whatever an attempt before has come to."""
+        self.error = None
+        self.done = True
+
+    def wake(self) -> bool:
+        """Have its thread return, or lead; False where it was woken before. REQUIRES: the mutex of the queue."""
+        if self.gate is None or self.woken:
+            return False
+        self.woken = True
+        self.gate.release()
+        return True
 
 
 class CommitQueue:
@@ -53,28 +60,30 @@ class CommitQueue:
         self,
         admit: Callable[[], None],
         commit_group: Callable[[list[Request]], None],
-        broke_off: Callable[[BaseException, bool], None],
+        broke_off: Callable[[BaseException], None],
     ) -> None:
         """`admit` raises if nothing may be queued any more; it is called under the queue's lock.
 
-        `commit_group` gives every request its value or its error. `broke_off` is told what it raised instead, and
-        whether the leader's own request was done.
+        `commit_group` gives every request its value or its error; `broke_off` hears what it raised instead. Requests
+        that are not done then are committed by the next leader.
         """
         self._admit = admit
         self._commit_group = commit_group
         self._broke_off = broke_off
+        self._leading = threading.Lock()
+        """Held by the leader while it commits."""
         self._mutex = threading.Lock()
-        self._waiting: list[Request] = []
+        self._queue: deque[Request] = deque()
+        """Requests in order: those that are done and not woken yet, then the leader's and those that wait."""
+        self._batch: list[Request] = []
+        """The requests that the leader is committing, or the last one has committed."""
         self._led = False
+        """Whether a request leads, or was woken to return or to lead."""
 
     def __len__(self) -> int:
         """Requests that wait for a leader."""
-        return len(self._waiting)
-
-    def unless_led(self, action: Callable[[], T | None]) -> T | None:
-        """Do something short while no request leads, nor can begin to; None, with nothing done, where one leads."""
         with self._mutex:
-            return None if self._led else action()
+            return sum(1 for request in self._queue if not request.done and request not in self._batch)
 
     def run(self, work: Any) -> Any:
         """Have `work` committed, by this thread or by another, and return its value or raise its error."""
@@ -87,15 +96,14 @@ class CommitQueue:
                     gate.acquire()
                     request.gate = gate
                 else:
-                    self._led = request.leads = True
-                self._waiting.append(request)
+                    self._led = True
+                self._queue.append(request)
             if request.gate is not None:
-                request.gate.acquire()
-                if request.goes_on:
-                    with self._mutex:
-                        self._pass_on(request)
+                self._sleep(request, request.gate)
             if not request.done:
-                self._lead(request)
+                self._lead()
+            with self._mutex:
+                self._pass_on()
         except BaseException:
             self._leave(request)
             raise
@@ -103,84 +111,56 @@ class CommitQueue:
             raise request.error
         return request.value
 
-    def _leave(self, request: Request) -> None:
-        """Take a request out whose caller was interrupted, without taking the others along, once it is decided."""
-        while True:
+    def _sleep(self, request: Request, gate: threading.Lock) -> None:
+        """Wait until the request returns or leads."""
+        while not gate.acquire(timeout=_LOOK_AGAIN_S):
+            if request.done or not self._leading.locked():  # what should have woken it was interrupted, or is slow
+                with self._mutex:
+                    request.wake()
+                return
+
+    def _lead(self) -> None:
+        with self._leading:
             with self._mutex:
-                if request in self._waiting:
-                    self._waiting.remove(request)
-                    request.done = True
-                gate = request.gate
-                if gate is None or request.done or request.leads or request.goes_on:
-                    request.done = request.left = True
-                    self._pass_on(request)
-                    return
+                self._batch = [request for request in self._queue if not request.done]
             try:
-                gate.acquire()  # another leader is at it
-            except KeyboardInterrupt:
-                continue
+                self._commit_group(self._batch)
+            except BaseException as error:
+                self._broke_off(error)
+                raise
+            for request in self._batch:
+                request.done = True
+            self._batch = []
 
-    def _pass_on(self, request: Request) -> None:
-        """Wake the request that returns after this one, or the next leader; idempotent. REQUIRES: the mutex."""
-        if request.leads or request.goes_on:
-            following = request.following
-            while following is not None and following.left:
-                following = following.following
-            # Each of these is one step, which an interrupt finds undone or done.
-            if following is not None:
-                following.goes_on, request.leads, request.goes_on, request.wakes = True, False, False, following
-            elif self._waiting:
-                following = self._waiting[0]
-                following.leads, request.leads, request.goes_on, request.wakes = True, False, False, following
-            else:
-                self._led = request.leads = request.goes_on = False
-        if request.wakes is not None:
-            gate = request.wakes.gate
-            if gate is not None and gate.locked():  # else it was woken before an interrupt
-                gate.release()
-            request.wakes = None
+    def _pass_on(self) -> None:
+        """Wake the next request that returns, or the next leader. REQUIRES: the mutex."""
+        while self._queue:
+            following = self._queue[0]
+            if following.done:
+                self._queue.popleft()
+            if following.wake() or not following.done:  # one that was woken before is to lead
+                return
+        self._led = False
 
-    def _lead(self, own: Request) -> None:
-        batch: list[Request] = []
-        broke_off = True
-        try:
-            with self._mutex:
-                batch, self._waiting = self._waiting, []
-            self._commit_group(batch)
-            broke_off = False
-        except BaseException as error:
-            self._broke_off(error, own.done)
-            raise
-        finally:
-            # An interrupt of this thread does not keep the others from returning.
-            interrupt: BaseException | None = None
-            for _ in range(_ATTEMPTS):
-                try:
-                    self._hand_over(own, batch, broke_off)
-                    break
-                except BaseException as error:
-                    interrupt = error
-            if interrupt is not None:
-                raise interrupt
+    def _leave(self, request: Request) -> None:
+        """Take a request out whose caller was interrupted, once it is decided: a leader that is at it goes on."""
+        for _ in range(_ATTEMPTS):
+            try:
+                if not self._withdraw(request):
+                    with self._leading:
+                        self._batch = []  # its leader has come to its end, or was interrupted
+                        self._withdraw(request)
+                return
+            except BaseException as error:  # a further interrupt
+                interrupt = error
+        raise interrupt
 
-    def _hand_over(self, own: Request, batch: list[Request], broke_off: bool) -> None:
-        """Let committed requests return, and put the others back into the queue; idempotent."""
+    def _withdraw(self, request: Request) -> bool:
+        """Have no leader take a request, and wake the next; False where a leader has it."""
         with self._mutex:
-            if broke_off and own in self._waiting:  # it had not begun to commit
-                self._waiting.remove(own)
-            if own.leads and (broke_off or len(batch) > 1):
-                again: list[Request] = []
-                if broke_off:
-                    again = [request for request in batch if request is not own and not request.done]
-                for request in again:
-                    request.error = None
-                last = own
-                for request in batch:
-                    if request is not own and request not in again:
-                        request.done = True
-                        last.following = request
-                        last = request
-                if again:
-                    self._waiting = [*again, *(request for request in self._waiting if request not in again)]
-            own.done = True
-            self._pass_on(own)
+            if request in self._batch and not request.done:
+                return False
+            request.done = True
+            request.wake()
+            self._pass_on()
+            return True

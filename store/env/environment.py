@@ -205,7 +205,7 @@ class Environment(GroupCommit):
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
         if self._durability == "commit":
             return
-        with self._syncing:  # a call that finds nothing to do must not return before the sync that does it
+        with self._gate.reading(), self._syncing:  # a call that finds nothing to do waits for the sync that does it
             if not self._unsynced:
                 return
             self._check_writable()

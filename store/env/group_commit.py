@@ -73,9 +73,9 @@ class GroupCommit:
     def _check_writable(self) -> None:
         raise NotImplementedError
 
-    def _broke_off(self, error: BaseException, decided: bool) -> None:
-        """Where memory may not be what is on disk any more, nothing more is written."""
-        if self._publishing or (isinstance(error, Exception) and not decided):
+    def _broke_off(self, error: BaseException) -> None:
+        """Write nothing more where memory may not be what is on disk."""
+        if self._publishing or isinstance(error, Exception):
             self.fail(error)
 
     def _commit_together(self, batch: list[Request]) -> None:
@@ -92,6 +92,8 @@ class GroupCommit:
             self._transaction = None
 
     def _attempt(self, batch: list[Request]) -> None:
+        if self._publishing and self._failed is None:  # a second interrupt came before `_broke_off`
+            self.fail(KeyboardInterrupt())
         started = time.perf_counter_ns()
         left = batch
         while left:
@@ -154,7 +156,7 @@ class GroupCommit:
             reach("commit.after")
             transaction.committed()
             for request in left:
-                request.done = True
+                request.stored()
             self._publishing = False
             self._count(len(left), transaction.entries, time.perf_counter_ns() - started)
             return
@@ -180,7 +182,10 @@ class GroupCommit:
 
     def fail(self, error: BaseException) -> StoreFailed:
         """Close the environment for writing, for good: what is on disk, or in memory, is not known any more."""
-        failed = StoreFailed(self.path, str(error) or type(error).__name__)
+        reason = str(error) or type(error).__name__
+        if not isinstance(error, Exception):
+            reason = f"{type(error).__name__} amid a commit: whether calls under way have stored theirs is in doubt"
+        failed = StoreFailed(self.path, reason)
         failed.__cause__ = error
         self._failed = failed
         for listener in self._listeners:

@@ -253,8 +253,9 @@ def unapplied_numbers(raw: Reads, prefix: bytes) -> BitMap64:
 
 
 def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
-    """Have a write transaction store what the memtable holds and it has not stored yet."""
+    """Have a write transaction store what the memtable holds and it has not stored yet. Raises StoreFailed."""
     with memtable.publishing:  # all of a group, or nothing
+        memtable.claims.refuse_torn()
         position = memtable.position
         records, united, runs_by_ledger = applied.records(), applied.numbers(), list(applied.rows())
     if not (records or united or runs_by_ledger):

@@ -156,6 +156,13 @@ def partitions(raw: Reads) -> list[tuple[int, PartitionRecord]]:
     return [(fmt.trailing_u64(key), PartitionRecord.unpack(fields)) for key, fields in found]
 
 
+def partition(raw: Reads, start_ms: int) -> PartitionRecord | None:
+    """The record of the partition that begins at `start_ms`, None when none is registered."""
+    key = fmt.partition_key(start_ms)
+    value = raw.get(key)
+    return None if value is None else PartitionRecord.unpack(fmt.unseal(key, value))
+
+
 def frontier(raw: Reads, topic_id: int, start_ms: int) -> FrontierRecord | None:
     """The frontier of a topic's log in a partition, None when nothing of it has fired."""
     key = fmt.frontier_key(topic_id, start_ms)

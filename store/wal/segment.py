@@ -166,8 +166,8 @@ class Segment:
             raise
         self._at = at
         self._sequence = self._flushed = sequence
-        self._writing = False
-        """Whether a group was begun to be written at the place of the next, and its append has not ended."""
+        self.ended = False
+        """Whether its last group was appended."""
 
     @property
     def used(self) -> int:
@@ -186,8 +186,7 @@ class Segment:
     def append(self, rows: Sequence[Row], *, flush: bool) -> None:
         """Append a group, and wait until it is on disk where `flush`. Raises OSError; the segment is of no use then.
 
-        An interrupted one (KeyboardInterrupt) may be there or not, and the next takes its place, flushed whatever
-        `flush` is: a power cut could bring the interrupted one back before a later group. No rows: the last.
+        No rows: the last. One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
         """
         parts: list[Buffer] = []
         for kind, start_ms, key, value in rows:
@@ -199,17 +198,14 @@ class Segment:
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
-        through = flush and self.is_flushed and not self._writing
-        flush = flush or self._writing
-        self._writing = True
-        if through:
+        if flush and self.is_flushed:
             self._file.write_through(group, self._at)
         else:
             self._file.write(group, self._at)
             if flush:
                 self._file.flush()
-        self._at, self._sequence, self._flushed = follows, sequence, sequence if flush else self._flushed
-        self._writing = False
+        self._flushed = sequence if flush else self._flushed
+        self._at, self._sequence, self.ended = follows, sequence, not rows
 
     @property
     def is_flushed(self) -> bool:
@@ -312,8 +308,6 @@ class SegmentFollower:
         self._number = number
         self._store_id = store_id
         self._at = _GROUPS_AT
-        self._last = (_GROUPS_AT, b"")
-        """Where the last group begins, and what it begins with."""
         self.groups: list[Group] = []
         """What was read so far, in order."""
         self.ended = False
@@ -321,21 +315,11 @@ class SegmentFollower:
     def follow(self) -> None:
         """Read on. Raises FileNotFoundError where the file was renamed: its groups are applied."""
         with self._path.open("rb") as file:
-            self._look_again(file)
             while not self.ended and (group := self._next(file)) is not None:
                 if group.row_count:
                     self.groups.append(group)
                 else:
                     self.ended = True
-
-    def _look_again(self, file: BinaryIO) -> None:
-        """Forget the last group if another has taken its place: its append was interrupted."""
-        at, head = self._last
-        file.seek(at)
-        if file.read(len(head)) != head:
-            if not self.ended:
-                self.groups.pop()
-            self._at, self._last, self.ended = at, (at, b""), False
 
     def _next(self, file: BinaryIO) -> Group | None:
         file.seek(self._at)
@@ -346,7 +330,6 @@ class SegmentFollower:
         group = read_group(content, 0, self._store_id, self._number, self._at)
         if group is None or group.sequence != len(self.groups):
             return None
-        self._last = self._at, head
         self._at = _aligned(self._at + len(content))
         return group
 

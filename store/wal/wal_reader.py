@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,11 +68,18 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
 def flush_wal(path: Path, content: WalContent) -> None:
     """Have what was read be on disk: what a killed process has written may not be, and is built upon from now on.
 
-    Raises OSError.
+    The last segment is written again: a page that the disk once refused looks clean in the page cache, and a flush
+    passes it over. Those before it were flushed when they ended. Raises OSError.
     """
-    if content.tail is not None:
-        for number in range(content.oldest, content.last + 1):
-            flush_file(path / DIRECTORY / file_name(number))
+    if content.tail is None:
+        return
+    for number in range(content.oldest, content.last):
+        flush_file(path / DIRECTORY / file_name(number))
+    with (path / DIRECTORY / file_name(content.last)).open("r+b", buffering=0) as file:
+        written = memoryview(file.read(content.tail.end))
+        if os.pwrite(file.fileno(), written, 0) != len(written):
+            raise OSError(errno.EIO, "a write was cut short", file.name)
+        os.fdatasync(file.fileno())
 
 
 def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int) -> list[Path]:

@@ -50,7 +50,8 @@ class WriteAheadLog:
 
     def fits(self, size: int) -> bool:
         """Whether a group of so many bytes (`group_bytes`) can be appended to the active segment."""
-        return self._active is not None and not self._recovered and self._active.fits(size)
+        active = self._active
+        return active is not None and not self._recovered and not active.ended and active.fits(size)
 
     def append(self, rows: Sequence[Row], *, flush: bool) -> int:
         """Append a group (`Segment.append`); its place. REQUIRES: it fits."""
@@ -91,7 +92,7 @@ class WriteAheadLog:
         before = self._active
         try:
             reach("wal.prepared")
-            if before is not None:
+            if before is not None and not before.ended:  # else a call before was interrupted behind this
                 before.append([], flush=True)
         except BaseException:
             following.close()

@@ -70,11 +70,14 @@ class EnvironmentBatch(StagingTransaction):
 
     def publish(self, position: int) -> None:
         """The group at `position` is durable: the memtable gets the rows, and the callbacks run."""
-        with self.memtable.publishing:
+        claims = self.memtable.claims
+        with claims.publishing:
+            claims.torn = True
             self.memtable.position = position
             for row in self.rows:
                 add_row(self.memtable, row)
             self.committed()
+            claims.torn = False
 
 
 class WriteBatch:

@@ -309,10 +309,10 @@ def _interrupt(sent: Sent, armed: Armed, point: str) -> None:
         sent.send("interrupted", 2)
 
 
-def test_an_interrupt_while_a_group_is_counted_leaves_a_wal_that_can_be_read(
-    sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_while_a_group_is_appended_closes_the_store_for_writing(
+    sent: Sent, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group is on disk; the next write takes its number with its place, or neither."""
+    """The group may be on disk with its entry ids: no other takes them. Opened anew, the store has it or not."""
 
     def interrupt(at: int) -> int:
         raise KeyboardInterrupt
@@ -321,8 +321,10 @@ def test_an_interrupt_while_a_group_is_counted_leaves_a_wal_that_can_be_read(
         patched.setattr(segment, "_aligned", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sent.send("interrupted", 2)
-    sent.send_some("next")
-    sent.expect(open_store(sent.crash(tmp_path / "crashed"), CONFIG), ("interrupted",))
+    with pytest.raises(StoreFailed, match="in doubt"):
+        sent.send("next", 2)
+    sent.store.close()
+    sent.expect(open_store(config=CONFIG), ("interrupted",))
 
 
 def test_a_partition_without_space_for_unapplied_entries_does_not_hold_back_what_is_due(

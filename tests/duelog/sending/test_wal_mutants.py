@@ -15,8 +15,8 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message
 from duelog.errors import DuelogError
 from duelog.sending import wal_replay
-from duelog.sending.checkpoint import Checkpoint
 from duelog.store.files import failpoints
+from duelog.store.jobs import Jobs
 from duelog.store.wal.segment import Row, Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import single_rows
@@ -120,7 +120,7 @@ def not_flushed(patch: pytest.MonkeyPatch) -> None:
 
 def recorded_before_applied(patch: pytest.MonkeyPatch) -> None:
     """A segment is used again though what it held is in memory alone."""
-    patch.setattr(Checkpoint, "_apply_rest", lambda self: None)
+    patch.setattr(Jobs, "finish", lambda self: None)
 
 
 def replayed_twice(patch: pytest.MonkeyPatch) -> None:

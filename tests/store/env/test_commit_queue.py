@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from duelog.store.env import commit_queue
 from duelog.store.env.commit_queue import CommitQueue, Request
 from tests.store.group_commits import PATIENCE_S, until
 
@@ -17,7 +18,7 @@ class Committed:
     """A queue whose work is numbers; what is committed, batch by batch, and what each caller got, in order."""
 
     def __init__(self) -> None:
-        self.queue = CommitQueue(lambda: None, self._commit_group, lambda error, done: None)
+        self.queue = CommitQueue(lambda: None, self._commit_group, lambda error: None)
         self.batches: list[list[int]] = []
         self.got: list[tuple[int, Any]] = []
         self.before: dict[int, Callable[[], None]] = {}
@@ -54,37 +55,28 @@ class Committed:
         for thread in self._threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), "a thread waits for ever"
-        assert self.queue.unless_led(lambda: True), "a request leads for ever"
+        assert not self.queue._led, "a request leads for ever"
 
 
-def test_callers_of_one_group_return_one_after_the_other() -> None:
+def test_callers_of_one_group_return_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wakes the next when it has been woken, and the last the next leader: no two are woken at once."""
     served = Committed()
-    woken: list[Request] = []
-    pass_on = served.queue._pass_on
+    woken: list[int] = []
+    wake = Request.wake
 
-    def watch(request: Request) -> None:
-        woken.append(request)
-        pass_on(request)
+    def watch(request: Request) -> bool:
+        done = wake(request)
+        woken.extend([request.work] if done else [])
+        return done
 
-    served.queue._pass_on = watch  # type: ignore[method-assign]
+    monkeypatch.setattr(Request, "wake", watch)
     served.before[0] = lambda: served.send_all(range(1, 6))
     served.before[1] = lambda: served.send_all(range(6, 9))
     assert served.queue.run(0) == 0
     served.join()
     assert served.batches == [[0], [1, 2, 3, 4, 5], [6, 7, 8]]
     assert sorted(served.got) == [(number, number * 10) for number in range(1, 9)]
-    assert [request.work for request in woken] == list(range(9))
-
-
-def test_nothing_is_done_beside_a_leader() -> None:
-    """`unless_led` says so, from the first that leads to the last that has gone on."""
-    served = Committed()
-    seen: list[object] = []
-    served.before[0] = lambda: seen.append(served.queue.unless_led(lambda: 1))
-    served.queue.run(0)
-    assert seen == [None]
-    assert served.queue.unless_led(lambda: 1) == 1
+    assert woken == list(range(1, 9))
 
 
 def interrupt_main() -> None:
@@ -141,20 +133,31 @@ def test_a_caller_interrupted_during_its_commit_keeps_no_other_from_returning(pl
 
 def test_a_caller_interrupted_when_it_is_woken_wakes_the_next() -> None:
     """Its turn is not lost with it, whether the next one returns or leads."""
-    for others in (2, 0):
-        served = Committed()
-        request = Request(0)
-        request.gate = threading.Lock()
-        request.gate.acquire()
-        following = [Request(number) for number in range(1, others + 1)]
-        for before, after in zip([request, *following], following, strict=False):
-            after.gate = threading.Lock()
-            after.gate.acquire()
-            before.following = after
-        served.queue._led = request.goes_on = True
-        served.queue._leave(request)
-        assert [after.goes_on for after in following] == [number == 0 for number in range(others)]
-        assert served.queue._led == (others > 0)
+    for done in (True, False):
+        queue = Committed().queue
+        woken, following = Request(0), Request(1)
+        for request in (woken, following):
+            request.gate = threading.Lock()
+            request.gate.acquire()
+            request.done = done
+            queue._queue.append(request)
+        queue._led = True
+        woken.done = woken.wake()
+        queue._leave(woken)
+        assert following.woken
+        assert queue._led
+
+
+def test_a_request_that_no_other_wakes_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two interrupts of the caller before it, the second while it hands the lead on, hold nobody up for ever."""
+    monkeypatch.setattr(commit_queue, "_LOOK_AGAIN_S", 0.01)
+    served = Committed()
+    served.queue._led = True  # left by who was interrupted twice
+    assert served.queue.run(1) == 10
+    served.queue._led = True
+    served.send_all(range(2, 6))
+    served.join()
+    assert sorted(number for batch in served.batches for number in batch) == [1, 2, 3, 4, 5]
 
 
 def test_requests_put_back_by_an_interrupted_leader_are_committed_by_the_next() -> None:

@@ -104,24 +104,6 @@ def test_a_segment_that_ends_after_it_was_read_is_read_to_its_end(
     following.close()
 
 
-@pytest.mark.parametrize("first", [[record(1)], []])
-def test_a_group_whose_append_was_interrupted_gives_way_to_the_next(directory: Path, first: list[Row]) -> None:
-    """It was seen, and another takes its place; so too where it was the one that ends a segment."""
-    look = FollowedWal(directory.parent, STORE_ID).of(MAIN)
-    segment = Segment(directory, 1, STORE_ID, SIZE)
-    segment.append([record(0)], flush=True)
-    at, sequence = segment.used + 4096, 1
-    segment.append(first, flush=False)
-    assert look()(-1).records == (of(0, 1) if first else of(0))
-    segment.close()
-    segment = Segment(directory, 1, STORE_ID, SIZE, at=at, sequence=sequence)
-    segment.append([record(2), record(3)], flush=True)
-    assert look()(-1).records == of(0, 2, 3)
-    segment.append([record(4)], flush=True)
-    assert look()(-1).records == of(0, 2, 3, 4)
-    segment.close()
-
-
 def test_a_segment_that_was_renamed_is_forgotten(directory: Path) -> None:
     """Its rows are applied, and those of the one that it has become are read as they come."""
     look = FollowedWal(directory.parent, STORE_ID).of(MAIN)

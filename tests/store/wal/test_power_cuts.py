@@ -19,7 +19,7 @@ from duelog.store.wal.write_ahead_log import WriteAheadLog
 from tests.store.wal.segments import SIZE, STORE_ID, Disk, row, through_page_cache
 
 STEPS = ("append", "append", "append", "append unflushed", "append unflushed", "flush", "next", "next and release",
-         "interrupted", "killed", "killed in append", "power cut")  # fmt: skip
+         "killed", "killed in append", "power cut")  # fmt: skip
 
 
 class Killed(BaseException):
@@ -65,7 +65,6 @@ class Machine:
             self.begin()
         self.attempts.append(number)
         position = self.log.append(rows, flush=flush)
-        flush = flush or len(self.attempts) > 1
         self.attempts = []
         self.appended.append(number)
         self._segments[number] = position >> 32
@@ -86,18 +85,19 @@ class Machine:
         self.appended = kept
         self.log.release(number)
 
-    def interrupted(self, error: type[BaseException]) -> None:
+    def killed_in_append(self) -> None:
         """An append ends before it is flushed, whatever of it was written."""
 
         def end(_: int) -> None:
             self.look()
-            raise error
+            raise Killed
 
         with pytest.MonkeyPatch.context() as patch:
             through_page_cache(patch)
             patch.setattr(os, "fdatasync", end)
-            with suppress(error):
+            with suppress(Killed):
                 self.append(flush=True)
+        self.kill()
 
     def open(self) -> None:
         """The log is what is found now."""
@@ -134,7 +134,6 @@ class Machine:
             "flush": self.flush,
             "next": self.begin,
             "next and release": self.next_and_release,
-            "interrupted": lambda: self.interrupted(KeyboardInterrupt),
             "killed": self.kill,
             "killed in append": self.killed_in_append,
             "power cut": self.power_cut,
@@ -150,10 +149,6 @@ class Machine:
         ended = self.begin()
         if ended is not None:
             self.release(ended)
-
-    def killed_in_append(self) -> None:
-        self.interrupted(Killed)
-        self.kill()
 
 
 def told(groups: list[Group]) -> list[int]:

@@ -37,7 +37,6 @@ from tests.store.wal.segments import (
     SIZE,
     STORE_ID,
     flip,
-    interrupted,
     make_segment,
     numbers,
     row,
@@ -120,18 +119,6 @@ def test_a_group_is_taken_as_long_as_there_is_space(segment: Segment, tmp_path: 
     assert (numbers(found.groups), found.ended) == ([[1]], True)
     with pytest.raises(BrokenInvariant, match="does not fit"):
         segment.append([full], flush=True)
-
-
-def test_an_interrupted_append_is_done_again_in_its_place(
-    segment: Segment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The group that takes its place may be another one."""
-    segment.append([row(1)], flush=True)
-    with interrupted(monkeypatch):
-        segment.append([row(2, bytes(3_000))], flush=True)
-    assert numbers(read_segment(tmp_path, 7, STORE_ID).groups) == [[1], [2]]
-    segment.append([row(3), row(4)], flush=True)
-    assert numbers(read_segment(tmp_path, 7, STORE_ID).groups) == [[1], [3, 4]]
 
 
 def test_a_write_that_is_cut_short_is_an_error(segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
