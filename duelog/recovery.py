@@ -98,7 +98,7 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     )
     undo.callback(partitions.close)
     partitions.load()  # before anything is swept: what it refuses is left as it is
-    wal = WalContent([], 0, None, 1)
+    wal = WalContent([], 0, None, 1, {})
     if not read_only:
         sweep(path, main)
         replay_older_wal(path, identity.store_id, partitions, limits)

@@ -229,6 +229,8 @@ class SegmentContent(NamedTuple):
     groups: list[Group]
     ended: bool
     size: int
+    unflushed: int
+    """The byte from which on groups may not be on disk: none behind them says that they were flushed."""
     end: int
     """The byte after the last group."""
 
@@ -244,11 +246,14 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
     if len(content) < size:
         raise DamagedStore(path, f"ends at byte {len(content)} of {size}")
     groups: list[Group] = []
-    at = _GROUPS_AT
+    begins: list[int] = []
+    unflushed = at = _GROUPS_AT
     while (group := read_group(content, at, store_id, number)) is not None and group.sequence == len(groups):
+        begins.append(at)
+        unflushed = begins[group.flushed]
         at = _aligned(at + _CRC.size + _GROUP.size + len(group.content))
         if not group.row_count:
-            return SegmentContent(groups, True, size, at)
+            return SegmentContent(groups, True, size, unflushed, at)
         groups.append(group)
     for beyond in _places_of(content, number, at + SECTOR):
         lost = read_group(content, beyond, store_id, number)
@@ -256,7 +261,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
             raise DamagedStore(
                 path, f"group {len(groups)} at byte {at} cannot be read, and was flushed before group {lost.sequence}"
             )
-    return SegmentContent(groups, False, size, at)
+    return SegmentContent(groups, False, size, unflushed, at)
 
 
 def _places_of(content: bytes, number: int, begin: int) -> list[int]:

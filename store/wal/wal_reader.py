@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DamagedStore
-from ..files.directory import flush_file, make_directory
+from ..files.directory import make_directory
 from ..files.system_errors import explained
 from .segment import Group, SegmentContent, SegmentFollower, file_name, numbers_in, read_segment, write_segment
 
@@ -22,13 +22,15 @@ class WalContent(NamedTuple):
 
     groups: in the order in which they were written; some may be applied. last: the number of the last segment, whether
     it is used or not; 0: there is none. tail: where the last one ends, None where the log has not been begun.
-    oldest: the number of the first that is needed, whether it holds groups or not.
+    oldest: the number of the first that is needed, whether it holds groups or not. unflushed: by segment, the bytes of
+    groups that may not be on disk.
     """
 
     groups: list[Group]
     last: int
     tail: SegmentContent | None
     oldest: int
+    unflushed: dict[int, range]
 
 
 def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
@@ -43,8 +45,9 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
                 reason = "holds messages, and the main environment does not say that the log was begun"
                 raise DamagedStore(directory / file_name(number), reason)
         last = max(numbers_in(directory), default=0)
-        return WalContent([], last, None, last + 1)
+        return WalContent([], last, None, last + 1, {})
     groups: list[Group] = []
+    unflushed: dict[int, range] = {}
     number = oldest
     while True:
         try:
@@ -52,6 +55,7 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
         except FileNotFoundError as error:
             raise DamagedStore(directory / file_name(number), "is missing: what it holds was acknowledged") from error
         groups += content.groups
+        unflushed[number] = range(content.unflushed, content.end)
         if not content.ended:
             break
         number += 1
@@ -62,24 +66,21 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
             directory / file_name(number),
             f"its end, from byte {content.end} on, cannot be read, and {following} follows",
         )
-    return WalContent(groups, number, content, oldest)
+    return WalContent(groups, number, content, oldest, unflushed)
 
 
 def flush_wal(path: Path, content: WalContent) -> None:
     """Have what was read be on disk: what a killed process has written may not be, and is built upon from now on.
 
-    The last segment is written again: a page that the disk once refused looks clean in the page cache, and a flush
-    passes it over. Those before it were flushed when they ended. Raises OSError.
+    Groups that none behind them says to be flushed are written again: a page that the disk once refused looks clean in
+    the page cache, and a flush passes it over. Raises OSError.
     """
-    if content.tail is None:
-        return
-    for number in range(content.oldest, content.last):
-        flush_file(path / DIRECTORY / file_name(number))
-    with (path / DIRECTORY / file_name(content.last)).open("r+b", buffering=0) as file:
-        written = memoryview(file.read(content.tail.end))
-        if os.pwrite(file.fileno(), written, 0) != len(written):
-            raise OSError(errno.EIO, "a write was cut short", file.name)
-        os.fdatasync(file.fileno())
+    for number, unflushed in content.unflushed.items():
+        with (path / DIRECTORY / file_name(number)).open("r+b", buffering=0) as file:
+            groups = os.pread(file.fileno(), len(unflushed), unflushed.start)
+            if os.pwrite(file.fileno(), groups, unflushed.start) != len(groups):
+                raise OSError(errno.EIO, "a write was cut short", file.name)
+            os.fdatasync(file.fileno())
 
 
 def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int) -> list[Path]:

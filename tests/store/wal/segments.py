@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,8 @@ class Disk:
         self._pending: dict[int, list[tuple[int, bytes]]] = {}
         self.event: Callable[[], None] = lambda: None
         """Called after each write and before each flush."""
+        self.refuses = False
+        """Whether the next flush fails, for once."""
         self._write, self._write_direct, self._flush = os.pwrite, os.pwritev, os.fdatasync
         patch.setattr(os, "pwrite", self._pwrite)
         patch.setattr(os, "pwritev", self._pwritev)
@@ -101,9 +103,16 @@ class Disk:
     def _fdatasync(self, descriptor: int) -> None:
         self.event()
         number = os.fstat(descriptor).st_ino
+        pending, self._pending[number] = self._pending.get(number, []), []
+        if self.refuses:  # the page cache keeps what was written, and takes it for clean
+            self.refuses = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._flush(descriptor)
-        self._durable[number] = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        self._pending[number] = []
+        if number in self._durable:
+            durable = bytearray(self._durable[number])
+            for at, content in pending:
+                durable[at : at + len(content)] = content
+            self._durable[number] = bytes(durable)
 
     def forget(self) -> None:
         """The files are all on disk as they are."""
@@ -139,17 +148,3 @@ def can_write_directly(directory: Path) -> bool:
 def through_page_cache(patch: pytest.MonkeyPatch) -> None:
     """Have no group be written past the page cache."""
     patch.setattr(SegmentFile, "_write_direct", lambda *_: False)
-
-
-@contextmanager
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The block is interrupted when it waits for the disk."""
-
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        through_page_cache(patch)
-        patch.setattr(os, "fdatasync", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            yield

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duelog.store.files.directory import flush_file
 from duelog.store.wal import wal_reader
 from duelog.store.wal.segment import Group, Row, Segment, group_bytes
-from duelog.store.wal.wal_reader import flush_wal, read_wal
+from duelog.store.wal.wal_reader import WalContent, flush_wal, read_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from tests.store.wal.segments import SIZE, STORE_ID, Disk, row, through_page_cache
 
 STEPS = ("append", "append", "append", "append unflushed", "append unflushed", "flush", "next", "next and release",
-         "killed", "killed in append", "power cut")  # fmt: skip
+         "refused", "killed", "killed in append", "power cut")  # fmt: skip
 
 
 class Killed(BaseException):
@@ -85,6 +86,16 @@ class Machine:
         self.appended = kept
         self.log.release(number)
 
+    def refused(self) -> None:
+        """The disk refuses a group for once; the store is closed, and opened by the same process."""
+        with pytest.MonkeyPatch.context() as patch:
+            through_page_cache(patch)
+            self.disk.refuses = True
+            with suppress(OSError):
+                self.append(flush=True)
+        self.disk.refuses = False
+        self.kill()
+
     def killed_in_append(self) -> None:
         """An append ends before it is flushed, whatever of it was written."""
 
@@ -134,6 +145,7 @@ class Machine:
             "flush": self.flush,
             "next": self.begin,
             "next and release": self.next_and_release,
+            "refused": self.refused,
             "killed": self.kill,
             "killed in append": self.killed_in_append,
             "power cut": self.power_cut,
@@ -178,6 +190,7 @@ def test_a_power_cut_leaves_a_prefix_with_every_group_that_was_flushed(
 
 HISTORIES = {
     "killed": ["append", "killed in append", "next", "append"] * 4,
+    "refused": ["append", "refused", "append"] * 3,
     "unflushed": ["append", "append unflushed", "append unflushed", "append unflushed", "append", "next"] * 3,
 }
 
@@ -197,6 +210,16 @@ def not_flushed_at_all(patch: pytest.MonkeyPatch) -> None:
 def not_flushed_after_a_kill(patch: pytest.MonkeyPatch) -> None:
     """Mutant: what a killed process wrote is taken to be on disk."""
     patch.setattr("tests.store.wal.test_power_cuts.flush_wal", lambda path, content: None)
+
+
+def not_written_again(patch: pytest.MonkeyPatch) -> None:
+    """Mutant: what replay read is flushed, though the page cache may take it for clean while the disk lacks it."""
+
+    def flushed(path: Path, content: WalContent) -> None:
+        for file in (path / wal_reader.DIRECTORY).iterdir():
+            flush_file(file)
+
+    patch.setattr("tests.store.wal.test_power_cuts.flush_wal", flushed)
 
 
 def flushed_is_claimed_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -221,6 +244,7 @@ def an_end_that_is_not_flushed(patch: pytest.MonkeyPatch) -> None:
     [
         (not_flushed_at_all, "killed"),
         (not_flushed_after_a_kill, "killed"),
+        (not_written_again, "refused"),
         (flushed_is_claimed_too_early, "unflushed"),
         (an_end_that_is_not_flushed, "unflushed"),
     ],
