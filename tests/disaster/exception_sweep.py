@@ -47,11 +47,14 @@ PATIENCE_S = 20
 
 KINDS: dict[str, Callable[[], BaseException]] = {
     "interrupt": KeyboardInterrupt,
+    "interrupts": KeyboardInterrupt,  # and another some lines after it
     "memory": MemoryError,
     "emfile": lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
     "enospc": lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     "lmdb": lambda: lmdb.Error("mdb_get: Input/output error"),
 }
+
+_INTERRUPTS = ("interrupt", "interrupts")
 
 _PACKAGE = os.path.join(os.path.dirname(duelog.__file__), "")
 _STANDARD = {contextlib.__file__: "contextlib.py", threading.__file__: "threading.py"}
@@ -108,6 +111,8 @@ class Tracer:
     def __init__(self, place: Place | None = None, kind: str = "interrupt") -> None:
         self.lines: Counter[tuple[str, int]] = Counter()
         self.raised: BaseException | None = None
+        self._further = 1 + zlib.crc32(str(place).encode()) % 40 if kind == "interrupts" else 0
+        """So many lines after the first exception another is raised; 0: none is."""
         self._place = place
         self._kind = kind
 
@@ -135,7 +140,7 @@ class Tracer:
         file = frame.f_code.co_filename
         if file.startswith(_PACKAGE):
             return self._line
-        if file in _STANDARD and self._kind == "interrupt" and frame.f_back is not None:
+        if file in _STANDARD and self._kind in _INTERRUPTS and frame.f_back is not None:
             back = frame.f_back.f_code.co_filename
             if back.startswith(_PACKAGE) or back in _STANDARD:
                 return self._line
@@ -143,11 +148,16 @@ class Tracer:
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         entered = event == "return" and frame.f_code.co_qualname == "Condition.__enter__"  # has its lock by now
-        if (event != "line" and not entered) or self.raised is not None:
+        if (event != "line" and not entered) or (self.raised is not None and not self._further):
             return self._line
         code = frame.f_code
         file, line = code.co_filename, frame.f_lineno
         if event == "line" and (frame.f_lasti in _spared(code) or line in _finally_lines(file)):
+            return self._line
+        if self.raised is not None:
+            self._further -= 1
+            if not self._further:
+                raise KeyboardInterrupt
             return self._line
         name = _STANDARD.get(file) or file[len(_PACKAGE) :]
         self.lines[name, line] += 1
@@ -183,6 +193,8 @@ class Template:
             except BaseException as error:
                 if not isinstance(error, DuelogError) and not tracer.caused(error):
                     raise
+            finally:
+                scenario.after(run)
         return run
 
 
@@ -205,14 +217,14 @@ def points(scenario: Scenario, found: list[Place], wanted: int | None) -> list[P
         for place in found
         for kind in KINDS
         for reopen in (False, True)
-        if (place.file not in _STANDARD.values() or kind == "interrupt")
-        and not (scenario.background and kind == "interrupt")
+        if (place.file not in _STANDARD.values() or kind in _INTERRUPTS)
+        and not (scenario.background and kind in _INTERRUPTS)
     ]
     if wanted is None:
         return all_of_it
     by_chance = sorted(all_of_it, key=lambda point: zlib.crc32(f"{scenario.name} {point}".encode()))
-    interrupts = [point for point in by_chance if point.kind == "interrupt"]
-    others = [point for point in by_chance if point.kind != "interrupt"]
+    interrupts = [point for point in by_chance if point.kind in _INTERRUPTS]
+    others = [point for point in by_chance if point.kind not in _INTERRUPTS]
     half = min(max(wanted // 2, wanted - len(others)), len(interrupts))
     return [*interrupts[:half], *others[: wanted - half]]
 
@@ -220,6 +232,7 @@ def points(scenario: Scenario, found: list[Place], wanted: int | None) -> list[P
 def judge(template: Template, point: Point, scratch: Path) -> list[str]:
     """What is wrong after a run in which an exception was raised."""
     run = template.run(scratch, Tracer(point.place, point.kind))
+    run.leaves_directories = point.kind == "interrupts"
     run.conclude(reopen=point.reopen)
     return run.wrong
 
