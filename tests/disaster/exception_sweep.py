@@ -232,7 +232,6 @@ def points(scenario: Scenario, found: list[Place], wanted: int | None) -> list[P
 def judge(template: Template, point: Point, scratch: Path) -> list[str]:
     """What is wrong after a run in which an exception was raised."""
     run = template.run(scratch, Tracer(point.place, point.kind))
-    run.leaves_directories = point.kind == "interrupts"
     run.conclude(reopen=point.reopen)
     return run.wrong
 

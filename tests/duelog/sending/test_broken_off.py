@@ -1,0 +1,266 @@
+"""Ctrl-C in a program that goes on: what breaks off amid a group stops the store, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, MessageId
+from duelog.errors import StoreFailed
+from duelog.partitions import creation
+from duelog.sending.wal_segments import WalSegments
+from duelog.sending.wal_writer import WalWriter
+from duelog.store.env.memtable import Memtable
+from duelog.store.env.transaction import Transaction
+from duelog.store.jobs import Jobs
+from duelog.store.listener import StoreListener
+from duelog.store.wal.segment import Row
+from duelog.store.wal.write_ahead_log import WriteAheadLog
+from tests.conftest import OpenStore
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, Together, held, in_wal, send
+from tests.store.group_commits import PATIENCE_S, until
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """A store whose topic "a" has a log in each of three partitions, with one message."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send_payloads([b"first"] * 3, deliver_at=[FIRST_MS + hour * HOUR_MS for hour in range(3)])
+    return store
+
+
+def once(patch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool) -> None:
+    """Interrupt the first call of a method, before it does anything or as it returns."""
+    real, calls = getattr(owner, name), list[int]()
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if before and len(calls) == 1:
+            raise KeyboardInterrupt
+        value = real(*arguments, **named)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return value
+
+    patch.setattr(owner, name, interrupted)
+
+
+def reopened(store: DelayedStore, open_store: OpenStore) -> list[bytes]:
+    """What the store holds when it is closed and opened again."""
+    store.close()
+    return sorted(held(open_store(config=CONFIG)).values())
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "before"),
+    [
+        (WalSegments, "append", False),  # the group is on disk, and the writer does not know it yet
+        (WriteAheadLog, "append", False),
+        (Memtable, "add_run", True),
+        (Memtable, "add_run", False),
+    ],
+)
+def test_an_interrupt_behind_the_first_byte_of_a_group_gives_its_ids_to_no_other(
+    store: DelayedStore, open_store: OpenStore, owner: Any, name: str, before: bool
+) -> None:
+    """The store stops for every thread, and opened again it has the group, once."""
+    with pytest.MonkeyPatch.context() as patch:
+        once(patch, owner, name, before=before)
+        with pytest.raises(KeyboardInterrupt):
+            send(store, 1)
+    for number in (2, 3):
+        with pytest.raises(StoreFailed, match="in doubt"):
+            send(store, number)
+    assert reopened(store, open_store) == [b"1", b"first", b"first", b"first"]
+
+
+def test_requests_of_a_group_that_broke_off_are_not_appended_again(
+    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose caller waits are told that theirs is in doubt; each is there once."""
+    sends: list[Callable[[], MessageId]] = [functools.partial(send, store, number) for number in range(1, 6)]
+    futures: list[Future[MessageId]] = Together(store, sends).run(
+        lambda: send(store, 0), lambda: once(monkeypatch, WriteAheadLog, "append", before=False)
+    )
+    outcomes = [type(future.exception()) for future in futures]
+    assert sorted(outcome.__name__ for outcome in outcomes) == ["KeyboardInterrupt"] + ["StoreFailed"] * 4
+    assert reopened(store, open_store) == [*(b"%d" % number for number in range(6)), *[b"first"] * 3]
+
+
+def test_no_commit_applies_a_part_of_a_group_that_broke_off(
+    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of a checkpoint would record that the group is applied, and the rest of it would be missing."""
+    adds = 0
+    add_run = Memtable.add_run
+
+    def second_is_interrupted(self: Memtable, *arguments: Any) -> None:
+        nonlocal adds
+        adds += 1
+        if adds == 2:
+            raise KeyboardInterrupt
+        add_run(self, *arguments)
+
+    monkeypatch.setattr(Memtable, "add_run", second_is_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.topic("a").send_payloads([b"x", b"y", b"z"], deliver_at=[FIRST_MS + hour * HOUR_MS for hour in range(3)])
+    monkeypatch.undo()
+    for partition in store._engine.partitions:
+        with store._engine.partitions.lease(partition), pytest.raises(StoreFailed):
+            partition.environment.apply()
+    assert reopened(store, open_store) == [*[b"first"] * 3, b"x", b"y", b"z"]
+
+
+def test_a_commit_that_waits_for_a_log_of_a_group_that_broke_off_is_told(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids that the group gave out may be on disk: its claim is not given back, and nothing waits for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        once(patch, WriteAheadLog, "append", before=False)
+        with pytest.raises(KeyboardInterrupt):
+            send(store, 1)
+    partition, claims = next(iter(store._engine.partitions)), store._engine.partitions._claims
+    (log,) = claims._by_owner
+
+    def append(transaction: Transaction) -> None:
+        transaction.claim(log)
+
+    with store._engine.partitions.lease(partition), pytest.raises(StoreFailed, match="in doubt"):
+        partition.environment.write(append)
+    store.close()
+
+
+def test_a_second_interrupt_before_the_store_has_stopped_changes_nothing(
+    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next leader finds that a group broke off."""
+    once(monkeypatch, WriteAheadLog, "append", before=False)
+    once(monkeypatch, WalWriter, "_broke_off", before=True)
+    with pytest.raises(KeyboardInterrupt):
+        send(store, 1)
+    monkeypatch.undo()
+    for number in (2, 3):
+        with pytest.raises(StoreFailed, match="in doubt"):
+            send(store, number)
+    assert reopened(store, open_store) == [b"1", b"first", b"first", b"first"]
+
+
+def test_an_interrupt_as_a_segment_ends_lets_no_group_follow_its_end(
+    store: DelayedStore, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading stops at the end: what came behind it would be lost."""
+    real, interrupts = WriteAheadLog.begin_segment, list[int]()
+
+    class Ending:
+        """The active segment, whose end is written as the interrupt comes."""
+
+        def __init__(self, segment: Any) -> None:
+            self._segment = segment
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._segment, name)
+
+        def append(self, rows: Sequence[Row], *, flush: bool) -> None:
+            self._segment.append(rows, flush=flush)
+            interrupts.append(1)
+            raise KeyboardInterrupt
+
+    def begin(self: WriteAheadLog, following: Any) -> int | None:
+        if interrupts or self._active is None:
+            return real(self, following)
+        segment, self._active = self._active, Ending(self._active)  # type: ignore[assignment]
+        try:
+            return real(self, following)
+        finally:
+            self._active = segment
+
+    monkeypatch.setattr(WriteAheadLog, "begin_segment", begin)
+    sent = 0
+    for number in range(600):
+        try:
+            send(store, number)
+            sent += 1
+        except KeyboardInterrupt:
+            assert sent
+    assert interrupts == [1]
+    assert sent == 599
+    assert len(in_wal(store)) > 0
+    assert len(reopened(store, open_store)) == 599 + 3
+
+
+def test_a_listener_that_raises_behind_a_flush_makes_no_stored_message_an_error(store: DelayedStore) -> None:
+    """An exporter's error would have the message sent again."""
+
+    class Raising(StoreListener):
+        def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
+            raise SystemExit
+
+    writer = store._engine.wal_writer
+    assert writer is not None
+    writer._listeners = [Raising()]
+    id_ = send(store, 1)
+    assert held(store)[id_] == b"1"
+
+
+def test_no_call_returns_while_a_thread_of_its_own_makes_a_partition(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two interrupts, the second while it waits: what is sent again is not removed by a thread that was left behind."""
+    store = open_store(config=CONFIG)
+    main, real, cancel = threading.main_thread(), creation._build_generation, Jobs.cancel
+    held_up, go, building = threading.Event(), threading.Event(), list[int]()
+
+    def stalls(*arguments: Any) -> None:
+        if threading.current_thread() is main:
+            assert held_up.wait(PATIENCE_S)
+            raise KeyboardInterrupt
+        building.append(1)
+        held_up.set()
+        assert go.wait(PATIENCE_S)
+        real(*arguments)
+        building.pop()
+
+    def interrupted_again(self: Jobs) -> None:
+        def interrupt() -> None:
+            assert main.ident is not None
+            until(lambda: self._cancelled)
+            signal.pthread_kill(main.ident, signal.SIGINT)
+            go.set()
+
+        threading.Thread(target=interrupt).start()
+        cancel(self)
+
+    monkeypatch.setattr(creation, "_build_generation", stalls)
+    monkeypatch.setattr(Jobs, "cancel", interrupted_again)
+    dues = [FIRST_MS + hour * HOUR_MS for hour in range(6)]
+    with pytest.raises(KeyboardInterrupt):
+        store.topic("a").send_payloads([b"x"] * 6, deliver_at=dues)
+    assert building == []
+    monkeypatch.undo()
+    assert len(store.topic("a").send_payloads([b"%d" % number for number in range(6)], deliver_at=dues)) == 6
+    assert reopened(store, open_store) == [b"%d" % number for number in range(6)]
+
+
+def test_a_partition_that_the_catalog_names_is_never_made_anew(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt behind its registration keeps this process from knowing it; the next send finds it."""
+    store = open_store(config=CONFIG)
+    partitions = store._engine.partitions
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partitions, "_publish", lambda made: None)
+        partitions._create([FIRST_MS], FIRST_MS)
+    assert len(partitions) == 0
+    made = sorted(store.path.glob("partitions/*/g000001/data.mdb"))
+    place = made[0].stat().st_ino
+    send(store, 2)
+    assert len(partitions) == 1
+    assert made[0].stat().st_ino == place
+    assert reopened(store, open_store) == [b"2"]
