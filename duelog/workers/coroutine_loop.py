@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec
 
 P = ParamSpec("P")
+
+_COMMITTING = 8
+"""Threads that wait for a disk, so that those commits share a flush."""
+
+_log = logging.getLogger("duelog.worker")
 
 
 class CoroutineLoop:
     """Runs coroutines until `close`, which cancels those that have not come to their end."""
 
     def __init__(self) -> None:
-        made: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-        async def main() -> None:
-            closing = asyncio.Event()
-            made.set_result((asyncio.get_running_loop(), closing))
-            await closing.wait()
-
         self._running: set[Future[None]] = set()
         """What runs: the loop itself refers to its tasks weakly, and one that waits may be collected."""
-        self._thread = threading.Thread(target=lambda: asyncio.run(main()), name="duelog-worker-loop", daemon=True)
+        self._committing = ThreadPoolExecutor(_COMMITTING, "duelog-worker-end")
+        """Its own: handlers that hang in `asyncio.to_thread` take up the threads of the loop."""
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # sets none in the thread that starts it
+        self._loop = self._runner.get_loop()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="duelog-worker-loop", daemon=True)
         self._thread.start()
-        self._loop, self._closing = made.result()
+
+    def _run(self) -> None:
+        with self._runner:
+            while not self._closing:
+                try:
+                    self._loop.run_forever()
+                except BaseException:  # asyncio lets SystemExit and KeyboardInterrupt of any task end the loop
+                    _log.exception("a coroutine's own task raised; the event loop goes on")
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Have a coroutine run, which raises nothing."""
@@ -34,12 +45,14 @@ class CoroutineLoop:
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
-    async def in_thread(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Await what may wait for a disk."""
-        await asyncio.to_thread(work, *args, **kwargs)
+    def in_thread(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have what may wait for a disk, and raises nothing, run in a thread; no cancellation reaches it."""
+        self._committing.submit(work, *args, **kwargs)
 
     def close(self, *, wait: bool) -> None:
         """Cancel what runs, and end the thread. wait: until it has; it has not while a coroutine blocks it."""
-        self._loop.call_soon_threadsafe(self._closing.set)
+        self._closing = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
         if wait:
             self._thread.join()
+        self._committing.shutdown(wait=wait)

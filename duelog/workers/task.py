@@ -75,6 +75,6 @@ def reason_of(error: BaseException) -> str:
     )
     try:
         text = str(error)
-    except Exception:
+    except BaseException:
         text = "its text cannot be had"
     return f"{name}: {text}" if text else name

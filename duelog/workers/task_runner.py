@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -162,13 +163,16 @@ class TaskRunner:
         try:
             await self.task.function(message)
         except BaseException as raised:
-            if self._closed:  # cancelled; its message is given back
-                return
             error = raised
-        await loop.in_thread(self._end, number, message, error)
+        if self._closed:  # its message is given back
+            return
+        loop.in_thread(self._end, number, message, error)
 
     def _end(self, number: int, message: ReceivedMessage, error: BaseException | None, spent: bool = False) -> None:
-        """A message has come to its end: acknowledge it, or see to its retry; then its slot is free."""
+        """A message has come to its end: acknowledge it, or see to its retry; then its slot is free.
+
+        Raises nothing: it ends no thread, whatever goes wrong.
+        """
         try:
             if spent:
                 self._bury(message, None)
@@ -178,8 +182,12 @@ class TaskRunner:
                 self._failed(message, error)
         except ClosedError:
             _log.warning("task %s: %s was given back before it ended", self.task.name, message.message_id)
-        except DuelogError as refused:
-            _log.error("task %s: %s is delivered again: %s", self.task.name, message.message_id, refused)
+        except BaseException as refused:
+            unforeseen = None if isinstance(refused, DuelogError) else refused
+            text = "task %s: %s is delivered again: %s"
+            _log.error(text, self.task.name, message.message_id, reason_of(refused), exc_info=unforeseen)
+            with suppress(BaseException):  # what was not given back is when the worker stops
+                self._subscription.nack(message, delay=timedelta(milliseconds=_PAUSE_MS))
         finally:
             with self._monitor.lock:
                 del self._running[number]
@@ -190,7 +198,7 @@ class TaskRunner:
         failed = message.redelivery_count + message.retries + 1
         try:
             wait_ms = self.task.backoff_ms(failed, error)
-        except Exception as raised:
+        except BaseException as raised:
             _log.error("task %s: its backoff raised; a minute is waited", self.task.name, exc_info=raised)
             wait_ms = 60_000
         reason = reason_of(error)

@@ -14,7 +14,16 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, Policies, ReceivedMessage, StoreConfig, Worker
+from duelog import (
+    DelayedStore,
+    ManualClock,
+    Message,
+    Policies,
+    ReceivedMessage,
+    StoreConfig,
+    Subscription,
+    Worker,
+)
 from duelog.errors import ClosedError, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.clock import Monitor
 from duelog.workers.task import LONGEST_BACKOFF_MS, Task, reason_of
@@ -563,6 +572,139 @@ def test_a_dead_letter_that_cannot_be_written_is_delivered_again(
         clock.advance(1_000)
     worker.stop()
     assert {letter.payload for letter in store.dead_letters()} == {b"x"}
+
+
+# -- a worker keeps its concurrency --------------------------------------------------------------
+
+OUTSIDE = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
+"""Exceptions that the library does not raise, and those that are no Exception."""
+
+
+@KINDS
+@pytest.mark.parametrize("error", OUTSIDE)
+def test_an_error_outside_duelogs_own_while_a_message_is_acknowledged_ends_no_thread_of_its_task(
+    store: DelayedStore,
+    clock: ManualClock,
+    log: Log,
+    run: Callable[[Worker], None],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    error: type[BaseException],
+) -> None:
+    """More of them than the task has slots; each message is delivered again."""
+    store.topic("t").send_batch([Message(b"%d" % n) for n in range(6)])
+    refused: list[int] = []
+    acknowledge = Subscription.ack
+
+    def ack(self: Subscription, *args: Any, **options: Any) -> int:
+        if len(refused) < 5:
+            refused.append(1)
+            raise error("planted")
+        return acknowledge(self, *args, **options)
+
+    monkeypatch.setattr("duelog.subscription.Subscription.ack", ack)
+    worker = Worker(store)
+    worker.task("t", concurrency=2)(both_kinds(lambda message: log.add(message.payload))[kind])
+    run(worker)
+    while backlog(store, "t"):
+        clock.advance(1_000)
+    worker.stop()
+    assert len(log.seen) == 11
+
+
+@KINDS
+@pytest.mark.parametrize("error", OUTSIDE)
+def test_whatever_a_handler_raises_is_a_failed_delivery_and_ends_no_thread_of_its_task(
+    store: DelayedStore, log: Log, run: Callable[[Worker], None], kind: str, error: type[BaseException]
+) -> None:
+    """SystemExit, KeyboardInterrupt and a cancellation of its own too; the other messages are run."""
+
+    def fail(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        if message.payload != b"9":
+            raise error("planted")
+
+    store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
+    worker = Worker(store)
+    worker.task("t", concurrency=2, retries=0)(both_kinds(fail)[kind])
+    run(worker)
+    log.wait(10)
+    worker.stop()
+    assert len(list(store.dead_letters())) == 9
+    assert backlog(store, "t") == 0
+
+
+@KINDS
+def test_a_backoff_that_raises_systemexit_ends_no_thread_of_its_task(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+) -> None:
+    """It is a minute, as where it raises an Exception."""
+
+    def backoff(failed: int, error: BaseException) -> int:
+        raise SystemExit
+
+    def fail(message: ReceivedMessage) -> None:
+        if log.add(message.payload) == 1:
+            raise RuntimeError
+
+    store.topic("t").send(b"x")
+    worker = Worker(store)
+    worker.task("t", concurrency=1, backoff=backoff)(both_kinds(fail)[kind])
+    run(worker)
+    while len(log.seen) < 2:
+        clock.advance(1_000)
+    worker.stop()
+    assert log.seen == [b"x", b"x"]
+
+
+def test_a_task_of_a_handlers_own_that_raises_systemexit_does_not_end_the_loop_of_the_others(
+    store: DelayedStore, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """Python lets it through `run_forever`: the loop goes on, and no other coroutine is cancelled by it."""
+    waiting: list[asyncio.Event] = []
+
+    async def leave() -> None:
+        raise SystemExit
+
+    async def handle(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        if message.payload == b"waits":
+            waiting.append(asyncio.Event())
+            await waiting[0].wait()
+        elif message.payload == b"leaves":
+            await asyncio.create_task(leave())
+        else:
+            waiting[0].set()
+
+    worker = Worker(store)
+    worker.task("t", concurrency=2, retries=0)(handle)
+    run(worker)
+    for number, payload in enumerate((b"waits", b"leaves", b"sets"), start=1):
+        store.topic("t").send(payload)
+        log.wait(number)
+    assert worker.stop() == 0
+    assert [letter.payload for letter in store.dead_letters()] == [b"leaves"]
+    assert log.seen == [b"waits", b"leaves", b"sets"]
+
+
+def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(
+    store: DelayedStore, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """Its slot is free again: the cancellation does not reach what acknowledges it."""
+
+    async def handle(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    store.topic("t").send_batch([Message(b"%d" % n) for n in range(5)])
+    worker = Worker(store)
+    worker.task("t", concurrency=1)(handle)
+    run(worker)
+    log.wait(5)
+    assert worker.stop() == 0
+    assert backlog(store, "t") == 0
 
 
 @pytest.mark.parametrize(
