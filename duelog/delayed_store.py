@@ -42,8 +42,11 @@ class DelayedStore(StorePolicies):
     child process after fork.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        """Use DelayedStore.open."""
+    def __init__(self, engine: Engine | None = None, *_: object, **__: object) -> None:
+        """Use DelayedStore.open; raises TypeError, which says so."""
+        if not isinstance(engine, Engine):
+            given = "path" if engine is None else repr(engine)
+            raise TypeError(f"a store is opened by DelayedStore.open({given})")
         self._engine = engine
         engine.start_control(lambda waiting: Operations(self, waiting))
 

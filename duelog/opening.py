@@ -9,11 +9,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import threading
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 from zlib import crc32
 
 from duelog.partitions.partition_set import PartitionSet
@@ -55,21 +57,71 @@ class _Held:
     files: ClassVar[set[tuple[int, int, int]]] = set()
 
 
+class _Holder(NamedTuple):
+    """A process that has LOCK: its number, when it began (ticks since the host did), and its parent's number."""
+
+    pid: int
+    began: int
+    parent: int
+    host: str
+
+    @classmethod
+    def here(cls) -> Self:
+        """This process."""
+        return cls(os.getpid(), _began(os.getpid()), os.getppid(), socket.gethostname())
+
+
+def _began(pid: int) -> int:
+    """When a process began, which no other of its number did; 0: it is not there, or not to be seen from here."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _locked(path: Path, said: bytes) -> StoreLocked:
+    """The error that names the process that LOCK names, unless that is gone: the one that has it is about to say so."""
+    try:
+        holder = _Holder(**json.loads(said))
+    except (ValueError, TypeError):
+        return StoreLocked(path)
+    if holder.host != socket.gethostname():
+        return StoreLocked(path, holder.pid, holder.host, f"process {holder.pid} on host {holder.host}")
+    if holder.began != _began(holder.pid):
+        return StoreLocked(path)
+    try:
+        words = Path(f"/proc/{holder.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
+    except OSError:
+        words = []
+    command = "".join(letter if letter.isprintable() else "?" for letter in " ".join(words)[:200])
+    shown = f"process {holder.pid} ({command})" if command else f"process {holder.pid}"
+    return StoreLocked(path, holder.pid, holder.host, shown)
+
+
 class StoreLock:
-    """The exclusive lock on LOCK, held while a process writes. flock: LMDB's own locks are fcntl's."""
+    """The exclusive lock on LOCK, held while a process writes. flock: LMDB's own locks are fcntl's.
+
+    The file says who holds it, as that process knows itself, since flock does not, and /proc/locks knows no process of
+    another container.
+    """
 
     def __init__(self, path: Path) -> None:
         """Take it. Raises StoreLocked, AlreadyOpen where this process holds it, whatever the path to it."""
         self._descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         status = os.fstat(self._descriptor)
         self._file = here.pid, status.st_dev, status.st_ino
+        told = json.dumps(_Holder.here()._asdict()).encode() + b"\n"
         with _Held.lock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                os.close(self._descriptor)
-                raise (AlreadyOpen if self._file in _Held.files else StoreLocked)(path) from error
+                with os.fdopen(self._descriptor, "rb") as held:
+                    raise (AlreadyOpen(path) if self._file in _Held.files else _locked(path, held.read())) from error
             _Held.files.add(self._file)
+        with suppress(OSError):  # a full disk keeps no store from being opened
+            os.write(self._descriptor, told)
+            os.ftruncate(self._descriptor, len(told))
 
     def release(self) -> None:
         """Give it back; a second call does nothing."""

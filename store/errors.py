@@ -25,11 +25,17 @@ class _AtPath(DuelogError):
 
 
 class StoreLocked(DuelogError):
-    """Another process has the store open for writing."""
+    """Another process has the store open for writing.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path}: another process has this store open for writing")
+    pid: that process, by its number on `host`; both None where that cannot be told.
+    """
+
+    def __init__(self, path: Path, pid: int | None = None, host: str | None = None, shown: str = "") -> None:
+        """shown: how the text names the process."""
+        super().__init__(f"{path}: another process has this store open for writing{shown and f': {shown}'}")
         self.path = path
+        self.pid = pid
+        self.host = host
 
 
 class AlreadyOpen(StoreLocked):
@@ -40,6 +46,7 @@ class AlreadyOpen(StoreLocked):
             self, f"{path}: this process has this store open already; share that DelayedStore, it is thread-safe"
         )
         self.path = path
+        self.pid = self.host = None
 
 
 class FormatMismatch(DuelogError):

@@ -32,6 +32,13 @@ class Documents(InThreads[duelog.Documents]):
 class DelayedStore(InThreads[duelog.DelayedStore]):
     """See `duelog.DelayedStore`. An async context manager; made by `DelayedStore.open`."""
 
+    def __init__(self, inner: duelog.DelayedStore | None = None, threads: Threads | None = None, **_: object) -> None:
+        """Use DelayedStore.open; raises TypeError, which says so."""
+        if not isinstance(inner, duelog.DelayedStore) or not isinstance(threads, Threads):
+            given = "path" if inner is None else repr(inner)
+            raise TypeError(f"a store is opened by `async with DelayedStore.open({given}) as store`")
+        super().__init__(inner, threads)
+
     @classmethod
     def open(
         cls,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock
+from duelog import DelayedStore, ManualClock, aio
 from duelog.errors import DamagedStore, StoreLocked
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
@@ -180,11 +185,64 @@ def test_a_second_writing_process_is_refused(path: Path) -> None:
             DelayedStore.open(path, CONFIG)
         assert caught.value.path == path
         assert str(path) in str(caught.value)
+        assert (caught.value.pid, caught.value.host) == (holder.pid, socket.gethostname())
+        assert f"for writing: process {holder.pid} ({sys.executable} -c" in str(caught.value)
     with DelayedStore.open(path, CONFIG, read_only=True) as reader:
         assert reader.stats().pending == 3
     holder.communicate("\n", timeout=30)
     assert holder.returncode == 0
     DelayedStore.open(path, CONFIG).close()
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "pid"),
+    [
+        ({"pid": 7, "began": 1, "parent": 1, "host": "web-1"}, ": process 7 on host web-1", 7),
+        ({"pid": os.getpid(), "began": 1, "parent": 1, "host": socket.gethostname()}, "", None),
+        ({"pid": 2**22 + 1, "began": 1, "parent": 1, "host": socket.gethostname()}, "", None),
+        ({"pid": 7}, "", None),
+        ("", "", None),
+    ],
+    ids=["of another container", "its number given out again", "gone", "half", "of an earlier version"],
+)
+def test_a_lock_names_no_process_but_the_one_that_has_it(path: Path, said: object, shown: str, pid: int | None) -> None:
+    """What one that was killed left in the file names nobody; a process of another container is named with its host."""
+    fill(path)
+    with (path / "LOCK").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(json.dumps(said) if said else "")
+        lock.flush()
+        with pytest.raises(StoreLocked, match="another process") as caught:
+            DelayedStore.open(path, CONFIG)
+    assert str(caught.value) == f"{path}: another process has this store open for writing{shown}"
+    assert caught.value.pid == pid
+
+
+def test_a_store_opens_where_its_lock_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk keeps who has it from being told, and nothing else."""
+    fill(path)
+
+    def write(descriptor: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("duelog.opening.os.write", write)
+        store = DelayedStore.open(path, CONFIG)
+    store.close()
+
+
+def test_a_store_made_by_its_class_says_how_it_is_opened(path: Path) -> None:
+    """With the path as it was given, whatever else was; the asyncio face, too."""
+    bad: Any = DelayedStore
+    for arguments in ((str(path),), (str(path), CONFIG)):
+        with pytest.raises(TypeError, match=re.escape(f"DelayedStore.open({str(path)!r})")):
+            bad(*arguments, read_only=True)
+    with pytest.raises(TypeError, match=re.escape("DelayedStore.open(path)")):
+        bad(path=path)
+    bad = aio.DelayedStore
+    with pytest.raises(TypeError, match=re.escape(f"async with DelayedStore.open({str(path)!r})")):
+        bad(str(path))
+    assert not path.exists()
 
 
 def test_a_second_opening_in_one_process_is_refused(path: Path, open_store: OpenStore) -> None:
