@@ -64,6 +64,7 @@ EXPIRED = "duelog.messages.expired"
 DELAYED = "duelog.subscription.delayed"
 BACKLOG = "duelog.subscription.backlog"
 OLDEST = "duelog.subscription.unacknowledged.age"
+RUNNING = "duelog.subscription.running.time"
 PENDING = "duelog.topic.pending"
 INDEX = "duelog.topic.index.size"
 PARTITIONS = "duelog.partitions"
@@ -85,7 +86,7 @@ COMMIT_REQUESTS = "duelog.commit.requests"
 DELIVERED = (RECEIVED, REDELIVERED, ACKNOWLEDGED, DEAD_LETTERED, EXPIRED)
 """Counters of a subscription, each a field of its statistics of the name's last word."""
 
-OF_TOPICS = (SENT, *DELIVERED, DELAYED, BACKLOG, OLDEST, PENDING, INDEX)
+OF_TOPICS = (SENT, *DELIVERED, DELAYED, BACKLOG, OLDEST, RUNNING, PENDING, INDEX)
 """Gauges, and counters read as gauges are, that a survey of the topics gives; one of the partitions has the others."""
 
 OBSERVED = frozenset((SENT, *DELIVERED))
@@ -109,6 +110,7 @@ SPECS = (
     Spec(DELAYED, "gauge", "{message}", _SUBSCRIPTION, "Messages of the subscription not due yet"),
     Spec(BACKLOG, "gauge", "{message}", _SUBSCRIPTION, "Messages fired and not acknowledged"),
     Spec(OLDEST, "gauge", "s", _SUBSCRIPTION, "How long the oldest message of the backlog has been due; 0: none is"),
+    Spec(RUNNING, "gauge", "s", _SUBSCRIPTION, "How long the longest running handler of workers has run; 0: none does"),
     Spec(PENDING, "gauge", "{message}", _TOPIC, "Messages of the topic not due yet, wherever they wait"),
     Spec(INDEX, "gauge", "By", _TOPIC, "Memory of the topic's delay indexes, estimated"),
     Spec(PARTITIONS, "gauge", "{partition}", (*_STORE, "duelog.partition.state"), "Time partitions by state"),
@@ -345,6 +347,8 @@ class StoreMetrics(StoreListener):
                 found[DELAYED].append(Observation(topic.in_partitions + stats.inline, named))
                 found[BACKLOG].append(Observation(stats.backlog, named))
                 found[OLDEST].append(Observation(stats.oldest_unacknowledged_ms / 1000, named))
+                if stats.longest_running_ms is not None:
+                    found[RUNNING].append(Observation(stats.longest_running_ms / 1000, named))
                 for name, value in delivered(stats).items():
                     found[name].append(Observation(value, named))
         return found

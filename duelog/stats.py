@@ -44,6 +44,8 @@ class SubscriptionStats:
     received, redelivered, acknowledged, dead_lettered, expired: how many since this process opened the store, or made
     the subscription. received: handed to consumers, each time again; redelivered: those handed out before, too.
     acknowledged: by consumers, and skipped. dead_lettered: moved to its dead-letter topic. expired: by time to live.
+    longest_running_ms: for how long the longest running handler of a `Worker` in this process has run; 0: none runs;
+    None: there is no worker.
     """
 
     name: str
@@ -62,6 +64,7 @@ class SubscriptionStats:
     acknowledged: int
     dead_lettered: int
     expired: int
+    longest_running_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,7 @@ class Figures:
         now_ms = self._clock.now_ms()
         if not_due is None:
             not_due = self._inline.waiting(topic, now_ms)
+        since_ms = [since() for since in list(state.running.values())]
         with state.lock:
             dispatcher = state.dispatcher
             inline = unacknowledged(state.acks, not_due)
@@ -195,6 +199,7 @@ class Figures:
                 state.pause_ends_ms(now_ms),
                 0 if oldest_ms is None else now_ms - oldest_ms,
                 *astuple(state.counts),
+                max((now_ms - (now_ms if ms is None else ms) for ms in since_ms), default=None),
             )
 
     def pending_of(self, topic_id: int) -> int:

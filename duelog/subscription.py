@@ -169,6 +169,13 @@ class Subscription(Acknowledging):
         """Have every receiver of the topic look again."""
         self._topic.changed()
 
+    def report_running(self, since_ms: Callable[[], int | None]) -> None:
+        """Have figures say how long the longest running handler of a worker has run; `since_ms`: epoch ms, None: none.
+
+        Until the subscription is closed.
+        """
+        self._consumer.report_running(since_ms)
+
     @property
     def may_wait(self) -> bool:
         """Whether there is anything to wait for: something moves the clock or fires what is due."""

@@ -208,6 +208,20 @@ class StoreFull(_AtPath):
         self.free_bytes = free_bytes
 
 
+class HandlersHang(DuelogError):
+    """Every thread of a worker's task hangs in its function, and so do those that took their places: it runs nothing.
+
+    task: its name. threads: how many hang.
+    """
+
+    def __init__(self, task: str, threads: int, timeout_s: float) -> None:
+        super().__init__(
+            f"task {task}: {threads} threads hang in its function for more than {timeout_s:g} s: it runs nothing more"
+        )
+        self.task = task
+        self.threads = threads
+
+
 class StoreBusy(_AtPath):
     """A store was written to without a pause for so long that no instant of it could be copied; nothing was done."""
 

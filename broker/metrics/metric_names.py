@@ -53,7 +53,7 @@ def labels_of(spec: engine.Spec) -> tuple[str, ...]:
 ENGINE = tuple(
     Named(prometheus_name(spec), spec.kind, labels_of(spec), spec.description)
     for spec in engine.SPECS
-    if spec.name not in PULSAR_NAMES
+    if spec.name not in PULSAR_NAMES and spec.name != engine.RUNNING  # a broker runs no handlers
 )
 
 WRITE_BUCKETS = ("le_0_5", "le_1", "le_5", "le_10", "le_20", "le_50", "le_100", "le_200", "le_1000", "overflow")

@@ -206,6 +206,11 @@ class Consumer:
         self._topic.changed()  # they may come again earlier than receivers know of
         return count
 
+    def report_running(self, since_ms: Callable[[], int | None]) -> None:
+        """Have figures say how long the longest running handler has run, until the consumer leaves."""
+        with self._subscription.lock:
+            self._subscription.running[self._id] = since_ms
+
     def nack_all(self) -> int:
         """Give back all that the consumer holds, due at once; how many messages."""
         now_ms = self._clock.now_ms()

@@ -84,6 +84,8 @@ class SubscriptionState:
         """How its consumers order keys, their ranges apart."""
         self._consumers: dict[int, Part] = {}
         """By id, in the order in which they came."""
+        self.running: dict[int, Callable[[], int | None]] = {}
+        """By consumer that is a worker's: since when its longest running handler runs (epoch ms); None: none does."""
         self._told: dict[int, bool] = {}
         """What consumers were told last: whether a failover subscription serves them."""
         self._ids = itertools.count(1)
@@ -198,6 +200,7 @@ class SubscriptionState:
     def detach(self, consumer: int, now_ms: int, failed: bool = True) -> None:
         """Remove a consumer; what it has not acknowledged is handed out again, with `failed` as failed deliveries."""
         with self.lock:
+            self.running.pop(consumer, None)
             if consumer in self._consumers and self.dispatcher is not None:
                 if consumer in self.dispatcher.consumers:
                     self.dispatcher.remove_consumer(consumer, now_ms, failed)

@@ -30,6 +30,7 @@ class Task:
     concurrency: int
     retries: int | None
     backoff: Backoff
+    timeout: Duration | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -43,6 +44,13 @@ class Task:
                 raise InvalidArgument(field, value, f"expected an int of at least {lowest}")
         if not callable(self.backoff):
             duration_ms("backoff", self.backoff)
+        if self.timeout is not None and duration_ms("timeout", self.timeout) == 0:
+            raise InvalidArgument("timeout", self.timeout, "expected more than no time, or None")
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """How long an attempt may take; None: any time."""
+        return None if self.timeout is None else duration_ms("timeout", self.timeout)
 
     @property
     def name(self) -> str:

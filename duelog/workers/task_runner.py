@@ -3,6 +3,9 @@
 One thread receives, no more than there are free slots: a message that is not run at once stays where it is. Functions
 run in as many threads as there are slots; coroutines in the event loop of the worker, and what becomes of their
 messages is committed in other threads. Waiting for messages is the subscription's, by the store's clock.
+
+A task with a timeout has one more thread, which looks at attempts by the store's clock: it has a coroutine's end with
+an exception, and gives a function's up, as its thread cannot be stopped.
 """
 
 from __future__ import annotations
@@ -10,29 +13,49 @@ from __future__ import annotations
 import itertools
 import logging
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from duelog.store.clock import Monitor
-from duelog.store.errors import ClockJumped, ClosedError, DuelogError, ResourceShortage, StoreFull
+from duelog.store.errors import ClockJumped, ClosedError, DuelogError, HandlersHang, ResourceShortage, StoreFull
 from duelog.store.message import ReceivedMessage
 
 from ..subscription import Subscription
 from .task import Task, reason_of
 
 if TYPE_CHECKING:
-    from .coroutine_loop import CoroutineLoop
+    from .coroutine_loop import CoroutineLoop, Limit
 
 _log = logging.getLogger("duelog.worker")
 
-_WHILE_IT_RUNS = timedelta(days=36_525)
-"""A process that dies gives its messages back by that, so that their timeout is for consumers elsewhere."""
+P = ParamSpec("P")
 
 _PAUSE_MS = 1_000
 """How long receiving pauses after an error that may pass."""
+
+
+@dataclass(eq=False, slots=True)
+class _Attempt:
+    """A message that is run. Guarded by the monitor."""
+
+    number: int
+    message: ReceivedMessage
+    began_ms: int
+    ended: bool = False
+    """Whether its function has come to its end."""
+    overdue: bool = False
+    """Whether its time was over before that; a function's attempt is given up then."""
+    stuck: bool = False
+    """Whether it was given up, and no other thread took the place of its own."""
+    thread: int | None = None
+    """Which runs it, where it is a function."""
+    limit: Limit | None = None
 
 
 class TaskRunner:
@@ -56,22 +79,30 @@ class TaskRunner:
         self._loop = loop
         self._slots = threading.Semaphore(task.concurrency)
         self._numbers = itertools.count()
-        self._running: dict[int, ReceivedMessage] = {}
+        self._running: dict[int, _Attempt] = {}
+        self._hanging: dict[int, _Attempt] = {}
+        """Attempts that were given up and whose functions have not ended."""
         self.receiving = False
         """Whether it may be handed messages."""
         self._stopped = False
         self._closed = False
-        self._inbox: queue.SimpleQueue[tuple[int, ReceivedMessage] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
 
     # -- for the worker ----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to receive, in threads that do not keep the process from ending."""
-        threads = 0 if self._loop is not None else self.task.concurrency
         self.receiving = True
-        for target, count in ((self._receive, 1), (self._run_functions, threads)):
-            for _ in range(count):
-                threading.Thread(target=target, name=f"duelog-worker-{self.task.name}", daemon=True).start()
+        self._start_thread(self._receive)
+        for _ in range(0 if self._loop is not None else self.task.concurrency):
+            self._start_thread(self._run_functions)
+        if self.task.timeout_ms is not None:
+            self._start_thread(self._watch, self.task.timeout_ms)
+        self._subscription.report_running(self.running_since_ms)
+
+    def _start_thread(self, target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        name = f"duelog-worker-{self.task.name}"
+        threading.Thread(target=target, name=name, args=args, kwargs=kwargs, daemon=True).start()
 
     def stop(self) -> None:
         """Receive nothing more; does not wait."""
@@ -86,11 +117,18 @@ class TaskRunner:
         """Whether a message is running, or may be received. REQUIRES: the monitor."""
         return self.receiving or bool(self._running)
 
+    def running_since_ms(self) -> int | None:
+        """When the longest running handler began, one that was given up too; None: none runs."""
+        with self._monitor.lock:
+            running = [attempt for attempt in self._running.values() if not attempt.ended]
+            return min((attempt.began_ms for attempt in (*running, *self._hanging.values())), default=None)
+
     def close(self) -> int:
         """Give back what still runs, which does not count as a failed delivery; how many messages."""
         with self._monitor.lock:
             self._closed = True
             left = len(self._running)
+            self._monitor.notify_all()
         for _ in range(self.task.concurrency):
             self._inbox.put(None)
         self._subscription.close(failed=False)
@@ -108,18 +146,24 @@ class TaskRunner:
                 batch = self._next(free)
                 for _ in range(free - len(batch)):
                     self._slots.release()
-                if batch and self._ack_timeout_ms():
-                    self._subscription.extend(batch, _WHILE_IT_RUNS)
+                if batch and self.task.timeout_ms is not None and (timeout_ms := self._ack_timeout_ms()):
+                    hold = timedelta(milliseconds=self.task.timeout_ms + timeout_ms)
+                    self._subscription.extend(batch, hold)
                 for message in batch:
                     self._begin(message)
         except BaseException as error:
-            if not (isinstance(error, ClosedError) and self._subscription.closed):
-                _log.error("task %s stops: %s", self.task.name, error)
-                self.error = error
+            self._stop_for(error)
         finally:
             with self._monitor.lock:
                 self.receiving = False
                 self._monitor.notify_all()
+
+    def _stop_for(self, error: BaseException) -> None:
+        """Receive nothing more because of an error, unless that says that the subscription was closed."""
+        if not (isinstance(error, ClosedError) and self._subscription.closed):
+            _log.error("task %s stops: %s", self.task.name, error)
+            self.error = error
+        self.stop()
 
     def _next(self, free: int) -> list[ReceivedMessage]:
         """Messages to be run, at most `free`; none when it is stopped, or after a pause."""
@@ -135,44 +179,135 @@ class TaskRunner:
             return []
 
     def _begin(self, message: ReceivedMessage) -> None:
-        number = next(self._numbers)
+        attempt = _Attempt(next(self._numbers), message, self._subscription.clock.now_ms())
+        if self._loop is not None and self.task.timeout_ms is not None:
+            attempt.limit = self._loop.limit()
+        spent = self.task.is_spent(message.redelivery_count + message.retries)
         with self._monitor.lock:
-            self._running[number] = message
-        if self.task.is_spent(message.redelivery_count + message.retries):
-            self._end(number, message, None, spent=True)
+            attempt.ended = spent
+            self._running[attempt.number] = attempt
+            if self.task.timeout_ms is not None:
+                self._monitor.notify_all()
+        if spent:
+            self._end(attempt, None, spent=True)
         elif self._loop is None:
-            self._inbox.put((number, message))
+            self._inbox.put(attempt)
         else:
-            self._loop.start(self._run_coroutine(self._loop, number, message))
+            self._loop.start(self._run_coroutine(self._loop, attempt))
 
     # -- running -------------------------------------------------------------------------------------
 
     def _run_functions(self) -> None:
-        while (work := self._inbox.get()) is not None:
+        while (attempt := self._inbox.get()) is not None:
             if self._closed:  # it was given back
                 continue
+            attempt.thread = threading.get_ident()
             error: BaseException | None = None
             try:
-                self.task.function(work[1])
+                self.task.function(attempt.message)
             except BaseException as raised:
                 error = raised
-            self._end(*work, error)
+            with self._monitor.lock:
+                attempt.ended = True
+                attempt.thread = None
+            if not attempt.overdue:
+                self._end(attempt, error)
+            elif not self._ended_late(attempt, error):
+                return
 
-    async def _run_coroutine(self, loop: CoroutineLoop, number: int, message: ReceivedMessage) -> None:
+    async def _run_coroutine(self, loop: CoroutineLoop, attempt: _Attempt) -> None:
         error: BaseException | None = None
         try:
-            await self.task.function(message)
+            if attempt.limit is None:
+                await self.task.function(attempt.message)
+            else:
+                await attempt.limit.hold(self.task.function(attempt.message))
         except BaseException as raised:
             error = raised
+        with self._monitor.lock:
+            attempt.ended = True
         if self._closed:  # its message is given back
             return
-        loop.in_thread(self._end, number, message, error)
+        if attempt.overdue and type(error) is TimeoutError and not error.args:
+            error = TimeoutError(self._took_longer()).with_traceback(error.__traceback__)
+        loop.in_thread(self._end, attempt, error)
 
-    def _end(self, number: int, message: ReceivedMessage, error: BaseException | None, spent: bool = False) -> None:
+    # -- what takes too long -------------------------------------------------------------------------
+
+    def _watch(self, timeout_ms: int) -> None:
+        """Look at what runs until it is closed; `timeout_ms`: how long that may take."""
+        clock = self._subscription.clock
+        try:
+            while True:
+                with self._monitor.lock:
+                    running = [each for each in self._running.values() if not (each.ended or each.overdue)]
+                    overdue = [each for each in running if each.began_ms + timeout_ms <= clock.now_ms()]
+                    for attempt in overdue:
+                        attempt.overdue = True
+                        if self._loop is None:
+                            attempt.stuck = len(self._hanging) >= self.task.concurrency
+                            self._hanging[attempt.number] = attempt
+                    if self._closed:
+                        return
+                    if not overdue:
+                        clock.wait(self._monitor, running[0].began_ms + timeout_ms if running else None)
+                for attempt in overdue:
+                    self._cut_short(attempt, timeout_ms)
+        except BaseException as error:
+            self._stop_for(error)
+
+    def _cut_short(self, attempt: _Attempt, timeout_ms: int) -> None:
+        """The time of an attempt is over. Raises HandlersHang where no thread is left."""
+        if self._loop is not None:
+            if attempt.limit is not None:
+                self._loop.end(attempt.limit)
+            return
+        self._start_thread(self._give_up, attempt, self._stack_of(attempt))
+        with self._monitor.lock:
+            stuck = sum(each.stuck for each in self._hanging.values())
+            hanging = len(self._hanging)
+        if stuck == self.task.concurrency:
+            raise HandlersHang(self.task.name, hanging, timeout_ms / 1000)
+
+    def _give_up(self, attempt: _Attempt, stack: str) -> None:
+        """End an attempt whose function hangs, and run others in the place of its thread, if there may be one more."""
+        lost = ", and no other takes its place: too many hang" if attempt.stuck else ""
+        text = "task %s: %s is given up: %s; its thread hangs%s\n%s"
+        _log.error(text, self.task.name, attempt.message.message_id, self._took_longer(), lost, stack)
+        self._end(attempt, TimeoutError(self._took_longer()))
+        if not attempt.stuck:
+            self._run_functions()
+
+    def _ended_late(self, attempt: _Attempt, error: BaseException | None) -> bool:
+        """A function has come to its end that was given up: nothing comes of it. Whether its thread is needed again."""
+        with self._monitor.lock:
+            del self._hanging[attempt.number]
+        took_s = (self._subscription.clock.now_ms() - attempt.began_ms) / 1000
+        outcome = "it returned" if error is None else reason_of(error)
+        text = "task %s: %s ended after %g s, when it had been given up, which is ignored: %s"
+        _log.warning(text, self.task.name, attempt.message.message_id, took_s, outcome)
+        if attempt.stuck:
+            self._slots.release()
+        return attempt.stuck
+
+    def _took_longer(self) -> str:
+        return f"it took longer than {(self.task.timeout_ms or 0) / 1000:g} s"
+
+    def _stack_of(self, attempt: _Attempt) -> str:
+        """Where the function of an attempt is, as a traceback shows it."""
+        frame = None if attempt.thread is None else sys._current_frames().get(attempt.thread)
+        frames = [] if frame is None else traceback.extract_stack(frame)
+        own = [at for at, each in enumerate(frames) if each.filename == __file__]
+        return "".join(traceback.format_list(frames[own[-1] + 1 :])).rstrip() if own else "where is not known"
+
+    # -- what becomes of a message -------------------------------------------------------------------
+
+    def _end(self, attempt: _Attempt, error: BaseException | None, spent: bool = False) -> None:
         """A message has come to its end: acknowledge it, or see to its retry; then its slot is free.
 
         Raises nothing: it ends no thread, whatever goes wrong.
         """
+        message = attempt.message
         try:
             if spent:
                 self._bury(message, None)
@@ -190,9 +325,10 @@ class TaskRunner:
                 self._subscription.nack(message, delay=timedelta(milliseconds=_PAUSE_MS))
         finally:
             with self._monitor.lock:
-                del self._running[number]
+                del self._running[attempt.number]
                 self._monitor.notify_all()
-            self._slots.release()
+            if not attempt.stuck:
+                self._slots.release()
 
     def _failed(self, message: ReceivedMessage, error: BaseException) -> None:
         failed = message.redelivery_count + message.retries + 1

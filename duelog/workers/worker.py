@@ -45,7 +45,8 @@ class Worker:
     A message is acknowledged when its function returns. One whose function raises is run again after the backoff, by a
     retry that survives a restart; after `retries` of them it becomes a dead letter, with the type and the text of the
     last exception as its reason. A crash counts as a failed delivery of what was running, so that a message that kills
-    its process becomes a dead letter too. While a function runs, its message is not delivered again.
+    its process becomes a dead letter too. `timeout` bounds an attempt. Where there is none, `Policies.ack_timeout_ms`
+    holds as for every consumer: a message is delivered again, and counted, while its function still runs.
 
     Functions run in threads, coroutines in one event loop in a thread. No order is kept, and nothing limits rates or
     prefers topics: use one task a topic, with the concurrency that it is to have. Thread-safe; a context manager that
@@ -96,6 +97,7 @@ class Worker:
         concurrency: int = 8,
         retries: int | None = 5,
         backoff: Backoff = 1,
+        timeout: Duration | None = None,
     ) -> Callable[[Handler], Handler]:
         """Have the function or coroutine function below run for each message of `topic`, which need not exist.
 
@@ -103,12 +105,20 @@ class Worker:
         retries: how often a message is run again before it is a dead letter; None: any number of times. Where
         `max_redeliveries` is in force and less, that counts. backoff: seconds or a timedelta before the first retry,
         doubled with each up to an hour; or a function of the number of failed deliveries and the exception, which gives
-        one, or None: no retry. Raises InvalidArgument.
+        one, or None: no retry.
+
+        timeout: how long one attempt may take by the store's clock, seconds or a timedelta; None: any time. Then it has
+        failed, with a TimeoutError. In a coroutine that is raised where it awaits; a thread in which it has something
+        run (`asyncio.to_thread`) goes on, and keeps the process from ending. A function's thread cannot be
+        stopped: the attempt is given up, whatever comes of it later is ignored, and another thread takes the place of
+        the one that hangs. That holds for as many threads as `concurrency` says; each that hangs beyond them is one
+        less that runs messages, and when none is left the task ends with HandlersHang. `ack_timeout_ms` counts from the
+        end of the timeout. Raises InvalidArgument.
         """
 
         def decorate(function: Handler) -> Handler:
             name = self.name if subscription is None else subscription
-            task = Task(function, topic, name, concurrency, retries, backoff)
+            task = Task(function, topic, name, concurrency, retries, backoff, timeout)
             of = TopicName.parse(topic)
             with self._changing:
                 if self._store is not None:
@@ -203,7 +213,8 @@ class Worker:
         """Start, run until SIGTERM, SIGINT or `request_stop`, and stop; how many messages were given back.
 
         For the main thread of a process: in another one, signals are not heard. A second signal ends the waiting for
-        what is running. Raises what ended a task, such as StoreFailed, once all have stopped; and as `start`.
+        what is running. Raises what ended a task, such as StoreFailed or HandlersHang, once all have stopped; and as
+        `start`.
         """
         with self._signals():
             self.start()

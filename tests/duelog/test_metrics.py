@@ -13,7 +13,17 @@ from opentelemetry.metrics import get_meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, Topic, metrics
+from duelog import (
+    DelayedDeliveryPolicies,
+    DelayedStore,
+    ManualClock,
+    Message,
+    ReceivedMessage,
+    StoreConfig,
+    Topic,
+    Worker,
+    metrics,
+)
 from duelog.aio.threads import Threads
 from duelog.aio.topic import Topic as AsyncTopic
 from duelog.errors import CorruptEntry, DelayTooLong
@@ -311,3 +321,27 @@ def test_a_closed_store_reports_nothing_and_two_stores_report_beside_each_other(
 def test_without_an_sdk_nothing_is_measured() -> None:
     """The API's own meters do nothing, and lateness is not even worked out."""
     assert not metrics.Instruments(get_meter("duelog")).listening
+
+
+def test_the_longest_running_handler_is_a_gauge_of_its_subscription(
+    collector: Collector, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """In seconds, as its statistics have it; subscriptions without a worker have none."""
+    store = open_store(config=StoreConfig(background=True))
+    store.topic("t").subscribe("other").close()
+    begun, gate = threading.Event(), threading.Event()
+    worker = Worker(store)
+
+    @worker.task("t")
+    def stand(message: ReceivedMessage) -> None:
+        begun.set()
+        gate.wait(60)
+
+    with worker:
+        store.topic("t").send(b"x")
+        assert begun.wait(60)
+        clock.advance(7_500)
+        (point,) = collector.points()["duelog.subscription.running.time"]
+        assert (point.value, dict(point.attributes)) == (7.5, {**TOPIC, "pulsar.subscription": "worker"})
+        gate.set()
+    assert "duelog.subscription.running.time" not in collector.points()

@@ -24,7 +24,7 @@ from duelog import (
     Subscription,
     Worker,
 )
-from duelog.errors import ClosedError, InvalidArgument, StoreFailed, StoreFull
+from duelog.errors import ClosedError, HandlersHang, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.clock import Monitor
 from duelog.workers.task import LONGEST_BACKOFF_MS, Task, reason_of
 from tests.conftest import OpenStore
@@ -306,10 +306,10 @@ def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(
 
 
 @KINDS
-def test_a_message_is_not_delivered_again_while_its_function_runs(
+def test_a_message_is_not_delivered_again_before_the_timeout_of_its_task_is_over(
     store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
 ) -> None:
-    """However long that takes, and however short the acknowledgement timeout is."""
+    """However short the acknowledgement timeout is, which counts from there."""
     store.set_policies(Policies(ack_timeout_ms=1_000))
     store.topic("t").send_batch([Message(b"a"), Message(b"b")])
     gate = threading.Event()
@@ -322,7 +322,7 @@ def test_a_message_is_not_delivered_again_while_its_function_runs(
         await asyncio.to_thread(stand, message)
 
     worker = Worker(store)
-    worker.task("t")(stand if kind == "function" else stand_in_loop)
+    worker.task("t", timeout=timedelta(hours=21))(stand if kind == "function" else stand_in_loop)
     run(worker)
     log.wait(2)
     for _ in range(20):
@@ -707,9 +707,284 @@ def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(
     assert backlog(store, "t") == 0
 
 
+# -- a handler that hangs ------------------------------------------------------------------------
+
+
+class Gate:
+    """Where handlers of both kinds hang until it is opened."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def stand(self) -> None:
+        assert self._open.wait(60)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Opened at the end of a test, so that its threads end."""
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+@KINDS
+def test_what_a_hung_handler_holds_is_delivered_again_after_the_acknowledgement_timeout(
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Callable[[Worker], None], kind: str
+) -> None:
+    """To the next that asks, as a failed delivery; the handler's own end acknowledges it all the same."""
+    store.set_policies(Policies(ack_timeout_ms=10_000))
+    store.topic("t").send(b"x")
+
+    def stand(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        gate.stand()
+
+    async def stand_in_loop(message: ReceivedMessage) -> None:
+        await asyncio.to_thread(stand, message)
+
+    worker = Worker(store)
+    worker.task("t", concurrency=1)(stand if kind == "function" else stand_in_loop)
+    run(worker)
+    log.wait(1)
+    with store.topic("t").subscribe("worker", type="shared") as other:
+        clock.advance(9_999)
+        assert other.receive(10, timeout=0) == []
+        clock.advance(1)
+        assert [message.redelivery_count for message in other.receive(10, timeout=60)] == [1]
+        gate.open()
+        worker.stop()
+        assert backlog(store, "t") == 0
+
+
+def test_a_coroutine_that_hangs_has_a_timeout_error_raised_in_it_and_is_retried(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """By the store's clock; the same slot runs the next message."""
+    raised: list[BaseException] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        if log.add(message.payload) == 1 and message.payload == b"hangs":
+            try:
+                await asyncio.Event().wait()
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+    topic = store.topic("t")
+    topic.send_batch([Message(b"hangs"), Message(b"next")])
+    worker = Worker(store)
+    worker.task("t", concurrency=1, timeout=timedelta(seconds=5), backoff=60)(handle)
+    run(worker)
+    log.wait(1)
+    clock.advance(4_999)
+    assert raised == []
+    clock.advance(1)
+    log.wait(2)
+    assert log.seen == [b"hangs", b"next"]
+    assert [type(error) for error in raised] == [asyncio.CancelledError]
+    clock.advance(60_000)
+    log.wait(3)
+    assert worker.stop() == 0
+    assert backlog(store, "t") == 0
+
+
+def test_a_coroutine_that_was_too_slow_becomes_a_dead_letter_that_says_so(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """With how long it might have taken."""
+
+    async def hang(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        await asyncio.Event().wait()
+
+    store.topic("t").send(b"x")
+    worker = Worker(store)
+    worker.task("t", retries=0, timeout=2.5)(hang)
+    run(worker)
+    log.wait(1)
+    clock.advance(2_500)
+    assert worker.stop() == 0
+    assert [letter.reason for letter in store.dead_letters()] == ["TimeoutError: it took longer than 2.5 s"]
+
+
+def test_a_function_that_hangs_is_given_up_told_and_its_thread_replaced(
+    store: DelayedStore,
+    clock: ManualClock,
+    log: Log,
+    gate: Gate,
+    run: Callable[[Worker], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its task goes on; that it returns in the end acknowledges nothing, and its message has failed."""
+
+    def handle(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        if message.payload == b"hangs":
+            gate.stand()
+
+    topic = store.topic("t")
+    topic.send_batch([Message(b"hangs"), Message(b"next")])
+    worker = Worker(store)
+    worker.task("t", concurrency=1, timeout=5, retries=0)(handle)
+    run(worker)
+    log.wait(1)
+    clock.advance(5_000)
+    log.wait(2)
+    given_up = [record.getMessage() for record in caplog.records if "is given up" in record.getMessage()]
+    assert len(given_up) == 1
+    assert "it took longer than 5 s; its thread hangs" in given_up[0]
+    assert "in handle" in given_up[0]
+    assert "gate.stand()" in given_up[0]
+    assert "task_runner.py" not in given_up[0]
+    assert [letter.reason for letter in store.dead_letters()] == ["TimeoutError: it took longer than 5 s"]
+    gate.open()
+    while not any("when it had been given up" in record.getMessage() for record in caplog.records):
+        os.sched_yield()
+    assert worker.stop() == 0
+    assert len(list(store.dead_letters())) == 1
+
+
+def test_a_function_that_was_given_up_and_returns_does_not_acknowledge_the_retry(
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Callable[[Worker], None]
+) -> None:
+    """The message waits for its backoff, and is run again, though the first attempt has succeeded meanwhile."""
+    topic = store.topic("t")
+    topic.send(b"x")
+
+    def handle(message: ReceivedMessage) -> None:
+        if log.add(message.payload) == 1:
+            gate.stand()
+
+    worker = Worker(store)
+    worker.task("t", concurrency=1, timeout=5, backoff=60)(handle)
+    run(worker)
+    log.wait(1)
+    clock.advance(5_000)
+    while topic.stats().pending == 0:
+        os.sched_yield()
+    gate.open()
+    (runner,) = worker._runners
+    while runner._hanging:
+        os.sched_yield()
+    assert topic.stats().pending == 1
+    clock.advance(60_000)
+    log.wait(2)
+    assert worker.stop() == 0
+    assert backlog(store, "t") == 0
+
+
+def test_threads_that_hang_are_replaced_up_to_a_bound_and_run_again_when_they_return(
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Callable[[Worker], None]
+) -> None:
+    """With two slots, two are replaced, a third that hangs leaves one slot; once they return there are two again."""
+    topic = store.topic("t")
+    together = threading.Barrier(2)
+
+    def handle(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        if message.payload == b"hangs":
+            gate.stand()
+        elif message.payload == b"pair":
+            together.wait(60)
+
+    worker = Worker(store)
+    worker.task("t", concurrency=2, timeout=5, retries=0)(handle)
+    run(worker)
+    (runner,) = worker._runners
+    for count in (1, 2, 3):
+        topic.send(b"hangs")
+        log.wait(count)
+        clock.advance(5_000)
+        while len(list(store.dead_letters())) < count:
+            os.sched_yield()
+    topic.send_batch([Message(b"single"), Message(b"single")])
+    log.wait(5)
+    assert [attempt.stuck for attempt in runner._hanging.values()] == [False, False, True]
+    gate.open()
+    while runner._hanging:
+        os.sched_yield()
+    topic.send_batch([Message(b"pair"), Message(b"pair")])
+    log.wait(7)
+    assert worker.stop() == 0
+
+
+def test_a_task_of_which_every_thread_hangs_ends_the_run_and_says_so(
+    tmp_path: Path, clock: ManualClock, log: Log, gate: Gate
+) -> None:
+    """One slot, one replacement: the second message that hangs ends it, and no message is lost."""
+    with DelayedStore.open(tmp_path / "s", FIRING, clock=clock) as store:
+        store.topic("t").send_batch([Message(b"%d" % n) for n in range(3)])
+
+        def hang(message: ReceivedMessage) -> None:
+            log.add(message.payload)
+            gate.stand()
+
+        worker = Worker(store)
+        worker.task("t", concurrency=1, timeout=5, backoff=60)(hang)
+        errors: list[BaseException] = []
+
+        def run_it() -> None:
+            try:
+                worker.run()
+            except HandlersHang as error:
+                errors.append(error)
+
+        running = threading.Thread(target=run_it)
+        running.start()
+        for count in (1, 2):
+            log.wait(count)
+            clock.advance(5_000)
+        running.join(60)
+        (error,) = errors
+        assert "2 threads hang in its function for more than 5 s" in str(error)
+        assert backlog(store, "t") == 1
+        assert store.topic("t").stats().pending == 2
+
+
+@KINDS
+def test_the_longest_running_handler_is_told_until_it_returns(
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Callable[[Worker], None], kind: str
+) -> None:
+    """Also after it was given up; None where there is no worker, 0 where it runs nothing."""
+
+    def stand(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        gate.stand()
+
+    async def stand_in_loop(message: ReceivedMessage) -> None:
+        await asyncio.to_thread(stand, message)
+
+    def longest() -> int | None:
+        return store.topic("t").subscription("worker").stats().longest_running_ms
+
+    worker = Worker(store)
+    worker.task("t", timeout=5 if kind == "function" else None)(stand if kind == "function" else stand_in_loop)
+    run(worker)
+    assert longest() == 0
+    store.topic("t").send(b"a")
+    log.wait(1)
+    clock.advance(2_000)
+    store.topic("t").send(b"b")
+    log.wait(2)
+    clock.advance(7_000)
+    assert longest() == 9_000
+    gate.open()
+    while longest():
+        os.sched_yield()
+    worker.stop()
+    assert longest() is None
+
+
 @pytest.mark.parametrize(
     ("field", "options"),
     [
+        ("timeout", {"timeout": 0}),
+        ("timeout", {"timeout": -1}),
+        ("timeout", {"timeout": "1"}),
         ("concurrency", {"concurrency": 0}),
         ("concurrency", {"concurrency": True}),
         ("retries", {"retries": -1}),
