@@ -130,8 +130,10 @@ class Acknowledging:
         """Give a message up now, whatever `max_redeliveries` says: it becomes a dead letter, with this reason.
 
         reason: some text, kept to its first 1,000 characters, and this delivery counts as failed; None: too many failed
-        before it (then the reason is the last that `retry_later` was told, or "redeliveries"). The message is moved in
-        one transaction; one that was acknowledged meanwhile is left. Raises InvalidArgument, also for a reader's
+        before it (then the reason is the last that `retry_later` was told, or "redeliveries"). A consumer of the
+        dead-letter topic has it as the property DEAD_LETTER_REASON, the number of deliveries as DEAD_LETTER_ATTEMPTS,
+        beside REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID. The message is moved in one transaction; one that
+        was acknowledged meanwhile is left. Raises InvalidArgument, also for a reader's
         message and for what is a dead letter itself; StoreFull, StoreFailed: then it is held as before.
         """
         if not isinstance(message, ReceivedMessage) or (message.topic, message.subscription) != (

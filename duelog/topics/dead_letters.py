@@ -7,8 +7,9 @@ keeper does. Other subscriptions of a dead-letter topic read letters as any topi
 
 A message of a topic that has a keeper is never dead-lettered again, and no time to live expires what the keeper holds.
 
-Facts about a letter stand in the extra part of its body (store/codec/body.py); a plain Pulsar consumer finds the
-origin in the properties REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID.
+Facts about a letter stand in the extra part of its body (store/codec/body.py); a consumer of the topic, Pulsar's too,
+finds the origin in the properties REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID, why it is there and after how
+many deliveries in DEAD_LETTER_REASON and DEAD_LETTER_ATTEMPTS.
 
 Source: Pulsar's DeadLetterPolicy and `initialSubscriptionName`.
 """
@@ -50,7 +51,13 @@ KEEPER = "dead-letters"
 """Name of the subscription that holds the letters of a dead-letter topic."""
 
 _FACTS = "dead_letter"
-_ORIGIN_PROPERTIES = ("REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID")
+_ORIGIN_PROPERTIES = (
+    "REAL_TOPIC",
+    "REAL_SUBSCRIPTION",
+    "ORIGIN_MESSAGE_ID",
+    "DEAD_LETTER_REASON",
+    "DEAD_LETTER_ATTEMPTS",
+)
 _MAX_BYTES = 1 << 30
 _PAGE = 1_000
 
@@ -144,18 +151,20 @@ class DeadLetters:
         attempts = message.redelivery_count + message.retries
         if reason is not None:
             attempts, last_ms = attempts + 1, now_ms
+        told = reason or message.failure or "redeliveries"
         facts = [
             message.topic,
             subscription.name,
             *origin_id,
             message.due_ms,
             message.publish_ms,
-            reason or message.failure or "redeliveries",
+            told,
             attempts,
             first_ms,
             last_ms,
         ]
-        origin = dict(zip(_ORIGIN_PROPERTIES, (message.topic, subscription.name, str(origin_id)), strict=True))
+        values = (message.topic, subscription.name, str(origin_id), told, str(attempts))
+        origin = dict(zip(_ORIGIN_PROPERTIES, values, strict=True))
         letter = Message(message.payload, key=message.key, properties={**message.properties, **origin})
         return encode_one(letter, now_ms, _MAX_BYTES, {_FACTS: facts, **occurrence_extra(message.occurrence)})[1]
 

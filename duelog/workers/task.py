@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import InvalidArgument
 from duelog.store.message import ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
+from duelog.store.position import MessageId
 
 Backoff: TypeAlias = Duration | Callable[[int, BaseException], Duration | None]
 """How long to wait before a retry: a duration, doubled with each retry, or what makes one of the number of failed
@@ -18,6 +21,9 @@ deliveries and the exception; None from it: no retry."""
 
 LONGEST_BACKOFF_MS = 3_600_000
 """The most that a backoff is doubled to, unless it was longer from the beginning: an hour."""
+
+
+_ROOM = os.path.join(os.path.dirname(__file__), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,14 @@ class Task:
         function = self.function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
+    def __str__(self) -> str:
+        """As the log shows it when its worker starts."""
+        retries = "retries for ever" if self.retries is None else f"retries {self.retries}"
+        parts = [f"concurrency {self.concurrency}", retries]
+        if self.timeout_ms is not None:
+            parts.append(f"timeout {self.timeout_ms / 1000:g} s")
+        return f"{self.name} for {self.topic} ({', '.join(parts)})"
+
     def is_spent(self, failed: int) -> bool:
         """Whether a message of which so many deliveries have failed is not run again."""
         return self.retries is not None and failed > self.retries
@@ -73,6 +87,24 @@ class Task:
             return None if wait is None else duration_ms("backoff", wait)
         first_ms = duration_ms("backoff", self.backoff)
         return max(first_ms, min(first_ms << min(failed - 1, 40), LONGEST_BACKOFF_MS))
+
+
+def attempt_id(message: ReceivedMessage) -> MessageId:
+    """The id that is one through all attempts of a message: a retry has a new one."""
+    return message.message_id if message.first_try is None else message.first_try[0]
+
+
+def exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """An exception as logging takes it, its traceback beginning with the function of the task."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_ROOM):
+        frames = frames.tb_next
+    return type(error), error, frames
+
+
+def plural(number: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def reason_of(error: BaseException) -> str:

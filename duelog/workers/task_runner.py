@@ -16,6 +16,7 @@ import queue
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from duelog.store.errors import ClockJumped, ClosedError, DuelogError, HandlersH
 from duelog.store.message import ReceivedMessage
 
 from ..subscription import Subscription
-from .task import Task, reason_of
+from .task import Task, attempt_id, exc_info, plural, reason_of
 
 if TYPE_CHECKING:
     from .coroutine_loop import CoroutineLoop, Limit
@@ -84,6 +85,8 @@ class TaskRunner:
         """Attempts that were given up and whose functions have not ended."""
         self.receiving = False
         """Whether it may be handed messages."""
+        self.outcomes = Counter[str]()
+        """How many attempts ended how: "acknowledged", "failed"."""
         self._stopped = False
         self._closed = False
         self._inbox: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
@@ -229,7 +232,7 @@ class TaskRunner:
         if self._closed:  # its message is given back
             return
         if attempt.overdue and type(error) is TimeoutError and not error.args:
-            error = TimeoutError(self._took_longer()).with_traceback(error.__traceback__)
+            error = TimeoutError(self._took_longer()).with_traceback((error.__cause__ or error).__traceback__)
         loop.in_thread(self._end, attempt, error)
 
     # -- what takes too long -------------------------------------------------------------------------
@@ -273,7 +276,7 @@ class TaskRunner:
         """End an attempt whose function hangs, and run others in the place of its thread, if there may be one more."""
         lost = ", and no other takes its place: too many hang" if attempt.stuck else ""
         text = "task %s: %s is given up: %s; its thread hangs%s\n%s"
-        _log.error(text, self.task.name, attempt.message.message_id, self._took_longer(), lost, stack)
+        _log.error(text, self.task.name, attempt_id(attempt.message), self._took_longer(), lost, stack)
         self._end(attempt, TimeoutError(self._took_longer()))
         if not attempt.stuck:
             self._run_functions()
@@ -285,7 +288,7 @@ class TaskRunner:
         took_s = (self._subscription.clock.now_ms() - attempt.began_ms) / 1000
         outcome = "it returned" if error is None else reason_of(error)
         text = "task %s: %s ended after %g s, when it had been given up, which is ignored: %s"
-        _log.warning(text, self.task.name, attempt.message.message_id, took_s, outcome)
+        _log.warning(text, self.task.name, attempt_id(attempt.message), took_s, outcome)
         if attempt.stuck:
             self._slots.release()
         return attempt.stuck
@@ -315,12 +318,15 @@ class TaskRunner:
                 self._subscription.ack(message)
             else:
                 self._failed(message, error)
+            outcome = "acknowledged" if error is None and not spent else "failed"
+            with self._monitor.lock:
+                self.outcomes[outcome] += 1
         except ClosedError:
-            _log.warning("task %s: %s was given back before it ended", self.task.name, message.message_id)
+            _log.warning("task %s: %s was given back before it ended", self.task.name, attempt_id(message))
         except BaseException as refused:
             unforeseen = None if isinstance(refused, DuelogError) else refused
             text = "task %s: %s is delivered again: %s"
-            _log.error(text, self.task.name, message.message_id, reason_of(refused), exc_info=unforeseen)
+            _log.error(text, self.task.name, attempt_id(message), reason_of(refused), exc_info=unforeseen)
             with suppress(BaseException):  # what was not given back is when the worker stops
                 self._subscription.nack(message, delay=timedelta(milliseconds=_PAUSE_MS))
         finally:
@@ -335,20 +341,21 @@ class TaskRunner:
         try:
             wait_ms = self.task.backoff_ms(failed, error)
         except BaseException as raised:
-            _log.error("task %s: its backoff raised; a minute is waited", self.task.name, exc_info=raised)
+            _log.error("task %s: its backoff raised; a minute is waited", self.task.name, exc_info=exc_info(raised))
             wait_ms = 60_000
         reason = reason_of(error)
         if wait_ms is None or self.task.is_spent(failed):
-            self._bury(message, reason)
+            self._bury(message, reason, error)
             return
         _log.warning(
-            "task %s: %s failed %d times, again in %g s: %s",
+            "task %s: %s failed, attempt %d%s, again in %g s: %s",
             self.task.name,
-            message.message_id,
+            attempt_id(message),
             failed,
+            "" if self.task.retries is None else f" of {self.task.retries + 1}",
             wait_ms / 1000,
             reason,
-            exc_info=error,
+            exc_info=exc_info(error),
         )
         try:
             self._subscription.retry_later(message, timedelta(milliseconds=wait_ms), reason=reason)
@@ -358,13 +365,17 @@ class TaskRunner:
             _log.warning("task %s: the retry waits in memory alone: %s", self.task.name, refused)
             self._subscription.nack(message, delay=timedelta(milliseconds=wait_ms))
 
-    def _bury(self, message: ReceivedMessage, reason: str | None) -> None:
+    def _bury(self, message: ReceivedMessage, reason: str | None, error: BaseException | None = None) -> None:
+        """Make a dead letter of it; reason: why this attempt failed, None: those before it were too many."""
         shown = reason or message.failure or "too many deliveries failed"
-        _log.error("task %s: %s becomes a dead letter: %s", self.task.name, message.message_id, shown)
+        attempts = plural(message.redelivery_count + message.retries + (reason is not None), "attempt")
+        text = "task %s: %s becomes a dead letter after %s: %s"
+        told = None if error is None else exc_info(error)
+        _log.error(text, self.task.name, attempt_id(message), attempts, shown, exc_info=told)
         try:
             self._subscription.dead_letter(message, reason)
         except ClosedError:
             raise
         except DuelogError as refused:
-            _log.error("task %s: no dead letter of %s: %s", self.task.name, message.message_id, refused)
+            _log.error("task %s: no dead letter of %s: %s", self.task.name, attempt_id(message), refused)
             self._subscription.nack(message, delay=timedelta(milliseconds=_PAUSE_MS))

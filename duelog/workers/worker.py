@@ -6,9 +6,11 @@ import logging
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self, TypeVar
@@ -22,7 +24,7 @@ from duelog.store.names import TopicName
 
 from ..delayed_store import DelayedStore
 from ..opening import stored_span_ms
-from .task import Backoff, Task
+from .task import Backoff, Task, plural
 from .task_runner import TaskRunner
 
 _log = logging.getLogger("duelog.worker")
@@ -79,6 +81,7 @@ class Worker:
         self._store: DelayedStore | None = None
         self._runners: list[TaskRunner] = []
         self._ending = ExitStack()
+        self._began_ms = 0
         self._left = 0
         """Messages that the last `stop` gave back."""
         self._changing = threading.Lock()
@@ -167,6 +170,9 @@ class Worker:
                 in_loop = loop if task.is_coroutine else None
                 runners.append(TaskRunner(task, subscription, timeout_ms, self._monitor, in_loop))
             self._store, self._runners = store, runners
+            self._began_ms = store.clock.now_ms()
+            tasks = ", ".join(map(str, self._tasks))
+            _log.info("worker %s starts: duelog %s, store %s: %s", self.name, version("duelog"), store.path, tasks)
             for runner in runners:
                 runner.start()
             self._ending = undo.pop_all()
@@ -201,8 +207,14 @@ class Worker:
                 if not store.closed:
                     store.flush()
                 self._asked = self._hurry = False
+            took_s = (store.clock.now_ms() - self._began_ms) / 1000
+        outcomes = sum((runner.outcomes for runner in self._runners), Counter[str]())
+        done, failed = plural(outcomes["acknowledged"], "message"), plural(outcomes["failed"], "attempt")
+        _log.info("worker %s ends after %g s: %s acknowledged, %s failed", self.name, took_s, done, failed)
         if self._left:
-            _log.warning("worker %s: %d messages had not ended and were given back", self.name, self._left)
+            were = "was" if self._left == 1 else "were"
+            left = plural(self._left, "message")
+            _log.warning("worker %s: %s had not ended and %s given back", self.name, left, were)
         return self._left
 
     @property
@@ -256,7 +268,8 @@ class Worker:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Worker {self.name!r}, {len(self._tasks)} tasks, {'stopped' if self._store is None else 'running'}>"
+        state = "stopped" if self._store is None else "running"
+        return f"<Worker {self.name!r}, {plural(len(self._tasks), 'task')}, {state}>"
 
 
 def _ack_timeout_ms(store: DelayedStore, task: Task) -> int:

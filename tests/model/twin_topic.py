@@ -35,11 +35,13 @@ class TwinLetter(NamedTuple):
 
     @property
     def properties(self) -> dict[str, str]:
-        """What tells a consumer of the dead-letter topic where it came from."""
+        """What tells a consumer of the dead-letter topic where it came from, and why."""
         return {
             "REAL_TOPIC": self.topic,
             "REAL_SUBSCRIPTION": self.subscription,
             "ORIGIN_MESSAGE_ID": str(self.message_id),
+            "DEAD_LETTER_REASON": "redeliveries",
+            "DEAD_LETTER_ATTEMPTS": str(self.attempts),
         }
 
 

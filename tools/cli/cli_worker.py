@@ -25,12 +25,12 @@ def worker(
             show_default=False,
         ),
     ],
-    log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "warning",
+    log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "info",
 ) -> None:
     """Run the tasks of a worker until SIGTERM or Ctrl-C; then what is running may end, and the rest is given back.
 
-    How long it may take is the worker's `drain`; a second signal ends the waiting. Each failure of a task is logged as
-    a warning, each message that is given up as an error.
+    How long it may take is the worker's `drain`; a second signal ends the waiting. Start and end are logged, each
+    failure of a task as a warning, each message that is given up as an error, with the id that it had at first.
 
     ```
     duelog worker shop.tasks:worker
@@ -39,7 +39,8 @@ def worker(
     if log.upper() not in logging.getLevelNamesMapping():
         raise InvalidArgument("--log", log, "expected debug, info, warning or error")
     found = _find(target)
-    logging.basicConfig(level=log.upper())  # unless the program has seen to it
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=log.upper(), format=form)  # unless the program has seen to it
     allow_every_descriptor()
     with alone("a worker opens the store itself: end it first, or run the tasks in that program (`Worker(store)`)"):
         found.run()

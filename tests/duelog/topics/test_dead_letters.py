@@ -62,6 +62,22 @@ def test_a_dead_letter_is_never_dead_lettered_again(store: DelayedStore) -> None
     assert [topic.name for topic in store.topics()] == [store.topic("t").name, store.topic(GRAVE).name]
 
 
+def test_a_consumer_of_a_dead_letter_topic_sees_reason_and_attempts(store: DelayedStore, topic: Topic) -> None:
+    """As properties, which Pulsar's clients see, too; the letter itself has the message's own alone."""
+    topic.send_batch([Message(b"told", properties={"shop": "7"}), Message(b"spent")])
+    with topic.subscribe("s") as consumer:
+        told, spent = consumer.receive(2)
+        consumer.dead_letter(told, "ValueError: no such customer")
+        for _ in range(2):
+            consumer.nack(spent, delay=0)
+            consumer.receive()
+    with store.topic(GRAVE).subscribe("reader") as reader:
+        found = [(each.payload, each.properties) for each in reader.receive(10)]
+    shown = [(payload, of["DEAD_LETTER_REASON"], of["DEAD_LETTER_ATTEMPTS"]) for payload, of in found]
+    assert shown == [(b"told", "ValueError: no such customer", "1"), (b"spent", "redeliveries", "2")]
+    assert [letter.properties for letter in store.dead_letters()] == [{"shop": "7"}, {}]
+
+
 def test_a_letter_says_what_became_of_the_message(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """Reason, attempts, when the first and the last of them failed, and all that the message was."""
     with topic.subscribe("s") as consumer:

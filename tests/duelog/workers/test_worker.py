@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import duelog
 from duelog import (
     DelayedStore,
     ManualClock,
@@ -507,7 +509,7 @@ def test_a_store_that_fails_ends_the_run_with_its_error(tmp_path: Path, monkeypa
     monkeypatch.setattr("duelog.subscription.Subscription.poll", poll)
     with pytest.raises(StoreFailed, match="planted"):
         worker.run()
-    assert repr(worker) == "<Worker 'worker', 1 tasks, stopped>"
+    assert repr(worker) == "<Worker 'worker', 1 task, stopped>"
 
 
 def test_a_store_that_its_program_closes_ends_the_run(open_store: OpenStore) -> None:
@@ -707,6 +709,130 @@ def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(
     assert backlog(store, "t") == 0
 
 
+# -- the log -------------------------------------------------------------------------------------
+
+
+def test_a_worker_logs_its_start_and_its_end_in_a_line_each(
+    store: DelayedStore, clock: ManualClock, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Version, store and tasks; then how long it ran and what became of messages."""
+    caplog.set_level("INFO", "duelog.worker")
+
+    def fail(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        raise ValueError
+
+    worker = Worker(store, name="w")
+    worker.task("a", concurrency=3, timeout=timedelta(minutes=1))(lambda message: log.add(message.payload))
+    worker.task("b", retries=0)(fail)
+    with worker:
+        for topic in ("a", "a", "b"):
+            store.topic(topic).send(b"x")
+        log.wait(3)
+        clock.advance(90_000)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    name = "test_a_worker_logs_its_start_and_its_end_in_a_line_each.<locals>"
+    tasks = (
+        f"{name}.<lambda> for a (concurrency 3, retries 5, timeout 60 s), {name}.fail for b (concurrency 8, retries 0)"
+    )
+    assert said == [
+        f"worker w starts: duelog {duelog.__version__}, store {store.path}: {tasks}",
+        "worker w ends after 90 s: 2 messages acknowledged, 1 attempt failed",
+    ]
+
+
+@KINDS
+def test_the_log_has_one_id_through_all_attempts_of_a_message_and_only_frames_of_its_handler(
+    store: DelayedStore,
+    clock: ManualClock,
+    log: Log,
+    run: Callable[[Worker], None],
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    """Though each retry is a message of its own; with how many there may be."""
+    first_id = store.topic("t").send(b"x")
+
+    def fail(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        raise ValueError("no")
+
+    worker = Worker(store)
+    worker.task("t", retries=2, backoff=1)(both_kinds(fail)[kind])
+    run(worker)
+    for count in (1, 2, 3):
+        log.wait(count)
+        while count < 3 and store.topic("t").stats().pending == 0:
+            os.sched_yield()
+        clock.advance(10_000)
+    worker.stop()
+    of_tasks = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert [record.getMessage().partition(": ")[2] for record in of_tasks] == [
+        f"{first_id} failed, attempt 1 of 3, again in 1 s: ValueError: no",
+        f"{first_id} failed, attempt 2 of 3, again in 2 s: ValueError: no",
+        f"{first_id} becomes a dead letter after 3 attempts: ValueError: no",
+    ]
+    for record in of_tasks:
+        assert record.exc_info is not None
+        frames = traceback.extract_tb(record.exc_info[2])
+        assert {frame.filename for frame in frames} == {__file__}
+        assert frames[-1].name == "fail"
+
+
+def test_a_coroutine_that_was_too_slow_is_logged_with_where_it_waited(
+    store: DelayedStore,
+    clock: ManualClock,
+    log: Log,
+    run: Callable[[Worker], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its own frames come first."""
+
+    async def hang(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        await asyncio.Event().wait()
+
+    store.topic("t").send(b"x")
+    worker = Worker(store)
+    worker.task("t", retries=0, timeout=5)(hang)
+    run(worker)
+    log.wait(1)
+    clock.advance(5_000)
+    worker.stop()
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info is not None
+    assert traceback.extract_tb(record.exc_info[2])[0].name == "hang"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(1, "1 message had not ended and was given back"), (2, "2 messages had not ended and were given back")],
+)
+def test_what_is_given_back_is_counted_in_the_right_number(
+    store: DelayedStore,
+    log: Log,
+    run: Callable[[Worker], None],
+    caplog: pytest.LogCaptureFixture,
+    count: int,
+    said: str,
+) -> None:
+    """One message, two messages."""
+    gate = threading.Event()
+
+    def stand(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        gate.wait(60)
+
+    store.topic("t").send_batch([Message(b"x")] * count)
+    worker = Worker(store, drain=0)
+    worker.task("t")(stand)
+    run(worker)
+    log.wait(count)
+    assert worker.stop() == count
+    gate.set()
+    assert f"worker worker: {said}" in [record.getMessage() for record in caplog.records]
+
+
 # -- a handler that hangs ------------------------------------------------------------------------
 
 
@@ -754,7 +880,7 @@ def test_what_a_hung_handler_holds_is_delivered_again_after_the_acknowledgement_
         clock.advance(9_999)
         assert other.receive(10, timeout=0) == []
         clock.advance(1)
-        assert [message.redelivery_count for message in other.receive(10, timeout=60)] == [1]
+        assert [message.redelivery_count for message in other.receive(10, timeout=0)] == [1]
         gate.open()
         worker.stop()
         assert backlog(store, "t") == 0

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,15 +40,23 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("source", ["of its own", "README.md"])
 def test_a_worker_from_a_shell_runs_until_it_is_told_to_stop(program: Path, source: str) -> None:
-    """It does what is due; SIGTERM ends it with status 0, and what it did is acknowledged."""
+    """It does what is due; SIGTERM ends it with status 0, and what it did is acknowledged; it logs both, with times."""
     if source == "README.md":
         (text,) = [block for block in blocks("python") if "@worker.task" in block]
         (program / "mails.py").write_text("from datetime import timedelta\n" + text)
-    with subprocess.Popen([*DUELOG, "worker", "mails:worker"], cwd=program, stdout=subprocess.PIPE) as running:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*DUELOG, "worker", "mails:worker"], cwd=program, **pipes, text=True) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == b"pay the bill\n"
+        assert running.stdout.readline() == "pay the bill\n"
         running.send_signal(signal.SIGTERM)
-        assert running.wait(60) == 0
+        _, logged = running.communicate(timeout=60)
+        assert running.returncode == 0
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO duelog.worker"
+    begin, end = logged.splitlines()
+    assert re.match(
+        rf"{time}: worker mailer starts: duelog {version('duelog')}, store {program}/data: remind for", begin
+    )
+    assert re.match(rf"{time}: worker mailer ends after [\d.]+ s: 1 message acknowledged, 0 attempts failed", end)
     with DelayedStore.open(program / "data") as store:
         assert store.topic("reminders").subscription("mailer").stats().backlog == 0
 
