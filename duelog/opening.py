@@ -90,13 +90,35 @@ def _locked(path: Path, said: bytes) -> StoreLocked:
         return StoreLocked(path, holder.pid, holder.host, f"process {holder.pid} on host {holder.host}")
     if holder.began != _began(holder.pid):
         return StoreLocked(path)
-    try:
-        words = Path(f"/proc/{holder.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
-    except OSError:
-        words = []
-    command = "".join(letter if letter.isprintable() else "?" for letter in " ".join(words)[:200])
-    shown = f"process {holder.pid} ({command})" if command else f"process {holder.pid}"
+    command, shown = _command(holder.pid), f"process {holder.pid}"
+    if holder.parent == os.getppid() and _is_worker():
+        shown += (
+            ", a worker of this same program: one process opens a store, so run one worker "
+            "(gunicorn -w 1 --threads 16, uvicorn --workers 1), or `duelog serve` for several (docs/recipes.md)"
+        )
+    elif command:
+        shown += f" ({command})"
     return StoreLocked(path, holder.pid, holder.host, shown)
+
+
+def _command(pid: int) -> str:
+    """The command line of a process, in one line; "": it cannot be seen."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
+    except OSError:
+        return ""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words)[:200])
+
+
+def _is_worker() -> bool:
+    """Whether this process is one of several that its parent has made of one program: by multiprocessing, or a fork.
+
+    A fork has the command of its parent, or a title that begins alike: "gunicorn: worker", "gunicorn: master".
+    """
+    from multiprocessing import parent_process  # noqa: PLC0415 - only where a store is refused
+
+    titles = {_command(pid).partition(": ")[0] for pid in (os.getpid(), os.getppid())}
+    return parent_process() is not None or len(titles) == 1
 
 
 class StoreLock:
@@ -115,9 +137,9 @@ class StoreLock:
         with _Held.lock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            except BlockingIOError:
                 with os.fdopen(self._descriptor, "rb") as held:
-                    raise (AlreadyOpen(path) if self._file in _Held.files else _locked(path, held.read())) from error
+                    raise (AlreadyOpen(path) if self._file in _Held.files else _locked(path, held.read())) from None
             _Held.files.add(self._file)
         with suppress(OSError):  # a full disk keeps no store from being opened
             os.write(self._descriptor, told)

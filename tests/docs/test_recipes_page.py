@@ -243,6 +243,43 @@ def test_gunicorn_serves_from_one_store_over_a_reload(tmp_path: Path) -> None:
         assert list(store.check()) == []
 
 
+CURE = "a worker of this same program: one process opens a store, so run one worker (gunicorn -w 1 --threads 16, "
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gunicorn") is None, reason="gunicorn is not installed")
+def test_gunicorn_with_four_workers_ends_at_once_with_a_line_that_names_the_cure(tmp_path: Path) -> None:
+    """By the recipe before any worker begins; of a program that opens the store as it is imported, by StoreLocked."""
+    gunicorn = [sys.executable, "-m", "gunicorn", "-w", "4", "-b", "127.0.0.1:0"]
+    files("gunicorn", tmp_path)
+    run: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 50}
+    by_recipe = subprocess.run([*gunicorn, "-c", "gunicorn.conf.py", "app:application"], check=False, **run)
+    assert by_recipe.returncode != 0
+    assert "run gunicorn with -w 1, and --threads" in by_recipe.stderr.splitlines()[-1]
+    assert "Booting worker" not in by_recipe.stderr
+    (tmp_path / "gunicorn.conf.py").unlink()
+    (tmp_path / "app.py").write_text("import duelog\nstore = duelog.DelayedStore.open('data')\napplication = None")
+    done = subprocess.run([*gunicorn, "app:application"], check=False, **run)
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if line.startswith(f"{tmp_path}/data: ") and CURE in line]
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")), reason="uvicorn is not installed"
+)
+def test_fastapi_with_four_workers_says_at_once_in_one_line_what_the_cure_is(tmp_path: Path) -> None:
+    """Of uvicorn's processes one has the store, and each of the others ends with that line."""
+    files("FastAPI", tmp_path)
+    command = [sys.executable, "-m", "uvicorn", "--workers", "4", "--port", "0", "app:app"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            said = next(line for line in iter(server.stderr.readline, "") if "StoreLocked" in line)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.stderr.read()
+    assert CURE in said
+
+
 def _get(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=60) as answer:
         body: bytes = answer.read()
