@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from pyroaring import BitMap
@@ -198,8 +198,8 @@ class Figures:
                 now_ms < state.paused_until_ms,
                 state.pause_ends_ms(now_ms),
                 0 if oldest_ms is None else now_ms - oldest_ms,
-                *astuple(state.counts),
-                max((now_ms - (now_ms if ms is None else ms) for ms in since_ms), default=None),
+                **asdict(state.counts),
+                longest_running_ms=max((now_ms - (now_ms if ms is None else ms) for ms in since_ms), default=None),
             )
 
     def pending_of(self, topic_id: int) -> int:

@@ -168,7 +168,8 @@ class _Opening:
         threads = Threads()
         opening = threads.look(self._open)
         try:
-            return DelayedStore(await asyncio.wrap_future(opening), threads)
+            inner = await asyncio.wrap_future(opening)
+            return DelayedStore(inner, threads)
         except asyncio.CancelledError:
             opening.add_done_callback(close_result)
             raise

@@ -204,10 +204,13 @@ class TaskRunner:
         while (attempt := self._inbox.get()) is not None:
             if self._closed:  # it was given back
                 continue
-            attempt.thread = threading.get_ident()
+            with self._monitor.lock:
+                attempt.thread = threading.get_ident()
+                is_late = attempt.overdue
             error: BaseException | None = None
             try:
-                self.task.function(attempt.message)
+                if not is_late:
+                    self.task.function(attempt.message)
             except BaseException as raised:
                 error = raised
             with self._monitor.lock:
@@ -257,7 +260,8 @@ class TaskRunner:
                 for attempt in overdue:
                     self._cut_short(attempt, timeout_ms)
         except BaseException as error:
-            self._stop_for(error)
+            if not self._closed:
+                self._stop_for(error)
 
     def _cut_short(self, attempt: _Attempt, timeout_ms: int) -> None:
         """The time of an attempt is over. Raises HandlersHang where no thread is left."""

@@ -44,8 +44,8 @@ def test_a_worker_from_a_shell_runs_until_it_is_told_to_stop(program: Path, sour
     if source == "README.md":
         (text,) = [block for block in blocks("python") if "@worker.task" in block]
         (program / "mails.py").write_text("from datetime import timedelta\n" + text)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*DUELOG, "worker", "mails:worker"], cwd=program, **pipes, text=True) as running:
+    command, pipe = [*DUELOG, "worker", "mails:worker"], subprocess.PIPE
+    with subprocess.Popen(command, cwd=program, stdout=pipe, stderr=pipe, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "pay the bill\n"
         running.send_signal(signal.SIGTERM)
