@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import queue
 import signal
 import threading
 import traceback
@@ -1001,6 +1002,42 @@ def test_a_function_that_was_given_up_and_returns_does_not_acknowledge_the_retry
     log.wait(2)
     assert worker.stop() == 0
     assert backlog(store, "t") == 0
+
+
+def test_an_attempt_whose_time_is_over_before_a_thread_takes_it_is_not_run(
+    store: DelayedStore,
+    clock: ManualClock,
+    log: Log,
+    gate: Gate,
+    run: Callable[[Worker], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine that stood still: its retry would run beside it."""
+    taken = threading.Event()
+
+    class Slow(queue.Queue[Any]):
+        def get(self, *args: Any, **options: Any) -> Any:
+            item = super().get(*args, **options)
+            if item is not None and not taken.is_set():
+                taken.set()
+                gate.stand()
+            return item
+
+    monkeypatch.setattr("duelog.workers.task_runner.queue.SimpleQueue", Slow)
+    store.topic("t").send_batch([Message(b"late"), Message(b"next")])
+    worker = Worker(store)
+    worker.task("t", concurrency=1, timeout=5, retries=0)(lambda message: log.add(message.payload))
+    run(worker)
+    assert taken.wait(60)
+    clock.advance(5_000)
+    log.wait(1)
+    gate.open()
+    (runner,) = worker._runners
+    while runner._hanging:
+        os.sched_yield()
+    assert worker.stop() == 0
+    assert log.seen == [b"next"]
+    assert [letter.payload for letter in store.dead_letters()] == [b"late"]
 
 
 def test_threads_that_hang_are_replaced_up_to_a_bound_and_run_again_when_they_return(
