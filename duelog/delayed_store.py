@@ -241,11 +241,12 @@ class DelayedStore(StorePolicies):
         self._engine.check_writable()
         self._engine.flusher.flush()
 
-    def check(self, *, deep: bool = False) -> Iterator[Finding]:
+    def check(self, *, deep: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
         """Every problem found in the store, as values; nothing is changed. Also for stores open read-only.
 
         `deep` reads and decodes every body too. O(headers of the entries); deep: O(bytes). Until it is done
-        nothing fires in this process, and the main environment's file does not reuse its pages.
+        nothing fires in this process, and the main environment's file does not reuse its pages. progress: called with
+        how many partitions have been read, and of how many.
         """
         self._engine.check_open()
         engine = self._engine
@@ -259,6 +260,7 @@ class DelayedStore(StorePolicies):
                 engine.quarantine,
                 read_only=engine.read_only,
                 deep=deep,
+                progress=progress,
             )
             return iter(list(findings))
 

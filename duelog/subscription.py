@@ -192,7 +192,7 @@ class Subscription(Acknowledging):
         return batch.to_list(), again_ms
 
     def poll_columns(self, max_messages: int = 1) -> tuple[ReceivedMessages, int | None]:
-        """As `poll`, without an object for each message. `ack` takes what it gives, or any part of its positions."""
+        """As `poll`, without an object for each message: of the pair, `ack` takes the first, or any part of it."""
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
         engine = self._engine

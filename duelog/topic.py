@@ -348,6 +348,8 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         """
         start_ms = 0 if start is None else at_ms("start", start)
         end_ms = MAX_DUE_MS + 1 if end is None else at_ms("end", end)
+        if end_ms < start_ms:
+            raise InvalidArgument("end", end, f"is before start={start!r}")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgument("limit", limit, "expected an int of at least 0, or None")
         if after is not None and not isinstance(after, MessageId):

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -51,13 +51,24 @@ def answer(value: object, line: str, *, json_: bool) -> None:
         write_line(line)
 
 
+class _OnceKnown(ProgressColumn):
+    """A column that is empty until it is known how much there is to do."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return "" if task.total is None else self._column(task)
+
+
 @contextmanager
 def progress_bar(unit: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error while the block runs, where that is a terminal; told what is done, and of how much."""
     shown = Progress(
         TextColumn(unit),
         BarColumn(),
-        *columns,
+        *map(_OnceKnown, columns),
         console=Console(stderr=True),
         transient=True,
         disable=not sys.stderr.isatty(),

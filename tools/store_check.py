@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,7 +32,11 @@ def _error(code: str, address: Path, message: str) -> Finding:
     return Finding("error", code, str(address), message, _RESTORE)
 
 
-def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
+Progress = Callable[[int, int], object]
+"""Called with how much has been read, and of how much: of environments by their pages, then by their entries."""
+
+
+def check_store(path: Path, *, deep: bool = False, progress: Progress = lambda done, total: None) -> list[Finding]:
     """Every problem of the store in `path`, beside a writing process too; nothing is changed.
 
     O(pages) and O(headers of the entries); `deep`: O(bytes). Raises nothing for what the files hold; StoreUnavailable
@@ -46,9 +50,16 @@ def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
         except (DuelogError, ValueError) as error:
             return [Finding("error", "store-file", str(path / "STORE"), str(error), "restore the file from a backup")]
         findings = list(check_backup(path, deep=deep))
-        findings += [found for directory in environments(path) for found in check_file(directory)]
-        # Reading on where there is a finding may be the death of the process.
-        findings += _check_in_child(path, deep) if findings else check_opened(path, deep)
+        directories = environments(path)
+        for done, directory in enumerate(directories):
+            progress(done, 2 * len(directories))
+            findings += check_file(directory)
+        read = len(directories)
+        progress(read, 2 * read)
+        if findings:  # reading on may be the death of the process
+            findings += _check_in_child(path, deep)
+        else:
+            findings += check_opened(path, deep, lambda done, partitions: progress(read + done, read + partitions + 1))
         return list(dict.fromkeys(findings))
 
 
@@ -99,11 +110,11 @@ def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
         raise DamagedStore(directory / "data.mdb", f"cannot be opened: {error}") from error
 
 
-def check_opened(path: Path, deep: bool) -> list[Finding]:
+def check_opened(path: Path, deep: bool, progress: Progress | None = None) -> list[Finding]:
     """Findings of the store opened read-only; an error at opening is one."""
     try:
         with open_to_read(path) as opened:
-            return list(opened.check(deep=deep))
+            return list(opened.check(deep=deep, progress=progress))
     except DamagedStore as error:
         return [_error("damaged-store", error.path, error.reason)]
     except StoreUnavailable:

@@ -49,6 +49,17 @@ def time_ms(field: str, text: str) -> int:
     return ms
 
 
+def time_range_ms(
+    start_field: str, start: str | None, end_field: str, end: str | None
+) -> tuple[int | None, int | None]:
+    """Two instants, each None where it is not given. Raises InvalidArgument, also where the second is the earlier."""
+    start_ms = None if start is None else time_ms(start_field, start)
+    end_ms = None if end is None else time_ms(end_field, end)
+    if start_ms is not None and end_ms is not None and end_ms < start_ms:
+        raise InvalidArgument(end_field, end, f"is before {start_field}={start!r}")
+    return start_ms, end_ms
+
+
 def iso_time(ms: int) -> str:
     """An instant as ISO 8601 in UTC, with milliseconds where there are any; a number that is no date as it is.
 

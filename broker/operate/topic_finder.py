@@ -25,7 +25,8 @@ class TopicFinder:
         """`tenant/namespace`, which exists. Raises HttpError 404."""
         namespace = request.namespace
         if self._resources.namespaces.get(namespace) is None:
-            raise HttpError(404, f"namespace {namespace} does not exist")
+            cure = f"PUT /admin/v2/namespaces/{namespace} makes it, with the topics that the store has of it"
+            raise HttpError(404, f"namespace {namespace} does not exist; {cure}")
         return namespace
 
     def address(self, request: Request) -> TopicAddress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pyroaring import BitMap
@@ -57,10 +57,12 @@ def _start_of(directory: Path) -> int | None:
         return None
 
 
-def check_partitions(survey: Survey) -> Iterator[Finding]:
+def check_partitions(survey: Survey, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
     """Every registered partition; fills `survey.tails` with the ends of their logs."""
     partitions = survey.partitions
-    for start_ms, record in survey.records.items():
+    for number, (start_ms, record) in enumerate(survey.records.items()):
+        if progress is not None:
+            progress(number, len(survey.records))
         partition = partitions.get(start_ms)
         if record.state is PartitionState.DELETING:
             continue

@@ -8,7 +8,7 @@ opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,10 +48,12 @@ def check(
     *,
     read_only: bool,
     deep: bool = False,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Iterator[Finding]:
     """Findings of the open store in `path`; `deep` also reads every page and body. REQUIRES: Maintenance.lock.
 
     `suspensions` and `quarantine`: what this process knows that is not on disk. `read_only`: another process may write.
+    `progress` is called with how many partitions have been read, and of how many.
     """
     yield from _suspended(suspensions)
     if read_only:
@@ -67,7 +69,7 @@ def check(
         try:
             yield from _catalog(survey)
             yield from _main_logs(survey)
-            yield from check_partitions(survey)
+            yield from check_partitions(survey, progress)
             yield from _withdrawals(survey)
             yield from _rescheduled(survey)
             if deep:

@@ -12,7 +12,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, StoreUnavailable
 
 
 def sync_directory(path: Path) -> None:
@@ -25,11 +25,17 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and missing parents, and make them durable. An existing directory is fine."""
+    """Create `path` and missing parents, and make them durable. An existing directory is fine.
+
+    Raises OSError, StoreUnavailable where the file system makes none.
+    """
     if path.is_dir():
         return
     make_directory(path.parent)
-    path.mkdir(exist_ok=True)
+    try:
+        path.mkdir(exist_ok=True)
+    except FileNotFoundError as error:  # as in /proc: nothing is missing
+        raise StoreUnavailable(path, f"no directory can be made in {path.parent}", error.errno) from error
     sync_directory(path.parent)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from duelog.tools.audit.tables import Audit, finding, is_faulty
 from tests.audit.histories import damage, full
 from tests.audit.planting import Victim, doubled_marker
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
@@ -97,3 +98,11 @@ def test_beside_a_process_that_has_the_store_open(tmp_path: Path) -> None:
             assert sum(row["messages"] for row in found["retention"]) > 0
         writer.do("drain", "t", "slow")
         assert damage(json_of("audit", tmp_path / "store")["findings"]) == []
+
+
+def test_the_help_says_which_findings_do_not_change_the_exit_status() -> None:
+    """Those that `is_faulty` passes over."""
+    told = " ".join(ok("audit", "--help").replace("│", " ").split())
+    assert "overdue and late are shown, and do not change the exit status" in told
+    findings = [finding(code, "topic", "message") for code in ("overdue", "late")]
+    assert not is_faulty(Audit("store", 0, 0, "store", findings))

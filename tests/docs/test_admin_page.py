@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from duelog.tools.cli.main import app
 from tests.broker.admin.rest import administered
 from tests.packaging.tree import ROOT
 
@@ -48,3 +51,24 @@ def test_every_route_of_topics_messages_and_jobs_is_on_the_page(tmp_path: Path) 
 def test_every_kind_of_job_is_on_the_page(kind: str) -> None:
     """A row each."""
     assert re.search(rf"^\| `{kind}` \|", PAGE, re.MULTILINE)
+
+
+def test_every_command_that_takes_a_server_is_on_the_page() -> None:
+    """In the table of the command line; a group by its name."""
+    table = PAGE[PAGE.index("## The command line and a server") :]
+    told = set(re.findall(r"[a-z-]+", " ".join(re.findall(r"`([^`\n]+)`", table))))
+    commands: dict[str, Any] = getattr(get_command(app), "commands")  # noqa: B009 (typed as one command)
+    found = {
+        name
+        for name, each in commands.items()
+        for inner in getattr(each, "commands", {"": each}).values()
+        if any("--server" in option.opts for option in inner.params)
+    }
+    assert len(found) > 10
+    assert found <= told
+
+
+def test_the_page_says_that_a_directory_that_is_open_elsewhere_can_be_changed() -> None:
+    """By the control socket of the process that has it."""
+    assert "changes it needs `--server`" not in PAGE
+    assert "asked through its control socket" in PAGE

@@ -108,6 +108,13 @@ def test_a_bad_limit_is_refused(topic: Topic, limit: Any) -> None:
         topic.scheduled(limit=limit)
 
 
+def test_scheduled_messages_from_after_until_are_refused(topic: Topic) -> None:
+    """In Python as on the command line; [x, x) is empty."""
+    with pytest.raises(InvalidArgument, match="end=5: is before start=6"):
+        topic.scheduled(6, 5)
+    assert list(topic.scheduled(6, 6)) == []
+
+
 # -- payloads, keys, properties ----------------------------------------------------------------
 
 

@@ -37,6 +37,8 @@ def audit(
 ) -> None:
     """Look for what is lost, doubled, left over or held too long, and show what is kept. Exit status 1: findings.
 
+    `overdue` and `late` are shown, and do not change the exit status.
+
     Works beside a process that has the store open, and changes nothing. Closed partitions are read whole, open ones by
     their headers, as of the moment they are read. A partition that a slow subscription holds is no finding; it is
     listed with what holds it. docs/audit.md says what each finding means. Of several stores each is audited on its own;

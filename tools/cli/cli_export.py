@@ -13,7 +13,7 @@ from ...store.errors import InvalidArgument
 from ..arrow.missing import NeedsArrow
 from ..fleet import is_fleet, stores_of
 from ..output import printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
-from ..values import alone, open_to_write, time_ms
+from ..values import alone, open_to_write, time_range_ms
 from .options import Json, Master, Stores, end_fleet, store_progress
 
 
@@ -56,12 +56,7 @@ def export(
         from ..transfer.parquet_export import export_store, fleet_row
     except ImportError as error:
         raise NeedsArrow("duelog export", error) from None
-    wanted = Wanted.of(
-        topic or None,
-        partition or None,
-        None if from_ is None else time_ms("--from", from_),
-        None if until is None else time_ms("--until", until),
-    )
+    wanted = Wanted.of(topic or None, partition or None, *time_range_ms("--from", from_, "--until", until))
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
     if is_fleet(stores):

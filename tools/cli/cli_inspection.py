@@ -9,12 +9,14 @@ from itertools import islice
 from typing import Annotated
 
 import typer
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from ...store.codec.format import Table
 from ...store.errors import InvalidArgument
 from ..dump import open_environment, partition_directory, rows, wal_rows
 from ..output import (
     answer,
+    progress_bar,
     say,
     write_json,
     write_line,
@@ -41,7 +43,8 @@ def check(
     ```
     """
     require_store(store)
-    damage = check_store(store, deep=deep)
+    with progress_bar("files", MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+        damage = check_store(store, deep=deep, progress=progress)
     findings = damage or check_punctuality(store)
     for finding in findings:
         line = f"{finding.severity}: {finding.code}: {finding.address}: {finding.message}; {finding.advice}"

@@ -21,7 +21,7 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]  # as typer does
 from typer.core import TyperGroup
 
-from ...store.errors import DuelogError
+from ...store.errors import DuelogError, InvalidArgument
 from ..arrow import cli_tables
 from ..consuming import cli_backlog, cli_receive
 from ..output import drop_output, flush_output, say, write_line
@@ -84,6 +84,8 @@ def _errors_to_status() -> Iterator[None]:
         finally:
             flush_output()
         return
+    except InvalidArgument as error:  # None: it was not given
+        say(f"{error.field}: {error.reason}" if error.value is None else str(error))
     except DuelogError as error:
         say(str(error))
     except BrokenPipeError:

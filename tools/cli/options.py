@@ -82,7 +82,8 @@ MaxRedeliveries = Annotated[
     int | None, typer.Option(metavar="N", help="Deliveries after the first before a message is dead; -1: any number.")
 ]
 DeadLetterTopic = Annotated[
-    str | None, typer.Option(metavar="TOPIC", help="Where dead messages go; empty: <topic>-<subscription>-DLQ.")
+    str | None,
+    typer.Option(metavar="TOPIC", help="Where dead messages go; empty: names of topic and subscription, then -DLQ."),
 ]
 AckTimeout = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Deliver again what is not acknowledged by then; 0: never.")

@@ -12,7 +12,7 @@ import typer
 from ...partitions.timespan import directory_name
 from ..cli.options import Json, TopicName
 from ..output import message_json, preview, say, size_text, write_json, write_line, write_table
-from ..values import iso_time, time_ms
+from ..values import iso_time, time_range_ms
 from .operations import Administration, ServerRefused, TopicFigures
 from .places import Place, Server, Token, Trust, administered
 
@@ -37,8 +37,7 @@ def scheduled(
     duelog scheduled --server http://localhost:8080 reminders
     ```
     """
-    start_ms = None if start is None else time_ms("--from", start)
-    end_ms = None if end is None else time_ms("--until", end)
+    start_ms, end_ms = time_range_ms("--from", start, "--until", end)
     with administered(server or store, token, trust) as there:
         found = there.scheduled(topic, start_ms, end_ms, limit + 1)
     shown = found[:limit]

@@ -218,7 +218,7 @@ def reschedule(
     ```
     """
     if (at is None) == (after is None):
-        raise InvalidArgument("--at", at, "expected --at or --after; one of the two")
+        raise InvalidArgument("--at", at, "expected one of the two, --at or --after")
     deliver_at = None if at is None else due_at_ms("--at", time_ms("--at", at), allow_past=False)
     deliver_after = None if after is None else duration_seconds("--after", after)
     wanted = [_id(each) for each in ids]

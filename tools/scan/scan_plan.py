@@ -19,6 +19,7 @@ from ...store.codec.format import Table
 from ...store.codec.frontier import FrontierRecord
 from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
+from ...store.errors import InvalidArgument
 from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from ...store.message import MAX_DUE_MS
@@ -84,6 +85,8 @@ class Wanted(NamedTuple):
         if partitions is not None:
             for name in partitions:
                 parse_directory_name(name)
+        if due_from_ms is not None and due_until_ms is not None and due_until_ms < due_from_ms:
+            raise InvalidArgument("due_until_ms", due_until_ms, f"is before due_from_ms={due_from_ms}")
         return cls(
             None if topics is None else frozenset(str(TopicName.parse(name)) for name in topics),
             None if partitions is None else frozenset(partitions),

@@ -193,3 +193,19 @@ def test_messages_by_id_and_by_time(tmp_path: Path) -> None:
                 assert (await rest.ask("GET", f"{TOPICS}/t/ledger/{missing}")).status == 404
 
     asyncio.run(main())
+
+
+def test_a_topic_of_a_namespace_that_only_the_store_has_says_what_makes_it(tmp_path: Path) -> None:
+    """404 names the request that makes the namespace; with it the topics that a program made are there."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            store.create_topics(["public/x/t"])
+            refused = await rest.ask("PUT", "/admin/v2/persistent/public/x/u")
+            assert (refused.status, "PUT /admin/v2/namespaces/public/x makes it" in refused.reason) == (404, True)
+            assert (await rest.ask("PUT", "/admin/v2/namespaces/public/x")).status == 204
+            assert (await rest.ask("PUT", "/admin/v2/persistent/public/x/u")).status == 204
+            names = [f"persistent://public/x/{name}" for name in "tu"]
+            assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == names
+
+    asyncio.run(main())

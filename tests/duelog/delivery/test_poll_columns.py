@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from duelog import (
     MessageIds,
     ReceivedMessage,
     ReceivedMessages,
+    StoreConfig,
     Subscription,
     Topic,
 )
@@ -142,3 +145,20 @@ def test_ids_that_the_topic_does_not_have_acknowledge_nothing(topic: Topic, read
         with pytest.raises(InvalidArgument):
             reader.ack(MessageIds.of(np.full(2, position.ledger_id, dtype=np.int64), entries))
     assert reader.stats().backlog == 1
+
+
+def test_the_readme_acknowledges_what_poll_columns_gives(tmp_path: Path) -> None:
+    """The two calls that it names, one after the other; the pair itself is no message."""
+    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
+    calls = ["messages, again_ms = subscription.poll_columns(1_000)", "subscription.ack(messages)"]
+    assert all(f"`{call}`" in readme for call in calls)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(background=False), clock=ManualClock(0)) as store:
+        subscription = store.topic("t").subscribe("s")
+        store.topic("t").send_batch([Message(b"a"), Message(b"b")])
+        with pytest.raises(InvalidArgument, match="messages="):
+            subscription.ack(subscription.poll_columns(1_000))  # type: ignore[arg-type]
+        subscription.nack_all()
+        names: dict[str, Any] = {"subscription": subscription}
+        for call in calls:
+            exec(call, names)
+        assert subscription.stats().backlog == 0

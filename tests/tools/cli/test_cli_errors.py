@@ -127,3 +127,32 @@ def test_a_shortage_of_descriptors_is_no_finding_of_check(path: Path, monkeypatc
         patch.setattr(lmdb, "open", refusing)
         assert "Too many open files" in refused("check", path)
     assert ok("check", path) == ""
+
+
+def test_where_no_directory_can_be_made_nothing_is_told_as_missing() -> None:
+    """The file system of /proc makes none: that is said, and of which path."""
+    said = refused("init", "/proc/x")
+    assert said == "duelog: /proc/x: no directory can be made in /proc\n"
+
+
+def test_an_option_that_was_not_given_is_not_told_as_none(path: Path) -> None:
+    """Without a value only the option's name stands before the reason."""
+    assert refused("reschedule", path, "t", "2:0") == "duelog: --at: expected one of the two, --at or --after\n"
+    assert "None" not in refused("policies", "set", path)
+
+
+def test_a_range_that_ends_before_it_begins_is_refused(path: Path, tmp_path: Path) -> None:
+    """With both options and their values; a range that is empty is not."""
+    early, late = "2030-01-01T00:00Z", "2031-01-01T00:00Z"
+    told = f"duelog: --until='{early}': is before --from='{late}'\n"
+    assert refused("scheduled", path, "t", "--from", late, "--until", early) == told
+    assert refused("export", path, tmp_path / "export", "--from", late, "--until", early) == told
+    ok("scheduled", path, "t", "--from", early, "--until", early)
+
+
+def test_the_help_of_policies_says_the_whole_name_of_a_dead_letter_topic() -> None:
+    """Nothing of it is taken for markup."""
+    told = ok("policies", "set", "--help")
+    assert "--DLQ" not in told
+    assert "-DLQ." in told
+    assert "…" not in told.partition("--dead-letter-topic")[2].partition("--ack-timeout")[0]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from duelog import ManualClock
+from duelog.tools.store_check import check_store, environments
 from tests.tools.command_line import (
     DAY_MS,
+    DUELOG,
     FUTURE_MS,
     PAST_MS,
     files,
@@ -20,6 +24,7 @@ from tests.tools.command_line import (
     json_of,
     make_store,
     ok,
+    process,
     refused,
     run,
 )
@@ -200,3 +205,41 @@ def test_a_store_of_a_later_format_is_refused_by_every_command(store: Path) -> N
     result = run("check", store)
     assert result.exit_code == 1
     assert "99" in result.stdout
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """What a command writes to standard error where that is a terminal."""
+    ours, theirs = os.openpty()
+    try:
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+        command = [*DUELOG, *map(str, arguments)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment, timeout=120, check=True)
+        return os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_check_shows_how_far_it_is_on_a_terminal(store: Path) -> None:
+    """A bar on standard error, there only."""
+    assert "files" in on_a_terminal("check", store, "--deep")
+    assert process("check", store, "--deep").stderr == "duelog: findings: 0\n"
+
+
+def test_a_check_tells_of_each_file_by_its_pages_and_by_its_entries(store: Path) -> None:
+    """What is done goes up to the end, which stays the same while nothing comes and goes."""
+    told: list[tuple[int, int]] = []
+    assert check_store(store, deep=True, progress=lambda done, total: told.append((done, total))) == []
+    files_there = len(environments(store))
+    assert told[0] == (0, 2 * files_there)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert {total for _, total in told} == {2 * files_there}
+    assert told[-1][0] >= 2 * files_there - 2
+
+
+def test_export_shows_no_count_before_it_knows_of_how_much(store: Path, tmp_path: Path) -> None:
+    """Neither while it plans, nor where nothing is to be written."""
+    pytest.importorskip("pyarrow", reason="needs duelog[arrow]")
+    shown = on_a_terminal("export", store, tmp_path / "export")
+    assert "slices" in shown
+    assert "?" not in shown.replace("?25", "")  # the cursor is hidden, and shown again

@@ -174,3 +174,9 @@ def test_a_dropped_body_is_gone_and_no_damage(built: Built, tmp_path: Path, monk
     assert rows
     assert all(row["dropped"] and row["payload"] is None and row["reason"] is None for row in rows)
     assert all(row["due_ms"] is not None for row in rows)
+
+
+def test_a_scan_until_before_from_is_refused() -> None:
+    """With both fields; so are tables in Python, exports and Spark."""
+    with pytest.raises(InvalidArgument, match="due_until_ms=5: is before due_from_ms=6"):
+        Wanted.of(due_from_ms=6, due_until_ms=5)
