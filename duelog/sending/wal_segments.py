@@ -161,7 +161,7 @@ class WalSegments:
                 goes_on = 2 * (self._ended_bytes + active.size) < min(size, self._most_bytes)
                 goes_on = goes_on and 2 * self._rows < self._most_rows
             else:
-                size = active.size
+                size = max(active.size, _LEAST_BYTES) if group else active.size  # a clean close left one without space
         self.finish_checkpoint()
         size = min(size, self._most_bytes)
         if group:
@@ -243,6 +243,11 @@ class WalSegments:
         if self._begun_ms is not None:
             self.begin_next()
         self.finish_checkpoint()
+
+    def end(self) -> None:
+        """`apply_all`, and leave nothing of the log but an empty segment. Raises StoreFull, StoreFailed, OSError."""
+        self.apply_all()
+        self._wal.leave_empty()
 
     def close(self) -> None:
         """Wait for the threads, and close the files."""

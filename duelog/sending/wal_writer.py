@@ -296,4 +296,4 @@ class WalWriter:
 
     def _close(self) -> None:
         self._closed = True
-        self._segments.apply_all()
+        self._segments.end()

@@ -25,6 +25,8 @@ POINTS = (
     "wal.part",  # of a segment one more partition is applied
     "wal.applied",  # all partitions are, the record still names the segment
     "wal.released",  # the record names the next one
+    "wal.removed",  # at a clean close: all segments but the last are gone
+    "wal.emptied",  # an empty one has taken its place
     "directory.staged",  # a directory is complete in staging/
     "directory.renamed",  # it has its final name, and is not registered
     "partition.registered",  # it is in the catalog

@@ -208,6 +208,11 @@ class Segment:
         self._at, self._sequence, self.ended = follows, sequence, not rows
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has no group, not even one whose append did not come to its end."""
+        return not self._sequence and not self._writing
+
+    @property
     def is_flushed(self) -> bool:
         """Whether every group is known to be on disk."""
         return self._flushed == self._sequence
@@ -364,6 +369,14 @@ def _read_header(content: bytes, path: Path, store_id: bytes) -> tuple[int, int]
 def _make(path: Path, store_id: bytes, size: int) -> None:
     fields = _HEADER.pack(SEGMENT_VERSION, size, store_id)
     make_file(path, _CRC.pack(crc32(fields)) + fields, size)
+
+
+def empty_segment(directory: Path, number: int, store_id: bytes) -> None:
+    """Replace a segment by one that has no group, and space for the one that ends it only. Raises OSError.
+
+    A power cut leaves the one or the other.
+    """
+    _make(directory / file_name(number), store_id, _GROUPS_AT + _ENDING_BYTES)
 
 
 def write_segment(directory: Path, number: int, store_id: bytes, groups: Sequence[Group], *, ended: bool) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.directory import make_directory, move
 from ..files.failpoints import reach
-from .segment import SEGMENT_VERSION, Row, Segment, capacity_of, file_name, numbers_in
+from .segment import SEGMENT_VERSION, Row, Segment, capacity_of, empty_segment, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
 
 
@@ -128,6 +128,28 @@ class WriteAheadLog:
         """A segment and those before it are applied, and the record says so: their files may be used again."""
         self._spare += [each for each in self._ended if each <= number]
         self._ended = [each for each in self._ended if each > number]
+
+    def leave_empty(self) -> None:
+        """Leave one segment of the least size at a clean close; nothing is appended any more. Raises OSError.
+
+        REQUIRES: everything is applied and on disk, and the record names the active segment or one before it. A segment
+        in which a group was begun since is left: what became of that is for the next opening.
+
+        The order is for a crash in between, and for readers beside. The record came first: a segment before the one
+        that it names is never looked for, whether its removal reached the disk or not. The segment that it names has
+        to be there, so it is not removed: an empty one takes its place by one rename, and neither holds a group. Its
+        number is not used again, so places in the log go on from it.
+        """
+        active = self._active
+        if active is None or self._ended or not active.is_empty:
+            return
+        for number in numbers_in(self._directory):
+            if number != active.number:  # before it: applied; after it: prepared, and not begun
+                (self._directory / file_name(number)).unlink(missing_ok=True)
+        self._spare = []
+        reach("wal.removed")
+        empty_segment(self._directory, active.number, self._store_id)
+        reach("wal.emptied")
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId
-from duelog.errors import ClosedError, StoreFull
+from duelog.errors import ClosedError, StoreFailed, StoreFull
 from duelog.sending.checkpoint import Checkpoint
 from duelog.sending.wal_segments import CHECKPOINT_MS
 from duelog.store.env.environment import Environment
@@ -23,6 +24,8 @@ from duelog.store.files import failpoints
 from duelog.store.names import TopicName
 from duelog.store.wal import segment as segment_module
 from duelog.store.wal.segment import row_weight
+from duelog.store.wal.segment_file import SegmentFile
+from duelog.store.wal.wal_reader import WalFollower
 from tests.conftest import START_MS, OpenStore
 from tests.disaster.wal_faults import no_room
 from tests.duelog.side_by_side import (
@@ -311,3 +314,118 @@ def test_without_space_nothing_is_half_done_and_nothing_lost(
     assert held(open_store(crashed(store, tmp_path / "copy"), CONFIG)) == sent
     store.close()
     assert held(open_store(config=CONFIG)) == sent
+
+
+def log_files(path: Path) -> list[Path]:
+    """The segments of a store."""
+    return sorted((path / "wal").iterdir())
+
+
+def fill(store: DelayedStore, numbers: range) -> dict[MessageId, bytes]:
+    """Sends that take several segments, by id."""
+    return {send(store, number, number % 3): b"%d" % number for number in numbers}
+
+
+def test_a_clean_close_leaves_an_empty_log(store: DelayedStore, open_store: OpenStore) -> None:
+    """One file of some KiB; the next opening has everything, sends, and leaves as little."""
+    sent: dict[MessageId, bytes] = {}
+    for turn in range(3):
+        sent |= fill(store, range(turn * 150, turn * 150 + 150))
+        assert sum(file.stat().st_size for file in log_files(store.path)) > 24 << 10
+        store.close()
+        (file,) = log_files(store.path)
+        assert file.stat().st_size <= 8 << 10
+        store = open_store(config=CONFIG)
+        assert sent.items() <= held(store).items()
+    store.close()
+    assert len(log_files(store.path)) == 1
+    store = open_store(config=CONFIG)
+    assert sent.items() <= held(store).items()
+    assert list(store.check(deep=True)) == []
+
+
+@pytest.mark.parametrize("point", ["wal.applied", "wal.released", "wal.removed", "wal.emptied"])
+def test_a_kill_in_the_middle_of_a_clean_close_loses_nothing(
+    store: DelayedStore, open_store: OpenStore, tmp_path: Path, point: str
+) -> None:
+    """Whatever step it falls between: what was sent is there once, and sending goes on."""
+    sent = fill(store, range(150))
+    copies: list[Path] = []
+    failpoints.arm(point, lambda: copies.append(crashed(store, tmp_path / f"copy{len(copies)}")))
+    try:
+        store.close()
+    finally:
+        failpoints.disarm()
+    copy = DelayedStore.open(copies[-1], CONFIG, clock=ManualClock(START_MS))
+    with copy:
+        assert sent.items() <= held(copy).items()
+        sent |= fill(copy, range(200, 350))
+        assert held(copy).items() >= sent.items()
+        assert list(copy.check(deep=True)) == []
+    assert len(log_files(copies[-1])) == 1
+
+
+def test_a_power_cut_that_brings_removed_segments_back_changes_nothing(
+    store: DelayedStore, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Removing them may not reach the disk: they lie before the recorded one, and are not read."""
+    sent = fill(store, range(150))
+    before: list[Path] = []
+    failpoints.arm("wal.released", lambda: before.append(crashed(store, tmp_path / f"before{len(before)}")))
+    try:
+        store.close()
+    finally:
+        failpoints.disarm()
+    (left,) = log_files(store.path)
+    back = [file for file in log_files(before[-1]) if file.name != left.name]
+    assert back
+    for file in back:
+        shutil.copy(file, store.path / "wal" / file.name)
+    store = open_store(config=CONFIG)
+    assert sent.items() <= held(store).items()
+    assert list(store.check(deep=True)) == []
+
+
+def test_a_follower_of_the_log_goes_on_over_a_clean_close(store: DelayedStore, open_store: OpenStore) -> None:
+    """It finds nothing in what is left, and the groups of who opens the store next."""
+    follower = WalFollower(store.path, store._engine.store_id)
+    fill(store, range(10))
+    assert follower.follow()
+    store.close()
+    assert follower.follow() == []
+    store = open_store(config=CONFIG)
+    sent = fill(store, range(500, 510))
+    assert len(follower.follow()) == len(sent)
+
+
+def test_a_backup_of_a_store_that_was_closed_has_everything(
+    store: DelayedStore, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Its log begins with the empty segment."""
+    sent = fill(store, range(50))
+    store.close()
+    store = open_store(config=CONFIG)
+    store.backup(tmp_path / "first")
+    sent_later = fill(store, range(100, 110))
+    store.backup(tmp_path / "second")
+    for name, wanted in (("first", sent), ("second", sent | sent_later)):
+        with DelayedStore.open(tmp_path / name, CONFIG, clock=ManualClock(START_MS)) as copy:
+            assert wanted.items() <= held(copy).items()
+
+
+def test_the_close_of_a_store_that_failed_leaves_its_log(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in doubt is for the next opening."""
+    sent = fill(store, range(5))
+    log = {file.name: file.stat().st_size for file in log_files(store.path)}
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentFile, "write_through", fail)
+        with pytest.raises(StoreFailed):
+            send(store, 99)
+    store.close()
+    assert {file.name: file.stat().st_size for file in log_files(store.path)} == log
+    with DelayedStore.open(store.path, CONFIG, clock=ManualClock(START_MS)) as again:
+        assert sent.items() <= held(again).items()
