@@ -17,7 +17,7 @@ from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
-from duelog.store.files.directory import size_bytes
+from duelog.store.files.directory import disk_parts, size_bytes
 from duelog.store.log import catalog
 from duelog.store.names import TopicName
 from duelog.store.position import Position
@@ -118,6 +118,9 @@ class StoreStats:
     their ratio says how many writers shared a commit. suspended: what of the upkeep
     has failed, and is tried again later. sent, received, redelivered, acknowledged, dead_lettered, expired: of all
     topics and subscriptions that are there together, as their own figures say.
+    disk_bytes: the space that the files take, and the sum of its parts: disk_main_bytes, disk_partitions_bytes (with
+    their snapshots), disk_wal_bytes and disk_attempts_bytes (files made in full before they are written to), and
+    disk_other_bytes (what is being built or removed).
     """
 
     topics: int
@@ -138,6 +141,11 @@ class StoreStats:
     acknowledged: int = 0
     dead_lettered: int = 0
     expired: int = 0
+    disk_main_bytes: int = 0
+    disk_partitions_bytes: int = 0
+    disk_wal_bytes: int = 0
+    disk_attempts_bytes: int = 0
+    disk_other_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +357,7 @@ class Figures:
                 for state in topic.followers:
                     delivered += state.counts
         counts = self._main.counts
+        parts = disk_parts(self._path)
         return StoreStats(
             topics,
             len(partitions),
@@ -357,11 +366,12 @@ class Figures:
             sum(partition.pending for partition in partitions) + inline,
             self._firing.fired,
             self._count_quarantined(),
-            size_bytes(self._path),
+            sum(parts.values()),
             self._firing.loaded.memory_bytes(),
             counts.commits,
             counts.requests,
             tuple(self._firing.suspensions.all()),
             sent,
             *astuple(delivered),
+            **{f"disk_{part}_bytes": size for part, size in parts.items()},
         )

@@ -10,7 +10,7 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
@@ -136,6 +136,13 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def disk_rows(parts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Rows of a table: the disk space of a store, and what it goes into (`disk_parts`)."""
+    ahead = {"wal": " (made ahead)", "attempts": " (made ahead)"}
+    of_it = [(f"  of it {part}{ahead.get(part, '')}", size_text(size)) for part, size in parts.items()]
+    return [("on disk", size_text(sum(parts.values()))), *of_it]
 
 
 def size_text(size_bytes: int) -> str:

@@ -17,7 +17,7 @@ from prometheus_client import ProcessCollector
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
-from ...store.files.directory import size_bytes
+from ...store.files.directory import disk_parts
 from ...store.names import TopicName
 from ..consume.consumers import Consumers
 from ..listing.limit_figures import BROKER_PREFIX, collect
@@ -227,7 +227,11 @@ class Exposition:
         for namespace, count in namespaces.items():
             of_one = labels({"cluster": self._cluster, "namespace": namespace})
             page.add("pulsar_topics_count", of_one, count)
-        page.add("duelog_store_size_bytes", within, size_bytes(path))
+        parts = disk_parts(path)
+        page.add("duelog_store_size_bytes", within, sum(parts.values()))
+        page.lines("duelog_store_part_size_bytes")
+        for part, size in parts.items():
+            page.add("duelog_store_part_size_bytes", labels({"cluster": self._cluster, "part": part}), size)
         disk = os.statvfs(path)
         page.add("duelog_disk_size_bytes", within, disk.f_blocks * disk.f_frsize)
         page.add("duelog_disk_free_bytes", within, disk.f_bavail * disk.f_frsize)

@@ -129,6 +129,7 @@ BROKER = (
     Named("duelog_broker_scrape_seconds", "gauge", CLUSTER, "What the scrape before this one took"),
     Named("duelog_store_failed", "gauge", CLUSTER, "1: nothing is written until the store is opened again"),
     Named("duelog_store_size_bytes", "gauge", CLUSTER, "Disk space of the store"),
+    Named("duelog_store_part_size_bytes", "gauge", (*CLUSTER, "part"), "What of it is of each part of the store"),
     Named("duelog_disk_size_bytes", "gauge", CLUSTER, "Size of the file system that the store is on"),
     Named("duelog_disk_free_bytes", "gauge", CLUSTER, "What of it this process may still use"),
 )  # fmt: skip

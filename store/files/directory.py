@@ -116,6 +116,17 @@ def size_bytes(path: Path) -> int:
     return total
 
 
+DISK_PARTS = ("main", "partitions", "wal", "attempts", "other")
+"""What the disk space of a store goes into. `wal` and `attempts` are files made in full before they are written to."""
+
+
+def disk_parts(path: Path) -> dict[str, int]:
+    """Bytes on disk of each part of the store in `path`, as of `size_bytes`; the store takes their sum."""
+    named = {name: size_bytes(path / name) for name in DISK_PARTS[:-1]}
+    others = [child for child in path.iterdir() if child.name not in named]
+    return named | {"other": sum(size_bytes(child) if child.is_dir() else occupied_bytes(child) for child in others)}
+
+
 def occupied_bytes(file: Path | str) -> int:
     """Bytes that a file occupies on disk (blocks, not its length); 0 where it is not there, or not any more."""
     try:

@@ -15,6 +15,7 @@ from pyroaring import BitMap
 from ...partitions.partition import partition_path
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.env.environment import Environment
+from ...store.files.directory import disk_parts
 from ...store.log import catalog
 from ...store.wal.followed_wal import FollowedWal
 from ..scan.sealed import Sealed, open_main_to_read
@@ -75,6 +76,7 @@ def audit_store(
         facts = read_facts(main)
         as_of_ms = max(taken_ms, facts.clock_ms) if as_of_ms is None else as_of_ms
         audit = Audit(str(path), as_of_ms, taken_ms, "store")
+        audit.disk = disk_parts(path)
         if verify:
             audit.findings += main_body_findings(main, facts)
         audit.dead_letters = dead_letter_rows(main, facts)

@@ -178,6 +178,8 @@ class Audit:
     subscriptions: list[SubscriptionRow] = field(default_factory=list)
     topics: list[TopicRow] = field(default_factory=list)
     dead_letters: list[DeadLetterRow] = field(default_factory=list)
+    disk: dict[str, int] = field(default_factory=dict)
+    """Bytes that the store takes on disk, by part (`disk_parts`); of an export none."""
 
 
 def is_faulty(audit: Audit) -> bool:

@@ -12,7 +12,7 @@ from ...store.errors import InvalidArgument
 from ...store.files.directory import refuse_inside
 from ..audit.tables import is_faulty
 from ..fleet import is_fleet, stores_of
-from ..output import printable, progress_bar, say, size_text, write_json, write_line, write_table
+from ..output import disk_rows, printable, progress_bar, say, write_json, write_line, write_table
 from ..values import time_ms
 from .options import Json, Stores, end_fleet, store_progress
 
@@ -111,10 +111,10 @@ def _show(result: Any) -> None:
     messages, pending, fired, acknowledged = (
         sum(getattr(row, name) for row in result.retention) for name in ("messages", "pending", "fired", "acknowledged")
     )
-    disk = sum(row.file_bytes for row in result.partitions)
+    disk = result.disk or {"partitions": sum(row.file_bytes for row in result.partitions)}
     figures = (("topics", len(result.topics)), ("subscriptions", len(result.subscriptions)),
                ("partitions", len(result.partitions)), ("messages in them", messages), ("pending", pending),
-               ("fired", fired), ("acknowledged by all", acknowledged), ("on disk", size_text(disk)))  # fmt: skip
+               ("fired", fired), ("acknowledged by all", acknowledged), *disk_rows(disk))  # fmt: skip
     write_table(str(result.store), ("", ">"), figures)
     if result.held:
         write_line("")

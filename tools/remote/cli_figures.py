@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from ...partitions.timespan import directory_name
+from ...store.files.directory import DISK_PARTS
 from ..cli.options import Json, TopicName
-from ..output import message_json, preview, say, size_text, write_json, write_line, write_table
+from ..output import disk_rows, message_json, preview, say, size_text, write_json, write_line, write_table
 from ..values import iso_time, time_range_ms
 from .operations import Administration, ServerRefused, TopicFigures
 from .places import Place, Server, Token, Trust, administered
@@ -85,8 +86,10 @@ def _store_stats(there: Administration, topics: int, json_: bool) -> None:
     if json_:
         write_json({**figures, "shown": [_topic_json(each) for each in shown]})
         return
-    cells = [*list(figures.items())[:-1], ("disk", size_text(figures["disk_bytes"]))]
-    write_table(there.name, ("", ">"), [(name.replace("_", " "), value) for name, value in cells])
+    cells = {name: value for name, value in figures.items() if not name.startswith("disk_")}
+    parts = {part: figures[f"disk_{part}_bytes"] for part in DISK_PARTS}
+    about = [(name.replace("_", " "), value) for name, value in cells.items()]
+    write_table(there.name, ("", ">"), [*about, *disk_rows(parts)])
     write_line("")
     columns = ("topic", ">pending", ">main log", ">subscriptions", ">largest backlog")
     write_table(

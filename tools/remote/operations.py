@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from ... import Policies, ReceivedMessage, ScheduledMessage
 from ...stats import PartitionStats
 from ...store.errors import DuelogError
+from ...store.files.directory import DISK_PARTS
 from ...store.policy.policies import PolicyValue
 from ...store.position import MessageId
 
@@ -25,7 +26,9 @@ class ServerRefused(DuelogError):
         self.reason = reason
 
 
-STORE_FIGURES = ("topics", "partitions", "pending", "set_aside", "disk_bytes")
+STORE_FIGURES = (
+    "topics", "partitions", "pending", "set_aside", "disk_bytes", *(f"disk_{part}_bytes" for part in DISK_PARTS)
+)  # fmt: skip
 """What a store says of itself, read-only too."""
 
 

@@ -51,7 +51,7 @@ def rewrite(path: Path, change: Callable[[list[list[Row]]], Sequence[Sequence[Ro
         store_id = store._engine.store_id
     groups: list[Group] = read_segment(path / DIRECTORY, number, store_id).groups
     rows = [list(single_rows(group.rows())) for group in groups]
-    size = file.stat().st_size
+    size = max(file.stat().st_size, 24 << 10)  # that of a clean close has place for nothing
     file.unlink()
     segment = Segment(path / DIRECTORY, number, store_id, size)
     for group in change(rows):

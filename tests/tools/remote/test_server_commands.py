@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="needs duelog[broker]")
 
-from duelog import DelayedStore, StoreConfig
+from duelog import DelayedStore, Message, StoreConfig
+from duelog.store.files.directory import DISK_PARTS, disk_parts, size_bytes
 from tests.broker.admin.rest import SECURED, administered, token
 from tests.broker.security.certificates import write_pair
 from tests.tools.command_line import DAY_MS, FUTURE_MS, json_lines_of, json_of, ok, refused, run
@@ -243,3 +246,35 @@ def test_what_a_server_refuses_is_one_line(filled: Path, tmp_path: Path, monkeyp
         assert "name one" in refused(*policies, "--ttl", "1m")
         assert "--subscription" in refused(*policies, "--topic", "reminders", "-s", "mailer", "--ttl", "1m")
         assert run("cancel", tmp_path / "store", "reminders", "17:3").stdout == "17:3  unknown\n"  # by its socket
+
+
+def test_the_disk_is_one_figure_with_its_parts_everywhere(tmp_path: Path) -> None:
+    """`stats` of a directory and of a server, `audit`, REST and metrics: the same total, the same parts."""
+    path = tmp_path / "store"
+
+    def parts_of(found: dict[str, Any], form: str) -> dict[str, int]:
+        return {part: found[form.format(part)] for part in DISK_PARTS}
+
+    with DelayedStore.open(path, StoreConfig(background=False)) as store:
+        store.topic("t").send_batch([Message(b"x" * 1_000)] * 500)
+        stats = asdict(store.stats())
+        assert stats["disk_bytes"] == sum(parts_of(stats, "disk_{}_bytes").values()) == size_bytes(path)
+        assert stats["disk_wal_bytes"] > 0
+    audited, shown = json_of("audit", path), json_of("stats", path)
+    for form in ("disk_bytes", *(f"disk_{part}_bytes" for part in DISK_PARTS)):
+        assert audited[form] == shown[form], form
+    assert audited["disk_bytes"] == sum(parts_of(audited, "disk_{}_bytes").values())
+    for text in (ok("audit", path), ok("stats", path)):
+        assert [part for part in DISK_PARTS if f"of it {part}" not in text] == []
+
+    async def served() -> None:
+        async with administered(path) as (_, rest, _):
+            counters = (await rest.ask("GET", "/duelog/v1/counters")).value["store"]
+            page = (await rest.ask("GET", "/metrics")).value.decode()
+            metrics = dict(re.findall(r'^duelog_store_part_size_bytes\{.*part="(\w+)"\} (\d+)', page, re.MULTILINE))
+            assert {name: int(size) for name, size in metrics.items()} == disk_parts(path)
+            named = {part: counters[f"disk{part.capitalize()}Bytes"] for part in DISK_PARTS}
+            assert named == disk_parts(path)
+            assert counters["diskBytes"] == sum(named.values())
+
+    asyncio.run(served())

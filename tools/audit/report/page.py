@@ -154,7 +154,9 @@ def _figures(audit: Audit) -> str:
         (overdue, "are due and have not fired"),
         (share(acknowledged, fired), "of what fired is acknowledged by every subscription"),
         (len(audit.partitions), "partitions"),
-        (size_text(sum(row.file_bytes for row in audit.partitions)), "on disk in partitions"),
+        (size_text(sum(audit.disk.values())), "on disk")
+        if audit.disk
+        else (size_text(sum(row.file_bytes for row in audit.partitions)), "on disk in partitions"),
         (len(audit.topics), "topics"),
         (len(audit.subscriptions), "subscriptions"),
     )

@@ -27,6 +27,8 @@ def as_json(audit: Audit) -> dict[str, Any]:
         "source": audit.source,
         "as_of_ms": audit.as_of_ms,
         "taken_ms": audit.taken_ms,
+        "disk_bytes": sum(audit.disk.values()),
+        **{f"disk_{part}_bytes": size for part, size in audit.disk.items()},
     }
     return head | {name: [row._asdict() for row in getattr(audit, name)] for name in TABLES}
 
