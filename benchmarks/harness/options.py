@@ -45,7 +45,12 @@ def parse(
     parser.add_argument("--runs", type=_positive, metavar="K", help="measure each subject K times (3; quick: 1)")
     parser.add_argument("--quick", action="store_true", help="small and once: shows that it works, not how fast it is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the JSON line to FILE as well")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR (docs; quick: none)")
+    parser.add_argument(
+        "--plots",
+        type=Path,
+        metavar="DIR",
+        help="write plots of what was measured to DIR",
+    )
     parser.add_argument("--against", metavar="REV", help="compare with duelog of a git revision, and nothing else")
     parser.add_argument("--only", type=_keys, default=(), metavar="KEY,...", help="measure these subjects only")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="where stores are made (the temporary folder)")
@@ -54,13 +59,12 @@ def parse(
     if more is not None:
         more(parser)
     found = parser.parse_args(list(argv))
-    plots = found.plots if found.plots is not None else None if found.quick else ROOT / "docs"
     chosen = tuple(getattr(found, "n", None) or (quick_n if found.quick else n))
     return Options(
         runs=found.runs or (1 if found.quick else 3),
         quick=found.quick,
         json=found.json,
-        plots=plots if not found.against else found.plots,
+        plots=found.plots,
         against=found.against,
         only=found.only,
         n=chosen,
