@@ -6,6 +6,7 @@ is atomic where the engine's call is; what has an attached consumer belongs to o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -15,13 +16,17 @@ from typing import Protocol
 from duelog.store.duration import duration_ms
 from duelog.store.errors import ClosedError, ConsumerBusy, DuelogError, InvalidArgument
 from duelog.store.policy.policies import POLICY_FIELDS, PolicyValue
+from duelog.store.position import MessageId
 
 from ..subscription import Subscription
+from ..topic import Topic
 from .asked_store import Store
 from .import_operations import ImportOperations
 from .json_values import message_ids_of, payload_of, received_json, scheduled_json, seek_target
 from .letter_operations import LetterOperations
 from .schedule_operations import ScheduleOperations
+
+_log = logging.getLogger("duelog.control")
 
 STREAMED = frozenset({"dead_letters", "keys", "peek", "scheduled", "schedules", "topics"})
 """Operations whose result is a sequence that is made while it is read."""
@@ -183,9 +188,20 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
             dedup_for=dedup_for,
             replace=replace,
         )
-        stored = target.get(sent)
-        due_ms = None if stored is None else stored.due_ms
-        return {"message_id": str(sent), "topic": target.name, "due_ms": due_ms}
+        return {"message_id": str(sent), "topic": target.name, "due_ms": self._due_ms_of(target, sent)}
+
+    @staticmethod
+    def _due_ms_of(target: Topic, sent: MessageId) -> int | None:
+        """When a message that has just been stored is due, for people to read; None: that cannot be found out.
+
+        It is stored whatever is raised here: an error would have it sent again.
+        """
+        try:
+            stored = target.get(sent)
+        except Exception:  # a delivery that came first, deletion of the topic, closing of the store, a disk that fails
+            _log.exception("message %s is stored, and could not be read back", sent)
+            return None
+        return None if stored is None else stored.due_ms
 
     def scheduled(
         self, topic: str, start_ms: int | None = None, end_ms: int | None = None, limit: int | None = None

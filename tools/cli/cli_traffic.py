@@ -89,7 +89,8 @@ def send(
     }
     with asked(store, writes=True, create=create) as ask:
         sent = ask("send", {"topic": topic, "create": create, **message})
-    due = "now" if sent["due_ms"] is None else iso_time(sent["due_ms"])
+    unread = "now" if at is None and after is None else "as asked"  # stored, and could not be read back
+    due = unread if sent["due_ms"] is None else iso_time(sent["due_ms"])
     answer(sent, f"{sent['message_id']}  due {due}", json_=json_)
 
 

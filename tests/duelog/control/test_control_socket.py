@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import logging
 import os
@@ -20,11 +21,12 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, StoreConfig, SystemClock
+from duelog import DelayedStore, ManualClock, StoreConfig, SystemClock, Topic
 from duelog.control import control_server
 from duelog.control.control_client import ControlClient, Refused
 from duelog.control.control_lines import Disconnected, address_in
 from duelog.control.store_operations import NAMES, Operations
+from duelog.store.errors import StoreUnavailable
 from tests.packaging.tree import ROOT
 
 PAY = base64.b64encode(b"pay").decode()
@@ -479,3 +481,22 @@ def test_a_copy_of_the_store_has_no_socket(store: DelayedStore, tmp_path: Path) 
     store.topic("t").send(b"x")
     store.backup(tmp_path / "copy")
     assert not (tmp_path / "copy" / "CONTROL").exists()
+
+
+def test_a_message_that_cannot_be_read_back_was_sent(
+    store: DelayedStore, client: ControlClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is stored: an error would have it sent again. When it is due is left out, and why is logged."""
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailable(store.path, "Input/output error", errno.EIO)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Topic, "get", fail)
+        sent: Any = client.ask("send", {"topic": "t", "payload": PAY, "deliver_after": 3600, "create": True})
+    assert sent["due_ms"] is None
+    (stored,) = store.topic("t").scheduled()
+    assert sent["message_id"] == str(stored.message_id)
+    assert [record.message for record in caplog.records] == [
+        f"message {sent['message_id']} is stored, and could not be read back"
+    ]
