@@ -88,7 +88,7 @@ class Series(Told):
         request = {**self._base, "round": self.rounds, "now_ms": self.now_ms, "point": point, "count": count, **more}
         request["lead_ms"] = LEADS_MS[self.rounds % len(LEADS_MS)]
         request["unanswered"] = self.unanswered()
-        request["close"] = self.random.random() < 0.5
+        request.setdefault("close", self.random.random() < 0.5)
         last, status = "", 0
         for fact in self._server.run(request, kill_after):
             if fact[0] == "exit":
