@@ -209,8 +209,8 @@ class Segment:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no group, not even one whose append did not come to its end."""
-        return not self._sequence and not self._writing
+        """Whether it has no group."""
+        return not self._sequence
 
     @property
     def is_flushed(self) -> bool:

@@ -133,7 +133,7 @@ class WriteAheadLog:
         """Leave one segment of the least size at a clean close; nothing is appended any more. Raises OSError.
 
         REQUIRES: everything is applied and on disk, and the record names the active segment or one before it. A segment
-        in which a group was begun since is left: what became of that is for the next opening.
+        that has a group is left to the next opening.
 
         The order is for a crash in between, and for readers beside. The record came first: a segment before the one
         that it names is never looked for, whether its removal reached the disk or not. The segment that it names has
