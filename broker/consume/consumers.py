@@ -123,7 +123,11 @@ class Consumers:
     # -- positions -----------------------------------------------------------------------------------
 
     async def seek(self, peer: Peer, command: Seek) -> None:
-        """SEEK: every consumer of the subscription is closed, then SUCCESS."""
+        """SEEK: every consumer of the subscription is closed, then SUCCESS.
+
+        What any of them acknowledges from the move until it is told belongs to the place before: it is answered, and
+        not applied. After a move that failed it is applied.
+        """
         try:
             consumer, group = self._ready(peer, command.consumer_id)
             async with group.lock:
@@ -131,19 +135,24 @@ class Consumers:
                     raise Refused(ServerError.CONSUMER_NOT_FOUND, f"consumer {command.consumer_id} is not open")
                 group.moving = True
                 try:
-                    start = await group.pump.run(partial(feed.seek, group.topic, consumer.engine, command))
+                    work = partial(feed.seek, group.topic, consumer.engine, command)
+                    await group.pump.run(work, partial(self._moved, group))
                 finally:
                     group.moving = False
                     group.pump.turn()
-                group.batches.clear()
-                if not group.durable:
-                    self._remember(group, start)
-                self._members.close_group(group, lambda *_: None)
         except (Refused, DuelogError) as error:
             code = error.error if isinstance(error, Refused) else ServerError.METADATA
             peer.send(Error(command.request_id, code, str(error)))
             return
         peer.send(Success(command.request_id))
+
+    def _moved(self, group: Attached, start: feed.Start) -> None:
+        """The subscription has moved: tell its consumers, before anything else is done for it."""
+        group.pump.drop_acks()
+        group.batches.clear()
+        if not group.durable:
+            self._remember(group, start)
+        self._members.close_group(group, lambda *_: None)
 
     def _remember(self, group: Attached, start: feed.Start) -> None:
         key = group.topic.name, group.name

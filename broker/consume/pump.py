@@ -230,6 +230,16 @@ class Pump:
             acks = self._next.acks[consumer] = _Acks()
         return acks
 
+    def drop_acks(self) -> None:
+        """Answer the acknowledgements that wait, and apply none of them.
+
+        REQUIRES: the subscription has moved in the job that just ended, so that they are of the place before.
+        """
+        waiting, self._next.acks = self._next.acks, {}
+        for acks in waiting.values():
+            for _, answer in acks.answers:
+                answer(None)
+
     def give_back(self, consumer: Consumer, places: list[int] | None) -> None:
         """Have entries that a consumer holds delivered again; None: all of them."""
         waiting = self._next.nacks.get(consumer, [])
@@ -241,11 +251,19 @@ class Pump:
         self._next.calls.append(_Call(work, done))
         self.turn()
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """As `call`, and wait."""
+    async def run(self, work: Callable[[], T], then: Callable[[T], object] | None = None) -> T:
+        """Have a worker call the engine, and wait for what it returns.
+
+        then: called with it before the next job begins, also where nobody waits any more.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
+            if error is None and then is not None:
+                try:
+                    then(result)
+                except BaseException as wrong:
+                    error = wrong
             if future.cancelled():
                 return
             if error is not None:
@@ -283,13 +301,16 @@ class Pump:
         self._calls.post(lambda: self._finish(job))
 
     def _finish(self, job: _Job) -> None:
-        self._running = False
-        for polled in job.polled:
-            self._deliver(polled)
-        for answer, error in job.answers:
-            answer(error)
-        for call, result, wrong in job.results:
-            call.done(result, wrong)
+        """Hand on what the job brought; the next one begins after all of it."""
+        try:
+            for polled in job.polled:
+                self._deliver(polled)
+            for answer, error in job.answers:
+                answer(error)
+            for call, result, wrong in job.results:
+                call.done(result, wrong)
+        finally:
+            self._running = False
         error = job.error
         if error is not None and not self.closed:
             if isinstance(error, DuelogError) and not isinstance(error, StoreFull | ClockJumped):

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+
+import pytest
+
 from duelog import ManualClock
 from duelog.broker.protocol.commands import (
+    Ack,
+    AckResponse,
+    AckType,
     CloseConsumer,
     Error,
     GetLastMessageId,
     GetLastMessageIdResponse,
     InitialPosition,
+    Message,
     MessageIdData,
     Seek,
     ServerError,
@@ -16,7 +25,7 @@ from duelog.broker.protocol.commands import (
     Success,
 )
 from duelog.store.position import MessageId
-from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, refused, succeeded, texts
+from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, refused, succeeded, texts
 from tests.broker.peers import FakePeer, idle, run, soon
 from tests.conftest import OpenStore
 
@@ -153,6 +162,99 @@ def test_acknowledgements_from_before_a_seek_do_not_undo_it(open_store: OpenStor
         peer.sent.clear()
         await here.subscribe(peer, permits=5)
         assert texts(peer) == ["a", "b", "c"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.FAILOVER])
+def test_what_any_consumer_acknowledges_during_a_seek_comes_again(
+    kind: SubscriptionType, durable: bool, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """It is of the place before: answered, and not applied."""
+
+    async def test() -> None:
+        here, peers = Consuming(open_store(), clock, durable_acks=durable), [FakePeer(), FakePeer()]
+        here.send(*"abcdefgh")
+        consumers = [await here.subscribe(peer, kind, permits=4) for peer in peers]
+        held = {peer: ids(peer) for peer in peers}
+        assert any(held.values())
+        here.bench.executor.held = True
+        seek = asyncio.ensure_future(here.consumers.seek(peers[0], Seek(consumers[0], 9, EARLIEST)))
+        await idle()  # a worker has it now
+        for peer, consumer in zip(peers, consumers, strict=True):
+            for number, each in enumerate(held[peer]):
+                here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [each], request_id=20 + number))
+            if kind == SubscriptionType.FAILOVER and held[peer]:
+                here.consumers.ack(peer, Ack(consumer, AckType.CUMULATIVE, [held[peer][-1]], request_id=50))
+                batch = dataclasses.replace(held[peer][0], ack_set=[2], batch_size=2)
+                here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [batch], request_id=51))
+        here.bench.executor.release()
+        await soon(seek)
+        for peer in peers:
+            answers = peer.got(AckResponse)
+            assert len(answers) == len(held[peer]) + 2 * (kind == SubscriptionType.FAILOVER and bool(held[peer]))
+            assert [each.error for each in answers] == [None] * len(answers)
+            assert len(peer.got(CloseConsumer)) == 1
+            peer.sent.clear()
+        await here.subscribe(peers[0], kind, permits=20)
+        assert sorted(texts(peers[0])) == [*"abcdefgh"]
+        assert all(not each.ack_set for each in peers[0].got(Message))
+
+    run(test())
+
+
+def test_what_is_acknowledged_during_a_seek_that_fails_is_applied(open_store: OpenStore, clock: ManualClock) -> None:
+    """The subscription is where it was, and its consumers stay: so do their acknowledgements."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        (first, *_) = here.send(*"abc")
+        consumer = await here.subscribe(peer, SHARED, permits=3)
+        here.bench.executor.held = True
+        nowhere = Seek(consumer, 9, MessageIdData(first.ledger_id + 9, 0))
+        seek = asyncio.ensure_future(here.consumers.seek(peer, nowhere))
+        await idle()
+        here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer)[:2], request_id=20))
+        here.bench.executor.release()
+        await soon(seek)
+        assert refused(peer) == [ServerError.METADATA]
+        assert peer.got(AckResponse) == [AckResponse(consumer, request_id=20)]
+        here.consumers.gone(peer)
+        again = FakePeer()
+        await here.subscribe(again, SHARED, permits=9)
+        assert texts(again) == ["c"]
+
+    run(test())
+
+
+def test_what_is_acknowledged_while_a_seek_waits_behind_another_call_does_not_undo_it(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """The job of the seek ends with another call, which asks for the next job before the seek has told anybody."""
+
+    async def test() -> None:
+        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        here.send(*"abcd")
+        consumer = await here.subscribe(peer, SHARED, permits=9)
+        leaving = await here.subscribe(other, SHARED)
+        here.bench.executor.held = True
+        here.consumers._members.groups[here.topic.name, "s"].pump.call(lambda: None, lambda *_: None)
+        closing = asyncio.ensure_future(here.consumers.close(other, CloseConsumer(leaving, 8)))
+        await idle()
+        seek = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))
+        await idle()
+        (begin,) = here.bench.executor.waiting
+        here.bench.executor.waiting.clear()
+        begin()
+        await idle()  # the next job has both calls, and a worker has it
+        await here.ack(peer, consumer, *ids(peer))
+        here.bench.executor.release()
+        await soon(asyncio.gather(closing, seek))
+        assert 9 in succeeded(peer)
+        peer.sent.clear()
+        await here.subscribe(peer, SHARED, permits=9)
+        assert sorted(texts(peer)) == [*"abcd"]
 
     run(test())
 

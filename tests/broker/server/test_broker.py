@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore
+from duelog.broker.consume import feed
 from duelog.broker.protocol import commands, fields, requests
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.metadata import MessageMetadata
 from duelog.broker.protocol.parts import HashRange
 from duelog.broker.server.broker import Broker, store_config
 from duelog.broker.server.configuration import BrokerConfig
-from tests.broker.server.raw_client import RawClient
+from tests.broker.server.raw_client import WITHIN_S, RawClient
 
 TOPIC = "persistent://public/default/t"
 
@@ -79,6 +81,55 @@ def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> None:
             assert last.last_message_id.entry_id == message[0].message_id.entry_id
             assert await client.ask(commands.CloseConsumer(1, 7)) == commands.Success(7)
             assert await client.ask(commands.CloseProducer(1, 8)) == commands.Success(8)
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_acknowledgements_right_behind_a_seek_do_not_undo_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One socket says SEEK and then 40 times ACK: all 40 messages come again."""
+    moved, may_end = threading.Event(), threading.Event()
+    seek = feed.seek
+
+    def slow_seek(*args: Any) -> Any:
+        found = seek(*args)
+        moved.set()
+        assert may_end.wait(WITHIN_S)
+        return found
+
+    monkeypatch.setattr(feed, "seek", slow_seek)
+
+    async def main() -> None:
+        async with broker_at(tmp_path / "store") as (_, port):
+            client = await RawClient.connected(port)
+            kind = commands.SubscriptionType.EXCLUSIVE
+            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
+            assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 2)), commands.ProducerSuccess)
+            for number in range(40):
+                client.say(commands.Send(1, number), blob=blob_of(number))
+            for _ in range(40):
+                assert isinstance(await client.hear(), commands.SendReceipt)
+            client.say(commands.Flow(1, 100))
+            messages = [await client.hear() for _ in range(40)]
+            client.say(commands.Seek(1, 9, commands.MessageIdData(2**64 - 1, 2**64 - 1)))
+            assert await asyncio.to_thread(moved.wait, WITHIN_S)
+            for message in messages:
+                assert isinstance(message, commands.Message)
+                client.say(commands.Ack(1, commands.AckType.INDIVIDUAL, [message.message_id], request_id=10))
+            assert isinstance(
+                await client.ask(commands.PartitionedMetadata(TOPIC, 7)), commands.PartitionedMetadataResponse
+            )
+            may_end.set()
+            for _ in range(40):
+                assert await client.hear() == commands.AckResponse(1, request_id=10)
+            assert isinstance(await client.hear(), commands.CloseConsumer)
+            assert await client.hear() == commands.Success(9)
+            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 2, 3)) == commands.Success(3)
+            client.say(commands.Flow(2, 100))
+            again = [await client.hear() for _ in range(40)]
+            assert [each.message_id for each in again if isinstance(each, commands.Message)] == [
+                each.message_id for each in messages if isinstance(each, commands.Message)
+            ]
             await client.close()
 
     asyncio.run(main())
