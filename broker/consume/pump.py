@@ -25,6 +25,7 @@ from .consumer_record import Consumer
 
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages
+    from ...subscription import Subscription
 
 _log = logging.getLogger("duelog.broker")
 
@@ -62,9 +63,10 @@ class _Acks:
 
     def __init__(self) -> None:
         self.places: list[int] = []
-        self.through: MessageId | None = None
-        self.answers: list[tuple[Sequence[int], Answer]] = []
-        """With the places that each is about; none: it is about `through`."""
+        self.positions: set[MessageId] = set()
+        """Up to which everything is acknowledged."""
+        self.answers: list[tuple[Sequence[int | MessageId], Answer]] = []
+        """With the places, or the position, that each is about."""
 
 
 class _Call(NamedTuple):
@@ -109,28 +111,17 @@ class _Job:
 
     def _acknowledge(self, consumer: Consumer, acks: _Acks, durable: bool) -> None:
         engine = consumer.engine
-        failed: dict[int, Exception] = {}
+        failed: dict[int | MessageId, Exception] = {}
         error: Exception | None = None
         if engine is not None:
             try:
-                if acks.places:
-                    engine.ack(_ids(acks.places), durable=durable and acks.through is None)
-            except InvalidArgument:  # nothing was acknowledged: leave out what the topic does not have
-                for place in acks.places:
-                    try:
-                        engine.ack(_ids([place]))
-                    except DuelogError as wrong:
-                        failed[place] = wrong
+                _take(engine, acks, failed)
+                if durable:
+                    engine.ack((), durable=True)  # all that was taken: nothing is answered before it is on disk
             except DuelogError as wrong:
                 error = wrong
-            if acks.through is not None and error is None:
-                try:
-                    engine.ack_cumulative(acks.through, durable=durable)
-                except DuelogError as wrong:
-                    failed[-1] = wrong
         for places, answer in acks.answers:
-            wrong_place = next((each for each in places or (-1,) if each in failed), None)
-            self.answers.append((answer, error if wrong_place is None else failed[wrong_place]))
+            self.answers.append((answer, error or next((failed[each] for each in places if each in failed), None)))
 
     def _give_back(self, consumer: Consumer, places: list[int] | None) -> None:
         engine = consumer.engine
@@ -218,10 +209,9 @@ class Pump:
     def ack_through(self, consumer: Consumer, position: MessageId, answer: Answer | None) -> None:
         """Acknowledge everything up to a position."""
         acks = self._acks_of(consumer)
-        if acks.through is None or acks.through < position:
-            acks.through = position
+        acks.positions.add(position)
         if answer is not None:
-            acks.answers.append(((), answer))
+            acks.answers.append(((position,), answer))
         self.turn()
 
     def _acks_of(self, consumer: Consumer) -> _Acks:
@@ -340,6 +330,25 @@ class Pump:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _take(engine: Subscription, acks: _Acks, failed: dict[int | MessageId, Exception]) -> None:
+    """Acknowledge all but what the topic does not have, which is put into `failed`."""
+    try:
+        if acks.places:
+            engine.ack(_ids(acks.places))
+    except InvalidArgument:  # nothing was acknowledged
+        for place in acks.places:
+            try:
+                engine.ack(_ids([place]))
+            except InvalidArgument as wrong:
+                failed[place] = wrong
+    for position in sorted(acks.positions, reverse=True):
+        try:
+            engine.ack_cumulative(position)
+            break  # it covers the others
+        except InvalidArgument as wrong:
+            failed[position] = wrong
 
 
 def _ids(places: Sequence[int]) -> list[MessageId]:

@@ -10,6 +10,7 @@ from duelog.broker.protocol.commands import (
     AckResponse,
     AckType,
     CloseConsumer,
+    Command,
     Message,
     MessageIdData,
     Redeliver,
@@ -133,6 +134,44 @@ def test_an_answer_waits_for_the_disk_where_that_is_asked_for(open_store: OpenSt
             engine = here.consumers.of_topic(here.topic.name)[f"s{durable}"][0].engine
             assert engine is not None
             assert engine._state.acks.changed != durable
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", [AckType.INDIVIDUAL, AckType.CUMULATIVE])
+def test_an_unknown_id_has_no_other_acknowledgement_answered_before_it_is_on_disk(
+    kind: AckType, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """One by one, or all up to a message: the unknown id alone is refused, and the others wait for the disk."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock, durable_acks=True), FakePeer()
+        here.send(*"abc")
+        consumer = await here.subscribe(peer, permits=3)
+        engine = here.consumers.of_topic(here.topic.name)["s"][0].engine
+        assert engine is not None
+        unflushed: list[bool] = []
+        send = peer.send
+
+        def sent(command: Command, blob: bytes | memoryview | None = None) -> None:
+            unflushed.append(engine._state.acks.changed)
+            send(command, blob)
+
+        peer.send = sent  # type: ignore[method-assign]
+        nothing = MessageIdData(ids(peer)[0].ledger_id + 9, 5)
+        here.bench.executor.held = True
+        here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer)[1:2], request_id=1))
+        here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer)[:1], request_id=2))
+        here.consumers.ack(peer, Ack(consumer, kind, ids(peer)[2:], request_id=3))
+        here.consumers.ack(peer, Ack(consumer, kind, [nothing], request_id=4))
+        here.bench.executor.release()
+        await idle()
+        answers = {each.request_id: each.error for each in peer.got(AckResponse)}
+        assert answers == {1: None, 2: None, 3: None, 4: ServerError.NOT_ALLOWED}
+        assert unflushed == [False] * 4
+        here.consumers.gone(peer)
+        await idle()
+        assert await reopened(here, SubscriptionType.EXCLUSIVE) == []
 
     run(test())
 
