@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ...store.errors import CorruptRecord
+from ...store.listener import call_supplied
 from ..protocol import entry
 from ..protocol.commands import (
     NO_REQUEST,
@@ -230,7 +231,7 @@ class Attached:
             else:
                 surplus.append(delivery)
         if self.dispatched is not None:
-            self.dispatched(messages)
+            call_supplied(self.dispatched, messages)
         sent = len(messages) - len(surplus)
         if sent:
             self._entry_messages += ((consumer.messages_out - before) / sent - self._entry_messages) / 4

@@ -242,7 +242,7 @@ class Consumers:
         return sum(map(len, self._members.connections.values()))
 
 
-def _answer_ack(peer: Peer, command: Ack, error: Exception | None) -> None:
+def _answer_ack(peer: Peer, command: Ack, error: BaseException | None) -> None:
     if error is None:
         peer.send(AckResponse(command.consumer_id, request_id=command.request_id))
     else:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...store.errors import BrokenInvariant, ClockJumped, DuelogError, InvalidArgument, StoreFull
+from ...store.listener import call_supplied
 from ...store.position import MessageId
 from ..protocol.commands import SubscriptionType
 from ..protocol.loop_calls import LoopCalls, Timer, Workers
@@ -37,7 +38,7 @@ _RETRY_S = 1.0
 
 T = TypeVar("T")
 
-Answer = Callable[[Exception | None], object]
+Answer = Callable[[BaseException | None], object]
 """Called with why an acknowledgement was not taken, or None."""
 
 
@@ -84,7 +85,7 @@ class _Job:
         self.calls: deque[_Call] = deque()
         self.plan = Plan([], 0)
 
-        self.answers: list[tuple[Answer, Exception | None]] = []
+        self.answers: list[tuple[Answer, BaseException | None]] = []
         self.results: list[tuple[_Call, Any, BaseException | None]] = []
         self.polled: list[Polled] = []
         self.again_ms: int | None = None
@@ -94,7 +95,7 @@ class _Job:
         return bool(self.acks or self.nacks or self.calls or self.plan.turns)
 
     def run(self, durable: bool) -> None:
-        """Do it; a worker calls. Does not raise."""
+        """Do it; a worker calls. Whatever raises, each acknowledgement has an answer, and each call a result."""
         for consumer, acks in self.acks.items():
             self._acknowledge(consumer, acks, durable)
         for consumer, places in self.nacks.items():
@@ -107,19 +108,21 @@ class _Job:
         try:
             self._poll()
         except Exception as error:
-            self.error = error
+            self.error = self.error or error
 
     def _acknowledge(self, consumer: Consumer, acks: _Acks, durable: bool) -> None:
         engine = consumer.engine
         failed: dict[int | MessageId, Exception] = {}
-        error: Exception | None = None
+        error: BaseException | None = None
         if engine is not None:
             try:
                 _take(engine, acks, failed)
                 if durable:
                     engine.ack((), durable=True)  # all that was taken: nothing is answered before it is on disk
-            except DuelogError as wrong:
+            except BaseException as wrong:
                 error = wrong
+                if not isinstance(wrong, DuelogError):
+                    _log.exception("acknowledgements of consumer %s failed", consumer.name)
         for places, answer in acks.answers:
             self.answers.append((answer, error or next((failed[each] for each in places if each in failed), None)))
 
@@ -134,6 +137,9 @@ class _Job:
                 engine.nack(_ids(places), delay=0)
         except DuelogError:
             _log.debug("consumer %s: what it gave back is not held any more", consumer.name, exc_info=True)
+        except BaseException as error:
+            _log.exception("messages of consumer %s are not given back", consumer.name)
+            self.error = BrokenInvariant(f"giving messages back raised {error!r}")
 
     def _poll(self) -> None:
         empty: set[Consumer] = set()
@@ -228,7 +234,7 @@ class Pump:
         waiting, self._next.acks = self._next.acks, {}
         for acks in waiting.values():
             for _, answer in acks.answers:
-                answer(None)
+                call_supplied(answer, None)
 
     def give_back(self, consumer: Consumer, places: list[int] | None) -> None:
         """Have entries that a consumer holds delivered again; None: all of them."""
@@ -291,24 +297,32 @@ class Pump:
         self._calls.post(lambda: self._finish(job))
 
     def _finish(self, job: _Job) -> None:
-        """Hand on what the job brought; the next one begins after all of it."""
-        try:
-            for polled in job.polled:
+        """Hand on what the job brought; the next one begins after all of it.
+
+        Whatever raises, every answer and every call hears. Messages whose delivery raised are still held for their
+        consumer: its subscription is closed, and clients that subscribe again get them.
+        """
+        for polled in job.polled:
+            try:
                 self._deliver(polled)
-            for answer, error in job.answers:
-                answer(error)
-            for call, result, wrong in job.results:
-                call.done(result, wrong)
-        finally:
-            self._running = False
-        error = job.error
-        if error is not None and not self.closed:
-            if isinstance(error, DuelogError) and not isinstance(error, StoreFull | ClockJumped):
-                self._failed(error)
-                return
-            _log.warning("delivery stopped, and is tried again: %s", error, exc_info=not isinstance(error, DuelogError))
-            self._stopped = True
-            self._arm(_RETRY_S)
+            except BaseException as error:
+                _log.exception("delivery to consumer %s failed", polled.consumer.name)
+                polled.consumer.generation += 1  # nothing after a gap: it may acknowledge all up to there
+                job.error = BrokenInvariant(f"delivery raised {error!r}")
+        for answer, refusal in job.answers:
+            call_supplied(answer, refusal)
+        for call, result, wrong in job.results:
+            call_supplied(call.done, result, wrong)
+        self._running = False
+        failure = job.error
+        if failure is not None and not self.closed:
+            if isinstance(failure, DuelogError) and not isinstance(failure, StoreFull | ClockJumped):
+                self._failed(failure)
+            else:
+                traceback = None if isinstance(failure, DuelogError) else failure
+                _log.warning("delivery stopped, and is tried again: %s", failure, exc_info=traceback)
+                self._stopped = True
+                self._arm(_RETRY_S)
         elif job.again_ms is not None and not self.closed:
             self._arm(max(job.again_ms - self._clock(), 1) / 1000)
         if self._look_again or job.polled or self._next:

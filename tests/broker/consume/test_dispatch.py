@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from duelog import ManualClock, Policies
-from duelog.broker.protocol.commands import NO_REQUEST, AckResponse, CloseConsumer, Message, SubscriptionType
+from duelog.broker.consume import acking
+from duelog.broker.protocol.commands import (
+    NO_REQUEST,
+    Ack,
+    AckResponse,
+    AckType,
+    CloseConsumer,
+    Flow,
+    Message,
+    MessageIdData,
+    Seek,
+    SubscriptionType,
+    Unsubscribe,
+)
 from duelog.broker.protocol.frames import metadata_of
 from duelog.broker.protocol.metadata import decode_metadata
 from duelog.store.errors import StoreFull
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, succeeded, texts
-from tests.broker.peers import FakePeer, idle, run
+from tests.broker.peers import FakePeer, idle, run, soon
 from tests.conftest import OpenStore
 
 SHARED = SubscriptionType.SHARED
@@ -292,6 +307,106 @@ def test_a_full_store_stops_delivery_until_it_is_tried_again(open_store: OpenSto
 def full(_: int) -> NoReturn:
     """As a store on a full disk."""
     raise StoreFull(Path("store"), "no space")
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), SystemExit("odd")])
+def test_a_delivery_that_raises_leaves_no_call_of_its_job_unanswered(
+    error: BaseException, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """UNSUBSCRIBE and an ACK are answered; its messages come to those who subscribe again, before which is no gap."""
+
+    async def test() -> None:
+        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        consumer = await here.subscribe(peer, permits=1)
+        here.send(*"abc")
+        await idle()
+        leaving = await here.subscribe(other, name="t", permits=1)
+        send_frames = peer.send_frames
+        peer.send_frames = partial(raising, error)  # type: ignore[method-assign]
+        pump = here.consumers._members.groups[here.topic.name, "s"].pump
+        here.bench.executor.held = True
+        pump.call(lambda: None, lambda *_: None)  # what comes now is the next job
+        here.consumers.flow(peer, Flow(consumer, 9))
+        here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer), request_id=9))
+        called: list[object] = []
+        pump.call(lambda: 1, lambda result, wrong: called.append((result, wrong)))
+        here.bench.executor.release()
+        await idle()
+        assert peer.got(AckResponse) == [AckResponse(consumer, request_id=9)]
+        assert called == [(1, None)]
+        assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
+        peer.send_frames = send_frames  # type: ignore[method-assign]
+        peer.sent.clear()
+        await here.subscribe(peer, permits=9)
+        assert texts(peer) == ["b", "c"]
+        assert [each.redelivery_count for each in peer.got(Message)] == [0, 0]
+        await soon(here.consumers.unsubscribe(other, Unsubscribe(leaving, 8)))
+        assert 8 in succeeded(other)
+
+    run(test())
+
+
+def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(open_store: OpenStore, clock: ManualClock) -> None:
+    """One consumer deletes the subscription while the other's messages cannot be sent."""
+
+    async def test() -> None:
+        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        leaving = await here.subscribe(peer, SHARED)
+        await here.subscribe(other, SHARED, permits=9)
+        other.send_frames = partial(raising, ValueError("odd"))  # type: ignore[method-assign]
+        here.bench.executor.held = True
+        pump = here.consumers._members.groups[here.topic.name, "s"].pump
+        pump.call(lambda: None, lambda *_: None)  # what comes now is the next job, with a poll
+        here.send("a")
+        await idle()
+        ending = asyncio.ensure_future(here.consumers.unsubscribe(peer, Unsubscribe(leaving, 8, True)))
+        await idle()
+        here.bench.executor.release()
+        await idle()
+        assert ending.done()
+        assert 8 in succeeded(peer)
+        assert here.topic.subscriptions() == []
+        await here.subscribe(peer, SHARED)
+        assert here.consumers.count == 1
+
+    run(test())
+
+
+@pytest.mark.parametrize("at", ["answer", "engine"])
+def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
+    at: str, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """In its answer, or in the engine: SEEK succeeds, its lock is given back, the next job begins."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send(*"ab")
+        consumer = await here.subscribe(peer, permits=2)
+        group = here.consumers._members.groups[here.topic.name, "s"]
+        engine = group.consumers[0].engine
+        assert engine is not None
+        here.bench.executor.held = True
+        group.pump.call(lambda: None, lambda *_: None)
+        answer = partial(raising, ValueError("odd"))
+        if at == "engine":
+            engine.ack = answer  # type: ignore[method-assign, assignment]
+        group.pump.ack(group.consumers[0], [acking.place_of(ids(peer)[0]) or 0], answer)
+        seeking = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, MessageIdData(2**64 - 1, 0))))
+        await idle()
+        here.bench.executor.release()
+        await idle()
+        assert seeking.done()
+        assert 9 in succeeded(peer)
+        peer.sent.clear()
+        await here.subscribe(peer, permits=9)
+        assert texts(peer) == ["a", "b"]
+
+    run(test())
+
+
+def raising(error: BaseException, *_: object, **__: object) -> NoReturn:
+    """Raise the error, whatever is asked."""
+    raise error
 
 
 def test_a_deleted_subscription_closes_its_consumers(open_store: OpenStore, clock: ManualClock) -> None:
