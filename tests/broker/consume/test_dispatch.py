@@ -389,7 +389,7 @@ def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
         group.pump.call(lambda: None, lambda *_: None)
         answer = partial(raising, ValueError("odd"))
         if at == "engine":
-            engine.ack = answer  # type: ignore[method-assign, assignment]
+            engine.ack = answer  # type: ignore[method-assign]
         group.pump.ack(group.consumers[0], [acking.place_of(ids(peer)[0]) or 0], answer)
         seeking = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, MessageIdData(2**64 - 1, 0))))
         await idle()
