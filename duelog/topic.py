@@ -12,6 +12,7 @@ from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.message_fields import Dedup
 from duelog.store.duration import Duration
 from duelog.store.errors import InvalidArgument
+from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.message import MAX_DUE_MS, AnyId, Message, ScheduledMessage, at_ms, id_of
 from duelog.store.names import TopicName, validate_subscription_name
@@ -119,7 +120,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         Messages sent so to one topic by one thread keep their order. It waits only while `max_in_flight_bytes` of
         messages are on their way. A message that cannot be taken is refused here; the future has StoreFull or
         StoreFailed. A future that is cancelled before its message is being written takes it back. `close` of the store
-        writes what is on its way.
+        writes what is on its way. The message of a future that the caller completes is written all the same.
         """
         dedup = Dedup.checked(dedup_key, dedup_for, replace)
         future: Future[MessageId] = Future()
@@ -165,7 +166,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         done: called by the thread that writes, for each group of the write-ahead log, with a list of (token, outcome),
         the outcome a `MessageId`, `DUPLICATE`, or a DuelogError (StoreFull, StoreFailed ...): not stored. In the order
         in which they were put in; puts that were taken, by one thread or by several, are written in that order. It
-        must be quick, hashable, and raise nothing (that is logged): no other message is written meanwhile. It may put.
+        must be quick and hashable: no other message is written meanwhile. What it raises is logged. It may put.
         token: whatever tells `done` which message is meant.
         numbers: (name of a producer, first, last number, 0 to 2**62): the message is stored once however often it is
         put, as by `producer`; where all its numbers are stored its outcome is DUPLICATE. They are stored with the
@@ -184,8 +185,12 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         dedup = Dedup.checked(dedup_key, dedup_for, replace)
         if checked is not None and dedup is not None:
             raise InvalidArgument("dedup_key", dedup_key, "not with numbers: either says what is stored once")
-        if not callable(done) or getattr(done, "__hash__", None) is None:
+        if not callable(done):
             raise InvalidArgument("done", done, "expected something to be called, with a hash")
+        try:
+            hash(done)
+        except Exception as error:
+            raise InvalidArgument("done", done, "expected something to be called, with a hash") from error
         sender = self.sender
         item = sender.outgoing(
             payload,
@@ -370,9 +375,9 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
 
 
 def _resolve(results: list[tuple[Future[MessageId], PutOutcome]]) -> None:
-    """Have futures know what became of their messages."""
+    """Have futures know what became of their messages. One that its caller has completed holds up no other."""
     for future, outcome in results:
         if isinstance(outcome, MessageId):
-            future.set_result(outcome)
+            call_supplied(future.set_result, outcome)
         elif isinstance(outcome, Exception):
-            future.set_exception(outcome)
+            call_supplied(future.set_exception, outcome)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,21 @@ from .names import TopicName
 _log = logging.getLogger("duelog")
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def call_supplied(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call a function that a program or an exporter supplied; log what it raises, and go on.
+def call_supplied(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Call a function that a program or an exporter supplied, and return its result; None where it raises.
 
-    It runs once the disk has what it hears of. Nothing that it raises, BaseException included, turns a stored message
-    into an error, stops a leader or ends a thread of the store.
+    It runs once the disk has what it hears of. What it raises, BaseException included, is logged: it turns no stored
+    message into an error, stops no leader and ends no thread of the store.
     """
     try:
-        function(*args, **kwargs)
+        return function(*args, **kwargs)
     except BaseException:
         name = getattr(function, "__qualname__", None) or repr(function)
         _log.exception("callback %s raised; what it was told of stands", name)
+        return None
 
 
 class StoreListener:

@@ -8,11 +8,11 @@ one call, and not message by message. Memory is bounded by back-pressure: a thre
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
 from errno import EAGAIN
 from pathlib import Path
@@ -22,13 +22,12 @@ from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.clock import Monitor
 from duelog.store.codec.message_fields import Dedup
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, ResourceShortage
+from duelog.store.listener import call_supplied
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
 
 from ..topics.producer_state import MAX_SEQUENCE
 from ..topics.topic_state import TopicState
-
-_log = logging.getLogger("duelog.outbox")
 
 _GROUP_ENTRIES = 5_000
 _MESSAGE_BYTES = 500
@@ -90,7 +89,8 @@ class Outgoing(NamedTuple):
     token: Any
     done: Done
     wanted: Callable[[Any], bool] | None
-    """Asked with the token before the message is written: False takes it back, and nothing is heard of it."""
+    """Asked with the token before the message is written: False takes it back, and nothing is heard of it. A message
+    for which it raises is written."""
 
     @property
     def size(self) -> int:
@@ -153,36 +153,48 @@ class Outbox:
             if self._closed:
                 raise ClosedError("store")
             self._bytes += size
-            self._items.append(item)
-            if not self._busy:
-                self._begin(size)
+            try:
+                self._items.append(item)
+                if not self._busy:
+                    self._begin()
+            except BaseException:
+                with suppress(IndexError):  # the thread has taken it
+                    self._items.pop()
+                    self._bytes -= size
+                    self._condition.notify_all()
+                raise
         return True
 
-    def _begin(self, size: int) -> None:
-        """Have the thread write. REQUIRES: the lock, and that one item is there, of `size` bytes."""
-        self._busy = True
+    def _begin(self) -> None:
+        """Have the thread write. REQUIRES: the lock. Also if it raises the thread may write."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="duelog-outbox")
         try:
+            self._busy = True
             self._pool.submit(self._work)
-        except RuntimeError as error:  # the pool may still run it, and finds nothing
-            self._items.clear()
+        except BaseException as error:
             self._busy = False
-            self._bytes -= size
-            self._condition.notify_all()
-            raise ResourceShortage(self._path, "a thread that writes cannot be started", EAGAIN) from error
+            if isinstance(error, RuntimeError):
+                raise ResourceShortage(self._path, "a thread that writes cannot be started", EAGAIN) from error
+            raise
 
     def _work(self) -> None:
-        """Write what waits, group by group, until nothing does."""
+        """Write what waits, group by group, until nothing does. Nothing that others supplied or raise ends it."""
         self._own.working = True
         while items := self._take():
-            wanted = [item for item in items if item.wanted is None or item.wanted(item.token)]
+            wanted = [
+                item for item in items if item.wanted is None or call_supplied(item.wanted, item.token) is not False
+            ]
             outcomes: Sequence[PutOutcome] = []
             try:
                 if wanted:
                     outcomes = self._write(wanted)
             except Exception as error:
                 outcomes = [error] * len(wanted)
+            except BaseException as error:
+                broken_off = DuelogError(f"writing was broken off by {error!r}: the message may be stored, or not")
+                broken_off.__cause__ = error
+                outcomes = [broken_off] * len(wanted)
             size = sum([item.size for item in items])
             with self._condition.lock:
                 self._bytes -= size
@@ -194,10 +206,7 @@ class Outbox:
                     results = heard[item.done] = []
                 results.append((item.token, outcome))
             for done, results in heard.items():
-                try:
-                    done(results)
-                except Exception:
-                    _log.exception("%s: what hears of %d messages raised", self._path, len(results))
+                call_supplied(done, results)
 
     def _take(self) -> list[Outgoing]:
         """What is written next, a group of it; nothing else takes any."""
@@ -223,6 +232,8 @@ class Outbox:
             raise DuelogError("a callback of send_async or put cannot close the store, which waits for it to end")
         with self._condition.lock:
             self._closed = True
+            if self._items and not self._busy:  # an interrupted put has left them
+                self._begin()
             pool = self._pool
             self._condition.notify_all()
         if pool is not None:

@@ -10,6 +10,7 @@ from duelog import DelayedDeliveryPolicies, ManualClock, Policies, StoreConfig
 from duelog.broker.protocol import entry
 from duelog.broker.protocol.commands import CloseProducer, Error, SendReceipt, ServerError, Success
 from duelog.errors import StoreFailed, StoreFull
+from duelog.sending.outbox import PutOutcome
 from tests.broker.peers import FakePeer, idle, run
 from tests.broker.produce.producing import TOPIC, Producing, answers, blob_of, closed, receipts
 from tests.conftest import OpenStore
@@ -285,6 +286,29 @@ def fail(here: Producing, error: Exception) -> None:
 
     for producer in here.producers.of_topic(here.topic.name):
         producer.topic.put = put  # type: ignore[method-assign, assignment]
+
+
+def test_a_send_whose_write_is_broken_off_is_answered_and_those_after_it_are_stored(open_store: OpenStore) -> None:
+    """A client that got no answer would wait for ever."""
+
+    async def test() -> None:
+        here, peer = Producing(open_store()), FakePeer()
+        await here.opened(peer)
+        outbox = here.store._engine.outbox
+        write = outbox._write
+
+        def broken_off(items: object) -> list[PutOutcome]:
+            outbox._write = write
+            raise SystemExit
+
+        outbox._write = broken_off
+        here.put(peer, 0)
+        await here.stored()
+        here.put(peer, 1)
+        await here.stored()
+        assert answers(peer) == [(0, ServerError.UNKNOWN), (1, None)]
+
+    run(test())
 
 
 def test_a_failed_store_closes_its_producers(open_store: OpenStore) -> None:

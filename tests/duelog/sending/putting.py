@@ -52,4 +52,4 @@ def together(store: DelayedStore, put: Callable[[], object]) -> None:
         try:
             put()
         finally:
-            outbox._begin(0)
+            outbox._begin()

@@ -209,3 +209,50 @@ def test_a_message_whose_thread_cannot_be_started_is_refused_and_not_written_lat
         topic.send_async(b"%d" % number).result(LIMIT_S)
     with topic.subscribe("s") as consumer:
         assert [message.payload for message in consumer.receive(10)] == [b"first", b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("complete", ["result", "error"])
+def test_a_send_async_future_that_its_caller_completed_loses_no_accepted_message(
+    small: DelayedStore, complete: str
+) -> None:
+    """Its message is written, and those behind it; closing waits for them."""
+    held, topic = Held(small), small.topic("t")
+    first = topic.send_async(b"a")
+    assert held.reached.wait(LIMIT_S)
+    completed, last = topic.send_async(b"b"), topic.send_async(b"c")
+    if complete == "result":
+        completed.set_result(MessageId(1, 1))
+    else:
+        completed.set_exception(ValueError("made up"))
+    held.let_go.set()
+    assert first.result(LIMIT_S) < last.result(LIMIT_S)
+    assert topic.send_async(b"d").result(LIMIT_S)
+    with topic.subscribe("s") as consumer:
+        assert [message.payload for message in consumer.receive(9)] == [b"first", b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_future_that_is_done_already_leaves_none_of_its_flush_unresolved(small: DelayedStore, fails: bool) -> None:
+    """A future completed while its message is being written holds up no other of the group, success or error."""
+    held, topic = Held(small), small.topic("t")
+    topic.put(b"x", done=_nothing)
+    assert held.reached.wait(LIMIT_S)
+    futures = [topic.send_async(b"%d" % number) for number in range(4)]
+    write = held._write
+
+    def complete_first(work: object) -> Any:
+        if futures[0].running():
+            futures[0].set_result(MessageId(1, 1))
+            futures[1].add_done_callback(_exit)
+            if fails:
+                raise RuntimeError("made up")
+        return write(work)  # type: ignore[arg-type]
+
+    held._write = complete_first
+    held.let_go.set()
+    assert not wait(futures, LIMIT_S).not_done
+    assert all(isinstance(future.exception(), RuntimeError) is fails for future in futures[1:])
+
+
+def _exit(_: Future[MessageId]) -> None:
+    raise SystemExit

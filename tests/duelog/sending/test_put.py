@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
 import pytest
 
-from duelog import DUPLICATE, DelayedDeliveryPolicies, Message, MessageId, StoreConfig
+from duelog import DUPLICATE, DelayedDeliveryPolicies, Message, MessageId, MessageIds, StoreConfig
 from duelog.errors import (
     ClosedError,
     DelayTooLong,
+    DuelogError,
     InvalidArgument,
     InvalidMessage,
     StoreFull,
@@ -138,12 +141,83 @@ def test_a_done_that_raises_is_logged_and_holds_nobody_up(
         topic.put(b"a", done=broken)
         topic.put(b"b", done=heard)
 
-    with caplog.at_level(logging.ERROR, "duelog.outbox"):
+    with caplog.at_level(logging.ERROR, "duelog"):
         together(store, put)
         heard.wait(1)
         topic.put(b"c", done=heard)
         heard.wait(2)
     assert "made up" in caplog.text
+
+
+@pytest.mark.parametrize("error", [CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_done_callback_that_raises_systemexit_loses_no_accepted_message(
+    open_store: OpenStore, error: type[BaseException]
+) -> None:
+    """Nor does any other BaseException: the others of its group, and what is put later, are written and heard of."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+
+    def broken(results: Any) -> None:
+        raise error
+
+    def put() -> None:
+        topic.put(b"a", done=broken)
+        topic.put(b"b", done=heard)
+
+    together(store, put)
+    heard.wait(1)
+    topic.put(b"c", done=broken)
+    topic.put(b"d", done=heard)
+    store.close()
+    assert len(heard.results) == 2
+    with open_store().topic("t").subscribe("s") as consumer:
+        assert [message.payload for message in consumer.receive(9)] == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_write_that_is_broken_off_is_told_and_what_is_put_after_it_is_written(
+    open_store: OpenStore, error: type[BaseException]
+) -> None:
+    """Those that were being written hear that they are in doubt; their number is stored by the next attempt."""
+    store, heard = open_store(), Heard()
+    topic, send = store.topic("t"), store._engine.sender.send_all
+
+    def broken_off(*_: object) -> MessageIds:
+        store._engine.sender.send_all = send  # type: ignore[method-assign]
+        raise error
+
+    store._engine.sender.send_all = broken_off  # type: ignore[assignment]
+    topic.put(b"a", done=heard, numbers=("p", 7, 7))
+    outcome = heard.outcomes(1)[0]
+    assert isinstance(outcome, DuelogError)
+    assert error.__name__ in str(outcome)
+    topic.put(b"a", done=heard, numbers=("p", 7, 7))
+    topic.put(b"b", done=heard)
+    store.close()
+    assert [type(each) for each in heard.outcomes(3)[1:]] == [MessageId, MessageId]
+
+
+def test_a_put_that_an_interrupt_ends_leaves_no_later_one_unwritten(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not stored, and the next one has the thread write again."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    topic.put(b"a", done=heard)
+    heard.wait(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(ThreadPoolExecutor, "submit", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            topic.put(b"b", done=heard)
+    assert topic.put(b"c", done=heard)
+    heard.wait(2)
+    assert store._engine.outbox._bytes == 0
+    store.close()
+    assert len(heard.results) == 2
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_closing_writes_what_was_put_and_refuses_what_comes_after(open_store: OpenStore) -> None:
@@ -225,11 +299,18 @@ class Unhashable:
 
     __hash__ = None  # type: ignore[assignment]
 
+
+class HashRaises(Unhashable):
+    """One whose hash is an error of its own, as of a frozen dataclass that holds a list."""
+
+    def __hash__(self) -> int:
+        raise TypeError("unhashable type: 'list'")
+
     def __call__(self, results: Any) -> None:
         raise AssertionError
 
 
-@pytest.mark.parametrize("done", [None, "text", Unhashable()])
+@pytest.mark.parametrize("done", [None, "text", Unhashable(), HashRaises()])
 def test_a_done_that_cannot_be_used_is_refused_at_once(open_store: OpenStore, done: Any) -> None:
     """It would be found in the thread that writes."""
     with pytest.raises(InvalidArgument, match="done"):
