@@ -18,7 +18,8 @@ class Failover:
     knows it by. choose: given the names of the consumers of the lowest number, in the order in which they came, the
     place of the one that is to get the messages, None: 0; of the consumer that came first it counts. on_change: told
     whether the consumer gets the messages, when it subscribes and whenever that changes. Both are called by any thread
-    inside the store's locks: they return at once, call nothing of the store, and `on_change` raises nothing.
+    inside the store's locks: they return at once and call nothing of the store. What `on_change` raises is logged; when
+    `choose` raises, no consumer is added, and when one leaves, the first of those that stay is served.
     """
 
     priority: int = 0
@@ -51,7 +52,7 @@ def chosen(candidates: Mapping[int, Failover]) -> int:
     names = [candidates[consumer].name for consumer in best]
     try:
         at = choose(names)
-    except Exception as error:
+    except BaseException as error:
         raise InvalidArgument("choose", choose, f"raised {error!r} for {names}") from error
     if type(at) is not int or not 0 <= at < len(best):
         raise InvalidArgument("choose", choose, f"gave {at!r} for {names}, expected a place in the list")

@@ -20,6 +20,7 @@ from duelog.store.codec.attempt_rows import attempts_key
 from duelog.store.codec.format import CursorRecord
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
+from duelog.store.listener import call_supplied
 from duelog.store.policy.policies import EffectivePolicies, merge
 from duelog.store.position import BEFORE_FIRST, Position
 
@@ -188,7 +189,7 @@ class SubscriptionState:
             part = self._consumers[consumer]
             on_change = part.on_change if isinstance(part, Failover) else None
             if on_change is not None and told.get(consumer) != is_active:
-                on_change(is_active)
+                call_supplied(on_change, is_active)
 
     def follow(self, policies: Callable[[], EffectivePolicies], now_ms: int) -> None:
         """Go by what `policies` says is in force by now."""

@@ -7,7 +7,6 @@ what it has not taken yet waits in memory.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from errno import EAGAIN
@@ -16,9 +15,8 @@ from typing import Literal, NamedTuple
 
 from duelog.store.clock import Monitor
 from duelog.store.errors import ClosedError, ResourceShortage
+from duelog.store.listener import call_supplied
 from duelog.store.names import TopicName
-
-_log = logging.getLogger("duelog.topics")
 
 
 class TopicEvent(NamedTuple):
@@ -102,10 +100,7 @@ class TopicEvents:
                 if not calls:
                     return
             for listener, events in calls:
-                try:
-                    listener(events)
-                except Exception:
-                    _log.exception("%s: what hears of topics raised at %d events", self._path, len(events))
+                call_supplied(listener, events)
 
     def close(self) -> None:
         """Have listeners hear what they have not heard, and end the thread; a listener may close the store."""

@@ -13,6 +13,7 @@ from duelog.delivery.acks import AckSet
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.store.clock import Monitor
 from duelog.store.codec.format import CursorRecord
+from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.names import TopicName
 from duelog.store.position import BEFORE_FIRST, Position
@@ -121,10 +122,10 @@ class TopicState:
             self.condition.notify_all()
             wakers = self.wakers
         for wake in wakers:
-            wake()
+            call_supplied(wake)
 
     def add_waker(self, wake: Callable[[], object]) -> None:
-        """Have `wake` called at every change from now on; it takes no lock and does not raise."""
+        """Have `wake` called at every change from now on; it takes no lock. What it raises is logged."""
         with self.condition.lock:
             self.wakers |= {wake}
 

@@ -105,14 +105,14 @@ def test_without_a_choice_the_first_that_came_is_served(topic: Topic) -> None:
     assert received(other) == SEND
 
 
-@pytest.mark.parametrize("answer", [-1, 1, "a", None, ZeroDivisionError()])
+@pytest.mark.parametrize("answer", [-1, 1, "a", None, ZeroDivisionError(), SystemExit()])
 def test_a_choice_that_is_none_refuses_the_consumer(topic: Topic, answer: Any) -> None:
     """Nothing has changed; and when a consumer goes the first is served."""
 
     def choose(names: Sequence[str]) -> int:
         if len(names) == 1 or "bad" not in names:
             return 0
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return 2 if answer == 1 else answer
 
@@ -123,6 +123,57 @@ def test_a_choice_that_is_none_refuses_the_consumer(topic: Topic, answer: Any) -
         consumers.add("bad", choose=choose)
     assert refused.value.field == "choose"
     assert (consumers.news(), a.active, a.stats().consumers) == ([], True, 1)
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_an_on_change_that_raises_leaves_no_ghost_consumer(topic: Topic, error: type[BaseException]) -> None:
+    """The consumer is added, and known to its caller; when it leaves another gets the messages."""
+
+    def broken(active: bool) -> None:
+        raise error("made up")
+
+    topic.send_payloads(SEND)
+    first = topic.subscribe("s", type="failover", failover=Failover(on_change=broken))
+    assert (first.active, first.stats().consumers) == (True, 1)
+    assert received(first, 2) == SEND[:2]
+    consumers = Consumers(topic)
+    other = consumers.add("a", 1)
+    first.close()
+    assert consumers.news() == [("a", False), ("a", True)]
+    assert received(other) == SEND
+
+
+def test_a_choice_that_raises_systemexit_when_a_consumer_leaves_has_the_first_served(topic: Topic) -> None:
+    """Those that stay would get nothing."""
+    left: list[str] = []
+
+    def choose(names: Sequence[str]) -> int:
+        if left:
+            raise SystemExit
+        return 0
+
+    consumers = Consumers(topic)
+    topic.send_payloads(SEND)
+    a, b = consumers.add("a", choose=choose), consumers.add("b", choose=choose)
+    left.append("a")
+    a.close()
+    assert b.active
+    assert received(b) == SEND
+
+
+def test_a_waker_that_raises_makes_no_stored_message_an_error(topic: Topic) -> None:
+    """It is called by the thread that commits; others are woken."""
+    woken: list[bool] = []
+
+    def broken() -> None:
+        raise SystemExit
+
+    with topic.subscribe("s") as consumer:
+        consumer.add_waker(broken)
+        consumer.add_waker(lambda: woken.append(True))
+        topic.send(b"a")
+        assert woken
+        assert received(consumer) == [b"a"]
 
 
 def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:

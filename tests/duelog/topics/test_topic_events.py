@@ -183,17 +183,18 @@ def test_a_listener_may_use_the_store_and_hold_up_nothing(open_store: OpenStore)
     )
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
 def test_a_listener_that_raises_is_logged_and_others_hear(
-    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     """And it hears what comes after."""
     store, ears, heard = open_store(), Ears(), []
 
     def broken(events: list[TopicEvent]) -> None:
         heard.extend(events)
-        raise ValueError("made up")
+        raise error("made up")
 
-    with caplog.at_level(logging.ERROR, "duelog.topics"):
+    with caplog.at_level(logging.ERROR, "duelog"):
         store.on_topics(broken)
         store.on_topics(ears)
         store.topic("a").create()
