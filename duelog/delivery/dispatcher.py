@@ -244,16 +244,24 @@ class Dispatcher:
                 return batch
 
     @_whole
-    def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int, now_ms: int) -> int:
+    def nack(
+        self,
+        consumer_id: int,
+        positions: Sequence[Position],
+        redeliver_at_ms: int,
+        now_ms: int,
+        failed: bool = True,
+    ) -> int:
         """Give messages back, to be handed out again at ``redeliver_at_ms`` and not before; how many were given back.
 
         Positions that this consumer does not hold (acknowledged, overdue, never handed to it) are passed over.
+        failed: whether these deliveries count as failed ones.
         """
         count = 0
         for ledger_id, entries in group_by_ledger(positions).items():
             held = self.outstanding.release(consumer_id, ledger_id, entries)
             if held is not None:
-                self._take_back(ledger_id, held, redeliver_at_ms, now_ms)
+                self._take_back(ledger_id, held, redeliver_at_ms, now_ms, failed)
                 count += len(held)
         return count
 

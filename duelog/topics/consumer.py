@@ -6,11 +6,12 @@ Deliveries of all consumers of a subscription are in its dispatcher, under its l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from pyroaring import BitMap
 
 from duelog.store.clock import Clock
-from duelog.store.errors import ClosedError, InvalidArgument
+from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
 from duelog.store.message import ReceivedMessage
 from duelog.store.policy.policies import EffectivePolicies
 from duelog.store.position import Position
@@ -26,6 +27,9 @@ from .subscription_state import Part, SubscriptionState
 from .topic_state import TopicState
 
 _NO_FACTS = Facts(None)
+
+_BURY_AGAIN_MS = 1_000
+"""When a message that cannot be moved to the dead letters comes again, to be tried again."""
 
 
 class Consumer:
@@ -87,18 +91,28 @@ class Consumer:
             passed_over = None if subscription.reader is None else subscription.reader.next_due_ms(now_ms)
             again = (dispatcher.next_redelivery_ms(), passed_over)
             failed = subscription.attempts.changed
-        if failed or (self._flusher.log is not None and self._flusher.log.worn):
-            self._flusher.acknowledged(topic, subscription, False)
-        if passed_gone is not None:
-            self._flusher.acknowledged(topic, subscription, passed_gone)
-        if kept_more or (batch and subscription.policies.ack_timeout_ms):
-            topic.changed()  # others have something to wait for that they did not know of
-        if batch:
+        try:
+            if failed or (self._flusher.log is not None and self._flusher.log.worn):
+                self._note(False)
+            if passed_gone is not None:
+                self._note(passed_gone)
+            if kept_more or (batch and subscription.policies.ack_timeout_ms):
+                topic.changed()  # others have something to wait for that they did not know of
+            if not batch:
+                return None, min((ms for ms in again if ms is not None), default=None)
             routed = self._route(batch)
+        except BaseException:  # the caller gets none of them, and no delivery has failed
             with subscription.lock:
-                subscription.counts.hand_out(routed)
-            return routed, None
-        return None, min((ms for ms in again if ms is not None), default=None)
+                self._dispatcher().nack(self._id, batch.positions, now_ms, now_ms, failed=False)
+            raise
+        with subscription.lock:
+            subscription.counts.hand_out(routed)
+        return routed, None
+
+    def _note(self, moved_ledger: bool) -> None:
+        """Have what changed with a delivery be written; where there is no space the upkeep tries again, and says so."""
+        with suppress(StoreFull):
+            self._flusher.acknowledged(self._topic, self._subscription, moved_ledger)
 
     def _pass_gone(self, dispatcher: Dispatcher) -> bool | None:
         """Acknowledge what the reader found to be gone; None: nothing, else whether there may be something to trim.
@@ -131,15 +145,17 @@ class Consumer:
             else:
                 wanted.append(row)
         if dead:
-            try:
-                self._dead_letters.bury(self._topic, subscription, batch.pick(dead).to_list())
-            except BaseException:
+            letters = batch.pick(dead)
+            if not self._dead_letters.bury_if_possible(self._topic, subscription, letters.to_list()):
                 with subscription.lock:
-                    self._dispatcher().nack(self._id, batch.positions, now_ms, now_ms)
-                raise
+                    at_ms = now_ms + _BURY_AGAIN_MS
+                    self._dispatcher().nack(self._id, letters.positions, at_ms, now_ms, failed=False)
         if over:
             passed_over = entries_of(batch.pick(over))
-            self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, passed_over), False, counted=False)
+            with suppress(StoreFull):  # as in _note
+                self._acknowledge(
+                    lambda dispatcher: dispatcher.ack_entries(self._id, passed_over), False, counted=False
+                )
             with subscription.lock:
                 subscription.counts.expired += expired
         return batch if len(wanted) == len(batch) else batch.pick(wanted)

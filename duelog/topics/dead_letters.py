@@ -34,7 +34,14 @@ from duelog.store.codec.run import RunKind
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import CorruptEntry, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.store.errors import (
+    CorruptEntry,
+    InvalidArgument,
+    ResourceShortage,
+    StoreFull,
+    UnknownSubscription,
+    UnknownTopic,
+)
 from duelog.store.limited_log import LimitedLog
 from duelog.store.log.scan import RunFinder
 from duelog.store.message import MAX_DUE_MS, Message, Occurrence, ReceivedMessage
@@ -138,6 +145,18 @@ class DeadLetters:
         count = self._acknowledge_with([(topic, subscription, entries)], work)
         with subscription.lock:
             subscription.counts.dead_lettered += count
+
+    def bury_if_possible(
+        self, topic: TopicState, subscription: SubscriptionState, messages: list[ReceivedMessage]
+    ) -> bool:
+        """As `bury`; False where there is no space, or not enough of anything else: that is logged, nothing moved."""
+        try:
+            self.bury(topic, subscription, messages)
+        except (StoreFull, ResourceShortage) as error:
+            text = "%s: dead letters of subscription %s cannot be moved, and are tried again: %s"
+            self._log.log(logging.WARNING, text, topic.name, subscription.name, error)
+            return False
+        return True
 
     @staticmethod
     def _letter(subscription: SubscriptionState, message: ReceivedMessage, now_ms: int, reason: str | None) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,6 +15,7 @@ from duelog import DeadLetter, DelayedStore, ManualClock, Message, MessageId, St
 from duelog.errors import DuelogError, InvalidArgument, StoreFull, UnknownSubscription, UnknownTopic
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.topics.ack_flusher import AckFlusher
+from duelog.topics.dead_letters import DeadLetters
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads, payloads_of
 from tests.model.driver import armed
@@ -48,6 +50,69 @@ def test_dead_letters_are_kept_though_nobody_subscribed_to_them(open_store: Open
     assert by_payload(store) == bodies
     store.close()
     assert by_payload(open_store(config=CONFIG)) == bodies
+
+
+def test_a_burial_that_finds_no_space_keeps_back_that_message_alone(
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the batch is delivered, no delivery of it counts as failed, and the message is buried later, once."""
+
+    def full(*_: object) -> None:
+        raise StoreFull(store.path, "made up")
+
+    topic = store.topic("t")
+    topic.send(b"dead")
+    with topic.subscribe("s") as consumer:
+        for _ in range(2):
+            consumer.nack(consumer.receive(), delay=0)
+        topic.send_batch([Message(body) for body in (b"a", b"b", b"c")])
+        with monkeypatch.context() as patch:
+            patch.setattr(DeadLetters, "bury", full)
+            assert [(each.payload, each.redelivery_count) for each in consumer.receive(3)] == [(b"a", 0), (b"b", 0)]
+            assert [each.payload for each in consumer.receive(1)] == [b"c"]
+            for _ in range(5):
+                clock.advance(1_000)
+                assert consumer.receive(10) == []
+        clock.advance(1_000)
+        assert consumer.receive(10) == []
+        (letter,) = store.dead_letters()
+        assert (letter.payload, letter.attempts) == (b"dead", 2)
+        consumer.nack_all()
+        assert [(each.payload, each.redelivery_count) for each in consumer.receive(10)] == [
+            (body, 1) for body in (b"a", b"b", b"c")
+        ]
+
+
+def test_a_flush_that_finds_no_space_keeps_no_message_from_its_consumer(open_store: OpenStore) -> None:
+    """What an earlier delivery has left to write does not fail the next delivery, whose messages nobody would get."""
+    store = open_store(config=dataclasses.replace(CONFIG, ack_flush_ms=0))
+    topic = store.topic("t")
+
+    def full() -> None:
+        raise StoreFull(store.path, "made up")
+
+    topic.send_batch([Message(body) for body in (b"a", b"b")])
+    with topic.subscribe("s") as consumer, armed("acks.before", full):
+        with pytest.raises(StoreFull):
+            consumer.nack(consumer.receive(), delay=60)
+        assert [(each.payload, each.redelivery_count) for each in consumer.receive(10)] == [(b"b", 0)]
+    store.tick()
+
+
+def test_a_delivery_that_is_broken_off_counts_as_none(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken for a consumer, and did not reach it, comes again as if for the first time."""
+    topic = store.topic("t")
+    topic.send(b"a")
+
+    def broken_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with topic.subscribe("s") as consumer:
+        with monkeypatch.context() as patch:
+            patch.setattr("duelog.topics.consumer.Consumer._route", broken_off)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.receive()
+        assert [each.redelivery_count for each in consumer.receive()] == [0]
 
 
 def test_a_dead_letter_is_never_dead_lettered_again(store: DelayedStore) -> None:
