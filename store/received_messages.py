@@ -117,13 +117,20 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         pick = itemgetter(*rows)
         return self._divided(lambda column: list(pick(column)))
 
-    def deliverable(self, subscription: str, now_ms: int) -> ReceivedMessages:
-        """Those that this subscription is to get: addressed to it, or to all, and not expired."""
+    def deliverable(self, subscription: str, now_ms: int, expired_ms: int) -> ReceivedMessages:
+        """Those that this subscription is to get: addressed to it, or to all, and not expired.
+
+        expired_ms: what was due by then has expired by the policies; -1: nothing has.
+        """
         facts = self.facts
-        if not facts:
+        if not facts and expired_ms < 0:
             return self
-        deliverable = [facts.get(at, NO_FACTS).deliverable(subscription, now_ms) for at in self.places]
-        return self.pick([row for row, each in enumerate(deliverable) if each])
+        rows = [
+            row
+            for row, (at, due_ms) in enumerate(zip(self.places, self.due_ms, strict=True))
+            if due_ms > expired_ms and facts.get(at, NO_FACTS).deliverable(subscription, now_ms)
+        ]
+        return self.pick(rows)
 
     def _divided(self, take: Any) -> ReceivedMessages:
         found = ReceivedMessages.__new__(ReceivedMessages)

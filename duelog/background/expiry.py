@@ -1,5 +1,8 @@
 """Time to live: what is not acknowledged for `ttl_ms` after its due time counts as acknowledged.
 
+Here that is found in the background, from mark-delete on; a consumer is not handed out what is too old, wherever it
+lies (topics/consumer.py).
+
 Dead letters are exempt: their keeper holds them until they are requeued or purged.
 """
 
@@ -27,7 +30,8 @@ _LEAST_MS = 1_000
 class Expiry:
     """Looks through the topics in memory sixteen times in the shortest time to live, at most once a second.
 
-    So a message lives for its time to live, and at most a sixteenth of it (or a second) longer.
+    So a message that nobody receives stays for its time to live, and at most a sixteenth of it (or a second) longer;
+    one behind another that is not too old stays as long as that.
     """
 
     _main: Environment
@@ -57,8 +61,8 @@ class Expiry:
 
     def _look_through(self, topic: TopicState, now_ms: int) -> None:
         for subscription in list(topic.subscriptions.values()):
-            ttl_ms = self._policies.effective(topic.name, subscription.name).ttl_ms
-            if ttl_ms and not subscription.keeper and self._expire(topic, subscription, now_ms - ttl_ms):
+            before_ms = subscription.expired_ms(self._policies.effective(topic.name, subscription.name), now_ms)
+            if before_ms >= 0 and self._expire(topic, subscription, before_ms):
                 self._flusher.mark(subscription, now_ms)
                 topic.changed()  # a consumer may hold less than its limit
                 self._agenda.look_at(topic.topic_id, now_ms)

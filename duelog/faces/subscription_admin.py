@@ -131,13 +131,15 @@ class SubscriptionAdmin:
         self._check_there()
         acks = self._acks()
         reader, now_ms = self._engine.inline.onlooker(self._topic, self.name), self._engine.clock.now_ms()
+        policies = self._engine.policies.effective(self._topic.name, self.name)
+        expired_ms = self._state.expired_ms(policies, now_ms)
         found = ReceivedMessages(self.topic, self.name)
         start = Position(acks.mark_delete.ledger_id, acks.mark_delete.entry_id + 1)
         while len(found) < count:
             batch, start, _ = reader.read(start, min(after + count - len(found), _AT_ONCE), acks, now_ms)
             if not batch:
                 break
-            addressed = batch.deliverable(self.name, now_ms)
+            addressed = batch.deliverable(self.name, now_ms, expired_ms)
             found += addressed.part(after, len(addressed))
             after = max(after - len(addressed), 0)
         return found

@@ -131,13 +131,19 @@ class Consumer:
         subscription = self._subscription
         buries = subscription.durable and not self._topic.keeps_dead_letters
         limit = subscription.policies.max_redeliveries if buries else -1
-        if not batch.facts and (limit < 0 or max(batch.redelivery_counts) <= limit):
+        now_ms, expired = self._clock.now_ms(), 0
+        expired_ms = subscription.expired_ms(subscription.policies, now_ms)
+        if (
+            not batch.facts
+            and (limit < 0 or max(batch.redelivery_counts) <= limit)
+            and (expired_ms < 0 or min(batch.due_ms) > expired_ms)
+        ):
             return batch
         wanted, dead, over = [], [], []
-        now_ms, expired = self._clock.now_ms(), 0
-        for row, (place, count) in enumerate(zip(batch.places, batch.redelivery_counts, strict=True)):
+        columns = zip(batch.places, batch.redelivery_counts, batch.due_ms, strict=True)
+        for row, (place, count, due_ms) in enumerate(columns):
             facts = batch.facts.get(place, _NO_FACTS)
-            if not facts.deliverable(subscription.name, now_ms):
+            if due_ms <= expired_ms or not facts.deliverable(subscription.name, now_ms):
                 over.append(row)
                 expired += facts.addressee in (None, subscription.name)
             elif limit >= 0 and count + facts.retries > limit:

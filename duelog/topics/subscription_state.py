@@ -96,6 +96,13 @@ class SubscriptionState:
         """How many messages one consumer may hold; 0: any number, as of readers."""
         return self.policies.max_in_flight if self.durable else 0
 
+    def expired_ms(self, policies: EffectivePolicies, now_ms: int) -> int:
+        """The latest due time of a message that has outlived the policies' time to live by now; -1: there is none.
+
+        Neither a reader's messages expire by it, nor what a keeper of dead letters holds.
+        """
+        return now_ms - policies.ttl_ms if policies.ttl_ms and self.durable and not self.keeper else -1
+
     @property
     def consumers(self) -> int:
         return len(self._consumers)

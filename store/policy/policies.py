@@ -117,7 +117,8 @@ class Policies(DelayedDeliveryPolicies):
 
     For a subscription too:
 
-    ttl_ms: how long after its due time an unacknowledged message counts as acknowledged; 0: for ever.
+    ttl_ms: how long after its due time an unacknowledged message counts as acknowledged, and is not handed out any
+        more; 0: for ever.
     max_redeliveries: deliveries after the first before a message goes to the dead-letter topic; -1: no limit.
     dead_letter_topic: name of the dead-letter topic; "": ``<topic>-<subscription>-DLQ``.
     ack_timeout_ms: a message handed out and not acknowledged for this long is delivered again; 0: when its consumer

@@ -151,7 +151,7 @@ class DeliveryRules(Machine):
         items = [(place, position, message) for (place, position, _), message in zip(items, batch, strict=True)]
         for item in items:
             message = item[2]
-            if not consumer.topic.main[item[0]].is_for(consumer.twin.name, self.twin.now_ms):
+            if not consumer.topic.gives(item[0], consumer.twin, self.twin.now_ms):
                 over.append(item)
             elif limit >= 0 and consumer.topic.keeper is None and message.redelivery_count + message.retries > limit:
                 dead.append(item)

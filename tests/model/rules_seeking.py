@@ -93,7 +93,7 @@ class SeekingRules(Machine):
             return
         twin, sub, admin = found
         places = [place for place in self._readable(twin) if not sub.is_acked(place)]
-        places = [place for place in places if twin.main[place].is_for(name, self.twin.now_ms)][:count]
+        places = [place for place in places if twin.gives(place, sub, self.twin.now_ms)][:count]
         if skip:
             assert admin.skip(count) == len(places)
             self._acknowledged(twin, sub, places)

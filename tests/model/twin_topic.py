@@ -174,6 +174,11 @@ class TwinTopic:
         """Of a dead-letter topic: the subscription that keeps its letters until they are requeued or purged."""
         return self.subscriptions.get(KEEPER)
 
+    def gives(self, place: int, sub: TwinSubscription, now_ms: int) -> bool:
+        """Whether a subscription is to get a message: it is for it, and has not outlived the policies' time to live."""
+        message, ttl_ms = self.main[place], 0 if sub is self.keeper else sub.setting("ttl_ms")
+        return message.is_for(sub.name, now_ms) and not (ttl_ms and message.due_ms + ttl_ms <= now_ms)
+
     def latest(self, now_ms: int) -> int:
         """The place from which on nothing may be read yet."""
         return next((at for at, message in enumerate(self.main) if message.readable_ms > now_ms), len(self.main))

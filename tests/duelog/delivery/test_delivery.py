@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
+from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import received
@@ -118,3 +118,30 @@ def test_time_to_live_counts_from_the_due_time(open_store: OpenStore, clock: Man
     store.tick()
     assert consumer.receive() == []
     assert consumer.stats().backlog == 0
+
+
+def test_what_has_outlived_the_policy_is_not_delivered_behind_a_message_that_has_not(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """As a message that has outlived its own: what was due while the store was closed fires behind what is sent now."""
+    config = StoreConfig(partition_ms=3_600_000, max_clock_jump_ms=None)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    for name in ("s", "other"):
+        topic.subscribe(name).close()
+    store.set_policies(Policies(ttl_ms=60_000), topic="t", subscription="s")
+    topic.send(b"by the policy", deliver_after=1)
+    topic.send(b"by its own", deliver_after=1, ttl=60)
+    store.close()
+    clock.advance(61_000)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    topic.send(b"fresh")
+    for _ in range(5):
+        store.tick()
+    assert [message.payload for message in topic.subscription("s").peek(10)] == [b"fresh"]
+    with topic.subscribe("s") as consumer:
+        assert received(consumer) == [b"fresh"]
+        assert consumer.stats().expired == 2
+    with topic.subscribe("other") as consumer:
+        assert received(consumer) == [b"fresh", b"by the policy"]
