@@ -362,11 +362,17 @@ class Dispatcher:
         return len(held)
 
     def _take_back(self, ledger_id: int, entries: BitMap, at_ms: int, now_ms: int, failed: bool = True) -> None:
-        """Entries that a consumer held until now are to be handed out again."""
+        """Entries that a consumer held until now are to be handed out again.
+
+        Those that wait for no time are ready at once: they do not wait for a clock that is set back meanwhile.
+        """
         if failed:
             self.outstanding.counts.note_failed(ledger_id, entries, now_ms)
-        self._redeliveries.add(ledger_id, entries, at_ms)
         self._order.taken_back(ledger_id, entries)
+        if at_ms <= now_ms:
+            self._order.fell_due(ledger_id, entries)
+        else:
+            self._redeliveries.add(ledger_id, entries, at_ms)
 
     def _bring_due(self, now_ms: int) -> None:
         self.expire(now_ms)

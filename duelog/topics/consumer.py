@@ -104,6 +104,7 @@ class Consumer:
         except BaseException:  # the caller gets none of them, and no delivery has failed
             with subscription.lock:
                 self._dispatcher().nack(self._id, batch.positions, now_ms, now_ms, failed=False)
+            topic.changed()
             raise
         with subscription.lock:
             subscription.counts.hand_out(routed)

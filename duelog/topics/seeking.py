@@ -122,8 +122,15 @@ def go_to(
 ) -> Position:
     """Have a subscription go to a position, or to the nearest that the log has; where that is. REQUIRES: its lock.
 
-    not_due: what waits inline, by ledger id.
+    not_due: what waits inline, by ledger id. What of it is acknowledged stays so: it was due before the clock was set
+    back, or falls due meanwhile, or was cleared.
     """
+    acks = subscription.acks
+    not_due = {
+        ledger_id: unacked
+        for ledger_id, entries in not_due.items()
+        if (unacked := acks.unacked(ledger_id, entries.min(), entries.max() + 1) & entries)
+    }
     position = max(min(position, topic.log.latest(now_ms)), Position(topic.log.first_ledger, 0))
     subscription.seek(Position(position.ledger_id, position.entry_id - 1), not_due, topic.log)
     return position

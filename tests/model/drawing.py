@@ -71,7 +71,7 @@ TakingCall = tuple[str, list[int], int]
 HANDING = (
     *("send", "send", "send", "forward", "receive", "receive", "receive", "ack", "nack", "back off", "retry"),
     *("bounce", "bounce", "move", "seek", "leave", "join", "pause", "resume", "reopen", "cumulative", "latest"),
-    *("hold", "letters", "letters", "take letters"),
+    *("hold", "letters", "letters", "take letters", "back", "back"),
 )
 HANDING_CALLS = st.lists(
     st.tuples(st.sampled_from(HANDING), PICK, st.sampled_from((0, 0, 1, 5, 30, 300, 1_000))), min_size=10, max_size=25

@@ -28,6 +28,8 @@ class Machine(Stage):
     """A store and its twin, and how they go together in time."""
 
     def _open(self, path: Path) -> None:
+        if self.ever_back:  # the clock mark may be lost, by which messages were sent
+            self._forward_to(self._sent_by_ms())
         super()._open(path)
         maintenance = self.store._engine.maintenance
         maintenance.slice = functools.partial(self._slice, maintenance.slice)  # type: ignore[method-assign]
@@ -38,6 +40,19 @@ class Machine(Stage):
 
     def _forward_to(self, until_ms: int) -> None:
         self._forward(max(until_ms - self.twin.wall_ms, 0))
+
+    def _back(self, ms: int) -> None:
+        """Set the clock back; where messages may wait inline, not before what was due when it was sent.
+
+        Such a message waits for the clock again if it shares a run with one that waits, and else does not.
+        """
+        self.ever_back = True
+        self.twin.wall_ms = max(self.twin.wall_ms - ms, min(self._sent_by_ms(), self.twin.wall_ms))
+        self.clock.set(self.twin.wall_ms)
+
+    def _sent_by_ms(self) -> int:
+        topics = self.twin.topics.values() if self.ever_inline else ()
+        return max((each.due_ms for topic in topics for each in topic.main if not each.waits), default=0)
 
     def _tick(self) -> None:
         self.done = TwinSlice(0, 0, 0, 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from duelog import recovery
 from duelog.attempts.attempt_counts import AttemptCounts
@@ -117,6 +118,30 @@ def answers_numbers_with_other_ids(patch: Patch) -> None:
 def ignores_keys(patch: Patch) -> None:
     """Key-shared hands out as shared does."""
     patch.setattr(dispatcher, "KeyOrder", lambda *_: DeliveryOrder())
+
+
+@broken(INLINE_DELAYS)
+def takes_back_acknowledgements_at_a_seek(patch: Patch) -> None:
+    """What is not due is unacknowledged by a seek past it, though it was received before the clock was set back."""
+    plain = SubscriptionState.seek
+
+    def seek(self: SubscriptionState, mark_delete: Any, not_due: Any, ledgers: Any) -> None:
+        waiting = {info.ledger_id: BitMap(range(info.entries)) for info in ledgers.ledgers() if info.entries}
+        plain(self, mark_delete, not_due and {**waiting, **not_due}, ledgers)
+
+    patch.setattr(SubscriptionState, "seek", seek)
+
+
+@broken(HANDING_OUT)
+def waits_for_a_clock_that_was_set_back(patch: Patch) -> None:
+    """What is given back at once comes when the clock shows the time at which it was given back."""
+
+    def take_back(self: Dispatcher, ledger_id: int, entries: Any, at_ms: int, now_ms: int, failed: bool = True) -> None:
+        self.outstanding.counts.note_failed(ledger_id, entries, now_ms)
+        self._redeliveries.add(ledger_id, entries, at_ms)
+        self._order.taken_back(ledger_id, entries)
+
+    patch.setattr(Dispatcher, "_take_back", take_back)
 
 
 @broken(HANDING_OUT)

@@ -59,6 +59,8 @@ class BusyRules(
                     self.send_batch("t0", [("after", ms + 1)] * (1 + number % 3) if ms else [("none",)], False)
                 case "forward":
                     self._forward(ms)
+                case "back" if not self.twin.lead_ms:
+                    self._back(ms)
                 case "receive":
                     self._receive(consumer, 1 + number % 3)
                 case "bounce" if self.theme != INLINE_DELAYS:

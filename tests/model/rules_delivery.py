@@ -339,8 +339,9 @@ class DeliveryRules(Machine):
 
     def _nack(self, consumer: Consumer, items: Sequence[Item], ms: int) -> None:
         count = consumer.face.nack([position for _, position, _ in items], delay=ms / 1000)
-        until_ms = self.twin.now_ms + ms
-        assert count == consumer.twin.nack(consumer.number, dict.fromkeys([place for place, _, _ in items], until_ms))
+        now_ms = self.twin.now_ms
+        until_ms = dict.fromkeys([place for place, _, _ in items], now_ms + ms)
+        assert count == consumer.twin.nack(consumer.number, until_ms, now_ms)
 
     @only(HANDING_OUT)
     @precondition(received_something)
@@ -363,12 +364,13 @@ class DeliveryRules(Machine):
         """Twice as long each time, up to the most; by the message, so that an old one counts what it counted then."""
         consumer = self._given(which)
         items = {place: message for place, _, message in (pick(consumer.received, number) for number in picks)}
-        sub, until_ms = consumer.twin, {}
+        sub, now_ms = consumer.twin, self.twin.now_ms
+        until_ms = {}
         for place, message in items.items():
             wait_ms = sub.setting("nack_backoff_ms") * 2**message.redelivery_count
             wait_ms = min(wait_ms, sub.setting("nack_backoff_max_ms"))
-            until_ms[place] = self.twin.now_ms + wait_ms
-        assert consumer.face.nack(list(items.values())) == consumer.twin.nack(consumer.number, until_ms)
+            until_ms[place] = now_ms + wait_ms
+        assert consumer.face.nack(list(items.values())) == sub.nack(consumer.number, until_ms, now_ms)
 
     @only(HANDING_OUT)
     @precondition(received_something)

@@ -88,11 +88,13 @@ class PolicyRules(Machine):
         untimed = [sub for sub in subs if not sub.setting("ack_timeout_ms")]
         yield
         for sub in subs:
-            self.ever_timed |= bool(sub.setting("ack_timeout_ms"))
             if not sub.setting("ack_timeout_ms"):
                 sub.until_ms.clear()
+                sub.batches.clear()
         for sub in untimed:
             sub.handed_ms = dict.fromkeys(sub.held, self.twin.now_ms)
+            if sub.held and sub.setting("ack_timeout_ms"):
+                sub.hold_since(list(sub.held), self.twin.now_ms)
 
 
 def _named(scope: Scope) -> tuple[str | None, str | None, str | None]:

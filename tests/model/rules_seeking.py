@@ -54,10 +54,13 @@ class SeekingRules(Machine):
         )
 
     @only(HANDING_OUT, INLINE_DELAYS)
-    @precondition(lambda self: self.consumers)
+    @precondition(lambda self: self.consumers and not self.ever_back)
     @rule(which=PICK, number=PICK, offset_ms=st.integers(-1, 1))
     def seek_to_a_publish_time(self, which: int, number: int, offset_ms: int) -> None:
-        """The first message, in log order, that was published then or later and may be read."""
+        """The first message, in log order, that was published then or later and may be read.
+
+        Not where a ledger may have been closed, by the clock, before what is in it was published.
+        """
         consumer = pick(self.consumers, which)
         topic = consumer.topic
         base_ms = pick(topic.main, number).publish_ms if topic.main else self.twin.now_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from .drawing import FAR_MS, HANDING_OUT, STORING, TAKING_BACK, only
+from .drawing import FAR_MS, HANDING_OUT, INLINE_DELAYS, STORING, TAKING_BACK, only
 from .driver import full_disk
 from .machine import Machine
 
@@ -28,13 +28,12 @@ class TimeRules(Machine):
     def forward_to_what_is_next(self) -> None:
         self._forward_to(self.next_due_ms or 0)
 
-    @only(STORING, HANDING_OUT)
-    @precondition(lambda self: not self.ever_timed and not self.ever_inline and not self.twin.lead_ms)
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: not self.twin.lead_ms)
     @rule(ms=st.integers(1, 30) | st.integers(1, 1_000))
     def set_the_clock_back(self, ms: int) -> None:
-        """Not where deadlines are kept, which are lengthened then, nor where some of a main log is not yet visible."""
-        self.clock.set(self.twin.wall_ms - ms)
-        self.twin.wall_ms -= ms
+        """Not where what fires early is not yet visible."""
+        self._back(ms)
 
     @only(STORING)
     @rule()

@@ -73,7 +73,8 @@ class Stage(RuleBasedStateMachine):
         self.directory = scratch_directory()
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0
-        self.ever_timed = config["ack_timeout_ms"] is not None
+        self.ever_back = False
+        """The clock was set back."""
         self.config = StoreConfig(map_bytes=64 << 20, wal_bytes=16 << 10, **config)
         self.clock = LeadingClock(START_MS + run["offset_ms"], lead_ms)
         self.twin = Twin(self.config, self.clock.now_ms(), lead_ms)

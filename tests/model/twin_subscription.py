@@ -47,6 +47,8 @@ class TwinSubscription:
         self.held: dict[int, int] = {}
         self.handed_ms: dict[int, int] = {}
         """Since when what is held counts as held."""
+        self.batches: list[tuple[int, set[int]]] = []
+        """What was handed out under a timeout, and since when it counts as held, oldest first."""
         self.until_ms: dict[int, int] = {}
         """Until when what is held was said to be held, in place of the timeout."""
         self.waiting: dict[int, int] = {}
@@ -106,7 +108,7 @@ class TwinSubscription:
         self.consumers.append(consumer)
 
     def detach(self, consumer: int, now_ms: int) -> None:
-        self.nack(consumer, dict.fromkeys(self.held, now_ms))
+        self.nack(consumer, dict.fromkeys(self.held, now_ms), now_ms)
         self.consumers.remove(consumer)
 
     def forget_deliveries(self) -> None:
@@ -123,6 +125,7 @@ class TwinSubscription:
             places.clear()
         self.ready.clear()
         self.passed_over.clear()
+        self.batches.clear()
 
     # -- deliveries --------------------------------------------------------------------------------
 
@@ -131,7 +134,28 @@ class TwinSubscription:
 
         First what comes again, in log order; then what was passed over and has become due, by due time; then new.
         """
-        if now_ms < self.paused_until_ms or (self.kind == "failover" and self.consumers[0] != consumer):
+        if now_ms < self.paused_until_ms:
+            return []
+        batch = self._receive(consumer, count, now_ms)
+        if batch and self.setting("ack_timeout_ms"):
+            since_ms = max(now_ms, self.batches[-1][0]) if self.batches else now_ms  # a clock set back lengthens it
+            self.hold_since([place for place, _ in batch], since_ms)
+        while self.batches and not any(map(self._is_timed, self.batches[0][1])):
+            del self.batches[0]
+        return batch
+
+    def hold_since(self, places: Sequence[int], since_ms: int) -> None:
+        """What a timeout takes back together; in an earlier batch they do not count any more."""
+        for _, of_batch in self.batches:
+            of_batch.difference_update(places)
+        self.batches.append((since_ms, set(places)))
+        self.handed_ms.update(dict.fromkeys(places, since_ms))
+
+    def _is_timed(self, place: int) -> bool:
+        return place in self.held and place not in self.until_ms
+
+    def _receive(self, consumer: int, count: int, now_ms: int) -> list[tuple[int, int]]:
+        if self.kind == "failover" and self.consumers[0] != consumer:
             return []
         self._bring_due(now_ms)
         limit = self.setting("max_in_flight")
@@ -197,23 +221,28 @@ class TwinSubscription:
         timeout_ms = self.setting("ack_timeout_ms")
         for place, at_ms in list(self.handed_ms.items()):
             if timeout_ms and self.until_ms.get(place, at_ms + timeout_ms) <= now_ms:
-                self._take_back(place, now_ms)
+                self._take_back(place, now_ms, now_ms)
+        while timeout_ms and self.batches and self.batches[0][0] + timeout_ms <= now_ms:
+            del self.batches[0]
         for place in [place for place, at_ms in self.waiting.items() if at_ms <= now_ms]:
             del self.waiting[place]
             self.ready.add(place)
 
-    def _take_back(self, place: int, at_ms: int) -> None:
+    def _take_back(self, place: int, at_ms: int, now_ms: int) -> None:
         del self.held[place]
         self.handed_ms.pop(place, None)
         self.until_ms.pop(place, None)
         self.failed[place] = self.times[place]
-        self.waiting[place] = at_ms
+        if at_ms > now_ms:
+            self.waiting[place] = at_ms
+        else:
+            self.ready.add(place)
 
-    def nack(self, consumer: int, until_ms: dict[int, int]) -> int:
+    def nack(self, consumer: int, until_ms: dict[int, int], now_ms: int) -> int:
         """Give places back, each to come again at its time; how many the consumer held."""
         mine = [place for place in until_ms if self.held.get(place) == consumer]
         for place in mine:
-            self._take_back(place, until_ms[place])
+            self._take_back(place, until_ms[place], now_ms)
         return len(mine)
 
     def extend(self, consumer: int, places: Sequence[int], until_ms: int) -> int:
@@ -245,12 +274,16 @@ class TwinSubscription:
         return place >= self.read and (self._hidden(place, now_ms) or self._log[place].readable_ms > now_ms)
 
     def begin_at(self, place: int, first: int, now_ms: int) -> None:
-        """From `first` on what lies before `place` is acknowledged, but for what is not due; nothing else is."""
+        """From `first` on what lies before `place` is acknowledged, nothing else is.
+
+        But what is not due, and was not acknowledged: it still comes.
+        """
+        passed = [at for at in range(first, place) if self.is_acked(at) or not self._hidden(at, now_ms)]
         self.mark, self.acked = first, set()
         self._forget_places()
         self.failed.clear()
         self.handed.clear()
-        self.ack([at for at in range(first, place) if not self._hidden(at, now_ms)])
+        self.ack(passed)
         self.read = self.mark
 
     def trimmed(self, first: int) -> None:

@@ -145,3 +145,66 @@ def test_what_has_outlived_the_policy_is_not_delivered_behind_a_message_that_has
         assert consumer.stats().expired == 2
     with topic.subscribe("other") as consumer:
         assert received(consumer) == [b"fresh", b"by the policy"]
+
+
+def test_an_acknowledged_message_of_a_topic_that_is_sought_does_not_come_again_after_a_clock_set_back(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """It waited inline, was due, and by the clock is not due any more: a seek past it leaves it acknowledged."""
+    config = StoreConfig(inline_delay_ms=1_000, max_clock_jump_ms=None)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send(b"received", deliver_after=0.06)
+        clock.advance(100)
+        consumer.ack(consumer.receive(), durable=True)
+        topic.send(b"waits", deliver_after=0.06)
+        clock.set(clock.now_ms() - 90)
+        consumer.seek("latest")
+        clock.advance(1_000)
+        assert received(consumer) == [b"waits"]
+        clock.set(clock.now_ms() - 1_090)
+    store.close()
+    store = open_store(config=config)
+    store.topic("t").subscription("s").reset("latest")
+    with store.topic("t").subscribe("s") as consumer:
+        clock.advance(2_000)
+        assert received(consumer) == [b"waits"]
+
+
+def test_what_was_cleared_stays_cleared_when_the_subscription_seeks_forward(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """A seek takes back no acknowledgement of what lies before the place that it goes to."""
+    topic = open_store(config=StoreConfig(inline_delay_ms=60_000)).topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send(b"cleared", deliver_after=60)
+        assert topic.clear_inline("s") == 1
+        topic.send(b"waits", deliver_after=60)
+        consumer.seek("latest")
+        clock.advance(60_000)
+        assert received(consumer) == [b"waits"]
+
+
+@pytest.mark.parametrize("how", ["nack", "nack_all", "leave", "timeout"])
+def test_what_is_given_back_without_a_delay_does_not_wait_for_a_clock_that_is_set_back(
+    open_store: OpenStore, clock: ManualClock, how: str
+) -> None:
+    """It comes at once, and not only after the store was opened again."""
+    store = open_store(config=StoreConfig(max_clock_jump_ms=None, ack_timeout_ms=50 if how == "timeout" else None))
+    topic = store.topic("t")
+    consumer, other = (topic.subscribe("s", type="shared") for _ in range(2))
+    topic.send_payloads([b"a", b"b", b"c"])
+    batch = consumer.receive(10)
+    if how == "nack":
+        consumer.nack(batch, delay=0)
+    elif how == "nack_all":
+        consumer.nack_all()
+    elif how == "leave":
+        consumer.close()
+    else:
+        clock.advance(50)
+        assert len(other.receive(1)) == 1
+        other.nack_all()
+    clock.set(clock.now_ms() - 3_600_000)
+    assert received(other) == [b"a", b"b", b"c"]

@@ -135,7 +135,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         positions = self._some(data, sorted(mine) or self.log.positions())
         at_ms = self.now_ms + delay_ms
         count = self.dispatcher.nack(consumer_id, positions, at_ms, self.now_ms)
-        assert count == self.twin.nack(consumer_id, positions, at_ms)
+        assert count == self.twin.nack(consumer_id, positions, at_ms, self.now_ms)
 
     @rule(data=st.data(), ms=st.integers(-5, 30))
     def extend(self, data: st.DataObject, ms: int) -> None:
@@ -151,7 +151,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         consumer_id = data.draw(st.sampled_from(self.twin.consumers))
-        count = self.twin.nack(consumer_id, list(self.twin.held), self.now_ms)
+        count = self.twin.nack(consumer_id, list(self.twin.held), self.now_ms, self.now_ms)
         assert self.dispatcher.nack_all(consumer_id, self.now_ms) == count
 
     @precondition(lambda self: self.twin.consumers and self.kind == "failover")
@@ -172,7 +172,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert self.dispatcher.expire(now_ms) == len(overdue)
         for position in overdue:
             del self.twin.held[position]
-            self.twin.waiting[position] = now_ms
+            self.twin.ready.add(position)
 
     @rule()
     def has_ready(self) -> None:

@@ -207,11 +207,14 @@ class Twin:
         self.acked |= new
         return len(new)
 
-    def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int) -> int:
+    def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int, now_ms: int) -> int:
         mine = {position for position in positions if self.held.get(position, (None,))[0] == consumer_id}
         for position in mine:
             del self.held[position]
-            self.waiting[position] = redeliver_at_ms
+            if redeliver_at_ms > now_ms:
+                self.waiting[position] = redeliver_at_ms
+            else:
+                self.ready.add(position)
         return len(mine)
 
     @property
@@ -222,10 +225,10 @@ class Twin:
         self.chosen = consumer_id
         for other in self.consumers:
             if other != consumer_id:
-                self.nack(other, list(self.held), now_ms)
+                self.nack(other, list(self.held), now_ms, now_ms)
 
     def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
-        self.nack(consumer_id, list(self.held), now_ms)
+        self.nack(consumer_id, list(self.held), now_ms, now_ms)
         self.consumers.remove(consumer_id)
 
     def trimmed(self) -> None:
