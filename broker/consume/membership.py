@@ -235,7 +235,7 @@ class Membership:
 
     async def left(self, group: Attached, consumers: Sequence[Consumer]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._detach(group, consumers, lambda *_: done.done() or done.set_result(None))
+        self._detach(group, consumers, lambda *_: None if done.done() else done.set_result(None))
         await done
 
     def _detach(
