@@ -233,7 +233,7 @@ class Subscription(Acknowledging):
         ms): the first message that was due then or later, or `PublishedAt`: published then or later. What was trimmed
         is gone: a place before the first ledger kept is the first; so are messages that `duelog compact` dropped, which
         are passed over.
-        What is not due yet comes either way, also from before that place (`inline_delay_ms`).
+        What is not due yet comes either way, also from before that place (`inline_delay_ms`) if it is not acknowledged.
         What other consumers hold may be delivered twice. Returns the position. Raises InvalidArgument.
         """
         self._check_usable()
