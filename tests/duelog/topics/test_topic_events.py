@@ -264,6 +264,8 @@ def test_what_was_listed_and_what_is_heard_make_up_what_is_there(tmp_path: Path,
         def work(seed: int) -> None:
             rng = random.Random(seed)
             for step in range(60):
+                if step == 10:
+                    started.set()
                 name = f"t{rng.randrange(8)}"
                 if rng.random() < 0.6:
                     store.topic(name).create()
@@ -272,8 +274,6 @@ def test_what_was_listed_and_what_is_heard_make_up_what_is_there(tmp_path: Path,
                         store.delete_topic(name)
                     except UnknownTopic:
                         continue
-                if step == 10:
-                    started.set()
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
         for thread in threads:
