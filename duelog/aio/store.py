@@ -117,9 +117,11 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     save_snapshots = in_thread(duelog.DelayedStore.save_snapshots)
     flush = in_thread(duelog.DelayedStore.flush)
 
-    async def check(self, *, deep: bool = False) -> list[duelog.Finding]:
-        """As `duelog.DelayedStore.check`, all findings at once: one thread looks, from beginning to end."""
-        return await self._threads.run(lambda: list(self._inner.check(deep=deep)))
+    async def check(
+        self, *, deep: bool = False, progress: Callable[[int, int], object] | None = None
+    ) -> list[duelog.Finding]:
+        """As `duelog.DelayedStore.check`, all findings at once: one thread looks, and calls `progress`, to the end."""
+        return await self._threads.run(lambda: list(self._inner.check(deep=deep, progress=progress)))
 
     backup = in_thread(duelog.DelayedStore.backup)
     stats = in_thread(duelog.DelayedStore.stats)

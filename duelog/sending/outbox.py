@@ -8,10 +8,10 @@ one call, and not message by message. Memory is bounded by back-pressure: a thre
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from errno import EAGAIN
@@ -133,8 +133,8 @@ class Outbox:
         self._busy = False
         self._bytes = 0
         self._closed = False
-        self._pool: ThreadPoolExecutor | None = None
-        self._own = threading.local()
+        self._thread: int | None = None
+        """The thread that writes, from the first message to the end."""
 
     def put(self, item: Outgoing, *, wait: bool = True) -> bool:
         """Take one message; False: there is no capacity, and `wait` is False. Raises ClosedError, ResourceShortage.
@@ -145,7 +145,7 @@ class Outbox:
         size = item.size
         with self._condition.lock:
             while not self._closed and self._bytes and self._bytes + size > self._max_bytes:
-                if getattr(self._own, "working", False):
+                if self._thread == threading.get_ident():
                     break
                 if not wait:
                     return False
@@ -166,21 +166,34 @@ class Outbox:
         return True
 
     def _begin(self) -> None:
-        """Have the thread write. REQUIRES: the lock. Also if it raises the thread may write."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="duelog-outbox")
-        try:
-            self._busy = True
-            self._pool.submit(self._work)
-        except BaseException as error:
-            self._busy = False
-            if isinstance(error, RuntimeError):
+        """Have the thread write. REQUIRES: the lock. Raises ResourceShortage."""
+        if self._thread is None:
+            try:
+                _thread.start_new_thread(self._run, ())  # one step: an interrupt leaves no lock of a pool taken
+            except RuntimeError as error:
                 raise ResourceShortage(self._path, "a thread that writes cannot be started", EAGAIN) from error
-            raise
+        self._busy = True
+        self._condition.notify_all()
+
+    def _run(self) -> None:
+        """Write what is put in, until the outbox is closed and nothing is left."""
+        with self._condition.lock:
+            if self._thread is not None:  # an interrupt kept its caller from knowing of the first
+                return
+            self._thread = threading.get_ident()
+        while True:
+            self._work()
+            with self._condition.lock:
+                while not self._items and not self._closed:
+                    self._condition.wait()
+                if not self._items:
+                    self._thread = None
+                    self._condition.notify_all()
+                    return
+                self._busy = True
 
     def _work(self) -> None:
         """Write what waits, group by group, until nothing does. Nothing that others supplied or raise ends it."""
-        self._own.working = True
         while items := self._take():
             wanted = [
                 item for item in items if item.wanted is None or call_supplied(item.wanted, item.token) is not False
@@ -228,13 +241,12 @@ class Outbox:
 
         Raises DuelogError, with nothing done, in a callback, whose end it would wait for for ever.
         """
-        if getattr(self._own, "working", False):
+        if self._thread == threading.get_ident():
             raise DuelogError("a callback of send_async or put cannot close the store, which waits for it to end")
         with self._condition.lock:
             self._closed = True
-            if self._items and not self._busy:  # an interrupted put has left them
+            if self._items and self._thread is None:  # an interrupted put has left them
                 self._begin()
-            pool = self._pool
             self._condition.notify_all()
-        if pool is not None:
-            pool.shutdown(wait=True)
+            while self._thread is not None or self._items:
+                self._condition.wait()

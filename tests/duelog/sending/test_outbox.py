@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from concurrent.futures import Future, wait
 from typing import Any
@@ -196,12 +197,12 @@ def test_a_message_whose_thread_cannot_be_started_is_refused_and_not_written_lat
 ) -> None:
     """Nothing stays in flight, and those after it are written, each once."""
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     topic = small.topic("t")
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(_thread, "start_new_thread", refuse)
         with pytest.raises(ResourceShortage, match="thread"):
             topic.send_async(b"refused")
     assert small._engine.outbox._bytes == 0
