@@ -1,15 +1,18 @@
 """GET_TOPICS_OF_NAMESPACE: the topics of a namespace, or those that a pattern means, within the limits of memory.
 
-Steps in order: count it, permission, the list's size as it was last, a heap permit for it, the list, the permit brought
-to the list's real size, filter, hash, a direct permit for the frame, the frame. The heap permit goes back once there
-is a frame, the direct one when the frame has left the process or the connection is gone.
+Steps in order: count it, wait for the turn of its connection, permission, the list's size as it was last, a heap permit
+for it, the list, the permit brought to the list's real size, filter, hash, a direct permit for the frame, the frame.
+The heap permit goes back once there is a frame, the direct one when the frame has left the process or the connection
+is gone. Where there is no direct permit at once, the list is dropped and its heap permit goes back; it is made again
+once the direct permit is there.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import cast
+from typing import TypeVar
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
@@ -24,6 +27,8 @@ from .admission import Admission, send_and_wait
 from .list_sizes import frame_bytes, list_bytes
 from .semaphore import PermitError
 from .topic_filter import UnreadablePattern, compiled, is_internal, selected, topics_hash
+
+T = TypeVar("T")
 
 
 def names_of(store: DelayedStore, namespace: str) -> list[str]:
@@ -62,59 +67,75 @@ class TopicListing:
         self._admission = admission
         self._workers = workers
         self._under_way: dict[str, asyncio.Task[Listed]] = {}
-        self._requests: dict[int, set[asyncio.Task[None]]] = {}
-        """By connection."""
 
     async def topics(self, peer: Peer, command: GetTopics) -> None:
         """Answer with names, whether they are filtered, and their hash; without names if the client has that hash.
 
         Returns when the answer has left.
         """
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        self._requests.setdefault(peer.number, set()).add(task)
         try:
             with self._admission.lookup():
-                await self._answer(peer, command)
+                async with self._admission.limiter.turn(peer):
+                    await self._answer(peer, command)
         except PermitError as error:
             peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
         except (Refused, DuelogError) as error:
             peer.send(Error(command.request_id, server_error(error), str(error)))
-        finally:
-            requests = self._requests[peer.number]
-            requests.discard(task)
-            if not requests:
-                del self._requests[peer.number]
 
-    async def names(self, namespace: str) -> list[str]:
-        """Full names of the topics of `tenant/namespace`, in order, without limits."""
-        return (await self._listed(namespace)).names
+    async def within_limits(
+        self,
+        namespace: str,
+        mode: TopicsMode,
+        until_left: AsyncExitStack,
+        prepare: Callable[[Listed], Awaitable[tuple[int, Callable[[], Awaitable[T]]]]],
+        is_gone: Callable[[], bool] | None = None,
+    ) -> T:
+        """Make an answer of the topics of `tenant/namespace`; `until_left` gets the direct permit for it.
 
-    def gone(self, peer: Peer) -> None:
-        """A connection is no more: cancel what waits for it."""
-        for task in list(self._requests.get(peer.number, ())):
-            task.cancel()
+        prepare: of a list, the bytes that the answer takes, and the function that makes it; called again where the
+        answer had to wait for direct memory. Raises PermitError, and what the store and `prepare` raise.
+        """
+        heap, direct = self._admission.limiter.heap, self._admission.limiter.direct
+        reserved = 0
+        while True:
+            async with (
+                self._admission.sizes.estimate((namespace, mode)) as estimate,
+                heap.holding(estimate.size, is_gone) as permit,
+            ):
+                listed = Listed([]) if mode == TopicsMode.NON_PERSISTENT else await self._listed(namespace)
+                estimate.report(listed.size)
+                async with heap.updating(permit, listed.size, is_gone):
+                    size, make = await prepare(listed)
+                    if size > reserved and direct.has_room(size):
+                        await until_left.enter_async_context(direct.holding(size, is_gone))
+                        reserved = size
+                    if size <= reserved:
+                        return await make()
+                    del listed, make
+            await until_left.aclose()
+            await until_left.enter_async_context(direct.holding(size, is_gone))
+            reserved = size
 
     async def _answer(self, peer: Peer, command: GetTopics) -> None:
         namespace = namespace_of(command.namespace)
         self._permissions.require(peer.role, namespace, *Action)
-        limiter, sizes = self._admission.limiter, self._admission.sizes
+
+        async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[tuple[bytes, bytes]]]]:
+            found = await self._selected(listed, command.pattern)
+            changed = found.hash != command.topics_hash
+            size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
+            self._admission.check_frame(size)
+
+            async def make() -> tuple[bytes, bytes]:
+                names = await self._encoded(found) if changed else b""
+                answer = GetTopicsResponse(command.request_id, (), found.filtered, found.hash, changed)
+                return head_before(answer, len(names)), names
+
+            return size, make
+
         async with AsyncExitStack() as until_left:
-            async with (
-                sizes.estimate((namespace, command.mode)) as estimate,
-                limiter.heap.holding(estimate.size, lambda: peer.closed) as permit,
-            ):
-                listed = Listed([]) if command.mode == TopicsMode.NON_PERSISTENT else await self._listed(namespace)
-                estimate.report(listed.size)
-                async with limiter.heap.updating(permit, listed.size, lambda: peer.closed):
-                    found = await self._selected(listed, command.pattern)
-                    changed = found.hash != command.topics_hash
-                    size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
-                    self._admission.check_frame(size)
-                    await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
-                    names = await self._encoded(found) if changed else b""
-                    answer = GetTopicsResponse(command.request_id, (), found.filtered, found.hash, changed)
-                del listed, found
-            await send_and_wait(peer, head_before(answer, len(names)), names)
+            frames, names = await self.within_limits(namespace, command.mode, until_left, prepare, lambda: peer.closed)
+            await send_and_wait(peer, frames, names)
 
     async def _listed(self, namespace: str) -> Listed:
         """The topics of `tenant/namespace`; requests at one time share one list."""

@@ -228,7 +228,7 @@ class Watchers:
         """One try, in the steps of a listing. Raises PermitError, Refused, what the store raises; nothing is kept."""
         command, peer = watcher.command, watcher.peer
         limiter, key = self._admission.limiter, (watcher.namespace, TopicsMode.PERSISTENT)
-        async with AsyncExitStack() as until_left:
+        async with limiter.turn(peer), AsyncExitStack() as until_left:
             async with (
                 self._admission.sizes.estimate(key) as estimate,
                 limiter.heap.holding(estimate.size, lambda: peer.closed) as permit,
@@ -238,14 +238,15 @@ class Watchers:
                 names, size, found = use.attach(watcher.hear)
                 estimate.report(use.set.size)
                 async with limiter.heap.updating(permit, use.set.size, lambda: peer.closed):
-                    if found == command.topics_hash:
-                        names, size = [], 0
-                    size = frame_bytes(size, len(names))
-                    self._admission.check_frame(size)
-                    await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
-                    fields = await self._workers(partial(name_fields, 3, names))
-                    success = WatchTopicListSuccess(command.request_id, command.watcher_id, found)
-                del names
+                    pass  # the set keeps the names from here on, within a limit of its own
+            if found == command.topics_hash:
+                names, size = [], 0
+            size = frame_bytes(size, len(names))
+            self._admission.check_frame(size)
+            await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
+            fields = await self._workers(partial(name_fields, 3, names))
+            success = WatchTopicListSuccess(command.request_id, command.watcher_id, found)
+            del names
             await send_and_wait(peer, head_before(success, len(fields)), fields)
 
     # -- updates ---------------------------------------------------------------------------------
@@ -273,7 +274,8 @@ class Watchers:
         peer = watcher.peer
         names = len(update.new) + len(update.deleted)
         size = frame_bytes(list_bytes(update.new) + list_bytes(update.deleted), names)
-        async with self._admission.limiter.direct.holding(size, lambda: peer.closed):
+        limiter = self._admission.limiter
+        async with limiter.turn(peer), limiter.direct.holding(size, lambda: peer.closed):
             command = WatchTopicUpdate(watcher.command.watcher_id, update.hash, update.new, update.deleted)
             frames = head(command) if size < _LARGE else await self._workers(partial(head, command))
             await send_and_wait(peer, frames)

@@ -186,7 +186,7 @@ class Services:
         """A connection is no more."""
         self.producers.gone(connection)
         self.consumers.gone(connection)
-        self.listing.gone(connection)
+        self.limiter.gone(connection)
         self.watchers.gone(connection)
         if self.ownership is not None:
             self.ownership.gone(connection)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from ..admin.http_request import HttpError, Reply
 from ..listing.admission import Admission
-from ..listing.list_sizes import list_bytes
 from ..listing.semaphore import PermitError
-from ..listing.topic_listing import TopicListing
+from ..listing.topic_listing import Listed, TopicListing
 from ..protocol.commands import TopicsMode
 
 
@@ -38,14 +38,8 @@ class TopicNames:
         return Reply(body, "application/json", until_left=until_left)
 
     async def _listed(self, namespace: str, until_left: AsyncExitStack) -> bytes:
-        limiter, sizes = self._admission.limiter, self._admission.sizes
-        async with (
-            sizes.estimate((namespace, TopicsMode.PERSISTENT)) as estimate,
-            limiter.heap.holding(estimate.size) as permit,
-        ):
-            names = await self._listing.names(namespace)
-            size = list_bytes(names)
-            estimate.report(size)
-            async with limiter.heap.updating(permit, size):
-                await until_left.enter_async_context(limiter.direct.holding(size))
-                return await asyncio.to_thread(lambda: json.dumps(names, ensure_ascii=False).encode())
+        async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[bytes]]]:
+            names = listed.names
+            return listed.size, lambda: asyncio.to_thread(lambda: json.dumps(names, ensure_ascii=False).encode())
+
+        return await self._listing.within_limits(namespace, TopicsMode.PERSISTENT, until_left, prepare)

@@ -171,12 +171,77 @@ def test_a_frame_that_has_not_left_keeps_its_permit_and_a_connection_that_is_gon
         await stand.ask(stuck)
         await stand.ask(other)
         assert (len(stuck.sent), len(other.sent)) == (1, 0)
-        assert stand.limiter.heap.acquired == SIZE
+        assert stand.held() == (0, FRAME, 2)
         stuck.close("gone")
         stuck.leave()
         await idle()
         assert len(other.got(GetTopicsResponse)) == 1
         assert stand.held() == (0, 0, 0)
+
+    run(test())
+
+
+def test_a_listing_that_waits_for_a_slow_reader_holds_no_heap_and_is_of_the_topics_that_are_there_then(
+    store: DelayedStore,
+) -> None:
+    """Its list is dropped, its heap permit goes back, and both are made again; others that fit go on meanwhile."""
+
+    async def test() -> None:
+        stand = Stand(store, Limits(SIZE, 10, 1_000), Limits(FRAME + 100, 10, 1_000))
+        stuck, waiting, unchanged = FakePeer(), FakePeer(), FakePeer()
+        stuck.held = True
+        await stand.ask(stuck)
+        hash_before = stuck.got(GetTopicsResponse)[0].topics_hash
+        await stand.ask(unchanged, GetTopics(1, "public/default", topics_hash=hash_before))
+        await stand.ask(waiting)
+        assert (unchanged.got(GetTopicsResponse)[0].changed, waiting.sent) == (False, [])
+        assert (stand.held(), stand.limiter.direct.queue_size) == ((0, FRAME, 2), 1)
+        store.delete_topic(NAMES[0])
+        stuck.leave()
+        await idle()
+        assert waiting.got(GetTopicsResponse)[0].topics == NAMES[1:]
+        assert stand.held() == (0, 0, 0)
+
+    run(test())
+
+
+def test_a_list_that_grew_while_it_waited_waits_for_what_it_takes_now(store: DelayedStore) -> None:
+    """The permit that is too small goes back first."""
+
+    async def test() -> None:
+        stand = Stand(store, direct=Limits(FRAME + 500, 10, 1_000))
+        everything = stand.limiter.direct.acquire(FRAME + 500).result()
+        peer = FakePeer()
+        await stand.ask(peer)
+        more = [f"{NAMES[-1]}-{'x' * 90}-{number}" for number in range(10)]
+        store.create_topics(more)
+        stand.limiter.direct.release(everything)
+        await idle()
+        assert peer.got(GetTopicsResponse)[0].topics == sorted([*NAMES, *more])
+        assert stand.held() == (0, 0, 0)
+
+    run(test())
+
+
+def test_one_connection_has_one_list_on_its_way_and_its_other_requests_hold_nothing(store: DelayedStore) -> None:
+    """They are answered in turn, however long that takes; when it goes, all of them go."""
+
+    async def test() -> None:
+        stand, peer = Stand(store), FakePeer()
+        peer.held = True
+        for number in range(5):
+            await stand.ask(peer, GetTopics(number, "public/default"))
+        assert (len(peer.sent), stand.held()) == (1, (0, FRAME, 5))
+        stand.loop.advance(100)
+        peer.leave()
+        await idle()
+        assert [answer.request_id for answer in peer.got(GetTopicsResponse)] == [0, 1]
+        peer.closed = True
+        stand.limiter.gone(peer)
+        await idle()
+        assert (stand.held(), all(task.done() for task in stand.tasks)) == ((0, 0, 0), True)
+        await stand.ask(peer)
+        assert stand.tasks[-1].done()
 
     run(test())
 
@@ -192,14 +257,14 @@ def test_a_connection_that_is_gone_takes_back_what_waits_for_it(store: DelayedSt
         await stand.ask(second)
         assert stand.limiter.heap.queue_size == 1
         first.closed = True
-        stand.listing.gone(first)
+        stand.limiter.gone(first)
         await idle()
         assert stand.limiter.heap.queue_size == 1  # the second one, with a guess
         stand.limiter.heap.release(everything)
         stand.workers.held = True
         await idle()
         second.closed = True
-        stand.listing.gone(second)
+        stand.limiter.gone(second)
         await idle()
         assert stand.held() == (0, 0, 0)
         await stand.work()

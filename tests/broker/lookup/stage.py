@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, cast
 
 from duelog import DelayedStore
@@ -24,12 +25,14 @@ from duelog.broker.protocol.peer import Peer
 from duelog.broker.security.permissions import Action, Permissions
 from tests.broker.peers import HeldWorkers
 
+_numbers = count(1)
+
 
 class AnsweredPeer:
     """A connection that keeps what it is sent."""
 
     def __init__(self, role: str | None = None) -> None:
-        self.number = 1
+        self.number = next(_numbers)
         self.closed = False
         self.role = role
         self.answers: list[Command] = []

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import Command
-from duelog.broker.protocol.frames import FrameCutter, head
+from duelog.broker.protocol.frames import Frame, FrameCutter, head
 from duelog.broker.security.authentication import Authentication
 from duelog.broker.server.configuration import BrokerConfig
 from duelog.broker.server.connection import Connection, Handler
@@ -51,6 +51,15 @@ class RawClient:
 
     async def hear_blob(self) -> tuple[Command, bytes] | None:
         """The next command and its blob."""
+        frame = await self._next_frame()
+        return None if frame is None else (commands.decode(frame.command), bytes(frame.blob))
+
+    async def hear_frame(self) -> bytes:
+        """The next command as it came; none: the connection has ended."""
+        frame = await self._next_frame()
+        return b"" if frame is None else frame.command
+
+    async def _next_frame(self) -> Frame | None:
         while (frame := self._frames.cut()) is None:
             try:
                 data = await asyncio.wait_for(self.reader.read(1 << 16), WITHIN_S)
@@ -59,7 +68,7 @@ class RawClient:
             if not data:
                 return None
             self._frames.feed(data)
-        return commands.decode(frame.command), bytes(frame.blob)
+        return frame
 
     async def ask(self, said: Command) -> Command | None:
         """Send a command; what comes next."""
