@@ -115,7 +115,6 @@ class BrokerLink(asyncio.Protocol):
         self._admitting: asyncio.Task[None] | None = None
         self._admitted = _LARGE
         self._failure: Refused | None = None
-        self._one_large = asyncio.Lock()
 
     @property
     def closed(self) -> bool:
@@ -155,15 +154,14 @@ class BrokerLink(asyncio.Protocol):
 
         What `sized` raises is raised; the link ends then, and what else waits for it fails with ServiceNotReady.
         """
-        async with self._one_large:
-            self._sized = sized
-            try:
-                return await self.ask(command, request_id)
-            finally:
-                self._sized = None
-                if self._admitting is not None and not self._admitting.done():
-                    self._admitting.cancel()
-                    self._fail(Unreachable(self.address, "an answer was not read"))
+        self._sized = sized
+        try:
+            return await self.ask(command, request_id)
+        finally:
+            self._sized = None
+            if self._admitting is not None and not self._admitting.done():
+                self._admitting.cancel()
+                self._fail(Unreachable(self.address, "an answer was not read"))
 
     def respond(self, response: commands.AuthResponse) -> None:
         """Pass on the client's answer to a challenge."""

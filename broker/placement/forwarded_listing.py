@@ -1,7 +1,8 @@
 """GET_TOPICS_OF_NAMESPACE that another broker answers: what is kept of its answer is bounded.
 
-A listing has a heap permit from before it is asked for, changed to the answer's size before that is read, and a direct
-permit until the answer has left.
+A listing has a heap permit from before it is asked for. Before an answer over 64 KiB is read, that goes back, and the
+listing waits for a direct permit of the answer's size, kept until the answer has left, and then for a heap permit,
+kept until it is queued. One that is smaller is read first.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ForwardedListing:
         """Answer as the broker does, within the limits."""
         try:
             with self._gate:
-                await self._answer(peer, command)
+                async with self._limiter.turn(peer):
+                    await self._answer(peer, command)
         except PermitError as error:
             peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
         except Refused as error:
@@ -56,15 +58,24 @@ class ForwardedListing:
             return peer.closed
 
         heap, direct = self._limiter.heap, self._limiter.direct
-        async with self._sizes.estimate((command.namespace, command.mode)) as estimate, AsyncExitStack() as held:
-            permit = await held.enter_async_context(heap.holding(estimate.size, is_gone))
+        async with (
+            self._sizes.estimate((command.namespace, command.mode)) as estimate,
+            AsyncExitStack() as until_left,
+            AsyncExitStack() as until_sent,
+        ):
+            await until_sent.enter_async_context(heap.holding(estimate.size, is_gone))
+            reserved = 0
 
             async def sized(size: int) -> None:
-                nonlocal permit
+                nonlocal reserved
+                await until_sent.aclose()
+                await until_left.aclose()
                 try:
-                    permit = await held.enter_async_context(heap.updating(permit, size, is_gone))
+                    await until_left.enter_async_context(direct.holding(size, is_gone))
+                    await until_sent.enter_async_context(heap.holding(size, is_gone))
                 except PermitError as error:
                     raise Refused(ServerError.TOO_MANY_REQUESTS, str(error)) from error
+                reserved = size
 
             brokers = self._brokers.for_namespace(command.namespace)
             _, answer = await self._links(peer).ask(brokers, command, command.request_id, sized)
@@ -74,11 +85,12 @@ class ForwardedListing:
             frame = framed(answer.encoded)
             whole = command.topics_hash is None and command.pattern is None
             estimate.report(len(frame) if whole else max(len(frame), estimate.size))
-            await sized(len(frame))
+            if len(frame) > reserved:
+                await sized(len(frame))
             del answer
-            async with direct.holding(len(frame), is_gone):
-                peer.send_frames(frame)
-                await held.aclose()
-                left = asyncio.Event()
-                peer.on_left(left.set)
-                await left.wait()
+            peer.send_frames(frame)
+            del frame
+            await until_sent.aclose()
+            left = asyncio.Event()
+            peer.on_left(left.set)
+            await left.wait()

@@ -101,7 +101,7 @@ class Proxy:
             Authentication({}),
             server_version=f"duelog-proxy-{version('duelog')}",
             clock=lambda: int(time.time() * 1_000),
-            gone=lambda _: None,
+            gone=self.limiter.gone,
             admission=self._admission,
         )
         host = settings.reachable_address

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
@@ -27,9 +27,17 @@ class ListingBroker:
         self._names = names
         self._random = None if seed is None else random.Random(seed)
         self.port = 0
+        self.serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def end(self) -> None:
+        """End every connection."""
+        for writer in self.serving.values():
+            writer.transport.abort()
+        await asyncio.gather(*self.serving)
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection."""
+        self.serving[cast("asyncio.Task[None]", asyncio.current_task())] = writer
         client = RawClient(reader, writer)
         with suppress(ConnectionError):
             while (heard := await client.hear()) is not None:
@@ -59,7 +67,7 @@ async def listing(names: list[str], seed: int | None = None, **settings: Any) ->
             yield found
     finally:
         server.close()
-        await asyncio.sleep(0)
+        await broker.end()
 
 
 def limits(limit_mb: int, timeout_ms: int, queue: int = 1_000) -> dict[str, Any]:
@@ -97,6 +105,46 @@ def test_a_list_over_the_limit_is_served_alone_and_holds_it_until_it_has_left() 
             assert proxy.limiter.heap.acquired == 0
             for client in (deaf, other):
                 await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_listing_that_waits_for_permits_leaves_the_queue_when_its_client_goes() -> None:
+    """At once, and not when it would have timed out; it holds no heap while it waits."""
+
+    async def main() -> None:
+        async with listing(NAMES, **limits(1, 25_000)) as (proxy, own):
+            deaf, other = [await RawClient.connected(own) for _ in range(2)]
+            deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            deaf.say(commands.GetTopics(1, "public/default"))
+            await until(lambda: proxy.limiter.direct.acquired and not proxy.limiter.heap.acquired)
+            other.say(commands.GetTopics(1, "public/default"))
+            await until(lambda: proxy.limiter.direct.queue_size)
+            assert proxy.limiter.heap.acquired == 0
+            other.writer.transport.abort()
+            await until(lambda: not proxy.limiter.direct.queue_size)
+            assert (proxy.limiter.direct.timeouts, proxy.limiter.direct.acquired) == (0, 1 * MB)
+            deaf.writer.transport.abort()
+            await until(lambda: not proxy.limiter.direct.acquired)
+            for client in (deaf, other):
+                await client.close()
+
+    asyncio.run(main())
+
+
+def test_two_hundred_lists_over_one_connection_that_are_larger_than_the_limit_are_all_served() -> None:
+    """One after the other; the time that they wait for each other is not the time that they may wait for memory."""
+
+    async def main() -> None:
+        async with listing(NAMES[:15_000], **limits(1, 50), request_timeout_seconds=300) as (proxy, own):
+            client = await RawClient.connected(own)
+            client.say(*(commands.GetTopics(number, "public/default") for number in range(200)))
+            for number in range(200):
+                frame = await client.hear_frame()
+                assert len(frame) > 2 * MB
+                assert commands.request_of(frame) == (commands.GetTopicsResponse, number)
+            await client.close()
+            assert proxy.limiter.heap.timeouts + proxy.limiter.direct.timeouts == 0
 
     asyncio.run(main())
 
