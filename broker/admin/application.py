@@ -163,12 +163,15 @@ async def _write(request: web.BaseRequest, answer: Reply) -> web.StreamResponse:
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
     response.content_type = answer.content_type
     response.content_length = len(answer.body)
+    if len(answer.body) >= COMPRESSED_BYTES:
+        response.enable_compression()
     try:
-        await response.prepare(request)
-        for start in range(0, 0 if request.method == "HEAD" else len(answer.body), _PIECE):
-            async with asyncio.timeout(_STALL_S):
-                await response.write(answer.body[start : start + _PIECE])
-        await response.write_eof()
+        async with asyncio.timeout(answer.within_s):
+            await response.prepare(request)
+            for start in range(0, 0 if request.method == "HEAD" else len(answer.body), _PIECE):
+                async with asyncio.timeout(_STALL_S):
+                    await response.write(answer.body[start : start + _PIECE])
+            await response.write_eof()
     except (ConnectionError, TimeoutError):
         if request.transport is not None:
             request.transport.abort()

@@ -38,6 +38,8 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     until_left: AsyncExitStack | None = None
     """Closed once the body has left the process, or the connection is gone."""
+    within_s: float | None = None
+    """With `until_left`: what the client has to take all of the body in; None: each piece of it in two minutes."""
 
 
 @dataclass(frozen=True, slots=True)

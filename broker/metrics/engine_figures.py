@@ -18,10 +18,12 @@ from opentelemetry.metrics import Counter, Histogram
 
 from ... import metrics as engine
 from .metric_names import label_name, labels_of, prometheus_name
-from .text_format import Page, label
+from .text_format import Page, Shown, label
 
 Values = tuple[str, ...]
 """Of a metric's labels, but for the cluster."""
+
+_TOPIC, _NAMESPACE = "pulsar.topic", "pulsar.namespace"
 
 
 class _Tally(Counter):
@@ -107,14 +109,14 @@ class EngineFigures(engine.Instruments):
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted."""
         for counter in self.counters.values():
-            if isinstance(counter, _Tally) and "pulsar.topic" in counter.attributes:
-                at = counter.attributes.index("pulsar.topic")
+            if isinstance(counter, _Tally) and _TOPIC in counter.attributes:
+                at = counter.attributes.index(_TOPIC)
                 for key in [each for each in list(counter.sums) if each[at] == topic]:
                     counter.sums.pop(key, None)
 
     # -- the page ------------------------------------------------------------------------------------
 
-    def write(self, page: Page, store: engine.StoreMetrics) -> None:
+    def write(self, page: Page, store: engine.StoreMetrics, shown: Shown) -> None:
         """Write all but what a survey of the topics gives. May wait for the disk."""
         for spec in engine.SPECS:
             if spec.name in engine.OF_TOPICS:
@@ -122,32 +124,49 @@ class EngineFigures(engine.Instruments):
             name = prometheus_name(spec)
             lines = page.lines(name)
             if spec.kind == "histogram":
-                self._write_histogram(name, lines, self._buckets[spec.name])
+                self._write_histogram(name, lines, self._buckets[spec.name], shown)
                 continue
             sums: dict[Values, float] = {}
             if spec.kind == "counter":
                 counter = self.counters[spec.name]
-                sums = dict(counter.sums) if isinstance(counter, _Tally) else {}
+                for own, value in list(counter.sums.items()) if isinstance(counter, _Tally) else ():
+                    key = self._shown(spec.name, own, shown)
+                    sums[key] = sums.get(key, 0) + value
                 if not self._labels[spec.name]:
                     sums.setdefault((), 0)
             else:
                 for each in store.observe(spec.name):
                     found = each.attributes or {}
-                    key = tuple(str(found[attribute]) for attribute in self._labels[spec.name])
+                    own = tuple(str(found[attribute]) for attribute in self._labels[spec.name])
+                    key = self._shown(spec.name, own, shown)
                     sums[key] = sums.get(key, 0) + each.value
             for key, value in sums.items():
                 lines.append(f"{name}{{{self._within(spec.name, key)}}} {value!r}\n")
+
+    def _shown(self, name: str, key: Values, shown: Shown) -> Values:
+        """The key of the series that has the figures of a key."""
+        values = dict(zip(self._labels[name], key, strict=True))
+        if _TOPIC in values:
+            values[_TOPIC] = shown.topic(values[_TOPIC])
+        if _NAMESPACE in values:
+            values[_NAMESPACE] = shown.namespace(values[_NAMESPACE])
+        return tuple(values.values())
 
     def _within(self, name: str, key: Values) -> str:
         pairs = zip(self._labels[name], key, strict=True)
         return ",".join([self._cluster, *(label(label_name(attribute), value) for attribute, value in pairs)])
 
-    def _write_histogram(self, name: str, lines: list[str], buckets: _Buckets) -> None:
-        for key, (counts, total) in list(buckets.found.items()):
+    def _write_histogram(self, name: str, lines: list[str], buckets: _Buckets, shown: Shown) -> None:
+        found: dict[Values, tuple[npt.NDArray[np.int64], float]] = {}
+        for own, (counts, total) in list(buckets.found.items()):
+            key = self._shown(buckets.instrument, own, shown)
+            before = found.get(key)
+            found[key] = (counts, total[0]) if before is None else (before[0] + counts, before[1] + total[0])
+        for key, (counts, seconds) in found.items():
             within = self._within(buckets.instrument, key)
             bounds = [*map(str, buckets.bounds), "+Inf"]
             lines.extend(
                 f'{name}_bucket{{{within},le="{bound}"}} {count}\n'
                 for bound, count in zip(bounds, accumulate(counts.tolist()), strict=True)
             )
-            lines.append(f"{name}_count{{{within}}} {int(counts.sum())}\n{name}_sum{{{within}}} {total[0]!r}\n")
+            lines.append(f"{name}_count{{{within}}} {int(counts.sum())}\n{name}_sum{{{within}}} {seconds!r}\n")

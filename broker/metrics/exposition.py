@@ -1,7 +1,8 @@
 """`/metrics`: the engine's, the broker's, those of PIP-442 and of the process, in Prometheus' text format.
 
-One page is made at a time, and what asks meanwhile gets the same one. The loop's thread copies what belongs to it, some
-at a time; a worker reads the store and writes the text.
+One page is in memory at a time. What asks while one is made gets that one; the next is made when the last one has left
+for all who asked, or was not taken in time. The loop's thread copies what belongs to it, some at a time; a worker reads
+the store and writes the text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from prometheus_client import ProcessCollector
@@ -30,7 +32,7 @@ from .engine_figures import EngineFigures
 from .latencies import Durations, PublishDurations, passed_since
 from .loop_lag import LoopLag
 from .rates import Rates
-from .text_format import Page, label, labels
+from .text_format import Page, Shown, label, labels
 from .topic_figures import copy_topics, write_topics
 
 if TYPE_CHECKING:
@@ -43,6 +45,16 @@ _log = logging.getLogger("duelog.broker")
 _QUANTILES = (0.0, 0.5, 0.95, 0.99, 0.999, 0.9999, 1.0)
 _SLICE = 1_000
 """Connections that are looked at in one turn of the loop."""
+
+
+class _Scrape:
+    """A page, and those who ask for it."""
+
+    def __init__(self, making: asyncio.Task[bytes]) -> None:
+        self.making = making
+        self.readers = 0
+        self.left = asyncio.Event()
+        """Set while nobody reads it."""
 
 
 class Exposition:
@@ -60,7 +72,9 @@ class Exposition:
         workers: Workers,
         *,
         by_topic: bool,
+        max_topics: int = 0,
     ) -> None:
+        """max_topics: topics and subscriptions that have series of their own; 0: all of them."""
         self._store = store
         self._cluster = cluster
         self._in_cluster = label("cluster", cluster)
@@ -71,12 +85,13 @@ class Exposition:
         self._calls = calls
         self._workers = workers
         self._by_topic = by_topic
+        self._max_topics = max_topics
         self._published = PublishDurations()
         self._dispatched = Durations()
         self._lag = LoopLag(calls.loop)
         self._process = ProcessCollector(registry=None)
         self._scrape_s = 0.0
-        self._making: asyncio.Task[bytes] | None = None
+        self._scrape: _Scrape | None = None
         self.connections: Callable[[], Iterable[ConnectionFigures]] = tuple
         self.connection_counts: Callable[[], ConnectionCounts] = lambda: ConnectionCounts(0, 0, 0)
         self.watching: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
@@ -130,26 +145,45 @@ class Exposition:
 
     # -- the page ------------------------------------------------------------------------------------
 
-    async def text(self) -> bytes:
-        """The page."""
-        if self._making is None or self._making.done():
-            self._making = asyncio.get_running_loop().create_task(self._make())
-        return await asyncio.shield(self._making)
+    @asynccontextmanager
+    async def page(self) -> AsyncIterator[bytes]:
+        """The page, until the body ends: the next one is made then."""
+        scrape = self._scrape
+        if scrape is None or scrape.making.done():
+            last = None if scrape is None else scrape.left
+            scrape = self._scrape = _Scrape(asyncio.get_running_loop().create_task(self._make_after(last)))
+        scrape.readers += 1
+        scrape.left.clear()
+        try:
+            yield await asyncio.shield(scrape.making)
+        finally:
+            scrape.readers -= 1
+            if not scrape.readers:
+                scrape.left.set()
+                if self._scrape is scrape and scrape.making.done():
+                    self._scrape = None
+
+    async def _make_after(self, last: asyncio.Event | None) -> bytes:
+        if last is not None:
+            await last.wait()
+        return await self._make()
 
     async def _make(self) -> bytes:
         began, metrics = time.monotonic(), self._store_metrics
         copies = await copy_topics(self._producers, self._consumers, self._rates, self._published)
-        page = Page()
+        page, shown = Page(), Shown(self._max_topics)
         self._write_traffic(page)
         await self._write_connections(page)
         page.add("duelog_broker_scrape_seconds", self._in_cluster, self._scrape_s)
 
         def write() -> bytes:
-            parts: list[Callable[[], object]] = [lambda: self._write_store(page)]
+            parts: list[Callable[[], object]] = [lambda: self._write_store(page, shown)]
             if metrics is not None:
                 surveyed = metrics.survey()
-                parts.append(lambda: write_topics(page, self._cluster, surveyed, copies, by_topic=self._by_topic))
-                parts.append(lambda: self._engine.write(page, metrics))
+                parts.append(
+                    lambda: write_topics(page, self._cluster, surveyed, copies, shown, by_topic=self._by_topic)
+                )
+                parts.append(lambda: self._engine.write(page, metrics, shown))
             for part in parts:
                 try:
                     part()
@@ -213,7 +247,7 @@ class Exposition:
         for reason, count in paused.items():
             page.add("duelog_broker_paused_connections", f"{within},{label('reason', reason)}", count)
 
-    def _write_store(self, page: Page) -> None:
+    def _write_store(self, page: Page, shown: Shown) -> None:
         """What is of the whole store. For a worker."""
         within, path = self._in_cluster, self._store.path
         failed = any(each.task == "store" for each in self._store.suspended())
@@ -221,7 +255,7 @@ class Exposition:
         namespaces: dict[str, int] = {}
         page.lines("pulsar_topics_count")
         for topic in self._store.topics():
-            namespace = TopicName.parse(topic.name).namespace_name
+            namespace = shown.namespace(TopicName.parse(topic.name).namespace_name)
             namespaces[namespace] = namespaces.get(namespace, 0) + 1
         page.add("pulsar_broker_topics_count", within, sum(namespaces.values()))
         for namespace, count in namespaces.items():

@@ -37,6 +37,38 @@ def number(value: float) -> str:
     return repr(value) if isfinite(value) else {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}[repr(value)]
 
 
+OTHERS = "others"
+"""The topic, subscription or namespace of sums of all that have no series of their own; no name of one of them."""
+
+
+class Shown:
+    """Which topics and namespaces have series of their own, so that a page is bounded; first come, first shown."""
+
+    def __init__(self, most: int) -> None:
+        """most: topics and subscriptions together, and namespaces; 0: no limit."""
+        self._most = most
+        self._topics: set[str] = set()
+        self._count = 0
+        self._namespaces: set[str] = set()
+
+    def admit(self, topic: str, subscriptions: int) -> bool:
+        """Show a topic with so many subscriptions, if there is room for all of it."""
+        if not self._most or self._count + 1 + subscriptions <= self._most:
+            self._count += 1 + subscriptions
+            self._topics.add(topic)
+        return topic in self._topics
+
+    def topic(self, name: str) -> str:
+        """The value of a label: the name of a topic that was admitted, or OTHERS."""
+        return name if not self._most or name in self._topics else OTHERS
+
+    def namespace(self, name: str) -> str:
+        """The value of a label."""
+        if not self._most or len(self._namespaces) < self._most:
+            self._namespaces.add(name)
+        return name if name in self._namespaces else OTHERS
+
+
 class Page:
     """What is written so far."""
 

@@ -1,7 +1,8 @@
 """Figures of topics and subscriptions, under Pulsar's names: what the broker knows of them beside what the engine does.
 
 The broker's part belongs to the loop's thread and is copied there, some topics at a time; the engine's part and the
-text are made by a worker. Without series by topic the same figures are added up by namespace.
+text are made by a worker. Without series by topic, and for more topics than a page may have series of, the same
+figures are added up by namespace.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..produce.sends import Figures
 from .latencies import Durations, PublishDurations
 from .metric_names import WRITE_BUCKETS
 from .rates import READERS, InRate, OutRate, Rates
-from .text_format import Page, label
+from .text_format import OTHERS, Page, Shown, label
 
 _SLICE = 200
 """Topics that are copied in one turn of the loop."""
@@ -109,6 +110,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
+        self.of_subscriptions: dict[str, float] = {}
         self.durations = Durations()
 
     def add(self, topic: TopicSurvey, copy: TopicCopy) -> None:
@@ -137,15 +139,18 @@ class _Sums:
         self.durations.join(copy.durations)
 
     def add_subscriptions(self, topic: TopicSurvey, copy: TopicCopy) -> None:
-        values = self.values
+        values = self.of_subscriptions
         for stats in topic.subscriptions:
             for name, value in _of_subscription(topic, stats, copy).items():
                 before = values.get(name, 0)
                 values[name] = max(before, value) if name == _OLDEST else before + value
 
-    def write(self, page: Page, within: str) -> None:
+    def write(self, page: Page, within: str, subscription: str = "") -> None:
+        """subscription: the label of it, where series of subscriptions have one."""
         for name, value in self.values.items():
             page.add(name, within, value)
+        for name, value in self.of_subscriptions.items():
+            page.add(name, f"{within}{subscription}", value)
         rate = self.values.get("pulsar_rate_in", 0.0)
         page.add(
             "pulsar_average_msg_size", within, self.values.get("pulsar_throughput_in", 0.0) / rate if rate else 0.0
@@ -193,9 +198,18 @@ _BROKER = {
 
 
 def write_topics(
-    page: Page, cluster: str, surveyed: Iterable[TopicSurvey], copies: dict[str, TopicCopy], *, by_topic: bool
+    page: Page,
+    cluster: str,
+    surveyed: Iterable[TopicSurvey],
+    copies: dict[str, TopicCopy],
+    shown: Shown,
+    *,
+    by_topic: bool,
 ) -> None:
-    """Write the figures of topics, namespaces and the broker. For a worker: other threads go on meanwhile."""
+    """Write the figures of topics, namespaces and the broker. For a worker: other threads go on meanwhile.
+
+    shown: is told of the topics that have series of their own; the others of a namespace are summed.
+    """
     in_cluster = label("cluster", cluster)
     broker = _Sums()
     namespaces: dict[str, _Sums] = {}
@@ -205,7 +219,7 @@ def write_topics(
         name, namespace = str(topic.name), topic.name.namespace_name
         copy = copies.get(name) or TopicCopy()
         broker.add(topic, copy)
-        if by_topic:
+        if by_topic and shown.admit(name, len(topic.subscriptions)):
             sums = _Sums()
             sums.add(topic, copy)
             within = f"{in_cluster},{label('namespace', namespace)},{label('topic', name)}"
@@ -215,11 +229,14 @@ def write_topics(
                 for metric, value in _of_subscription(topic, stats, copy).items():
                     page.add(metric, of_one, value)
         else:
-            sums = namespaces.setdefault(namespace, _Sums())
+            sums = namespaces.setdefault(shown.namespace(namespace), _Sums())
             sums.add(topic, copy)
             sums.add_subscriptions(topic, copy)
+    of_others, of_subscriptions = ("", "")
+    if by_topic:
+        of_others, of_subscriptions = f",{label('topic', OTHERS)}", f",{label('subscription', OTHERS)}"
     for namespace, sums in namespaces.items():
-        sums.write(page, f"{in_cluster},{label('namespace', namespace)}")
+        sums.write(page, f"{in_cluster},{label('namespace', namespace)}{of_others}", of_subscriptions)
     for name, source in _BROKER.items():
         page.add(name, in_cluster, broker.values.get(source, 0))
     received, sent = Figures(), Dispatched()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import fields
 
 from ...delayed_store import DelayedStore
@@ -26,6 +27,9 @@ from ..tenancy.rest_schemas import RestSchemas
 from ..tenancy.tenants import Tenants
 from .configuration import BrokerConfig, in_file
 from .services import Services
+
+_SCRAPE_S = 30.0
+"""What a client has to take /metrics in: the next page is not made before."""
 
 
 def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> list[Route]:
@@ -60,10 +64,15 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
 
 
 def _metrics(exposition: Exposition, config: BrokerConfig) -> Route:
-    """Open without credentials unless it is set otherwise: what scrapes it has none, as a rule."""
+    """Asks for credentials where the broker does, unless it is set otherwise."""
 
     async def text(_: Request) -> Reply:
-        return Reply(await exposition.text(), CONTENT_TYPE)
+        async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(exposition.page())
+            return Reply(body, CONTENT_TYPE, until_left=stack.pop_all(), within_s=_SCRAPE_S)
 
-    need = Need.LOGIN if config.authenticate_metrics_endpoint else Need.NOTHING
+    asks = config.authenticate_metrics_endpoint
+    if asks is None:
+        asks = bool(config.authentication_providers)
+    need = Need.LOGIN if asks else Need.NOTHING
     return Route("GET", "/metrics", text, "Metrics in Prometheus' text format", need)

@@ -89,8 +89,10 @@ class BrokerConfig:
     """The period of which rates are told."""
     expose_topic_level_metrics_in_prometheus: bool = True
     """/metrics has series for each topic and subscription; else for each namespace."""
-    authenticate_metrics_endpoint: bool = False
-    """/metrics asks for credentials."""
+    max_topics_in_prometheus: int = 2_000
+    """Topics and subscriptions that have series of their own in /metrics; the rest are summed by namespace. 0: all."""
+    authenticate_metrics_endpoint: bool | None = None
+    """/metrics asks for credentials; not set: where authenticationProviders are set."""
 
     allow_auto_topic_creation: bool = True
     """Whether a topic comes into being with its first producer or consumer."""

@@ -132,6 +132,7 @@ class Services:
             calls,
             workers,
             by_topic=config.expose_topic_level_metrics_in_prometheus,
+            max_topics=config.max_topics_in_prometheus,
         )
         self.exposition.watching = lambda: (len(self.watchers), self.name_sets.kept_bytes, self.watchers.waiting)
 

@@ -67,7 +67,7 @@ UNITS = (
         re.compile("_redeliveries$|_messages_|_connections|_partitions$|_threads$|_requests?(_|$)|_size$|_length$"),
         "number",
     ),
-    (re.compile("_(producers|consumers|watchers)_per_connection$"), "number"),
+    (re.compile("_(producers|consumers|watchers)_per_connection$|^max_topics_in_prometheus$"), "number"),
     (re.compile("^max_(in_flight|pending)$"), "messages"),
     (re.compile("_ratio$"), "share"),
 )

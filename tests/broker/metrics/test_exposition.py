@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from duelog import DelayedDeliveryPolicies, DelayedStore
 from duelog.broker.metrics import exposition, topic_figures
 from duelog.broker.metrics.metric_names import METRICS, Named
 from duelog.broker.protocol import commands
+from duelog.broker.server import administration
 from duelog.broker.server.broker import Broker
 from duelog.errors import StoreFailed
 from duelog.store.files import datafile
 from tests.broker.admin.rest import SECURED, Rest, administered
-from tests.broker.server.raw_client import RawClient
+from tests.broker.server.raw_client import RawClient, until
 from tests.broker.server.test_broker import TOPIC, blob_of
 
 NAMES = {each.name: each for each in METRICS}
@@ -33,6 +35,12 @@ def parsed(text: bytes) -> dict[str, Metric]:
     """By the name of the list: a counter's ends in _total."""
     found = list(text_string_to_metric_families(text.decode()))
     return {f"{each.name}_total" if each.type == "counter" else each.name: each for each in found}
+
+
+async def text_of(served: exposition.Exposition) -> bytes:
+    """The page, read at once."""
+    async with served.page() as text:
+        return text
 
 
 @dataclass
@@ -176,21 +184,110 @@ def test_figures_are_those_of_what_was_sent_delivered_and_refused(tmp_path: Path
     asyncio.run(main())
 
 
-def test_metrics_are_open_to_everybody_unless_it_is_set_otherwise(tmp_path: Path) -> None:
-    """As in Pulsar; then any good credentials will do."""
+@pytest.mark.parametrize(
+    ("secured", "setting", "is_open"),
+    [(True, None, False), (True, True, False), (True, False, True), (False, None, True), (False, False, True)],
+)
+def test_metrics_ask_for_credentials_where_the_broker_does_unless_it_is_set_otherwise(
+    tmp_path: Path, secured: bool, setting: bool | None, is_open: bool
+) -> None:
+    """Any good credentials will do."""
 
-    async def unset() -> None:
-        async with administered(tmp_path / "open", **SECURED) as (_, rest, _):
-            assert (await rest.ask("GET", "/metrics")).status == 200
-            assert (await rest.ask("POST", "/metrics", role="root")).status == 405
-
-    async def authenticated() -> None:
-        async with administered(tmp_path / "closed", authenticate_metrics_endpoint=True, **SECURED) as (_, rest, _):
-            assert (await rest.ask("GET", "/metrics")).status == 401
+    async def main() -> None:
+        settings = SECURED if secured else {}
+        async with administered(tmp_path / "store", authenticate_metrics_endpoint=setting, **settings) as (_, rest, _):
+            assert (await rest.ask("GET", "/metrics")).status == (200 if is_open else 401)
             assert (await rest.ask("GET", "/metrics", role="anybody")).status == 200
 
-    asyncio.run(unset())
-    asyncio.run(authenticated())
+    asyncio.run(main())
+
+
+def test_a_page_has_series_of_a_limited_number_of_topics_and_sums_of_the_rest(tmp_path: Path) -> None:
+    """Topics and subscriptions count; sums over all series are the same, and more topics are no more bytes."""
+
+    async def main() -> None:
+        store_path = tmp_path / "store"
+        async with administered(store_path, cluster_name="west", max_topics_in_prometheus=10) as (_, rest, store):
+            topics = [store.topic(f"persistent://public/default/t{number:03}") for number in range(100)]
+            for topic in topics:
+                with topic.subscribe("s"):
+                    topic.send(b"x")
+            large = store.topic("persistent://public/default/a-large-one")
+            for number in range(11):
+                large.subscribe(f"s{number}").close()
+            answer = await rest.ask("GET", "/metrics")
+            families = parsed(answer.value)
+            rest_of = {"cluster": "west", "namespace": "public/default", "topic": "others"}
+            for name, per_topic in (("duelog_messages_sent_total", 1), ("pulsar_msg_backlog", 1)):
+                found = {each.labels["topic"]: each.value for each in families[name].samples if each.name == name}
+                own = {str(topic.name): per_topic for topic in topics[:5]}
+                assert found == {**own, "others": 95 * per_topic}, name
+            backlog = families["pulsar_subscription_back_log"].samples
+            assert [each.value for each in backlog if each.labels == {**rest_of, "subscription": "others"}] == [95]
+            assert sum(each.value for each in families["pulsar_subscriptions_count"].samples) == 111
+            for number in range(100, 200):
+                store.topic(f"persistent://public/default/t{number:03}").send(b"x")
+            after = await rest.ask("GET", "/metrics")
+            assert abs(len(after.value) - len(answer.value)) < 1_000
+            assert len(after.value) < 100_000
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("by_topic", [True, False], ids=["by-topic", "by-namespace"])
+def test_a_page_has_series_of_a_limited_number_of_namespaces_and_sums_of_the_rest(
+    tmp_path: Path, by_topic: bool
+) -> None:
+    """The engine's figures of them, too."""
+
+    async def main() -> None:
+        settings = {"max_topics_in_prometheus": 3, "expose_topic_level_metrics_in_prometheus": by_topic}
+        async with administered(tmp_path / "store", **settings) as (_, rest, store):
+            for number in range(20):
+                store.topic(f"persistent://public/n{number}/t").send(b"x")
+            families = parsed((await rest.ask("GET", "/metrics")).value)
+            found = {each.labels["namespace"]: each.value for each in families["pulsar_topics_count"].samples}
+            assert len(found) == 4
+            assert (found["others"], sum(found.values())) == (17, 20)
+            for family in families.values():
+                assert len({each.labels.get("namespace") for each in family.samples}) <= 7, family.name
+
+    asyncio.run(main())
+
+
+def test_one_page_is_in_memory_at_a_time_and_who_takes_none_of_it_loses_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next page is made when the last has left; a reader that is too slow is not waited for."""
+    monkeypatch.setattr(administration, "_SCRAPE_S", 0.2)
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (broker, rest, _):
+            assert broker._services is not None
+            served = broker._services.exposition
+            made = 0
+
+            async def large() -> bytes:
+                nonlocal made
+                made += 1
+                return random.Random(made).randbytes(32 << 20 if made == 1 else 100)
+
+            monkeypatch.setattr(served, "_make", large)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert await reader.read(1) == b"H"
+            monkeypatch.setattr(administration, "_SCRAPE_S", 60)
+            answers = [asyncio.create_task(rest.ask("GET", "/metrics")) for _ in range(6)]
+            await until(lambda: served._scrape is not None and served._scrape.readers == 6)
+            assert made == 1
+            pages = {(await answer).value for answer in answers}
+            assert (made, len(pages)) == (2, 1)
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            await until(lambda: served._scrape is None)
+
+    asyncio.run(main())
 
 
 def test_a_store_that_has_failed_is_told_of(
@@ -232,7 +329,7 @@ def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.Monkey
             for number in range(20):
                 await client.ask(commands.Producer(f"{TOPIC}{number}", number, number))
             assert broker._services is not None
-            scrape = asyncio.ensure_future(broker._services.exposition.text())
+            scrape = asyncio.ensure_future(text_of(broker._services.exposition))
             turns = 0
             while not writers:
                 await asyncio.sleep(0)
@@ -256,7 +353,7 @@ def test_a_large_page_is_compressed_for_who_takes_it_so(tmp_path: Path) -> None:
                 return page
 
             assert broker._services is not None
-            broker._services.exposition.text = large  # type: ignore[method-assign]
+            broker._services.exposition._make = large  # type: ignore[method-assign]
             for accepted, encoding in (("gzip", "gzip"), ("identity", None)):
                 answer = await rest.ask("GET", "/metrics", headers={"Accept-Encoding": accepted})
                 assert (answer.value, answer.headers.get("Content-Encoding")) == (page, encoding)
@@ -280,7 +377,7 @@ def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_b
                 return made[-1]
 
             served._make = counted  # type: ignore[method-assign]
-            pages = await asyncio.gather(*(served.text() for _ in range(20)))
+            pages = await asyncio.gather(*(text_of(served) for _ in range(20)))
             assert (len(made), len(set(pages))) == (1, 1)
             metrics = store._engine.metrics
             assert metrics is not None

@@ -14,7 +14,7 @@ from duelog import ManualClock, Message
 from duelog.broker.metrics.engine_figures import EngineFigures
 from duelog.broker.metrics.latencies import BOUNDS_S, Durations, PublishDurations, passed_since
 from duelog.broker.metrics.loop_lag import LoopLag
-from duelog.broker.metrics.text_format import Page, label, number
+from duelog.broker.metrics.text_format import Page, Shown, label, number
 from tests.broker.peers import Bench, run
 from tests.conftest import OpenStore
 
@@ -123,7 +123,7 @@ def test_the_engine_s_counters_and_histograms_add_up_without_an_sdk(
 
     def fired() -> dict[str | None, float]:
         page = Page()
-        figures.write(page, metrics)
+        figures.write(page, metrics, Shown(0))
         families = {each.name: each for each in text_string_to_metric_families(page.encode().decode())}
         counts = {each.labels.get("le"): each.value for each in families["duelog_messages_lateness_seconds"].samples}
         assert (counts["0.2"], counts["0.5"], counts["1.0"], counts["+Inf"]) == (0, 2, 4, 4)
