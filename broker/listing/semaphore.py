@@ -74,15 +74,15 @@ class AsyncSemaphore:
         max_queue: int,
         timeout_ms: float,
         loop: Loop | None = None,
-        on_granted: Callable[[float], object] = lambda waited_ms: None,
+        on_waited: Callable[[float], object] = lambda waited_ms: None,
     ) -> None:
         """max_permits: bytes, 0: no limit, and nothing is counted. max_queue: requests that may wait, 0: any number.
 
         loop: whose time counts; None: that which runs.
-        on_granted: told of each permit how many milliseconds it was waited for.
+        on_waited: told of each request that was granted or timed out how many milliseconds it waited.
         """
         self._loop = loop or asyncio.get_running_loop()
-        self._on_granted = on_granted
+        self._on_waited = on_waited
         self._queue: OrderedDict[_Request, None] = OrderedDict()
         self._live = 0
         """Permits that were not released."""
@@ -185,8 +185,11 @@ class AsyncSemaphore:
 
     def _admit(self, head: _Request) -> None:
         self._remove(head)
-        self._on_granted((self._loop.time() - head.since) * 1_000)
+        self._tell_waited(head)
         self._grant(head)
+
+    def _tell_waited(self, request: _Request) -> None:
+        self._on_waited((self._loop.time() - request.since) * 1_000)
 
     def _counted_size(self, request: _Request) -> int:
         return min(request.size, self.max_permits)
@@ -232,7 +235,9 @@ class AsyncSemaphore:
 
     def _time_out(self, request: _Request) -> None:
         if request in self._queue:
-            self.timeouts += not request.future.done()
+            if not request.future.done():
+                self.timeouts += 1
+                self._tell_waited(request)
             self._fail(request, PermitTimeout(f"no permit for {request.size} bytes in {self.timeout_ms:g} ms"))
             self._run()
 

@@ -23,7 +23,7 @@ class WaitTimes:
         self.sum_ms = 0.0
 
     def add(self, waited_ms: float) -> None:
-        """A permit was granted."""
+        """A permit was granted, or did not come in time."""
         self.count += 1
         self.sum_ms += waited_ms
         self._recent.append((self._time(), waited_ms))

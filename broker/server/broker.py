@@ -92,6 +92,9 @@ class Broker:
         if config.tls_certificate_file_path is not None and config.tls_key_file_path is not None:
             certificate = Certificate(config.tls_certificate_file_path, config.tls_key_file_path)
         services = self._services = Services(self._store, config, Workers(self._executor), self._command)
+        delays = config.delay_policies()
+        if delays:
+            await asyncio.to_thread(lambda: self._store.update_policies(**delays))
         await services.resources.load()
         await services.dynamic.load()
         services.exposition.start()

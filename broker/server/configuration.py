@@ -100,6 +100,14 @@ class BrokerConfig:
     """Of topics that come into being; 0: they are plain topics."""
     broker_deduplication_enabled: bool = False
     """Whether messages that producers number are stored once."""
+    delayed_delivery_enabled: bool | None = None
+    """Whether messages are delayed at all. It and the next two are set for the whole store when the broker starts, as
+    `duelog policies set` does, and stay until they are changed; namespaces and topics may have their own. Not set: the
+    store keeps what it has."""
+    delayed_delivery_tick_time_millis: int | None = None
+    """Due times are rounded up to a multiple of it; 0 or 1: they are exact."""
+    delayed_delivery_max_delay_in_millis: int | None = None
+    """The longest delay that a producer may ask for; 0: no limit."""
     delay_rejection: str = "error"
     """What becomes of a delay over the maximum: "error", or "clamp" to shorten it."""
     ack_response_durable: bool = False
@@ -215,6 +223,15 @@ class BrokerConfig:
             return self.advertised_address
         return socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
 
+    def delay_policies(self) -> dict[str, int | bool]:
+        """Policies for the whole store that are set here."""
+        found = {
+            "active": self.delayed_delivery_enabled,
+            "tick_time_ms": self.delayed_delivery_tick_time_millis,
+            "max_delivery_delay_ms": self.delayed_delivery_max_delay_in_millis,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
     def dynamic(self) -> dict[str, int]:
         """What the settings start with that change while the broker runs, by name."""
         prefix = "max_topic_list_in_flight_"
@@ -252,6 +269,25 @@ _POSITIVE = (
 )
 
 
+_ONE_INDEX = "duelog has one kind of delay index, on disk and shared by the subscriptions of a topic: leave it out"
+_ELSEWHERE = {
+    "delayedDeliveryTrackerFactoryClassName": _ONE_INDEX,
+    "delayedDeliveryPruneMinIntervalMillis": "here it is tracker_prune_interval_ms of the table [store]",
+    "delayedDeliveryPruneEligibleRatio": "here it is tracker_prune_ratio of the table [store]",
+    "delayedDeliveryTopicManagerIdleMillis": "here it is tracker_idle_ms of the table [store]",
+    "delayedDeliveryMaxDeliveryDelayInMillis": "here, as in Pulsar, it is delayedDeliveryMaxDelayInMillis",
+    "maxDelayedDeliveryTimeMs": "here it is the policy --max-delay of `duelog policies set`",
+    "fixedDelayedDeliveryTimeMs": "here it is the policy --fixed-delay of `duelog policies set`",
+    "isDelayedDeliveryDeliverAtTimeStrict": "no message is delivered early here: leave it out",
+    "delayedDeliveryFixedDelayDetectionLookahead": _ONE_INDEX,
+    "delayedDeliveryMinIndexCountPerBucket": _ONE_INDEX,
+    "delayedDeliveryMaxIndexesPerBucketSnapshotSegment": _ONE_INDEX,
+    "delayedDeliveryMaxNumBuckets": _ONE_INDEX,
+    "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds": "here it is bucket_ms of the table [store]",
+}
+"""Settings of Pulsar for delayed delivery (PIP-437, PIP-448) that are not taken: what to set in place of them."""
+
+
 def in_file(name: str) -> str:
     """The name of a field in a file."""
     return _WORD.sub(lambda found: found.group(1).upper(), name)
@@ -273,7 +309,7 @@ def read_settings(cls: type[S], path: Path, **settings: Any) -> S:
     values = {}
     for given, value in found.items():
         if given not in names:
-            raise InvalidArgument(given, value, f"{path} has a setting that is not known")
+            raise InvalidArgument(given, value, _ELSEWHERE.get(given, f"{path} has a setting that is not known"))
         values[names[given]] = _checked(given, value, types[names[given]])
     return cls(**{**values, **settings})
 

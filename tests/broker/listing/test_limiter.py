@@ -240,17 +240,37 @@ def test_quantiles_are_of_the_last_minutes() -> None:
     assert (waits.count, waits.sum_ms) == (101, 5_057)
 
 
+def test_a_wait_that_times_out_counts_in_the_wait_times() -> None:
+    """One that is cancelled, or finds the queue full, does not."""
+
+    async def test() -> None:
+        loop = TestLoop()
+        limiter = DualMemoryLimiter(LIMITS, LIMITS, loop)
+        limiter.heap.acquire(100)
+        late, cancelled = limiter.heap.acquire(1), limiter.heap.acquire(1)
+        full = limiter.heap.acquire(1)
+        assert isinstance(full.exception(), PermitError)
+        cancelled.cancel()
+        await idle()
+        loop.advance(1)
+        assert isinstance(late.exception(), PermitTimeout)
+        waits = limiter.heap.waits
+        assert (waits.count, waits.sum_ms, waits.quantiles()[0.99]) == (2, 1_000, 1_000)
+
+    run(test())
+
+
 SERIES = """
 pulsar_broker_topic_list_heap_memory_used_bytes{cluster="c"} 60.0
 pulsar_broker_topic_list_heap_memory_limit_bytes{cluster="c"} 100.0
 pulsar_broker_topic_list_heap_queue_size{cluster="c"} 1.0
 pulsar_broker_topic_list_heap_queue_max_size{cluster="c"} 2.0
 pulsar_broker_topic_list_heap_wait_time_ms{cluster="c",quantile="0.5"} 0.0
-pulsar_broker_topic_list_heap_wait_time_ms{cluster="c",quantile="0.95"} 0.0
-pulsar_broker_topic_list_heap_wait_time_ms{cluster="c",quantile="0.99"} 0.0
-pulsar_broker_topic_list_heap_wait_time_ms{cluster="c",quantile="1.0"} 0.0
-pulsar_broker_topic_list_heap_wait_time_ms_count{cluster="c"} 1.0
-pulsar_broker_topic_list_heap_wait_time_ms_sum{cluster="c"} 0.0
+pulsar_broker_topic_list_heap_wait_time_ms{cluster="c",quantile="0.95"} 1000.0
+pulsar_broker_topic_list_heap_wait_time_ms{cluster="c",quantile="0.99"} 1000.0
+pulsar_broker_topic_list_heap_wait_time_ms{cluster="c",quantile="1.0"} 1000.0
+pulsar_broker_topic_list_heap_wait_time_ms_count{cluster="c"} 2.0
+pulsar_broker_topic_list_heap_wait_time_ms_sum{cluster="c"} 1000.0
 pulsar_broker_topic_list_heap_wait_time_ms_created{cluster="c"} 5.0
 pulsar_broker_topic_list_heap_timeout_total{cluster="c"} 1.0
 pulsar_broker_topic_list_heap_timeout_created{cluster="c"} 5.0

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.exposition import generate_latest
 
 from duelog.broker.metrics.metric_names import METRICS
-from tests.broker.metrics.test_exposition import Scraped, busy
+from tests.broker.metrics.test_exposition import Scraped, busy, parsed
+from tests.broker.proxy.proxied import proxy_to
 
 DOCS = Path(__file__).parents[3] / "docs"
 BOARD = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
@@ -26,8 +28,14 @@ _SELECTOR = re.compile(r"\{([^}]*)\}")
 _RANGE = re.compile(r"\[[^]]*\]")
 _METRIC = re.compile(r"\b[a-zA-Z_][a-zA-Z0-9_]*\b(?!\s*\()")
 _KEYWORDS = {"and", "or", "unless", "by", "without", "on", "ignoring", "offset", "bool"}
-_LABELS = {each.name: set(each.labels) for each in METRICS}
-_KINDS = {each.name: each.kind for each in METRICS}
+_OF_PROXY = {
+    each.name.replace("pulsar_broker_", "pulsar_proxy_"): each
+    for each in METRICS
+    if each.name.startswith("pulsar_broker_topic_list_")
+}
+_EXPORTED = {each.name: each for each in METRICS} | _OF_PROXY
+_LABELS = {name: set(each.labels) for name, each in _EXPORTED.items()}
+_KINDS = {name: each.kind for name, each in _EXPORTED.items()}
 
 
 def used(expression: str) -> Iterator[tuple[str, set[str]]]:
@@ -68,12 +76,13 @@ def expressions() -> list[tuple[str, str]]:
     return found
 
 
-def test_every_metric_and_label_of_board_and_alerts_is_exported_by_a_live_broker(tmp_path: Path) -> None:
-    """Names from the page that the broker serves; labels from its samples, where it has any, and from the list."""
+def test_every_metric_and_label_of_board_and_alerts_is_exported_by_a_live_broker_or_proxy(tmp_path: Path) -> None:
+    """Names from the page that it serves; labels from its samples, where it has any, and from the list."""
 
     async def main() -> None:
-        async with busy(tmp_path / "store") as (_, rest, _, _):
-            families = (await Scraped.of(rest)).families
+        proxied = proxy_to("pulsar://localhost:1")
+        async with busy(tmp_path / "store") as (_, rest, _, _), proxied as (proxy, _):
+            families = (await Scraped.of(rest)).families | parsed(generate_latest(proxy))
         checked = 0
         for where, expression in expressions():
             metrics = list(used(expression))
@@ -147,8 +156,10 @@ def test_each_alert_says_how_bad_it_is_what_is_wrong_and_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     "name", ["DuelogFiringStopped", "DuelogLate", "DuelogStoreFull", "DuelogStoreFailed", "DuelogBacklogGrows",
-             "DuelogTopicListLimitsExhausted", "DuelogEventLoopLag"],
+             "DuelogEventLoopLag", "DuelogDelaysRefused", "DuelogTopicListMemoryHigh", "DuelogTopicListQueueFull",
+             "DuelogTopicListTimeouts", "DuelogTopicListWaits", "DuelogProxyTopicListMemoryHigh",
+             "DuelogProxyTopicListQueueFull", "DuelogProxyTopicListTimeouts", "DuelogProxyTopicListWaits"],
 )  # fmt: skip
 def test_there_is_an_alert(name: str) -> None:
-    """What an operator is woken for."""
+    """What an operator is woken for; those of topic lists are the four that PIP-442 asks for."""
     assert name in {rule["alert"] for rule in RULES}

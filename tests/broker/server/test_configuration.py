@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import asyncio
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from duelog import DelayedStore, Policies, StoreConfig
+from duelog.broker.server import configuration
+from duelog.broker.server.broker import Broker
 from duelog.broker.server.configuration import BrokerConfig, in_file, read_config
 from duelog.store.errors import InvalidArgument
 
@@ -77,6 +82,12 @@ def test_a_file_has_the_names_that_operators_know(tmp_path: Path) -> None:
         ("writeStallSeconds = -1", "0 or more"),
         ("writeLowMark = 2000000", "over writeHighMark"),
         ("store = 3", "a table"),
+        ("delayedDeliveryMaxDelayInMillis = -1", "delayedDeliveryMaxDelayInMillis=-1: expected 0 or more"),
+        ("delayedDeliveryTopicManagerIdleMillis = 0", "ManagerIdleMillis=0: here it is tracker_idle_ms of .*store"),
+        ("delayedDeliveryPruneMinIntervalMillis = 0", "here it is tracker_prune_interval_ms"),
+        ("delayedDeliveryPruneEligibleRatio = 0.5", "here it is tracker_prune_ratio"),
+        ('delayedDeliveryTrackerFactoryClassName = "org"', "one kind of delay index"),
+        ("fixedDelayedDeliveryTimeMs = 1", "--fixed-delay"),
         ("a = ", "not TOML"),
     ],
 )
@@ -84,6 +95,38 @@ def test_a_setting_that_cannot_be_is_named(tmp_path: Path, text: str, says: str)
     """One of each kind."""
     with pytest.raises(InvalidArgument, match=says):
         read_config(written(tmp_path, text))
+
+
+def test_names_of_pulsar_that_are_refused_are_told_by_names_that_the_store_has() -> None:
+    """No setting of the broker is among them."""
+    texts = " ".join(configuration._ELSEWHERE.values())
+    named = set(re.findall(r"here it is (\w+) of the table", texts))
+    assert len(named) == 4
+    assert named <= {each.name for each in fields(StoreConfig)}
+    assert not set(configuration._ELSEWHERE) & {in_file(each.name) for each in fields(BrokerConfig)}
+
+
+def test_delays_of_the_configuration_are_set_for_the_whole_store(tmp_path: Path) -> None:
+    """By Pulsar's names; what is left out, and other policies of the store, stay as they are."""
+    text = """
+        delayedDeliveryEnabled = true
+        delayedDeliveryTickTimeMillis = 1000
+        delayedDeliveryMaxDelayInMillis = 3600000
+    """
+    config = replace(read_config(written(tmp_path, text)), bind_address="127.0.0.1", broker_service_port=0)
+
+    async def served(store: DelayedStore, config: BrokerConfig) -> None:
+        broker = Broker(store, config)
+        await broker.start()
+        await broker.stop()
+
+    with DelayedStore.open(tmp_path / "store") as store:
+        store.set_policies(Policies(max_delivery_delay_ms=5, retention_ms=7))
+        asyncio.run(served(store, config))
+        wanted = Policies(active=True, tick_time_ms=1_000, max_delivery_delay_ms=3_600_000, retention_ms=7)
+        assert store.policies() == wanted
+        asyncio.run(served(store, replace(config, delayed_delivery_enabled=None)))
+        assert store.policies() == wanted
 
 
 def test_a_listener_has_an_address_for_each_scheme() -> None:
