@@ -12,7 +12,7 @@ from typing import Any, Self
 from ...store.errors import InvalidArgument
 from ...store.log.documents import Documents
 from ..lookup.records import Records
-from .limiter import Limits
+from .memory_limits import Limits
 
 MAX_VALUE = (1 << 31) - 1
 

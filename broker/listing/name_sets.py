@@ -18,7 +18,7 @@ from ...store.names import SCHEME
 from ...topics.topic_events import TopicEvent
 from ..protocol.failures import Refused, ServerError
 from ..protocol.loop_calls import LoopCalls, Workers
-from .list_sizes import list_bytes, name_bytes
+from .admission import list_bytes, name_bytes
 from .topic_filter import Pattern, compiled, is_internal, matches, selected, topics_hash
 from .topic_listing import names_of
 

@@ -23,9 +23,8 @@ from ..protocol.frames import head_before, name_fields
 from ..protocol.loop_calls import Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
-from .admission import Admission, send_and_wait
-from .list_sizes import frame_bytes, list_bytes
-from .semaphore import PermitError
+from .admission import Admission, frame_bytes, list_bytes, send_and_wait
+from .memory_limits import PermitError
 from .topic_filter import UnreadablePattern, compiled, is_internal, selected, topics_hash
 
 T = TypeVar("T")

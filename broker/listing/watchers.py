@@ -30,10 +30,9 @@ from ..protocol.frames import head, head_before, name_fields
 from ..protocol.loop_calls import Loop, Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
-from .admission import Admission, Backoff, send_and_wait
-from .list_sizes import frame_bytes, list_bytes
+from .admission import Admission, Backoff, frame_bytes, list_bytes, send_and_wait
+from .memory_limits import PermitError, PermitQueueFull, PermitTimeout
 from .name_sets import NameSets, Update, Use
-from .semaphore import PermitError, PermitQueueFull, PermitTimeout
 from .topic_filter import UnreadablePattern, compiled
 
 _log = logging.getLogger("duelog.broker.listing")

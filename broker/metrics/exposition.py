@@ -22,8 +22,7 @@ from ...store.errors import DuelogError
 from ...store.files.directory import disk_parts
 from ...store.names import TopicName
 from ..consume.consumers import Consumers
-from ..listing.limit_figures import BROKER_PREFIX, collect
-from ..listing.limiter import DualMemoryLimiter
+from ..listing.memory_limits import BROKER_PREFIX, DualMemoryLimiter
 from ..produce.producers import Producers
 from ..produce.sends import OpenProducer
 from ..protocol.loop_calls import LoopCalls, Workers
@@ -192,7 +191,7 @@ class Exposition:
             page.add_families(self._process.collect())
             return page.encode()
 
-        page.add_families(collect(BROKER_PREFIX, self._cluster, self._limiter))
+        page.add_families(self._limiter.collect(BROKER_PREFIX, self._cluster))
         found = await self._workers(write)
         self._scrape_s = time.monotonic() - began
         return found

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from ..listing.limiter import DualMemoryLimiter, PermitError
-from ..listing.list_sizes import ListSizes
+from ..listing.admission import ListSizes
+from ..listing.memory_limits import DualMemoryLimiter, PermitError
 from ..protocol.commands import Error, GetTopics, ServerError
 from ..protocol.failures import Refused
 from ..protocol.frames import framed

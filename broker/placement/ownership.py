@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...store.errors import InvalidArgument
-from ..listing.limiter import DualMemoryLimiter
+from ..listing.memory_limits import DualMemoryLimiter
 from ..protocol import commands
 from ..protocol.commands import Command, LookupKind, LookupResponse, ServerError
 from ..protocol.failures import Refused

@@ -18,8 +18,7 @@ from ..admin.application import Application
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route
 from ..admin.web_server import WebServer
-from ..listing.limit_figures import PROXY_PREFIX, collect
-from ..listing.limiter import DualMemoryLimiter
+from ..listing.memory_limits import PROXY_PREFIX, DualMemoryLimiter
 from ..lookup.topic_lookup import Urls
 from ..placement.broker_link import Dialer, broker_context
 from ..placement.client_links import ClientLinks
@@ -181,7 +180,7 @@ class Proxy:
         cluster = self._config.cluster_name
         if self._listeners is not None:
             yield from self.figures.collect(cluster, len(self._listeners), self._listeners.refused, self.gate)
-        yield from collect(PROXY_PREFIX, cluster, self.limiter)
+        yield from self.limiter.collect(PROXY_PREFIX, cluster)
 
     async def _status(self, _: Request) -> Reply:
         return Reply(b"OK", content_type="text/html")

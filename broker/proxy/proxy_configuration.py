@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ...store.errors import InvalidArgument
-from ..listing.limiter import Limits
+from ..listing.memory_limits import Limits
 from ..placement.placement import Address
 from ..server.configuration import BrokerConfig, in_file
 

@@ -223,7 +223,7 @@ class BrokerConfig:
             return self.advertised_address
         return socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
 
-    def delay_policies(self) -> dict[str, int | bool]:
+    def delay_policies(self) -> dict[str, Any]:
         """Policies for the whole store that are set here."""
         found = {
             "active": self.delayed_delivery_enabled,

@@ -14,7 +14,7 @@ from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
 from ..listing.admission import Admission, ListingSettings
 from ..listing.dynamic_settings import DynamicSettings
-from ..listing.limiter import DualMemoryLimiter
+from ..listing.memory_limits import DualMemoryLimiter
 from ..listing.name_sets import NameSets
 from ..listing.topic_listing import TopicListing
 from ..listing.watchers import Watchers

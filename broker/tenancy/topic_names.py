@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 
 from ..admin.http_request import HttpError, Reply
 from ..listing.admission import Admission
-from ..listing.semaphore import PermitError
+from ..listing.memory_limits import PermitError
 from ..listing.topic_listing import Listed, TopicListing
 from ..protocol.commands import TopicsMode
 
@@ -26,16 +26,13 @@ class TopicNames:
 
     async def reply(self, namespace: str) -> Reply:
         """Full names in order, as a JSON list. HttpError 429 where there is no permit in time."""
-        until_left = AsyncExitStack()
-        try:
-            with self._admission.lookup():
-                body = await self._listed(namespace, until_left)
-        except PermitError as error:
-            raise HttpError(429, str(error)) from error
-        except BaseException:
-            await until_left.aclose()
-            raise
-        return Reply(body, "application/json", until_left=until_left)
+        async with AsyncExitStack() as until_left:
+            try:
+                with self._admission.lookup():
+                    body = await self._listed(namespace, until_left)
+            except PermitError as error:
+                raise HttpError(429, str(error)) from error
+            return Reply(body, "application/json", until_left=until_left.pop_all())
 
     async def _listed(self, namespace: str, until_left: AsyncExitStack) -> bytes:
         async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[bytes]]]:

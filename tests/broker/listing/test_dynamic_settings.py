@@ -8,7 +8,7 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.listing.dynamic_settings import NAMES, DynamicSettings
-from duelog.broker.listing.limiter import Limits
+from duelog.broker.listing.memory_limits import Limits
 from duelog.broker.server.configuration import BrokerConfig
 from duelog.store.errors import InvalidArgument
 from tests.broker.listing.watching import held_broker

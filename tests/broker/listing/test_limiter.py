@@ -12,11 +12,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from duelog.broker.listing.limit_figures import BROKER_PREFIX, collect
-from duelog.broker.listing.limiter import DualMemoryLimiter, Limits
-from duelog.broker.listing.list_sizes import FIRST_SIZE, ListSizes, list_bytes
-from duelog.broker.listing.semaphore import PermitError, PermitTimeout
-from duelog.broker.listing.wait_times import WaitTimes
+from duelog.broker.listing.admission import FIRST_SIZE, ListSizes, list_bytes
+from duelog.broker.listing.memory_limits import (
+    BROKER_PREFIX,
+    DualMemoryLimiter,
+    Limits,
+    PermitError,
+    PermitTimeout,
+    WaitTimes,
+)
 from tests.broker.peers import TestLoop, idle, run
 
 LIMITS = Limits(100, 2, 1_000)
@@ -295,7 +299,7 @@ class _Collector(Collector):
         self._limiter = limiter
 
     def collect(self) -> list[Metric]:
-        return list(collect(BROKER_PREFIX, "c", self._limiter))
+        return list(self._limiter.collect(BROKER_PREFIX, "c"))
 
 
 def test_twelve_metrics_are_26_series() -> None:
@@ -316,7 +320,7 @@ def test_twelve_metrics_are_26_series() -> None:
         assert sorted(line for line in text.splitlines() if not line.startswith("#")) == sorted(
             SERIES.split("\n")[1:-1]
         )
-        assert len(list(collect(BROKER_PREFIX, "c", limiter))) == 12
+        assert len(list(limiter.collect(BROKER_PREFIX, "c"))) == 12
         waiting.cancel()
         await idle()
 

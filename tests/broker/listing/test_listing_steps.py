@@ -9,9 +9,8 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.listing import topic_listing
-from duelog.broker.listing.admission import Admission, ListingSettings
-from duelog.broker.listing.limiter import DualMemoryLimiter, Limits
-from duelog.broker.listing.list_sizes import FIRST_SIZE, frame_bytes, list_bytes
+from duelog.broker.listing.admission import FIRST_SIZE, Admission, ListingSettings, frame_bytes, list_bytes
+from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.resources import Resources

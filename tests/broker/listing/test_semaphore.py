@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog.broker.listing.semaphore import (
+from duelog.broker.listing.memory_limits import (
     AsyncSemaphore,
     Permit,
     PermitCancelled,
@@ -30,8 +30,7 @@ class Stand:
 
     def __init__(self, max_permits: int = 10, max_queue: int = 0, timeout_ms: int = 1_000) -> None:
         self.loop = TestLoop()
-        self.waited: list[float] = []
-        self.semaphore = AsyncSemaphore(max_permits, max_queue, timeout_ms, self.loop, self.waited.append)
+        self.semaphore = AsyncSemaphore(max_permits, max_queue, timeout_ms, self.loop)
         self.acquire = self.semaphore.acquire
         self.update = self.semaphore.update
         self.release = self.semaphore.release
@@ -39,6 +38,11 @@ class Stand:
     def now(self, permits: int) -> Permit:
         """A permit that is granted at once."""
         return self.acquire(permits).result()
+
+    @property
+    def waited(self) -> list[float]:
+        """How long requests waited, in ms, in the order of their ends."""
+        return [waited for _, waited in self.semaphore.waits._recent]
 
     def check(self, available: int, waiting: int) -> None:
         """What is left, and how many wait."""

@@ -10,9 +10,8 @@ import pytest
 
 from duelog import DelayedStore, TopicEvent
 from duelog.broker.listing import name_sets, watchers
-from duelog.broker.listing.admission import Admission, Backoff, ListingSettings
-from duelog.broker.listing.limiter import DualMemoryLimiter, Limits
-from duelog.broker.listing.list_sizes import FIRST_SIZE, list_bytes
+from duelog.broker.listing.admission import FIRST_SIZE, Admission, Backoff, ListingSettings, list_bytes
+from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
 from duelog.broker.listing.name_sets import NameSets
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.listing.watchers import Watchers

@@ -13,7 +13,7 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.listing import admission
-from duelog.broker.listing.limiter import Limits
+from duelog.broker.listing.memory_limits import Limits
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
 from tests.broker.listing.watching import NAMESPACE, PREFIX, WatchingClient, held_broker

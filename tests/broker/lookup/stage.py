@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from duelog import DelayedStore
 from duelog.broker.listing.admission import Admission, ListingSettings
-from duelog.broker.listing.limiter import DualMemoryLimiter, Limits
+from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
 from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.compatibility import Compatibility
 from duelog.broker.lookup.namespace_settings import AutoCreation, NamespaceSettings

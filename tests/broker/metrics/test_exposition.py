@@ -241,7 +241,7 @@ def test_a_page_has_series_of_a_limited_number_of_namespaces_and_sums_of_the_res
     """The engine's figures of them, too."""
 
     async def main() -> None:
-        settings = {"max_topics_in_prometheus": 3, "expose_topic_level_metrics_in_prometheus": by_topic}
+        settings: dict[str, Any] = {"max_topics_in_prometheus": 3, "expose_topic_level_metrics_in_prometheus": by_topic}
         async with administered(tmp_path / "store", **settings) as (_, rest, store):
             for number in range(20):
                 store.topic(f"persistent://public/n{number}/t").send(b"x")

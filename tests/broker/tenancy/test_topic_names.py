@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from duelog.broker.listing.limiter import Limits
+from duelog.broker.listing.memory_limits import Limits
 from duelog.broker.server.broker import Broker
 from tests.broker.admin.rest import administered
+from tests.broker.server.raw_client import until
 
 PATHS = ("/admin/v2/namespaces/public/default/topics", "/admin/v2/persistent/public/default")
 NAMES = [f"persistent://public/default/{number:04}-" + "\u00e9" * 100 for number in range(2_000)]
@@ -61,6 +62,28 @@ def test_a_list_without_a_permit_in_time_is_429(tmp_path: Path) -> None:
             broker._services.limiter.direct.release(held)
             assert (await rest.ask("GET", PATHS[0])).value == NAMES[:5]
             await all_back(broker)
+
+    asyncio.run(main())
+
+
+def test_a_list_that_gets_no_heap_after_it_waited_for_direct_memory_gives_that_back(tmp_path: Path) -> None:
+    """Its heap permit goes back while it waits, and it may get none in time afterwards."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (broker, rest, store):
+            store.create_topics(NAMES[:5])
+            await limited(broker, Limits(100_000, 1_000, 30), Limits(100_000, 1_000, 25_000))
+            assert broker._services is not None
+            limiter = broker._services.limiter
+            direct = await limiter.direct.acquire(100_000)
+            asked = asyncio.create_task(rest.ask("GET", PATHS[0]))
+            await until(lambda: limiter.direct.queue_size)
+            heap = await limiter.heap.acquire(100_000)
+            limiter.direct.release(direct)
+            assert (await asked).status == 429
+            limiter.heap.release(heap)
+            await all_back(broker)
+            assert (await rest.ask("GET", PATHS[0])).value == NAMES[:5]
 
     asyncio.run(main())
 

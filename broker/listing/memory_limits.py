@@ -1,0 +1,383 @@
+"""How much memory topic lists may take at a time: lists being made (heap), and frames being written (direct); PIP-442.
+
+Each kind is a semaphore of bytes. Requests wait in strict order, bounded in number and time. Whatever is acquired,
+updated, released, cancelled or timed out, and however the limit changes: `available + acquired == limit`.
+
+Two rules keep clients that read slowly, or not at all, from holding up others. One connection has one list on its way
+at a time; its other requests wait for that, and hold nothing. And nobody holds heap while it waits for direct memory.
+
+All of it belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple, cast
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ...store.errors import InvalidArgument
+from ..protocol.loop_calls import Loop, Timer
+from ..protocol.peer import Peer
+
+Permits = asyncio.Future["Permit"]
+IsGone = Callable[[], bool]
+
+QUANTILES = (0.5, 0.95, 0.99, 1.0)
+WINDOW_S = 600.0
+_MOST_WAITS = 4_096
+
+BROKER_PREFIX = "pulsar_broker_topic_list_"
+PROXY_PREFIX = "pulsar_proxy_topic_list_"
+
+
+class PermitError(Exception):
+    """A request got no permit."""
+
+
+class PermitClosed(PermitError):
+    """The semaphore is closed."""
+
+
+class PermitQueueFull(PermitError):
+    """The queue is full."""
+
+
+class PermitTimeout(PermitError):
+    """It waited for as long as it may."""
+
+
+class PermitCancelled(PermitError):
+    """`is_cancelled()` was true as its turn came, or the connection is gone."""
+
+
+class Limits(NamedTuple):
+    """Of one kind of memory."""
+
+    max_bytes: int = 100 << 20
+    """0: no limit, and nothing is counted."""
+    max_queue: int = 1_000
+    """Requests that may wait; 0: any number."""
+    timeout_ms: int = 25_000
+
+
+class Permit:
+    """Bytes that may be used until they are released."""
+
+    __slots__ = ("_counted", "_updates", "size")
+
+    def __init__(self, size: int, counted: int) -> None:
+        self.size = size
+        """Bytes; 0 once it is released or updated."""
+        self._counted = counted
+        """Those that a limit counts: none of them where there was no limit."""
+        self._updates = 0
+        """Updates of it that wait."""
+
+
+class _Request:
+    __slots__ = ("future", "is_cancelled", "old", "since", "size", "timer")
+
+    def __init__(self, size: int, old: Permit | None, is_cancelled: IsGone | None, since: float) -> None:
+        self.size = size
+        self.old = old
+        self.is_cancelled = is_cancelled
+        self.since = since
+        self.future: Permits = asyncio.get_running_loop().create_future()
+        self.timer: Timer | None = None
+
+    @property
+    def old_counted(self) -> int:
+        return 0 if self.old is None else self.old._counted
+
+
+class WaitTimes:
+    """How long requests waited, in milliseconds."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        """time: seconds, never going back."""
+        self._time = time
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_MOST_WAITS)
+        self.count = 0
+        self.sum_ms = 0.0
+
+    def add(self, waited_ms: float) -> None:
+        """A permit was granted, or did not come in time."""
+        self.count += 1
+        self.sum_ms += waited_ms
+        self._recent.append((self._time(), waited_ms))
+
+    def quantiles(self) -> Mapping[float, float]:
+        """By quantile, of the last 4,096 waits that ended in the last ten minutes; NaN: there is none."""
+        oldest = self._time() - WINDOW_S
+        waits = sorted(waited for ended, waited in self._recent if ended >= oldest) or [math.nan]
+        return {each: waits[math.ceil(each * len(waits)) - 1] for each in QUANTILES}
+
+
+class AsyncSemaphore:
+    """Bytes of one kind of memory."""
+
+    def __init__(self, max_permits: int, max_queue: int, timeout_ms: float, loop: Loop | None = None) -> None:
+        """As of `Limits`. loop: whose time counts; None: that which runs."""
+        self._loop = loop or asyncio.get_running_loop()
+        self._queue: OrderedDict[_Request, None] = OrderedDict()
+        self._live: dict[Permit, None] = {}
+        """Permits that were not released, the oldest first."""
+        self._closed = False
+        self.waits = WaitTimes(self._loop.time)
+        self.acquired = 0
+        """Bytes in use that a limit counts; after the limit was lowered perhaps more than it."""
+        self.timeouts = 0
+        self.max_permits, self.max_queue, self.timeout_ms = max_permits, max_queue, timeout_ms
+
+    @property
+    def available(self) -> int:
+        """Bytes that may be acquired; below 0 until enough came back under a lowered limit."""
+        return self.max_permits - self.acquired
+
+    @property
+    def queue_size(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    def set_limits(self, max_permits: int, max_queue: int, timeout_ms: float) -> None:
+        """Change the limits. Takes nothing away: nothing is granted until enough came back.
+
+        What waits keeps its timeout; a request over a lowered limit waits for all of it.
+        """
+        self.max_permits, self.max_queue, self.timeout_ms = max_permits, max_queue, timeout_ms
+        self._run()
+
+    def acquire(self, permits: int, is_cancelled: IsGone | None = None) -> Permits:
+        """A permit for so many bytes, when its turn has come. Cancelling the future takes the request back.
+
+        is_cancelled: asked when its turn comes. Raises InvalidArgument for fewer than none and for more than the
+        limit; the future, PermitError.
+        """
+        return self._request(permits, None, is_cancelled)
+
+    def update(self, permit: Permit, size: int, is_cancelled: IsGone | None = None) -> Permits:
+        """A permit for so many bytes in place of `permit`, which is empty then; if it fails, `permit` stays good.
+
+        To shrink is immediate. To grow waits in turn for the difference to what `permit` holds when that is granted.
+        Where every permit is held by one that waits to grow, waiting would not end: the first of those that wait gets
+        what there is then, less than it asked for.
+        """
+        if 0 <= size <= permit._counted and not self._closed:
+            request = _Request(size, permit, None, self._loop.time())
+            self._grant(request)
+            self._run()
+            return request.future
+        return self._request(size, permit, is_cancelled)
+
+    def release(self, permit: Permit) -> None:
+        """Give back what a permit holds, once, however often it is called."""
+        self._empty(permit)
+        self._run()
+
+    def close(self) -> None:
+        """Fail what waits, and what comes; what is held can be released."""
+        self._closed = True
+        while self._queue:
+            self._fail(next(iter(self._queue)), PermitClosed("the semaphore is closed"))
+
+    # -- as listings use it: a request over the limit is one for the limit, and served alone ----------
+
+    @asynccontextmanager
+    async def holding(self, size: int, is_cancelled: IsGone | None = None) -> AsyncIterator[Permit]:
+        """A permit for so many bytes while the body runs. Raises PermitError, the body not begun."""
+        async with self._released(self.acquire(self._cut(size), is_cancelled)) as permit:
+            yield permit
+
+    @asynccontextmanager
+    async def updating(self, permit: Permit, size: int, is_cancelled: IsGone | None = None) -> AsyncIterator[Permit]:
+        """A permit in place of `permit` while the body runs. Raises PermitError, the body not begun, `permit` good."""
+        async with self._released(self.update(permit, self._cut(size), is_cancelled)) as updated:
+            yield updated
+
+    def has_room(self, size: int) -> bool:
+        """Whether a permit for so many bytes would be granted at once."""
+        return not self.max_permits or (not self._queue and self._cut(size) <= self.available)
+
+    @asynccontextmanager
+    async def _released(self, future: Permits) -> AsyncIterator[Permit]:
+        """Release a permit at the end, also one that was granted while its task was being cancelled."""
+        try:
+            yield await future
+        finally:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.release(future.result())
+
+    def _cut(self, size: int) -> int:
+        return min(size, self.max_permits) if self.max_permits else size
+
+    # -- the queue ---------------------------------------------------------------------------------
+
+    def _request(self, size: int, old: Permit | None, is_cancelled: IsGone | None) -> Permits:
+        if size < 0:
+            raise InvalidArgument("permits", size, "expected 0 or more")
+        if 0 < self.max_permits < size:
+            raise InvalidArgument("permits", size, f"more than the limit of {self.max_permits}")
+        request = _Request(size, old, is_cancelled, self._loop.time())
+        self._queue[request] = None
+        if old is not None:
+            old._updates += 1
+        if self._closed:
+            self._fail(request, PermitClosed("the semaphore is closed"))
+            return request.future
+        self._run()
+        if request in self._queue:
+            if 0 < self.max_queue < len(self._queue):
+                self._fail(request, PermitQueueFull(f"{self.max_queue} requests wait for permits"))
+                self._run()
+            else:
+                request.timer = self._loop.call_later(self.timeout_ms / 1_000, self._time_out, request)
+                request.future.add_done_callback(lambda _: self._take_back(request))
+        return request.future
+
+    def _run(self) -> None:
+        """Grant from the head on what can be granted."""
+        while self._queue:
+            head = next(iter(self._queue))
+            if head.future.done():
+                self._remove(head)
+            elif head.is_cancelled is not None and head.is_cancelled():
+                self._fail(head, PermitCancelled("what the permit was for is gone"))
+            elif self._cut(head.size) - head.old_counted <= self.available or not self.max_permits:
+                self._admit(head)
+            elif all(permit._updates for permit in self._live):
+                head.size = max(0, self.available + head.old_counted)
+                self._admit(head)
+            else:
+                return
+
+    def _admit(self, head: _Request) -> None:
+        self._remove(head)
+        self._count_wait(head)
+        self._grant(head)
+
+    def _count_wait(self, request: _Request) -> None:
+        self.waits.add((self._loop.time() - request.since) * 1_000)
+
+    def _grant(self, request: _Request) -> None:
+        if request.old is not None:
+            self._empty(request.old)
+        size = self._cut(request.size)
+        permit = Permit(size, size if self.max_permits else 0)
+        self.acquired += permit._counted
+        self._live[permit] = None
+        request.future.set_result(permit)
+
+    def _empty(self, permit: Permit) -> None:
+        if permit in self._live:
+            del self._live[permit]
+            self.acquired -= permit._counted
+            permit.size = permit._counted = 0
+
+    def _fail(self, request: _Request, error: PermitError) -> None:
+        self._remove(request)
+        if not request.future.done():
+            request.future.set_exception(error)
+
+    def _remove(self, request: _Request) -> None:
+        del self._queue[request]
+        if request.timer is not None:
+            request.timer.cancel()
+        if request.old is not None:
+            request.old._updates -= 1
+
+    def _take_back(self, request: _Request) -> None:
+        """Its caller has cancelled it, if it waits still."""
+        if request in self._queue:
+            self._remove(request)
+            self._run()
+
+    def _time_out(self, request: _Request) -> None:
+        if request in self._queue:
+            if not request.future.done():
+                self.timeouts += 1
+                self._count_wait(request)
+            self._fail(request, PermitTimeout(f"no permit for {request.size} bytes in {self.timeout_ms:g} ms"))
+            self._run()
+
+
+class DualMemoryLimiter:
+    """Both kinds of memory, and whose turn it is on each connection."""
+
+    def __init__(self, heap: Limits, direct: Limits, loop: Loop) -> None:
+        self.heap = AsyncSemaphore(*heap, loop)
+        """For lists being made."""
+        self.direct = AsyncSemaphore(*direct, loop)
+        """For frames being written."""
+        self.created = time.time()
+        """Seconds since 1970."""
+        self._turns: dict[int, tuple[asyncio.Lock, set[asyncio.Task[None]]]] = {}
+        """By connection, the lock of its lists, and the tasks that have it or wait for it."""
+
+    @asynccontextmanager
+    async def turn(self, peer: Peer) -> AsyncIterator[None]:
+        """Run the body while no other list of the connection is on its way. Raises PermitCancelled: it is gone."""
+        if peer.closed:
+            raise PermitCancelled("the connection is gone")
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        lock, tasks = self._turns.setdefault(peer.number, (asyncio.Lock(), set()))
+        tasks.add(task)
+        try:
+            async with lock:
+                yield
+        finally:
+            tasks.discard(task)
+            if not tasks:
+                del self._turns[peer.number]
+
+    def gone(self, peer: Peer) -> None:
+        """A connection is no more: cancel the tasks that make its lists."""
+        if peer.number in self._turns:
+            for task in list(self._turns[peer.number][1]):
+                task.cancel()
+
+    def set_limits(self, heap: Limits, direct: Limits) -> None:
+        """Change the limits of both."""
+        self.heap.set_limits(*heap)
+        self.direct.set_limits(*direct)
+
+    def close(self) -> None:
+        """Fail what waits, and what comes."""
+        self.heap.close()
+        self.direct.close()
+
+    def collect(self, prefix: str, cluster: str) -> Iterator[Metric]:
+        """The metrics of PIP-442: twelve, 26 series, named with `prefix`."""
+        kinds = (
+            ("heap", "topic lists being made", self.heap),
+            ("direct", "frames with topic lists being written", self.direct),
+        )
+        labels = {"cluster": cluster}
+        for kind, what, semaphore in kinds:
+            for name, text, value in (
+                ("memory_used_bytes", f"Memory in use for {what}, bytes", semaphore.acquired),
+                ("memory_limit_bytes", f"Memory that may be used for {what}, bytes; 0: any", semaphore.max_permits),
+                ("queue_size", f"Requests that wait for memory for {what}", semaphore.queue_size),
+                ("queue_max_size", f"Requests that may wait for memory for {what}; 0: any", semaphore.max_queue),
+            ):
+                gauge = GaugeMetricFamily(f"{prefix}{kind}_{name}", text, labels=list(labels))
+                gauge.add_metric([cluster], value)
+                yield gauge
+            # prometheus_client's Summary has no quantiles, so this one is put together here
+            name = f"{prefix}{kind}_wait_time_ms"
+            summary = Metric(name, f"Milliseconds that requests waited for memory for {what}", "summary")
+            for quantile, waited in semaphore.waits.quantiles().items():
+                summary.add_sample(name, {**labels, "quantile": str(quantile)}, waited)
+            summary.add_sample(f"{name}_count", labels, semaphore.waits.count)
+            summary.add_sample(f"{name}_sum", labels, semaphore.waits.sum_ms)
+            summary.add_sample(f"{name}_created", labels, self.created)
+            yield summary
+            text = f"Requests that got no memory in time for {what}"
+            counter = CounterMetricFamily(f"{prefix}{kind}_timeout", text, labels=list(labels))
+            counter.add_metric([cluster], semaphore.timeouts, created=self.created)
+            yield counter
