@@ -5,6 +5,8 @@ for it, the list, the permit brought to the list's real size, filter, hash, a di
 The heap permit goes back once there is a frame, the direct one when the frame has left the process or the connection
 is gone. Where there is no direct permit at once, the list is dropped and its heap permit goes back; it is made again
 once the direct permit is there.
+
+Requests of one connection that ask the same while they wait for its turn are one question, answered by the same bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TypeVar
 
 from ...delayed_store import DelayedStore
@@ -28,6 +31,9 @@ from .memory_limits import PermitError
 from .topic_filter import UnreadablePattern, compiled, is_internal, selected, topics_hash
 
 T = TypeVar("T")
+
+Key = tuple[int, str, TopicsMode, str | None, str | None]
+"""A connection's number, and what it asks for."""
 
 
 def names_of(store: DelayedStore, namespace: str) -> list[str]:
@@ -57,6 +63,16 @@ class Listed:
         self.selections: dict[str | None, asyncio.Task[Selection]] = {}
 
 
+class Question:
+    """What a connection asks for, once or many times before it is its turn: one answer, of shared bytes."""
+
+    def __init__(self, peer: Peer, command: GetTopics) -> None:
+        self.peer = peer
+        self.command = command
+        self.request_ids: list[int] = []
+        self.answering: asyncio.Task[None]
+
+
 class TopicListing:
     """Lists topics. Of the event loop's thread."""
 
@@ -66,16 +82,24 @@ class TopicListing:
         self._admission = admission
         self._workers = workers
         self._under_way: dict[str, asyncio.Task[Listed]] = {}
+        self._waiting: dict[Key, Question] = {}
+        """Questions whose turn has not come."""
 
     async def topics(self, peer: Peer, command: GetTopics) -> None:
         """Answer with names, whether they are filtered, and their hash; without names if the client has that hash.
 
         Returns when the answer has left.
         """
+        key = (peer.number, command.namespace, command.mode, command.pattern, command.topics_hash)
         try:
             with self._admission.lookup():
-                async with self._admission.limiter.turn(peer):
-                    await self._answer(peer, command)
+                question = self._waiting.get(key)
+                if question is None:
+                    question = self._waiting[key] = Question(peer, command)
+                    question.answering = asyncio.create_task(self._answer(question, key))
+                    question.answering.add_done_callback(lambda task: task.cancelled() or task.exception())
+                question.request_ids.append(command.request_id)
+                await asyncio.shield(question.answering)
         except PermitError as error:
             peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
         except (Refused, DuelogError) as error:
@@ -115,26 +139,36 @@ class TopicListing:
             await until_left.enter_async_context(direct.holding(size, is_gone))
             reserved = size
 
-    async def _answer(self, peer: Peer, command: GetTopics) -> None:
-        namespace = namespace_of(command.namespace)
-        self._permissions.require(peer.role, namespace, *Action)
+    async def _answer(self, question: Question, key: Key) -> None:
+        peer, command = question.peer, question.command
+        try:
+            async with self._admission.limiter.turn(peer), AsyncExitStack() as until_left:
+                del self._waiting[key]  # the list may be made from here on: who asks later is answered by another
+                namespace = namespace_of(command.namespace)
+                self._permissions.require(peer.role, namespace, *Action)
 
-        async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[tuple[bytes, bytes]]]]:
-            found = await self._selected(listed, command.pattern)
-            changed = found.hash != command.topics_hash
-            size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
-            self._admission.check_frame(size)
+                async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[bytes]]]:
+                    nonlocal found, changed
+                    found = await self._selected(listed, command.pattern)
+                    changed = found.hash != command.topics_hash
+                    size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
+                    self._admission.check_frame(size)
+                    return size, partial(self._encoded, found if changed else Selection([], False, 0))
 
-            async def make() -> tuple[bytes, bytes]:
-                names = await self._encoded(found) if changed else b""
-                answer = GetTopicsResponse(command.request_id, (), found.filtered, found.hash, changed)
-                return head_before(answer, len(names)), names
-
-            return size, make
-
-        async with AsyncExitStack() as until_left:
-            frames, names = await self.within_limits(namespace, command.mode, until_left, prepare, lambda: peer.closed)
-            await send_and_wait(peer, frames, names)
+                found, changed = Selection([], False, 0), True
+                names = await self.within_limits(namespace, command.mode, until_left, prepare, lambda: peer.closed)
+                filtered, found_hash = found.filtered, found.hash
+                del found
+                frames = [
+                    head_before(GetTopicsResponse(each, (), filtered, found_hash, changed), len(names))
+                    for each in question.request_ids
+                ]
+                for each in frames[:-1]:
+                    peer.send_frames(each, names or None)
+                await send_and_wait(peer, frames[-1], names)
+        finally:
+            if self._waiting.get(key) is question:
+                del self._waiting[key]
 
     async def _listed(self, namespace: str) -> Listed:
         """The topics of `tenant/namespace`; requests at one time share one list."""

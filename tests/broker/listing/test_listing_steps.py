@@ -229,7 +229,7 @@ def test_one_connection_has_one_list_on_its_way_and_its_other_requests_hold_noth
         stand, peer = Stand(store), FakePeer()
         peer.held = True
         for number in range(5):
-            await stand.ask(peer, GetTopics(number, "public/default"))
+            await stand.ask(peer, GetTopics(number, "public/default", topics_hash=f"{number:08}"))
         assert (len(peer.sent), stand.held()) == (1, (0, FRAME, 5))
         stand.loop.advance(100)
         peer.leave()
@@ -241,6 +241,54 @@ def test_one_connection_has_one_list_on_its_way_and_its_other_requests_hold_noth
         assert (stand.held(), all(task.done() for task in stand.tasks)) == ((0, 0, 0), True)
         await stand.ask(peer)
         assert stand.tasks[-1].done()
+
+    run(test())
+
+
+def test_requests_that_ask_the_same_while_they_wait_for_their_turn_are_answered_by_one_list(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made after the last of them was asked; bytes that they share are held once, until all have left."""
+    reads: list[str] = []
+    names_of = topic_listing.names_of
+
+    def counted(store: DelayedStore, namespace: str) -> list[str]:
+        reads.append(namespace)
+        return names_of(store, namespace)
+
+    monkeypatch.setattr(topic_listing, "names_of", counted)
+
+    async def test() -> None:
+        stand, peer = Stand(store), FakePeer()
+        peer.held = True
+        for number in range(100):
+            await stand.ask(peer, GetTopics(number, "public/default"))
+        assert (len(peer.sent), len(reads)) == (1, 1)
+        store.create_topics(["persistent://public/default/t-new"])
+        peer.leave()
+        await idle()
+        answers = peer.got(GetTopicsResponse)
+        assert [answer.request_id for answer in answers] == list(range(100))
+        assert {len(answer.topics) for answer in answers[1:]} == {len(NAMES) + 1}
+        assert len(reads) == 2
+        heap, direct, _ = stand.held()
+        assert (heap, direct < FRAME + 200) == (0, True)
+        peer.leave()
+        await idle()
+        assert stand.held() == (0, 0, 0)
+
+    run(test())
+
+
+def test_requests_that_ask_the_same_are_refused_each(store: DelayedStore) -> None:
+    """By the number that each has."""
+
+    async def test() -> None:
+        stand, peer = Stand(store, max_frame=1_000), FakePeer()
+        for number in range(5):
+            await stand.ask(peer, GetTopics(number, "public/default"))
+        assert [each.request_id for each in peer.got(Error)] == list(range(5))
+        assert stand.held() == (0, 0, 0)
 
     run(test())
 
