@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TypeVar
 
 from ...delayed_store import DelayedStore
@@ -147,22 +146,25 @@ class TopicListing:
                 namespace = namespace_of(command.namespace)
                 self._permissions.require(peer.role, namespace, *Action)
 
-                async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[bytes]]]:
-                    nonlocal found, changed
+                async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[tuple[list[bytes], bytes]]]]:
                     found = await self._selected(listed, command.pattern)
                     changed = found.hash != command.topics_hash
                     size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
                     self._admission.check_frame(size)
-                    return size, partial(self._encoded, found if changed else Selection([], False, 0))
 
-                found, changed = Selection([], False, 0), True
-                names = await self.within_limits(namespace, command.mode, until_left, prepare, lambda: peer.closed)
-                filtered, found_hash = found.filtered, found.hash
-                del found
-                frames = [
-                    head_before(GetTopicsResponse(each, (), filtered, found_hash, changed), len(names))
-                    for each in question.request_ids
-                ]
+                    async def make() -> tuple[list[bytes], bytes]:
+                        names = await self._encoded(found) if changed else b""
+                        answers = (
+                            GetTopicsResponse(each, (), found.filtered, found.hash, changed)
+                            for each in question.request_ids
+                        )
+                        return [head_before(each, len(names)) for each in answers], names
+
+                    return size, make
+
+                frames, names = await self.within_limits(
+                    namespace, command.mode, until_left, prepare, lambda: peer.closed
+                )
                 for each in frames[:-1]:
                     peer.send_frames(each, names or None)
                 await send_and_wait(peer, frames[-1], names)
