@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, Message, StoreConfig
+from duelog.broker.metrics.exposition import Exposition
 from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.loop_calls import Workers
@@ -126,7 +127,7 @@ async def _main(store: DelayedStore, topics: int, n: int) -> dict[str, float]:
     executor = ThreadPoolExecutor(16)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(executor)
-    services = Services(store, BrokerConfig(), Workers(executor))
+    services = Services(store, BrokerConfig(max_topics_in_prometheus=0), Workers(executor))
     await services.resources.load()
     exposition = services.exposition
     exposition.start()
@@ -156,17 +157,22 @@ async def _main(store: DelayedStore, topics: int, n: int) -> dict[str, float]:
     delayed = Message(b"", deliver_after=3_600)
     for start in range(0, topics, 1_000):
         store.send_batch([(_topic(number), delayed) for number in range(start, min(start + 1_000, topics))])
-    await exposition.text()
+    await _scrape(exposition)
     idle = loop.create_task(asyncio.sleep(1.0))
     found["loop's lag, no scrape"].append(await _longest_lag(idle) * 1e3)
     began = time.monotonic()
-    scrape = loop.create_task(exposition.text())
+    scrape = loop.create_task(_scrape(exposition))
     found["loop's lag, scrape"].append(await _longest_lag(scrape) * 1e3)
     found["scrape"].append(time.monotonic() - began)
     found["page"].append(len(await scrape) / 1e6)
     exposition.stop()
     await services.consumers.close_all()
     return {name: min(values) for name, values in found.items()}
+
+
+async def _scrape(exposition: Exposition) -> bytes:
+    async with exposition.page() as page:
+        return page
 
 
 def measure(subject: str, topics: int, n: int, directory: Path) -> dict[str, float]:
