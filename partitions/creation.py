@@ -20,8 +20,8 @@ from ..store.env.transaction import Transaction
 from ..store.files.directory import discard_tree, make_directory, move, remove_tree
 from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
-from ..store.jobs import Jobs
 from ..store.log import catalog
+from ..store.parallel_jobs import Jobs
 from .partition import Partition
 
 _BUILDERS = 8

@@ -16,8 +16,8 @@ from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files.failpoints import reach
-from duelog.store.jobs import Jobs
 from duelog.store.log import catalog
+from duelog.store.parallel_jobs import Jobs
 
 
 class Checkpoint:
