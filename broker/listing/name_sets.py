@@ -19,7 +19,7 @@ from ...topics.topic_events import TopicEvent
 from ..protocol.failures import Refused, ServerError
 from ..protocol.loop_calls import LoopCalls, Workers
 from .admission import list_bytes, name_bytes
-from .topic_filter import Pattern, compiled, is_internal, matches, selected, topics_hash
+from .topic_filter import Pattern, compiled, matches, selected, topics_hash
 from .topic_listing import names_of
 
 _REFERENCE_BYTES = 8
@@ -255,7 +255,7 @@ class NameSets:
         for kind, name, _ in events:
             namespace = name.removeprefix(SCHEME).rpartition("/")[0]
             found = self._sets.get(namespace)
-            if found is not None and not is_internal(name):
+            if found is not None:
                 found.apply(name, kind == "created")
                 touched[namespace] = found
         for each in touched.values():

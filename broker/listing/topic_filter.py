@@ -58,11 +58,6 @@ def matches(name: str, pattern: Pattern) -> bool:
     return bool(pattern.fullmatch(_PARTITION.sub("", local) if PARTITION_MARK in local else local))
 
 
-def is_internal(name: str) -> bool:
-    """Whether a topic is the broker's own; it stands in no list."""
-    return name.rpartition("/")[2].startswith("__")
-
-
 def topics_hash(names: Iterable[str]) -> str:
     """The hash of a list, in any order.
 

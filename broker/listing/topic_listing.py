@@ -27,7 +27,7 @@ from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
 from .admission import Admission, frame_bytes, list_bytes, send_and_wait
 from .memory_limits import PermitError
-from .topic_filter import UnreadablePattern, compiled, is_internal, selected, topics_hash
+from .topic_filter import UnreadablePattern, compiled, selected, topics_hash
 
 T = TypeVar("T")
 
@@ -36,8 +36,8 @@ Key = tuple[int, str, TopicsMode, str | None, str | None]
 
 
 def names_of(store: DelayedStore, namespace: str) -> list[str]:
-    """Full names of the topics of `tenant/namespace`, in order, without internal ones. Waits for the disk."""
-    return [topic.name for topic in store.topics(namespace) if not is_internal(topic.name)]
+    """Full names of the topics of `tenant/namespace`, in order. Waits for the disk."""
+    return [topic.name for topic in store.topics(namespace)]
 
 
 class Selection:

@@ -9,7 +9,6 @@ from typing import Any
 from ...delayed_store import DelayedStore
 from ..admin.http_request import HttpError, Reply, Request, one_of, texts_of, value_of
 from ..admin.routing import Need, Route
-from ..listing.topic_filter import is_internal
 from ..lookup.namespace_settings import NamespaceSettings
 from ..lookup.resources import Resources
 from ..security.permissions import Action
@@ -109,7 +108,7 @@ class Namespaces:
         await self._resources.namespaces.remove(namespace)
         try:
             if not force:
-                found = [str(name) for name in await self._removal.names(namespace) if not is_internal(str(name))]
+                found = [str(name) for name in await self._removal.names(namespace)]
                 found += self._resources.partitioned.names(f"{namespace}/")
                 if found:
                     raise HttpError(409, f"namespace {namespace} has topics: {found[0]}; force=true deletes them")

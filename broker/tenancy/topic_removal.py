@@ -63,7 +63,7 @@ class TopicRemoval:
             await self._resources.topics.remove(path)
 
     async def names(self, namespace: str) -> list[TopicName]:
-        """The topics of a namespace, internal ones too."""
+        """The topics of a namespace."""
         return await asyncio.to_thread(lambda: [TopicName.parse(topic.name) for topic in self._store.topics(namespace)])
 
     def _refuse_used(self, names: Sequence[TopicName], *, force: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duelog.broker.listing.topic_filter import UnreadablePattern, compiled, is_internal, selected, topics_hash
+from duelog.broker.listing.topic_filter import UnreadablePattern, compiled, selected, topics_hash
 
 NAMES = [f"persistent://public/default/{name}" for name in ("a", "a.b", "axb", "p-partition-0", "p-partition-1", "q")]
 
@@ -46,9 +46,3 @@ def test_the_hash_is_the_one_that_clients_compute() -> None:
     assert topics_hash([]) == "00000000"
     assert topics_hash(["persistent://tenant/ns/topic1"]) == "fd59a01d"
     assert topics_hash(NAMES) == topics_hash(reversed(NAMES)) != topics_hash(NAMES[1:])
-
-
-def test_topics_of_the_broker_itself_are_told_by_their_name() -> None:
-    """Two underscores."""
-    assert is_internal("persistent://public/default/__change_events")
-    assert not is_internal("persistent://public/__default/change__events")

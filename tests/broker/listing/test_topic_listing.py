@@ -23,9 +23,9 @@ A, B, P = (f"persistent://public/default/{name}" for name in ("a", "b", "p-parti
 
 @pytest.fixture
 def store(open_store: OpenStore) -> DelayedStore:
-    """With topics of two namespaces, and one of the broker's own."""
+    """With topics of two namespaces."""
     store = open_store()
-    for name in ("b", "a", "p-partition-0", "public/other/c", "__own"):
+    for name in ("b", "a", "p-partition-0", "public/other/c"):
         store.topic(name).send(b"m")
     return store
 
@@ -40,7 +40,7 @@ def listed(stage: Stage, pattern: str | None = None, topics_hash: str | None = N
 
 
 def test_a_namespace_is_listed_with_its_hash(store: DelayedStore) -> None:
-    """In order, unfiltered, partitions by their own names, without internal topics."""
+    """In order, unfiltered, partitions by their own names."""
     answer = listed(Stage(store))
     assert answer == GetTopicsResponse(1, [A, B, P], False, topics_hash([A, B, P]), True)
 

@@ -118,3 +118,27 @@ def test_a_partitioned_topic_goes_with_its_partitions_and_what_is_set_for_it(tmp
             assert (await rest.ask("GET", f"{parts}/delayedDelivery")).status == 204
 
     asyncio.run(main())
+
+
+def test_a_namespace_with_a_topic_of_two_underscores_is_listed_and_not_deleted(tmp_path: Path) -> None:
+    """The broker makes no topics for itself: `__jobs` is a client's, with its subscription and pending messages."""
+    namespace, topic = "/admin/v2/namespaces/public/x", "persistent://public/x/__jobs"
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (broker, rest, store):
+            assert (await rest.ask("PUT", namespace)).status == 204
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            kind = commands.SubscriptionType.SHARED
+            assert await client.ask(commands.Subscribe(topic, "s", kind, 1, 1)) == commands.Success(1)
+            store.topic(topic).send_payloads([b"m"] * 5, deliver_after=18_000)
+            listed = await client.ask(commands.GetTopics(2, "public/x"))
+            assert isinstance(listed, commands.GetTopicsResponse)
+            assert list(listed.topics) == [topic]
+            assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == [topic]
+            await client.close()
+            answered = await rest.ask("DELETE", namespace)
+            assert (answered.status, topic in answered.reason) == (409, True)
+            assert store.topic(topic).stats().pending == 5
+            assert list(store.topic(topic).subscriptions()) == ["s"]
+
+    asyncio.run(main())
