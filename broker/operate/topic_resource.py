@@ -34,6 +34,8 @@ from .topic_finder import TOPIC, TOPICS, TopicFinder
 
 MAX_PARTITIONS = 10_000
 
+_NON_PERSISTENT = "/admin/v2/non-persistent/{tenant}/{namespace}"
+
 
 class TopicServices(Protocol):
     """What of the broker's services topics concern."""
@@ -71,6 +73,8 @@ class TopicResource:
         return [
             Route("GET", TOPICS, self.topics, "Topics of a namespace, partitions each by itself", Need.EITHER),
             Route("GET", f"{TOPICS}/partitioned", self.list_partitioned, "Partitioned topics", Need.EITHER),
+            Route("GET", _NON_PERSISTENT, self.none, "Topics that are not persistent: none", Need.EITHER),
+            Route("GET", f"{_NON_PERSISTENT}/partitioned", self.none, "Likewise, partitioned ones", Need.EITHER),
             Route("PUT", TOPIC, self.create, "Create a topic", Need.TENANT, body="object"),
             Route("DELETE", TOPIC, self.delete, "Delete a topic with all it holds", Need.TENANT, forced),
             Route("GET", partitions, self.metadata, "How many partitions", Need.EITHER, ("checkAllowAutoCreation",)),
@@ -95,6 +99,11 @@ class TopicResource:
         """Full names of partitioned topics."""
         names = self._resources.partitioned.names(f"{self._finder.namespace(request)}/")
         return [f"persistent://{name}" for name in names]
+
+    async def none(self, request: Request) -> Any:
+        """Pulsar's tools ask for these beside the persistent ones, and fail where they are refused."""
+        self._finder.namespace(request)
+        return []
 
     async def metadata(self, request: Request) -> Any:
         """0 partitions: it is a plain topic."""

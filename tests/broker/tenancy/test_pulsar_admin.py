@@ -209,6 +209,15 @@ def test_what_is_not_offered_is_405_and_says_what_to_do_instead(
     assert instead in answered.reason
 
 
+def test_pulsar_admin_topics_list_asks_for_topics_that_are_not_persistent_and_gets_none(
+    rest_of_module: RestRunner,
+) -> None:
+    """`topics list` and `list-partitioned-topics` join both answers, and fail where one is refused."""
+    for path in ("", "/partitioned"):
+        assert rest_of_module.ask("GET", f"/admin/v2/non-persistent/my-tenant/my-ns{path}")[:2] == (200, [])
+        assert rest_of_module.ask("GET", f"/admin/v2/non-persistent/my-tenant/no{path}").status == 404
+
+
 def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
     """409 where one is there, or has something in it; force takes all; a restart changes nothing."""
 
