@@ -106,13 +106,16 @@ class NamespacePolicies:
 
         Java's client sends every field, those that say nothing too.
         """
-        scope, fields = PolicyScope(namespace), {each.field: each for each in self._of_namespace}
+        scope = PolicyScope(namespace)
+        fields = {each.field: (each.check, each.write) for each in self._of_namespace}
+        fields["auth_policies"] = (values.granted_of, partial(self._set, "permissions"))
         found: list[Callable[[], Awaitable[object]]] = []
         for name, value in body.items():
             if name in fields:
+                check, write = fields[name]
                 if value is not None:
-                    found.append(partial(fields[name].write, scope, fields[name].check(value)))
-            elif name not in _PASSED_OVER and _says_something(value):
+                    found.append(partial(write, scope, check(value)))
+            elif name not in _PASSED_OVER and _says_something(name, value):
                 raise HttpError(412, f"{name}: such a policy is not offered here")
         return found
 
@@ -207,8 +210,15 @@ class NamespacePolicies:
 _PASSED_OVER = {"bundles", "replication_clusters", "allowed_clusters", "bundles_activated", "deleted"}
 
 
-def _says_something(value: Any) -> bool:
-    """Whether a field of `Policies` differs from what Java's client sends where nothing is set."""
+def _says_something(name: str, value: Any) -> bool:
+    """Whether a field of `Policies` asks for anything but what duelog does.
+
+    Java writes -1 for a limit that is not set.
+    """
+    if name == "is_allow_auto_update_schema":
+        return value is False
     if isinstance(value, dict):
-        return any(map(_says_something, value.values()))
+        return any(_says_something(key, each) for key, each in value.items())
+    if isinstance(value, int | float):
+        return value > 0
     return bool(value) and value not in ("None", "UNDEFINED", "Full")

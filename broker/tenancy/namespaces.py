@@ -11,8 +11,8 @@ from ..admin.http_request import HttpError, Reply, Request, one_of, texts_of, va
 from ..admin.routing import Need, Route
 from ..lookup.namespace_settings import NamespaceSettings
 from ..lookup.resources import Resources
-from ..security.permissions import Action
 from .namespace_policies import NamespacePolicies
+from .policy_values import actions_of
 from .topic_names import TopicNames
 from .topic_removal import TopicRemoval
 
@@ -141,10 +141,9 @@ class Namespaces:
     async def grant(self, request: Request) -> None:
         """Actions are produce and consume."""
         namespace, role = self.existing(request), request.path["role"]
-        actions = texts_of({"actions": request.json()}, "actions")
-        if not actions:
+        granted = actions_of("actions", {"actions": request.json()})
+        if not granted:
             raise HttpError(412, "the body: expected a list of actions, produce and consume")
-        granted = frozenset(Action(one_of("actions", action, tuple(Action))) for action in actions)
         await self._change(namespace, lambda before: replace(before, permissions={**before.permissions, role: granted}))
 
     async def revoke(self, request: Request) -> None:

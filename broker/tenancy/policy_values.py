@@ -11,13 +11,17 @@ from typing import Any, NamedTuple
 from ...store.config import MIB
 from ...store.message import MAX_DUE_MS
 from ...store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies
-from ..admin.http_request import HttpError, checked_integer, one_of, value_of
+from ..admin.http_request import HttpError, checked_integer, one_of, texts_of, value_of
 from ..lookup.compatibility import Compatibility
 from ..lookup.namespace_settings import AutoCreation
+from ..security.permissions import Action
 
 _FOR_EVER = 2**63 - 1
 _MINUTE_MS = 60_000
 _MAX_PARTITIONS = 10_000
+
+_NO_ACTIONS = ("functions", "sources", "sinks", "packages")
+"""Pulsar grants these, too. There is nothing here that they would allow."""
 
 _DELAYS = {
     "tickTime": "tick_time_ms",
@@ -139,6 +143,26 @@ def boolean_of(found: object) -> bool:
     if not isinstance(found, bool):
         raise HttpError(412, f"the body: expected true or false, not {found!r:.100}")
     return found
+
+
+def actions_of(name: str, values: Mapping[str, Any]) -> frozenset[Action]:
+    """The actions in a field, a list of texts; those for what duelog has not are passed over. HttpError 412."""
+    found = {one_of(name, action, (*Action, *_NO_ACTIONS)) for action in texts_of(values, name)}
+    return frozenset(map(Action, found.difference(_NO_ACTIONS)))
+
+
+def granted_of(found: object) -> dict[str, frozenset[Action]]:
+    """`AuthPolicies` of a namespace: by role, what it may do.
+
+    Raises HttpError 412, also for rights by topic or subscription.
+    """
+    body = as_object("auth_policies", found)
+    for name in ("destination_auth", "subscription_auth_roles"):
+        if value_of(body, name, dict, {}):
+            raise HttpError(412, f"auth_policies.{name}: rights are by namespace here, in namespace_auth")
+    roles: dict[str, Any] = value_of(body, "namespace_auth", dict, {})
+    granted = {role: actions_of(role, roles) for role in roles}
+    return {role: actions for role, actions in granted.items() if actions}
 
 
 def as_object(name: str, found: object) -> Mapping[str, Any]:

@@ -42,6 +42,38 @@ CREATED_BY_JAVA: dict[str, Any] = {
 }
 """`pulsar-admin namespaces create` sends `Policies` as Java writes it."""
 
+UNSET_IN_JAVA: dict[str, Any] = {
+    **CREATED_BY_JAVA,
+    "allowed_clusters": [],
+    "subscriptionDispatchRate": {},
+    "replicatorDispatchRate": {},
+    "clusterSubscribeRate": {},
+    "persistence": None,
+    "deduplicationEnabled": None,
+    "autoTopicCreationOverride": None,
+    "autoSubscriptionCreationOverride": None,
+    "publishMaxMessageRate": {},
+    "message_ttl_in_seconds": None,
+    "retention_policies": None,
+    "delayed_delivery_policies": None,
+    "inactive_topic_policies": None,
+    "max_producers_per_topic": None,
+    "max_unacked_messages_per_consumer": -1,
+    "max_unacked_messages_per_subscription": -1,
+    "compaction_threshold": None,
+    "offload_threshold": -1,
+    "offload_threshold_in_seconds": -1,
+    "offload_deletion_lag_ms": None,
+    "schema_auto_update_compatibility_strategy": "Full",
+    "is_allow_auto_update_schema": True,
+    "offload_policies": None,
+    "subscription_types_enabled": [],
+    "properties": {},
+    "resource_group_name": None,
+    "dispatcherPauseOnAckStatePersistentEnabled": None,
+}
+"""Every field of `Policies`, each as it is where nothing is set."""
+
 
 async def made(rest: Rest, role: str | None = None) -> None:
     """A tenant and a namespace of it."""
@@ -121,6 +153,11 @@ def test_a_policy_is_read_as_it_was_written_and_unset(tmp_path: Path, path: str,
          "backlog_quota_map"),
         ("PUT", "/admin/v2/namespaces/my-tenant/other", {"replication_clusters": ["b"]}, "'b'"),
         ("PUT", "/admin/v2/namespaces/my-tenant/other", {"message_ttl_in_seconds": -3}, "messageTTL=-3"),
+        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"offload_threshold": 1}, "offload_threshold"),
+        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"is_allow_auto_update_schema": False}, "auto_update_schema"),
+        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"auth_policies": {"namespace_auth": {"r": ["x"]}}}, "r='x'"),
+        ("PUT", "/admin/v2/namespaces/my-tenant/other",
+         {"auth_policies": {"destination_auth": {"t": {"r": ["produce"]}}}}, "destination_auth"),
         ("PUT", "/admin/v2/tenants/a%2Fb", TENANT_INFO, "a/b"),
         ("PUT", "/admin/v2/tenants/other", {"allowedClusters": ["b"]}, "allowedClusters='b'"),
         ("PUT", "/admin/v2/tenants/other", {"adminRoles": [3]}, "adminRoles"),
@@ -267,6 +304,41 @@ def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
 
     asyncio.run(main())
     asyncio.run(look())
+
+
+def test_pulsar_admin_namespaces_create_sends_minus_one_for_what_is_not_set(tmp_path: Path) -> None:
+    """Of all fields none asks for anything; each by itself does not either."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, _):
+            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+            assert (await rest.ask("PUT", NAMESPACE, UNSET_IN_JAVA)).status == 204
+            for number, (name, value) in enumerate(UNSET_IN_JAVA.items()):
+                answered = await rest.ask("PUT", f"/admin/v2/namespaces/my-tenant/n{number}", {name: value})
+                assert answered.status == 204, (name, answered)
+
+    asyncio.run(main())
+
+
+def test_a_namespace_is_made_with_roles_in_auth_policies_and_what_get_says_can_be_put(tmp_path: Path) -> None:
+    """Pulsar's own scripts grant actions of functions and packages, too: they mean nothing here."""
+    path = "/admin/v2/namespaces/my-tenant/"
+    granted = {"ann": ["consume", "produce"], "bob": ["consume"]}
+    asked = {"ann": ["produce", "consume", "functions", "packages"], "bob": ["consume"], "eve": ["sinks"], "joe": []}
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, _):
+            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+            assert (await rest.ask("PUT", f"{path}a", {"auth_policies": {"namespace_auth": asked}})).status == 204
+            assert (await rest.ask("GET", f"{path}a/permissions")).value == granted
+            assert (await rest.ask("POST", f"{path}a/messageTTL", 60)).status == 204
+            assert (await rest.ask("POST", f"{path}a/retention", {MINUTES: 3, MIB: -1})).status == 204
+            assert (await rest.ask("POST", f"{path}a/delayedDelivery", {"active": True, MAX: 5})).status == 204
+            read = (await rest.ask("GET", f"{path}a")).value
+            assert (await rest.ask("PUT", f"{path}b", read)).status == 204
+            assert (await rest.ask("GET", f"{path}b")).value == read
+
+    asyncio.run(main())
 
 
 def test_a_namespace_whose_policies_cannot_be_stored_is_not_made(
