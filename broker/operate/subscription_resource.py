@@ -13,16 +13,17 @@ from functools import partial
 from typing import Any
 
 from ...faces.subscription_admin import SubscriptionAdmin
-from ...store.errors import UnknownSubscription
+from ...store.errors import CorruptRecord, UnknownSubscription
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
 from ...topic import Topic
 from ...topics.seeking import PublishedAt
-from ..admin.http_request import HttpError, Reply, Request, checked_integer, value_of
+from ..admin.http_request import HttpError, Reply, Request, checked_integer, one_of, value_of
 from ..admin.routing import Need, Route
 from ..consume import feed
 from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
+from ..protocol import entry
 from ..protocol.loop_calls import Workers
 from .stored_blob import reply_of
 from .topic_finder import TOPIC, TopicFinder
@@ -73,10 +74,12 @@ class SubscriptionResource:
         name, topics = request.subscription, await self._finder.every(request)
         if request.flag("replicated"):
             raise HttpError(412, "replicated=true: nothing is replicated here")
-        body = request.object(optional=True)
-        if body.get("properties"):
+        body = request.json()
+        if body in (None, {}, ""):
+            body = "latest"
+        if isinstance(body, dict) and body.get("properties"):
             raise HttpError(412, f"properties={body['properties']!r:.200}: subscriptions have none here")
-        start = _position_of(body) if body else "latest"
+        start = _position_of(body)
         if len(topics) > 1 and isinstance(start, MessageId):
             raise HttpError(405, "a message id is of one partition: create the subscription on that one")
 
@@ -162,13 +165,11 @@ class SubscriptionResource:
             await self._alone(topic, subscription, partial(subscription.reset, target))
 
     async def reset_to_message(self, request: Request) -> None:
-        """Inclusive, unless `isExcluded`. The receipt of a delayed message that has fired will do."""
+        """Inclusive, unless `excluded`. The receipt of a delayed message that has fired will do."""
         found = await self._one(request)
-        topic, body = await self._finder.one(request), request.object()
-        start = _position_of(body)
-        if value_of(body, "isExcluded", bool, False) and isinstance(start, MessageId):
-            start = start._replace(entry_id=start.entry_id + 1)
-        await self._alone(topic, found, lambda: found.reset(feed.existing(topic, start)))
+        topic, body = await self._finder.one(request), request.json()
+        start, last = _position_of(body), _excluded_of(body)
+        await self._alone(topic, found, lambda: found.reset(_target(topic, start, last)))
 
     async def _alone(self, topic: Topic, subscription: SubscriptionAdmin, work: Callable[[], object]) -> None:
         await self._consumers.alone(topic.name, subscription.name, work, force=True)
@@ -202,8 +203,45 @@ class SubscriptionResource:
         return await self._workers(work)
 
 
-def _position_of(body: dict[str, Any]) -> feed.Start:
-    """A message id as Pulsar's clients write it; the largest numbers stand for the end, -1 for the beginning."""
+def _target(topic: Topic, start: feed.Start, last: int | None) -> feed.Start:
+    """Where a subscription is to go: to the message, or behind `last` of its entry, -1 for all of it. Waits."""
+    target = feed.existing(topic, start)
+    if last is None or not isinstance(target, MessageId):
+        return target
+    if last >= 0:
+        with topic.reader(target) as reader:
+            messages, _ = reader.poll_columns(1)
+        if messages and messages.positions[0] == target and last + 1 < _messages_in(messages.payloads[0]):
+            return target  # an entry is acknowledged as a whole: the rest of its batch is not passed over
+    return target._replace(entry_id=target.entry_id + 1)
+
+
+def _messages_in(payload: bytes) -> int:
+    try:
+        return entry.unpack(payload).messages
+    except CorruptRecord:  # a program sent it, not a client
+        return 1
+
+
+def _excluded_of(body: object) -> int | None:
+    """Of `ResetCursorData`: None: the message is included; else its place in its batch, -1: it is in none.
+
+    Java writes `excluded`, Pulsar's documentation `isExcluded`.
+    """
+    if not isinstance(body, dict) or not any(value_of(body, name, bool, False) for name in ("excluded", "isExcluded")):
+        return None
+    return value_of(body, "batchIndex", int, -1)
+
+
+def _position_of(body: object) -> feed.Start:
+    """A message id as Pulsar's clients write it; the largest numbers stand for the end, -1 for the beginning.
+
+    The texts "earliest" and "latest" do, too. Raises HttpError 412.
+    """
+    if isinstance(body, str):
+        return one_of("the body", body, ("earliest", "latest"))
+    if not isinstance(body, dict):
+        raise HttpError(412, 'the body: expected an object, a message id, or "earliest" or "latest"')
     ledger, number = (checked_integer(name, body.get(name), -1, 2**63 - 1) for name in ("ledgerId", "entryId"))
     if ledger == -1:
         return "earliest"

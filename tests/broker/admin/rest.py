@@ -13,7 +13,7 @@ import aiohttp
 import jwt
 from yarl import URL
 
-from duelog import DelayedStore
+from duelog import Clock, DelayedStore
 from duelog.broker.server.broker import Broker, store_config
 from duelog.broker.server.configuration import BrokerConfig
 
@@ -82,9 +82,12 @@ class Rest:
 
 @asynccontextmanager
 async def administered(
-    path: Path, *, command: Sequence[str] = (), **settings: Any
+    path: Path, *, command: Sequence[str] = (), clock: Clock | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Broker, Rest, DelayedStore]]:
-    """A broker with administration at free ports of this machine, and a client of it. command: what runs `duelog`."""
+    """A broker with administration at free ports of this machine, and a client of it. command: what runs `duelog`.
+
+    clock: the store's; None: the machine's.
+    """
     values: dict[str, Any] = {
         "bind_address": "127.0.0.1",
         "broker_service_port": 0,
@@ -92,7 +95,7 @@ async def administered(
         "worker_threads": 4,
     }
     config = BrokerConfig(**{**values, **settings})
-    with DelayedStore.open(path, store_config(config)) as store:
+    with DelayedStore.open(path, store_config(config), clock=clock) as store:
         broker = Broker(store, config, command)
         await broker.start()
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore
+from duelog import DelayedStore, ManualClock
 from duelog.broker.admin.http_request import HttpError
 from duelog.broker.operate.stored_blob import opened, reply_of
 from duelog.broker.operate.stored_metadata import CODECS, MOST_BYTES, StoredMetadata
@@ -21,6 +21,7 @@ from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId
 from tests.broker.admin.rest import administered
 from tests.broker.server.raw_client import RawClient
+from tests.conftest import START_MS
 
 TOPICS = "/admin/v2/persistent/public/default"
 SUBSCRIPTION = f"{TOPICS}/t/subscription/s"
@@ -119,6 +120,70 @@ def test_skipping_expiring_and_going_back(tmp_path: Path) -> None:
             assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", EARLIEST)).status == 204
             assert backlog(store) == 10
             assert (await rest.ask("POST", f"{TOPICS}/t/all_subscription/expireMessages/1")).status == 204
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["excluded", "isExcluded"])
+def test_reset_cursor_with_exclude_reset_position_goes_to_the_message_behind(tmp_path: Path, name: str) -> None:
+    """Java says `excluded`; of a batch's inner message the entry comes again."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            topic = store.topic("t")
+            batch = entry.pack(entry.Header(entry.BATCH, 0, 3, 1_000), join_blob(b"", b"x"))
+            ids = topic.send_payloads([b"a", batch, b"c"])
+            topic.subscribe("s", type="shared", initial_position="latest").close()
+
+            def shown(number: int, **more: Any) -> dict[str, Any]:
+                position = ids[number]
+                return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
+
+            for body, left in (
+                (shown(0, **{name: True}), 2), (shown(0, **{name: False}), 3), (shown(2, **{name: True}), 0),
+                (shown(1, **{name: True}), 1), (shown(1, batchIndex=1, **{name: True}), 2),
+                (shown(1, batchIndex=2, **{name: True}), 1), (shown(2, batchIndex=0, **{name: True}), 0),
+            ):  # fmt: skip
+                assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", body)).status == 204
+                assert backlog(store) == left, body
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["excluded", "isExcluded"])
+def test_reset_cursor_behind_a_delayed_message_goes_by_its_receipt(tmp_path: Path, name: str) -> None:
+    """The place behind it is that in the main log, not that in its day."""
+    clock = ManualClock(START_MS)
+
+    async def main() -> None:
+        async with administered(tmp_path / "store", clock=clock) as (_, rest, store):
+            topic = store.topic("t")
+            receipts = [topic.send(b"later", deliver_after=3600), topic.send(b"late", deliver_after=3500)]
+            topic.subscribe("s", type="shared").close()
+            clock.advance(3_601_000)
+            store.tick()
+            assert backlog(store) == 2
+            first = {"ledgerId": receipts[0].ledger_id, "entryId": receipts[0].entry_id}
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", {**first, name: True})).status == 204
+            assert backlog(store) == 0
+
+    asyncio.run(main())
+
+
+def test_earliest_and_latest_are_message_ids_as_texts(tmp_path: Path) -> None:
+    """Pulsar reads them so; another text is 412."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            store.topic("t").send_payloads([b"a", b"b"])
+            for number, (text, left) in enumerate((("earliest", 2), ("latest", 0))):
+                assert (await rest.ask("PUT", f"{TOPICS}/t/subscription/s{number}", text)).status == 204
+                assert backlog(store, f"s{number}") == left
+            for text, left in (("earliest", 2), ("latest", 0)):
+                assert (await rest.ask("POST", f"{TOPICS}/t/subscription/s0/resetcursor", text)).status == 204
+                assert backlog(store, "s0") == left
+            answered = await rest.ask("POST", f"{TOPICS}/t/subscription/s0/resetcursor", "newest")
+            assert (answered.status, "'newest'" in answered.reason) == (412, True)
 
     asyncio.run(main())
 
