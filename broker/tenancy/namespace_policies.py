@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..admin.http_request import HttpError, Request
+from ..admin.http_request import HttpError, Request, integer
 from ..admin.routing import Need, Route
 from ..lookup.namespace_settings import NamespaceSettings, TopicSettings
 from ..lookup.resources import Resources, path_of
@@ -41,6 +41,8 @@ class _Policy:
     field: str = ""
     """Its name in `Policies`."""
     method: str = "POST"
+    query: str = ""
+    """A query that may have the number in place of the body: Java's client writes the one of a topic there."""
 
 
 class NamespacePolicies:
@@ -56,7 +58,7 @@ class NamespacePolicies:
             _Policy("retention", "how long acknowledged messages are kept", "object",
                     self._retention, values.retention_of, self._set_retention, "retention_policies"),
             _Policy("messageTTL", "seconds after which messages count as acknowledged", "integer",
-                    self._ttl, values.seconds_of, self._set_ttl, "message_ttl_in_seconds"),
+                    self._ttl, values.seconds_of, self._set_ttl, "message_ttl_in_seconds", query="messageTTL"),
         )  # fmt: skip
         self._of_namespace = (
             *kept,
@@ -84,11 +86,11 @@ class NamespacePolicies:
             (TOPIC, self._of_topic, self._topic_scope),
         ):
             for each in policies:
-                path = base + each.path
+                path, asked = base + each.path, (*_QUERY[1:], each.query) if each.query else _QUERY[1:]
                 found += [
                     Route("GET", path, partial(self._get, each, scope), f"Get {each.summary}", Need.TENANT, _QUERY),
                     Route(each.method, path, partial(self._put, each, scope), f"Set {each.summary}", Need.TENANT,
-                          _QUERY[1:], each.body),
+                          asked, each.body),
                 ]  # fmt: skip
                 if each.method == "POST":
                     delete = partial(self._delete, each, scope)
@@ -127,7 +129,9 @@ class NamespacePolicies:
 
     async def _put(self, policy: _Policy, scope: Callable[[Request], Awaitable[PolicyScope]], request: Request) -> None:
         found = await scope(request)
-        await policy.write(found, policy.check(request.json()))
+        text = request.query.get(policy.query)
+        value = integer(policy.query, text, 0, 2**31 - 1) if text else request.json()
+        await policy.write(found, policy.check(value))
 
     async def _delete(
         self, policy: _Policy, scope: Callable[[Request], Awaitable[PolicyScope]], request: Request

@@ -255,6 +255,24 @@ def test_pulsar_admin_topics_list_asks_for_topics_that_are_not_persistent_and_ge
         assert rest_of_module.ask("GET", f"/admin/v2/non-persistent/my-tenant/no{path}").status == 404
 
 
+@pytest.mark.parametrize("body", ["", ...])
+def test_topic_policies_set_message_ttl_has_its_number_in_the_query(tmp_path: Path, body: Any) -> None:
+    """Java sends an empty text as the body; a number there counts too."""
+    path = "/admin/v2/persistent/public/default/t/messageTTL"
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, store):
+            store.topic("t").create()
+            assert (await rest.ask("POST", f"{path}?messageTTL=60&isGlobal=false", body)).status == 204
+            assert (await rest.ask("GET", path)).value == 60
+            answered = await rest.ask("POST", f"{path}?messageTTL=-1", body)
+            assert (answered.status, "messageTTL=-1" in answered.reason) == (412, True)
+            assert (await rest.ask("POST", path, 90)).status == 204
+            assert (await rest.ask("GET", path)).value == 90
+
+    asyncio.run(main())
+
+
 def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
     """409 where one is there, or has something in it; force takes all; a restart changes nothing."""
 
