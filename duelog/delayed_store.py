@@ -48,6 +48,11 @@ class DelayedStore(StorePolicies):
             given = "path" if engine is None else repr(engine)
             raise TypeError(f"a store is opened by DelayedStore.open({given})")
         self._engine = engine
+        self.topic_deleter: Callable[[str, bool], object] | None = None
+        """How `duelog topics delete` of another process deletes: of a front, which knows a topic's clients.
+
+        Called with the topic's name and `force`, in a thread that may wait. Raises a DuelogError that says why not.
+        """
         engine.start_control(lambda waiting: Operations(self, waiting))
 
     @classmethod

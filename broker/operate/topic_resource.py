@@ -23,7 +23,6 @@ from ..lookup.namespace_settings import PartitionedTopic
 from ..lookup.resources import Resources, path_of
 from ..lookup.topic_access import TopicAccess
 from ..lookup.topic_address import TopicAddress, partition_name
-from ..metrics.rates import Rates
 from ..produce.producers import Producers
 from ..protocol.loop_calls import Workers
 from ..tenancy.policy_store import PolicyStore, topic_scope
@@ -45,7 +44,6 @@ class TopicServices(Protocol):
     removal: TopicRemoval
     producers: Producers
     consumers: Consumers
-    rates: Rates
     workers: Workers
     topic_names: TopicNames
 
@@ -61,7 +59,6 @@ class TopicResource:
         self._policies = PolicyStore(store)
         self._producers = services.producers
         self._consumers = services.consumers
-        self._rates = services.rates
         self._workers = services.workers
         self._names = services.topic_names
         self._finder = finder
@@ -189,19 +186,14 @@ class TopicResource:
 
     async def delete(self, request: Request) -> None:
         """412 while clients are attached, unless `force`, which closes them."""
-        topic = await self._finder.one(request)
-        await self._delete(request.topic, [topic], force=request.flag("force"))
+        await self._finder.one(request)
+        await self._removal.delete(request.topic, force=request.flag("force"))
 
     async def delete_partitioned(self, request: Request) -> None:
         """Likewise, of all partitions: none is deleted while one of them has clients."""
         address = self._finder.address(request)
         await self._require_partitioned(address)
-        await self._delete(address, self._finder.partition_topics(address), force=request.flag("force"))
-
-    async def _delete(self, address: TopicAddress, topics: Sequence[Topic], *, force: bool) -> None:
-        await self._removal.delete(address, force=force)
-        for topic in topics:
-            self._rates.forget_topic(topic.name)
+        await self._removal.delete(address, force=request.flag("force"))
 
     async def unload(self, request: Request) -> None:
         """Every producer and consumer is told that it is closed; clients open them anew."""

@@ -124,6 +124,7 @@ class Broker:
             self._refreshing.append(asyncio.create_task(following))
         self.urls = services.urls[""] = Urls(plain, tls)
         self.web_urls = await self._listen_http(services, authentication, certificate, host)
+        self._store.topic_deleter = services.delete_topic
         if config.bind_address in EVERYWHERE and not config.authentication_providers:
             _log.warning("every machine that reaches %s may use the broker: it asks for no credentials", host)
 
@@ -158,6 +159,7 @@ class Broker:
 
         Every acknowledgement that was taken is the store's then.
         """
+        self._store.topic_deleter = None
         for task in self._refreshing:
             task.cancel()
         self._refreshing.clear()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 from ...delayed_store import DelayedStore
+from ...store.errors import ClosedError
 from ...store.names import TopicName
 from ..admin.addresses import Addresses
 from ..consume.consumers import Consumers
@@ -23,6 +24,7 @@ from ..lookup.namespace_settings import AutoCreation
 from ..lookup.resources import Defaults, Resources
 from ..lookup.schemas import Schemas
 from ..lookup.topic_access import TopicAccess
+from ..lookup.topic_address import TopicAddress
 from ..lookup.topic_facts import TopicFacts
 from ..lookup.topic_lookup import TopicLookup, Urls
 from ..metrics.exposition import Exposition
@@ -59,7 +61,8 @@ class Services:
     ) -> None:
         """command: what runs `duelog`, before its arguments; none: there are no jobs."""
         self.workers = workers
-        calls = LoopCalls(asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        calls = LoopCalls(self._loop)
         creation = AutoCreation(config.allow_auto_topic_creation, config.default_num_partitions)
         compatibility = Compatibility(config.schema_compatibility_strategy)
         defaults = Defaults(creation, config.broker_deduplication_enabled, compatibility)
@@ -117,11 +120,13 @@ class Services:
 
         self.addresses = Addresses()
         """Filled once the broker listens."""
-        self.removal = TopicRemoval(store, self.resources, facts, self._users, self._disconnect)
+        self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)
+        self.removal = TopicRemoval(
+            store, self.resources, facts, self._users, self._disconnect, self.rates.forget_topic
+        )
         self.jobs = Jobs(command, store.path, clock, store.tick)
         self.ownership = _ownership_of(config, limiter)
         """None: this broker serves every namespace."""
-        self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)
         self.exposition = Exposition(
             store,
             config.cluster_name,
@@ -182,6 +187,22 @@ class Services:
     def _disconnect(self, topic: str) -> None:
         self.producers.close_topic(topic)
         self.consumers.close_topic(topic)
+
+    def delete_topic(self, name: str, force: bool) -> None:
+        """Delete a topic for a command of another process; waits, in any thread but the loop's.
+
+        Raises what `TopicRemoval.delete` does, Refused, and ClosedError where the broker ends first.
+        """
+        deletion = self.removal.delete(TopicAddress.parse(name), force=force)
+        try:
+            deleted = asyncio.run_coroutine_threadsafe(deletion, self._loop)
+        except RuntimeError as error:  # the loop is closed
+            deletion.close()
+            raise ClosedError("the broker") from error
+        try:
+            deleted.result()
+        except CancelledError as error:
+            raise ClosedError("the broker") from error
 
     def gone(self, connection: Connection) -> None:
         """A connection is no more."""

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from ...delayed_store import DelayedStore
-from ...store.errors import UnknownTopic
+from ...store.errors import InvalidArgument, UnknownTopic
 from ...store.names import TopicName
-from ..admin.http_request import HttpError
 from ..lookup.resources import Resources, path_of
 from ..lookup.topic_address import TopicAddress, partition_name
 from ..lookup.topic_facts import TopicFacts
@@ -24,18 +23,20 @@ class TopicRemoval:
         facts: TopicFacts,
         users: Callable[[str], int],
         disconnect: Callable[[str], object],
+        forget: Callable[[str], object],
     ) -> None:
-        """users: how many producers and consumers a topic has. disconnect: closes them."""
+        """users: how many producers and consumers a topic has. disconnect: closes them. forget: drops its figures."""
         self._store = store
         self._resources = resources
         self._facts = facts
         self._users = users
         self._disconnect = disconnect
+        self._forget = forget
 
     async def delete(self, address: TopicAddress, *, force: bool) -> None:
         """Delete a topic, or a partitioned one with its partitions.
 
-        Raises HttpError 404, 412 (it has producers or consumers; force closes them).
+        Raises UnknownTopic, InvalidArgument (it has producers or consumers; force closes them).
         """
         partitions = self._resources.partitions(address.name)
         if partitions:
@@ -43,7 +44,7 @@ class TopicRemoval:
         elif await asyncio.to_thread(self._store.topic(str(address.name)).exists):
             names = [address.name]
         else:
-            raise HttpError(404, f"topic {address.name} does not exist")
+            raise UnknownTopic(str(address.name))
         self._refuse_used(names, force=force)
         if partitions:
             await self._resources.partitioned.remove(path_of(address.name))
@@ -69,13 +70,14 @@ class TopicRemoval:
     def _refuse_used(self, names: Sequence[TopicName], *, force: bool) -> None:
         for name in names:
             if not force and (users := self._users(str(name))):
-                raise HttpError(412, f"topic {name} has {users} producers and consumers; force=true closes them")
+                raise InvalidArgument("topic", str(name), f"producers and consumers use it: {users}; force closes them")
 
     async def _delete(self, names: Sequence[TopicName]) -> None:
         for name in names:
             self._disconnect(str(name))
             await asyncio.to_thread(self._forget_and_delete, str(name))
             self._disconnect(str(name))  # those that came meanwhile have a topic that is no more
+            self._forget(str(name))
 
     def _forget_and_delete(self, name: str) -> None:
         self._facts.forget(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from duelog.store.clock import Clock
@@ -18,6 +18,8 @@ from ..topics.dead_letters import DeadLetter, Letters
 
 class Store(Protocol):
     """An open store."""
+
+    topic_deleter: Callable[[str, bool], object] | None
 
     @property
     def clock(self) -> Clock: ...

@@ -97,7 +97,14 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
     def create_topic(self, topic: str) -> bool:
         return self._store.topic(topic).create()
 
-    def delete_topic(self, topic: str) -> None:
+    def delete_topic(self, topic: str, force: bool = False) -> None:
+        """force: though it is in use, by the clients of a broker or by consumers. Raises InvalidArgument: it is."""
+        if self._store.topic_deleter is not None:
+            self._store.topic_deleter(topic, force)
+            return
+        consumers = 0 if force else sum(each.consumers for each in self._store.topic(topic).stats().subscriptions)
+        if consumers:
+            raise InvalidArgument("topic", topic, f"consumers use it: {consumers}; force closes them")
         self._store.delete_topic(topic)
 
     def subscriptions(self, topic: str) -> list[str]:

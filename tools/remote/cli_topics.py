@@ -82,19 +82,22 @@ def create_topic(
 def delete_topic(
     store: Place,
     topic: TopicName,
+    force: Annotated[
+        bool, typer.Option("--force", help="Though producers or consumers use it: they are closed.")
+    ] = False,
     server: Server = None,
     token: Token = None,
     trust: Trust = None,
     json_: Json = False,
 ) -> None:
-    """Delete a topic with its messages and subscriptions. A server refuses that while clients use it.
+    """Delete a topic with its messages and subscriptions. Refused while producers or consumers use it.
 
     ```
     duelog topics delete data reminders
     ```
     """
     with administered(server or store, token, trust, writes=True) as there:
-        there.delete_topic(topic)
+        there.delete_topic(topic, force=force)
     answer({"deleted": True}, "deleted", json_=json_)
 
 

@@ -42,8 +42,8 @@ class DirectorySide:
     def create_topic(self, topic: str) -> bool:
         return bool(self._do("create_topic", topic=topic))
 
-    def delete_topic(self, topic: str) -> None:
-        self._do("delete_topic", topic=topic)
+    def delete_topic(self, topic: str, *, force: bool) -> None:
+        self._do("delete_topic", topic=topic, force=force)
 
     def store_figures(self) -> dict[str, int]:
         """What only the process that has the store open for writing knows (its commits, its indexes) is left out."""

@@ -93,8 +93,8 @@ class Administration(Protocol):
     def create_topic(self, topic: str) -> bool:
         """False: it was there."""
 
-    def delete_topic(self, topic: str) -> None:
-        """With its messages and subscriptions."""
+    def delete_topic(self, topic: str, *, force: bool) -> None:
+        """With its messages and subscriptions. force: though it has producers or consumers, which are closed."""
 
     def store_figures(self) -> dict[str, int]:
         """STORE_FIGURES."""

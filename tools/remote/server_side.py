@@ -58,8 +58,8 @@ class ServerSide:
     def create_topic(self, topic: str) -> bool:
         return self._create(_admin(topic), {})
 
-    def delete_topic(self, topic: str) -> None:
-        self._rest.ask("DELETE", _admin(topic))
+    def delete_topic(self, topic: str, *, force: bool) -> None:
+        self._rest.ask("DELETE", _admin(topic), force=str(force).lower())
 
     def _create(self, path: str, body: object) -> bool:
         try:

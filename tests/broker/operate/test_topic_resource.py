@@ -125,7 +125,7 @@ def test_clients_keep_a_topic_from_being_deleted(tmp_path: Path) -> None:
             kind = commands.SubscriptionType.SHARED
             assert isinstance(await client.ask(commands.Producer("t", 1, 1)), commands.ProducerSuccess)
             refused = await rest.ask("DELETE", f"{TOPICS}/t")
-            assert (refused.status, "force=true" in refused.reason) == (412, True)
+            assert (refused.status, "force" in refused.reason) == (412, True)
             assert await client.ask(commands.Subscribe("t", "s", kind, 1, 2)) == commands.Success(2)
             assert (await rest.ask("PUT", f"{TOPICS}/t/unload")).status == 204
             closed = {type(await client.hear()), type(await client.hear())}

@@ -14,6 +14,7 @@ from duelog.broker.lookup.topic_facts import TopicFacts
 from duelog.broker.protocol import commands
 from tests.broker.admin.rest import administered
 from tests.broker.server.raw_client import RawClient
+from tests.tools.command_line import process
 
 TOPIC = "persistent://public/default/t"
 PATH = "/admin/v2/persistent/public/default/t"
@@ -28,11 +29,44 @@ def test_a_topic_with_clients_is_deleted_by_force_alone(tmp_path: Path) -> None:
             kind = commands.SubscriptionType.SHARED
             assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
             answered = await rest.ask("DELETE", PATH)
-            assert (answered.status, "force=true" in answered.reason) == (412, True)
+            assert (answered.status, "force" in answered.reason) == (412, True)
             assert (await rest.ask("DELETE", PATH + "?force=true")).status == 204
             assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseConsumer)
             assert not store.topic(TOPIC).exists()
             assert (await rest.ask("DELETE", PATH)).status == 404
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_duelog_topics_delete_beside_a_running_broker_refuses_a_topic_with_producers(tmp_path: Path) -> None:
+    """By the store's directory and by the server alike; `--force` closes them, and nothing is kept of the topic."""
+    path = tmp_path / "s"
+
+    async def deleted(*options: object) -> tuple[int, str]:
+        done = await asyncio.to_thread(process, "topics", "delete", *options)
+        return done.returncode, done.stderr
+
+    async def main() -> None:
+        async with administered(path) as (broker, rest, store):
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            for kept in ("t", "p-partition-1"):
+                if kept != "t":
+                    assert (await rest.ask("PUT", PATH[:-1] + "p/partitions", 2)).status == 204
+                assert isinstance(await client.ask(commands.Producer(kept, len(kept), 1)), commands.ProducerSuccess)
+            for place in ((path,), ("--server", broker.web_urls.plain)):
+                status, said = await deleted(*place, "t")
+                assert (status, "force" in said) == (2, True), said
+            status, said = await deleted(path, "p")
+            assert (status, "p-partition-1" in said) == (2, True), said
+            assert len(list(store.topics())) == 3
+            assert await deleted(path, "t", "--force") == (0, "")
+            assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
+            assert await deleted(path, "p", "--force") == (0, "")
+            assert (await rest.ask("GET", PATH[:-2] + "/partitioned")).value == []
+            assert list(store.topics()) == []
+            status, said = await deleted(path, "t")
+            assert (status, "does not exist" in said) == (2, True), said
             await client.close()
 
     asyncio.run(main())

@@ -219,6 +219,16 @@ def test_the_same_commands_print_the_same_of_a_store_that_is_open_elsewhere(path
             assert found[0] == found[1], line
 
 
+def test_topics_delete_refuses_a_topic_with_a_consumer_of_the_program(taken: DelayedStore) -> None:
+    """But with `--force`; a subscription that nobody uses does not keep it."""
+    with taken.topic("t").subscribe("mailer"):
+        assert "force" in refused("topics", "delete", taken.path, "t")
+        assert taken.topic("t").exists()
+        ok("delete-topic", taken.path, "t", "--force")
+        assert not taken.topic("t").exists()
+    ok("topics", "delete", taken.path, "u")
+
+
 def test_the_store_of_a_receiving_command_can_be_sent_to(path: Path) -> None:
     """`duelog receive` waits with the store open; `duelog send` reaches it, and is received."""
     command = [*DUELOG, "receive", str(path), "t", "mailer", "--max", "6", "--timeout", "60s", "--json"]
