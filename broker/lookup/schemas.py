@@ -109,6 +109,11 @@ class Schemas:
         for key, _ in list(self._documents.items(_prefix(topic))):
             self._documents.delete(key)
 
+    def forget_all(self, namespace: str) -> None:
+        """Delete the schemas of a namespace that was deleted: topics need not have come into being."""
+        for key, _ in list(self._documents.items(f"schema/{namespace}/")):
+            self._documents.delete(key)
+
     def versions(self, topic: TopicName) -> list[StoredSchema]:
         """By version."""
         prefix = _prefix(topic)

@@ -48,6 +48,10 @@ class TopicFacts:
         if address.partition < 0 or not self._resources.partitions(address.base):
             self._schemas.forget(address.base)
 
+    def forget_all(self, namespace: str) -> None:
+        """The namespace was deleted, with its topics."""
+        self._schemas.forget_all(namespace)
+
 
 def _epoch_key(topic: str) -> str:
     return f"epoch/{path_of(TopicAddress.parse(topic).name)}"

@@ -52,7 +52,7 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         *namespaces.routes(),
         *policies.routes(),
         *RestLookup(resources, services.urls, addresses).routes(),
-        *RestSchemas(services.schemas, resources, access).routes(),
+        *RestSchemas(services.schemas, resources).routes(),
         *TopicResource(store, services, finder).routes(),
         *SubscriptionResource(finder, consumers, workers, store.clock.now_ms).routes(),
         *StatsResource(finder, figures, workers).routes(),

@@ -11,7 +11,6 @@ from ..admin.routing import Need, Route
 from ..lookup.compatibility import SchemaType, is_schema, misfit, same
 from ..lookup.resources import Resources
 from ..lookup.schemas import Schemas, StoredSchema
-from ..lookup.topic_access import TopicAccess
 from ..protocol.commands import KeyValue, Schema
 from .namespaces import existing_namespace
 
@@ -30,10 +29,9 @@ _NAMES = {number: name for name, number in _NUMBERS.items()}
 class RestSchemas:
     """Of the event loop's thread."""
 
-    def __init__(self, schemas: Schemas, resources: Resources, access: TopicAccess) -> None:
+    def __init__(self, schemas: Schemas, resources: Resources) -> None:
         self._schemas = schemas
         self._resources = resources
-        self._access = access
 
     def routes(self) -> list[Route]:
         """The resource's routes."""
@@ -65,13 +63,11 @@ class RestSchemas:
         return {"getSchemaResponses": [_shown(each) for each in await self._stored(request)]}
 
     async def create(self, request: Request) -> dict[str, Any]:
-        """409 if it does not fit; a schema that is there keeps its version."""
+        """409 if it does not fit; a schema that is there keeps its version. The topic need not exist yet."""
         existing_namespace(self._resources, request)
         schema = _schema_of(request)
         if not is_schema(schema):
             raise HttpError(412, "type='NONE': such a schema is not stored")
-        if not await self._access.exists(request.topic):
-            raise HttpError(404, f"topic {request.topic.name} does not exist")
         found = await asyncio.to_thread(self._schemas.for_producer, request.topic.base, schema)
         return {"version": int.from_bytes(found, "big")}
 

@@ -72,8 +72,10 @@ class Tenants:
             raise HttpError(409, f"tenant {name} exists")
 
     async def update(self, request: Request) -> None:
-        """404 if there is none."""
+        """404 if there is none. `null` in place of the settings, or of the roles, is 412: it would take them all."""
         self._found(request)
+        if request.object().get("adminRoles", []) is None:
+            raise HttpError(412, "adminRoles=null: expected a list of texts")
         after = self._settings(request)
         await self._resources.tenants.change(request.path["tenant"], lambda before: before and after)
 

@@ -62,6 +62,7 @@ class TopicRemoval:
         await self._delete(await self.names(namespace))
         for path in list(self._resources.topics.names(f"{namespace}/")):
             await self._resources.topics.remove(path)
+        await asyncio.to_thread(self._facts.forget_all, namespace)
 
     async def names(self, namespace: str) -> list[TopicName]:
         """The topics of a namespace."""

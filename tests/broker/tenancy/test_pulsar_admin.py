@@ -162,6 +162,8 @@ def test_a_policy_is_read_as_it_was_written_and_unset(tmp_path: Path, path: str,
         ("PUT", "/admin/v2/tenants/other", {"allowedClusters": ["b"]}, "allowedClusters='b'"),
         ("PUT", "/admin/v2/tenants/other", {"adminRoles": [3]}, "adminRoles"),
         ("POST", TENANT, [], "JSON object"),
+        ("POST", TENANT, None, "JSON object"),
+        ("POST", TENANT, ..., "JSON object"),
         ("POST", "/admin/v2/brokers/configuration/no/3", ..., "'no'"),
         ("DELETE", "/admin/v2/brokers/configuration/no", ..., "'no'"),
         ("POST", "/admin/v2/brokers/configuration/maxTopicListInFlightHeapMemSizeMB/much", ..., "much"),
@@ -203,7 +205,7 @@ def test_a_bad_value_is_412_and_named(
         ("GET", "/admin/v2/persistent/my-tenant/my-ns/no/delayedDelivery", ...),
         ("GET", "/lookup/v2/topic/persistent/my-tenant/no/t", ...),
         ("GET", "/admin/v2/schemas/my-tenant/my-ns/no/schema", ...),
-        ("POST", "/admin/v2/schemas/my-tenant/my-ns/no/schema", {"type": "STRING", "schema": ""}),
+        ("POST", "/admin/v2/schemas/my-tenant/no/t/schema", {"type": "STRING", "schema": ""}),
         ("GET", "/admin/v2/clusters/no", ...),
         ("GET", "/admin/v2/brokers/no", ...),
         ("GET", "/nowhere", ...),
@@ -473,6 +475,43 @@ def test_schemas_are_stored_compared_and_told_by_version(tmp_path: Path) -> None
             assert (await rest.ask("POST", f"{path}/schema", pair)).value == {"version": 0}
             found = (await rest.ask("GET", f"{path}/schema")).value
             assert found["data"].replace(" ", "") == str(pair["schema"]).replace(" ", "")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [None, ..., {"adminRoles": None}])
+def test_a_tenant_keeps_its_admin_roles_when_it_is_posted_null(tmp_path: Path, body: Any) -> None:
+    """An empty list takes them all; nothing at all asks for nothing."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, _):
+            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+            assert (await rest.ask("POST", TENANT, body)).status == 412
+            assert (await rest.ask("GET", TENANT)).value == TENANT_INFO
+            assert (await rest.ask("POST", TENANT, {"adminRoles": []})).status == 204
+            assert (await rest.ask("GET", TENANT)).value["adminRoles"] == []
+
+    asyncio.run(main())
+
+
+def test_schemas_upload_comes_before_its_topic_and_goes_with_its_namespace(tmp_path: Path) -> None:
+    """As with Pulsar; a producer of the topic has to fit then."""
+    namespace, schema = "/admin/v2/namespaces/public/n", "/admin/v2/schemas/public/n/t/schema"
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (broker, rest, _):
+            assert (await rest.ask("PUT", namespace)).status == 204
+            assert (await rest.ask("POST", schema, {"type": "INT8", "schema": ""})).value == {"version": 0}
+            assert (await rest.ask("GET", "/admin/v2/persistent/public/n")).value == []
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            other = commands.Schema("t", b"", 7, [])
+            answer = await client.ask(commands.Producer("persistent://public/n/t", 1, 1, schema=other))
+            assert isinstance(answer, commands.Error)
+            assert answer.error == commands.ServerError.INCOMPATIBLE_SCHEMA
+            await client.close()
+            assert (await rest.ask("DELETE", f"{namespace}?force=true")).status == 204
+            assert (await rest.ask("PUT", namespace)).status == 204
+            assert (await rest.ask("GET", schema)).status == 404
 
     asyncio.run(main())
 
