@@ -7,6 +7,7 @@ from ..protocol.failures import Refused, ServerError
 from .http_request import HttpError
 
 _BY_NUMBER = {
+    ServerError.METADATA: 412,
     ServerError.AUTHENTICATION: 401,
     ServerError.AUTHORIZATION: 403,
     ServerError.TOPIC_NOT_FOUND: 404,

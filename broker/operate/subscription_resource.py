@@ -8,9 +8,9 @@ Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...faces.subscription_admin import SubscriptionAdmin
 from ...store.errors import CorruptRecord, UnknownSubscription
@@ -26,11 +26,13 @@ from ..lookup.topic_address import shown_subscription
 from ..protocol import entry
 from ..protocol.loop_calls import Workers
 from .stored_blob import reply_of
-from .topic_finder import TOPIC, TopicFinder
+from .topic_finder import TOPIC, WHOLES, TopicFinder
 
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 MOST_PEEKED = 10_000
 """Messages of which each may be looked at: those before it are read on the way."""
+
+_AT_ONCE = 100
 
 
 class SubscriptionResource:
@@ -47,7 +49,19 @@ class SubscriptionResource:
         """What is offered."""
         every = TOPIC + "/all_subscription/expireMessages/{expireTimeInSeconds}"
         reset, count = f"{SUBSCRIPTION}/resetcursor", "{numMessages}"
+        of_namespace = [
+            route
+            for whole in WHOLES
+            for route in (
+                Route("POST", f"{whole}/clearBacklog", self.clear, "Acknowledge all that is due", Need.CONSUME),
+                Route("POST", f"{whole}/clearBacklog/{{subscription}}", self.clear,
+                      "Likewise, for subscriptions of this name", Need.CONSUME),
+                Route("POST", f"{whole}/unsubscribe/{{subscription}}", self.unsubscribe,
+                      "Delete subscriptions of this name", Need.CONSUME),
+            )
+        ]  # fmt: skip
         return [
+            *of_namespace,
             Route("GET", f"{TOPIC}/subscriptions", self.names, "Names of the subscriptions", Need.EITHER),
             Route("PUT", SUBSCRIPTION, self.create, "Create a subscription, at the end or at a message id",
                   Need.CONSUME, ("replicated", "authoritative"), "object"),
@@ -56,6 +70,8 @@ class SubscriptionResource:
             Route("POST", f"{SUBSCRIPTION}/skip/{count}", self.skip, "Acknowledge the first messages", Need.CONSUME),
             Route("POST", SUBSCRIPTION + "/expireMessages/{expireTimeInSeconds}", self.expire,
                   "Acknowledge what has been due for so long", Need.CONSUME),
+            Route("POST", SUBSCRIPTION + "/expireMessages", self.expire_until,
+                  "Acknowledge what lies up to a message id", Need.CONSUME, body="object"),
             Route("POST", every, self.expire_all, "Likewise, for each subscription", Need.CONSUME),
             Route("POST", f"{reset}/{{timestamp}}", self.reset_to_time, "Go to a publish time (ms)", Need.CONSUME),
             Route("POST", reset, self.reset_to_message, "Go to a message id", Need.CONSUME, body="object"),
@@ -100,12 +116,20 @@ class SubscriptionResource:
 
     async def delete(self, request: Request) -> None:
         """412 while it has consumers, unless `force`, which closes them."""
-        name, force = request.subscription, request.flag("force")
-        found = await self._existing(request)
-        for topic, _ in () if force else found:
+        found = [topic for topic, _ in await self._existing(request)]
+        await self._delete(found, request.subscription, force=request.flag("force"))
+
+    async def unsubscribe(self, request: Request) -> None:
+        """On every topic of the namespace that has it, none is 204; 412 while one of them has consumers."""
+        name, topics = request.subscription, await self._finder.of_namespace(request)
+        found = await self._workers(lambda: [topic for topic in topics if name in topic.subscriptions()])
+        await self._delete(found, name, force=False)
+
+    async def _delete(self, topics: Sequence[Topic], name: str, *, force: bool) -> None:
+        for topic in () if force else topics:
             if self._consumers.of_topic(topic.name).get(name):
                 raise HttpError(412, f"subscription {shown_subscription(name)} of {topic.name} has consumers")
-        for topic, _ in found:
+        for topic in topics:
             await self._consumers.alone(topic.name, name, partial(topic.unsubscribe, name), force=force)
             self._consumers.forget_subscription(topic.name, name)
 
@@ -114,13 +138,24 @@ class SubscriptionResource:
     async def skip_all(self, request: Request) -> None:
         """What consumers hold is acknowledged, too, and what waits inline (PIP-448)."""
         found = await self._existing(request)
+        await self._workers(lambda: [self._clear(topic, subscription) for topic, subscription in found])
+
+    async def clear(self, request: Request) -> None:
+        """On every topic of the namespace; without a name each subscription."""
+        wanted = request.subscription if "subscription" in request.path else None
+        topics = await self._finder.of_namespace(request)
 
         def work() -> None:
-            for topic, subscription in found:
-                subscription.expire(self._clock() + 1)
-                topic.clear_inline(subscription.name)
+            for topic in topics:
+                for name in topic.subscriptions():
+                    if wanted in (None, name):
+                        self._clear(topic, topic.subscription(name))
 
         await self._workers(work)
+
+    def _clear(self, topic: Topic, subscription: SubscriptionAdmin) -> None:
+        subscription.expire(self._clock() + 1)
+        topic.clear_inline(subscription.name)
 
     async def skip(self, request: Request) -> None:
         """The first `numMessages` entries; a batch is one."""
@@ -129,7 +164,7 @@ class SubscriptionResource:
 
         def work() -> None:
             left = count
-            while left and (skipped := found.skip(min(left, 100))):
+            while left and (skipped := found.skip(min(left, _AT_ONCE))):
                 left -= skipped
 
         await self._workers(work)
@@ -151,6 +186,25 @@ class SubscriptionResource:
 
         await self._workers(work)
 
+    async def expire_until(self, request: Request) -> None:
+        """The message itself too, unless `excluded`; what is not due yet comes at its time."""
+        found = await self._one(request)
+        topic, body = await self._finder.one(request), request.json()
+        start, excluded, index = _reset_of(body)
+
+        def work() -> None:
+            target = feed.existing(topic, start)
+            if target == "latest":
+                found.expire(self._clock() + 1)
+            if not isinstance(target, MessageId):
+                return
+            if excluded or not _is_last(topic, target, index):
+                target = target._replace(entry_id=target.entry_id - 1)
+            while found.skip(_AT_ONCE, until=target):
+                pass
+
+        await self._workers(work)
+
     def _before(self, request: Request) -> int:
         age_s = request.number("expireTimeInSeconds", 0, lowest=1, highest=MAX_DUE_MS // 1_000)
         return max(self._clock() - age_s * 1_000, 0)
@@ -168,8 +222,15 @@ class SubscriptionResource:
         """Inclusive, unless `excluded`. The receipt of a delayed message that has fired will do."""
         found = await self._one(request)
         topic, body = await self._finder.one(request), request.json()
-        start, last = _position_of(body), _excluded_of(body)
-        await self._alone(topic, found, lambda: found.reset(_target(topic, start, last)))
+        start, excluded, index = _reset_of(body)
+
+        def work() -> None:
+            target = feed.existing(topic, start)
+            if excluded and isinstance(target, MessageId) and _is_last(topic, target, index):
+                target = target._replace(entry_id=target.entry_id + 1)
+            found.reset(target)
+
+        await self._alone(topic, found, work)
 
     async def _alone(self, topic: Topic, subscription: SubscriptionAdmin, work: Callable[[], object]) -> None:
         await self._consumers.alone(topic.name, subscription.name, work, force=True)
@@ -203,34 +264,35 @@ class SubscriptionResource:
         return await self._workers(work)
 
 
-def _target(topic: Topic, start: feed.Start, last: int | None) -> feed.Start:
-    """Where a subscription is to go: to the message, or behind `last` of its entry, -1 for all of it. Waits."""
-    target = feed.existing(topic, start)
-    if last is None or not isinstance(target, MessageId):
-        return target
-    if last >= 0:
-        with topic.reader(target) as reader:
-            messages, _ = reader.poll_columns(1)
-        if messages and messages.positions[0] == target and last + 1 < _messages_in(messages.payloads[0]):
-            return target  # an entry is acknowledged as a whole: the rest of its batch is not passed over
-    return target._replace(entry_id=target.entry_id + 1)
+class _Reset(NamedTuple):
+    """`ResetCursorData`: a message, whether it is excluded, and its place in its batch, -1: it is in none."""
+
+    start: feed.Start
+    excluded: bool = False
+    index: int = -1
 
 
-def _messages_in(payload: bytes) -> int:
+def _reset_of(body: object) -> _Reset:
+    """Java writes `excluded`, Pulsar's documentation `isExcluded`. Raises HttpError 412."""
+    start = _position_of(body)
+    if not isinstance(body, dict):
+        return _Reset(start)
+    excluded = any(value_of(body, name, bool, False) for name in ("excluded", "isExcluded"))
+    return _Reset(start, excluded, value_of(body, "batchIndex", int, -1))
+
+
+def _is_last(topic: Topic, position: MessageId, index: int) -> bool:
+    """Whether nothing of its batch lies behind a message: an entry is acknowledged as a whole. Waits for the disk."""
+    if index < 0:
+        return True
+    with topic.reader(position) as reader:
+        messages, _ = reader.poll_columns(1)
+    if not messages or messages.positions[0] != position:
+        return True
     try:
-        return entry.unpack(payload).messages
+        return index + 1 >= entry.unpack(messages.payloads[0]).messages
     except CorruptRecord:  # a program sent it, not a client
-        return 1
-
-
-def _excluded_of(body: object) -> int | None:
-    """Of `ResetCursorData`: None: the message is included; else its place in its batch, -1: it is in none.
-
-    Java writes `excluded`, Pulsar's documentation `isExcluded`.
-    """
-    if not isinstance(body, dict) or not any(value_of(body, name, bool, False) for name in ("excluded", "isExcluded")):
-        return None
-    return value_of(body, "batchIndex", int, -1)
+        return True
 
 
 def _position_of(body: object) -> feed.Start:

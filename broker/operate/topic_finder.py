@@ -11,6 +11,11 @@ from ..protocol.loop_calls import Workers
 
 TOPICS = "/admin/v2/persistent/{tenant}/{namespace}"
 TOPIC = TOPICS + "/{topic}"
+NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+WHOLES = (NAMESPACE, NAMESPACE + "/{bundle}")
+"""How Pulsar's tools name all topics of a namespace: by itself, or by its one bundle."""
+
+_BUNDLE = "0x00000000_0xffffffff"
 
 
 class TopicFinder:
@@ -22,12 +27,19 @@ class TopicFinder:
         self._workers = workers
 
     def namespace(self, request: Request) -> str:
-        """`tenant/namespace`, which exists. Raises HttpError 404."""
-        namespace = request.namespace
+        """`tenant/namespace`, which exists. Raises HttpError 404, and 412 for a bundle that is not all of it."""
+        namespace, bundle = request.namespace, request.path.get("bundle", _BUNDLE)
         if self._resources.namespaces.get(namespace) is None:
             cure = f"PUT /admin/v2/namespaces/{namespace} makes it, with the topics that the store has of it"
             raise HttpError(404, f"namespace {namespace} does not exist; {cure}")
+        if bundle != _BUNDLE:
+            raise HttpError(412, f"bundle={bundle!r:.200}: a namespace is one, {_BUNDLE}")
         return namespace
+
+    async def of_namespace(self, request: Request) -> list[Topic]:
+        """All topics of a namespace, partitions each by itself. Raises HttpError 404."""
+        namespace = self.namespace(request)
+        return await self._workers(lambda: list(self._store.topics(namespace)))
 
     def address(self, request: Request) -> TopicAddress:
         """A topic that need not exist, in a namespace that does. Raises HttpError 404, Refused."""

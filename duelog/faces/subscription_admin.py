@@ -8,7 +8,7 @@ from pyroaring import BitMap
 
 from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
 from duelog.store.message import ReceivedMessage, at_ms
-from duelog.store.position import Position
+from duelog.store.position import Position, position_at
 from duelog.store.received_messages import ReceivedMessages
 
 from ..delivery.acks import AckSet
@@ -55,10 +55,16 @@ class SubscriptionAdmin:
             raise InvalidArgument("after", after, "expected an int of at least 0")
         return self._first(count, after).to_list()
 
-    def skip(self, count: int) -> int:
-        """Acknowledge the first `count` messages, as `peek` gives them; how many were not acknowledged meanwhile."""
+    def skip(self, count: int, *, until: Position | None = None) -> int:
+        """Acknowledge the first `count` messages, as `peek` gives them; how many were not acknowledged meanwhile.
+
+        until: none behind this position. Raises InvalidArgument.
+        """
         self._engine.check_writable()
-        entries = group_places(self._first(count).places)
+        places = self._first(count).places
+        if until is not None:
+            places = [place for place in places if position_at(place) <= until]
+        entries = group_places(places)
         with self._state.lock:
             skipped = self._state.acknowledge(entries, self._topic.log)
             self._state.counts.acknowledged += skipped

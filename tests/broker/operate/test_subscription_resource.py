@@ -188,6 +188,87 @@ def test_earliest_and_latest_are_message_ids_as_texts(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_topics_expire_messages_up_to_a_position(tmp_path: Path) -> None:
+    """`expire-messages -p`: what was acknowledged stays so, what is delayed comes; inside a batch its entry stays."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            topic = store.topic("t")
+            batch = entry.pack(entry.Header(entry.BATCH, 0, 3, 1_000), join_blob(b"", b"x"))
+            with topic.subscribe("s", type="shared") as consumer:
+                ids = topic.send_payloads([*([b"m"] * 150), batch, b"c", b"d"])
+                topic.send(b"late", deliver_after=3600)
+                received = consumer.receive(200)
+                consumer.ack(received[-1], durable=True)
+            path = f"{SUBSCRIPTION}/expireMessages"
+
+            def shown(number: int, **more: Any) -> dict[str, Any]:
+                position = ids[number]
+                return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
+
+            for body, left in (
+                ("earliest", 152), (shown(0), 151), (shown(1, excluded=True), 151), (shown(149), 2),
+                (shown(150, batchIndex=1), 2), (shown(150, excluded=True, batchIndex=2), 2), (shown(3), 2),
+                (shown(150, batchIndex=2), 1), ("latest", 0),
+            ):  # fmt: skip
+                assert (await rest.ask("POST", path, body)).status == 204
+                assert backlog(store) == left, body
+            assert [each.payload for each in topic.scheduled()] == [b"late"]
+            assert (await rest.ask("POST", path, ...)).status == 412
+            delayed = topic.scheduled()
+            late = next(iter(delayed)).message_id
+            answered = await rest.ask("POST", path, {"ledgerId": late.ledger_id, "entryId": late.entry_id})
+            assert (answered.status, "not due" in answered.reason) == (412, True)
+
+    asyncio.run(main())
+
+
+NAMESPACES = "/admin/v2/namespaces/public/n"
+WHOLES = (NAMESPACES, f"{NAMESPACES}/0x00000000_0xffffffff")
+
+
+@pytest.mark.parametrize("path", WHOLES)
+def test_namespaces_clear_backlog_and_unsubscribe_concern_every_topic(tmp_path: Path, path: str) -> None:
+    """By the name of a subscription or all of them; other namespaces keep theirs; consumers keep a subscription."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (broker, rest, store):
+            assert (await rest.ask("PUT", NAMESPACES)).status == 204
+            topics = ["persistent://public/n/a", "persistent://public/n/b", "persistent://public/default/t"]
+
+            def backlogs() -> list[dict[str, int]]:
+                return [
+                    {each.name: each.backlog for each in store.topic(name).stats().subscriptions} for name in topics
+                ]
+
+            for topic in topics:
+                for name in ("s", "u%2Fv"):
+                    store.topic(topic).subscribe(name, type="shared").close()
+                store.topic(topic).send_payloads([b"1", b"2"])
+                store.topic(topic).send(b"late", deliver_after=3600)
+            two, none = {"s": 2, "u%2Fv": 2}, {"s": 0, "u%2Fv": 0}
+            assert (await rest.ask("POST", f"{path}/clearBacklog/u%2Fv")).status == 204
+            assert backlogs() == [{"s": 2, "u%2Fv": 0}, {"s": 2, "u%2Fv": 0}, two]
+            assert (await rest.ask("POST", f"{path}/clearBacklog", "")).status == 204
+            assert backlogs() == [none, none, two]
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            kind = commands.SubscriptionType.SHARED
+            assert await client.ask(commands.Subscribe(topics[1], "s", kind, 1, 1)) == commands.Success(1)
+            assert (await rest.ask("POST", f"{path}/unsubscribe/s")).status == 412
+            assert backlogs() == [none, none, two]
+            assert (await rest.ask("POST", f"{path}/unsubscribe/u%2Fv")).status == 204
+            assert (await rest.ask("POST", f"{path}/unsubscribe/u%2Fv")).status == 204
+            assert backlogs() == [{"s": 0}, {"s": 0}, two]
+            assert store.topic(topics[0]).stats().pending == 1
+            for what in ("clearBacklog", "clearBacklog/s", "unsubscribe/s"):
+                refused = await rest.ask("POST", f"{NAMESPACES}/0x00000000_0x80000000/{what}")
+                assert (refused.status, "0x80000000" in refused.reason) == (412, True)
+                assert (await rest.ask("POST", f"/admin/v2/namespaces/public/no/{what}")).status == 404
+            await client.close()
+
+    asyncio.run(main())
+
+
 def test_a_partitioned_topic_is_meant_as_a_whole(tmp_path: Path) -> None:
     """All partitions are skipped and moved; what needs one message is 405 and says which topic to ask for."""
 
