@@ -57,8 +57,8 @@ _BY_WORD: Mapping[str, str] = MappingProxyType(
         "replicatedSubscriptionStatus": _NO_COPIES,
         "antiAffinity": _NO_COPIES,
         "permissions": "roles are granted actions by namespace: /admin/v2/namespaces/{tenant}/{namespace}/permissions",
-        "unload": "a namespace stays where it is; topics are unloaded by PUT .../persistent/.../unload",
         "bundle": "a namespace is one part, and is not split",
+        "split": "a namespace is one part, and is not split",
         "maxProducersPerTopic": "connections are limited: maxProducersPerConnection",
         "maxConsumersPerTopic": "connections are limited: maxConsumersPerConnection",
         "maxConsumersPerSubscription": "connections are limited: maxConsumersPerConnection",
@@ -80,17 +80,21 @@ def instead_of(method: str, raw_path: str, methods: Sequence[str]) -> HttpError:
 
     405 for another method and for what Pulsar has and this broker has not, 404 for what neither has.
     """
+    segments = raw_path.strip("/").split("/")
     if methods:
         allowed = ", ".join(methods)
-        return HttpError(405, f"{method} is not offered here, but {allowed}", {"Allow": allowed})
+        why = _why(segments)
+        reason = f"{method} is not offered here, but {allowed}" + (f": {why}" if why else "")
+        return HttpError(405, reason, {"Allow": allowed})
     shown = f"{method} {raw_path[:400]}"
-    segments = raw_path.strip("/").split("/")
     if segments[0] in _BASE:
-        return HttpError(405, f"{shown} is not offered: {_why(segments)}; {_LIST}", {"Allow": ""})
+        why = _why(segments) or "this broker has no such resource"
+        return HttpError(405, f"{shown} is not offered: {why}; {_LIST}", {"Allow": ""})
     return HttpError(404, f"{shown}: no such address; {_LIST}")
 
 
 def _why(segments: Sequence[str]) -> str:
+    """What to do instead; empty: nothing is known of it."""
     kind = segments[2] if len(segments) > 2 else ""
     if kind in _BY_KIND:
         return _BY_KIND[kind]
@@ -98,4 +102,4 @@ def _why(segments: Sequence[str]) -> str:
         for name, text in _BY_WORD.items():
             if word.startswith(name):
                 return text
-    return "this broker has no such resource"
+    return ""

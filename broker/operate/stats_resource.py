@@ -14,7 +14,7 @@ from ..admin.routing import Need, Route
 from ..consume import feed
 from ..protocol.loop_calls import Workers
 from .topic_finder import TOPIC, TopicFinder
-from .topic_stats import TopicFigures, of_log, together
+from .topic_stats import TopicFigures, info_of, of_log, together
 
 
 class StatsResource:
@@ -34,6 +34,7 @@ class StatsResource:
             Route("GET", f"{TOPIC}/partitioned-stats", self.partitioned, "Figures of all partitions together",
                   Need.EITHER, ("perPartition", *asked)),
             Route("GET", f"{TOPIC}/internalStats", self.internal, "Figures of a topic's main log", Need.EITHER),
+            Route("GET", f"{TOPIC}/internal-info", self.info, "Ledgers and cursors of a main log", Need.EITHER),
             Route("GET", inside, self.partitioned_internal, "Those of each partition", Need.EITHER),
         ]  # fmt: skip
 
@@ -50,6 +51,14 @@ class StatsResource:
     async def internal(self, request: Request) -> Any:
         """PersistentTopicInternalStats."""
         return await self._log_of(await self._finder.one(request))
+
+    async def info(self, request: Request) -> Any:
+        """ManagedLedgerInfo; of a partitioned topic PartitionedManagedLedgerInfo."""
+        topics = await self._finder.every(request)
+        found = await self._workers(lambda: [info_of(topic.stats(), topic.ledgers()) for topic in topics])
+        if topics[0].name == str(request.topic.name):
+            return found[0]
+        return {"version": 0, "partitions": {topic.name: each for topic, each in zip(topics, found, strict=True)}}
 
     async def partitioned_internal(self, request: Request) -> Any:
         """PartitionedTopicInternalStats."""

@@ -26,12 +26,9 @@ from ..lookup.topic_address import shown_subscription
 from ..protocol import entry
 from ..protocol.loop_calls import Workers
 from .stored_blob import reply_of
-from .topic_finder import TOPIC, WHOLES, TopicFinder
+from .topic_finder import MOST_PEEKED, TOPIC, WHOLES, TopicFinder
 
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
-MOST_PEEKED = 10_000
-"""Messages of which each may be looked at: those before it are read on the way."""
-
 _AT_ONCE = 100
 
 

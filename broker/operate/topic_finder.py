@@ -15,6 +15,9 @@ NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 WHOLES = (NAMESPACE, NAMESPACE + "/{bundle}")
 """How Pulsar's tools name all topics of a namespace: by itself, or by its one bundle."""
 
+MOST_PEEKED = 10_000
+"""Messages of which each may be looked at: those before it are read on the way."""
+
 _BUNDLE = "0x00000000_0xffffffff"
 
 

@@ -5,17 +5,19 @@ Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 from ...delayed_store import DelayedStore
 from ...store.errors import InvalidArgument
-from ...store.message import MAX_DUE_MS
+from ...store.message import MAX_DUE_MS, ReceivedMessage
+from ...store.names import SCHEME
 from ...store.position import MAX_ID, MessageId
 from ...topic import Topic
-from ...topics.seeking import PublishedAt
-from ..admin.http_request import HttpError, Reply, Request, checked_integer
+from ...topics.seeking import PublishedAt, SeekTarget
+from ..admin.http_request import HttpError, Reply, Request, checked_integer, one_of
 from ..admin.routing import Need, Route
 from ..consume import feed
 from ..consume.consumers import Consumers
@@ -29,9 +31,10 @@ from ..tenancy.policy_store import PolicyStore, topic_scope
 from ..tenancy.topic_names import TopicNames
 from ..tenancy.topic_removal import TopicRemoval
 from .stored_blob import reply_of
-from .topic_finder import TOPIC, TOPICS, TopicFinder
+from .topic_finder import MOST_PEEKED, TOPIC, TOPICS, WHOLES, TopicFinder
 
 MAX_PARTITIONS = 10_000
+_AT_ONCE = 100
 
 _NON_PERSISTENT = "/admin/v2/non-persistent/{tenant}/{namespace}"
 
@@ -80,6 +83,12 @@ class TopicResource:
             Route("DELETE", partitions, self.delete_partitioned, "Delete all partitions", Need.TENANT, forced),
             Route("POST", f"{TOPIC}/createMissedPartitions", self.repair, "Create missing partitions", Need.TENANT),
             Route("PUT", f"{TOPIC}/unload", self.unload, "Have clients look the topic up anew", Need.TENANT),
+            *(
+                Route("PUT", f"{whole}/unload", self.unload_namespace, "The same, of all topics", Need.TENANT)
+                for whole in WHOLES
+            ),
+            Route("GET", f"{TOPIC}/examinemessage", self.examine, "The n-th message of the main log, or from its end",
+                  Need.CONSUME, ("initialPosition", "messagePosition")),
             Route("GET", f"{TOPIC}/lastMessageId", self.last_message_id, "Id of the last message", Need.CONSUME),
             Route("GET", f"{TOPIC}/messageid/{{timestamp}}", self.published_at,
                   "Id of the first message published then (ms) or later", Need.CONSUME),
@@ -199,6 +208,12 @@ class TopicResource:
         """Every producer and consumer is told that it is closed; clients open them anew."""
         self._close_clients(await self._finder.every(request))
 
+    async def unload_namespace(self, request: Request) -> None:
+        """Likewise, of all topics of a namespace, which stays where it is."""
+        prefix = f"{SCHEME}{self._finder.namespace(request)}/"
+        used = {*self._producers.departed, *(group.topic.name for group in self._consumers.groups)}
+        self._close_clients([self._store.topic(name) for name in used if name.startswith(prefix)])
+
     def _close_clients(self, topics: Sequence[Topic]) -> None:
         for topic in topics:
             self._producers.close_topic(topic.name)
@@ -229,6 +244,21 @@ class TopicResource:
             raise HttpError(404, f"no message that may be read was published at {time_ms} ms or later")
         return id_json(found, request.topic)
 
+    async def examine(self, request: Request) -> Reply:
+        """`initialPosition` is latest or earliest; the farthest message where there are not so many. 412: none is."""
+        topic = await self._finder.one(request)
+        place = max(request.number("messagePosition", 1, highest=MOST_PEEKED), 1)
+        initial = one_of("initialPosition", request.query.get("initialPosition") or "latest", ("latest", "earliest"))
+
+        def work() -> Reply | None:
+            found = _last_of(topic, "earliest", 1, place) if initial == "earliest" else _from_end(topic, place)
+            return reply_of(found[0], found[0].position) if found else None
+
+        answer = await self._workers(work)
+        if answer is None:
+            raise HttpError(412, f"topic {topic.name} has no message that may be read")
+        return answer
+
     async def message(self, request: Request) -> Reply:
         """By the id that came with it, or that of its receipt: a delayed one before it is due, too."""
         topic = await self._finder.one(request)
@@ -247,6 +277,38 @@ class TopicResource:
         if found is None:
             raise HttpError(404, f"there is no message {message_id}")
         return found
+
+
+def _last_of(topic: Topic, start: SeekTarget, keep: int, most: int | None = None) -> list[ReceivedMessage]:
+    """The last `keep` of the first `most` messages that may be read from there on; most: None: of all."""
+    kept: deque[ReceivedMessage] = deque(maxlen=keep)
+    read = 0
+    with topic.reader(start) as reader:
+        while most is None or read < most:
+            messages, _ = reader.poll_columns(_AT_ONCE if most is None else min(_AT_ONCE, most - read))
+            if not messages:
+                break
+            reader.ack(messages)
+            read += len(messages)
+            kept.extend(messages.part(max(len(messages) - keep, 0), len(messages)))
+    return list(kept)
+
+
+def _from_end(topic: Topic, place: int) -> list[ReceivedMessage]:
+    """The last `place` messages that may be read. Entries that hold none, or are not due, are passed over."""
+    ledgers, back = topic.ledgers(), place
+    while True:
+        start: MessageId | None = None
+        left = back
+        for ledger in reversed(ledgers):
+            if left <= ledger.entries:
+                start = MessageId(ledger.ledger_id, ledger.entries - left)
+                break
+            left -= ledger.entries
+        found = _last_of(topic, start or "earliest", place)
+        if start is None or len(found) == place:
+            return found
+        back *= 2
 
 
 def id_json(position: MessageId, address: TopicAddress) -> dict[str, int]:

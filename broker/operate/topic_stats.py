@@ -292,6 +292,32 @@ def of_log(stats: TopicStats, ledgers: Sequence[LedgerInfo], last: MessageId) ->
     }
 
 
+def info_of(stats: TopicStats, ledgers: Sequence[LedgerInfo]) -> dict[str, Any]:
+    """ManagedLedgerInfo."""
+    created, changed = iso(ledgers[0].created_ms), iso(ledgers[-1].created_ms)
+    return {
+        "version": 0,
+        "creationDate": created,
+        "modificationDate": changed,
+        "ledgers": [
+            {"ledgerId": each.ledger_id, "entries": each.entries, "size": each.stored_bytes, "isOffloaded": False}
+            for each in ledgers
+        ],
+        "terminatedPosition": None,
+        "cursors": {
+            shown_subscription(each.name): {
+                "version": 0,
+                "creationDate": created,
+                "modificationDate": changed,
+                "cursorsLedgerId": -1,
+                "markDelete": {"ledgerId": each.mark_delete.ledger_id, "entryId": each.mark_delete.entry_id},
+                "individualDeletedMessages": [],
+            }
+            for each in stats.subscriptions
+        },
+    }
+
+
 def _ledger(ledger_id: int, entries: int, size: int) -> dict[str, Any]:
     return {"ledgerId": ledger_id, "entries": entries, "size": size, "offloaded": False, "underReplicated": False}
 

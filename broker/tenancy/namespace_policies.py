@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from ..admin.http_request import HttpError, Request, integer
@@ -95,6 +96,9 @@ class NamespacePolicies:
                 if each.method == "POST":
                     delete = partial(self._delete, each, scope)
                     found.append(Route("DELETE", path, delete, f"Unset {each.summary}", Need.TENANT, _QUERY[1:]))
+        for name, value in _UNSET.items():
+            get = partial(self._unset, value)
+            found.append(Route("GET", NAMESPACE + name, get, "A policy that duelog has not: not set", Need.TENANT))
         return found
 
     async def all_of(self, namespace: str) -> dict[str, Any]:
@@ -126,6 +130,10 @@ class NamespacePolicies:
     async def _get(self, policy: _Policy, scope: Callable[[Request], Awaitable[PolicyScope]], request: Request) -> Any:
         applied = request.flag("applied")
         return await policy.read(await scope(request), applied)
+
+    async def _unset(self, value: Any, request: Request) -> Any:
+        await self._namespace_scope(request)
+        return value
 
     async def _put(self, policy: _Policy, scope: Callable[[Request], Awaitable[PolicyScope]], request: Request) -> None:
         found = await scope(request)
@@ -210,6 +218,35 @@ class NamespacePolicies:
     def _settings(self, scope: PolicyScope) -> NamespaceSettings:
         return self._resources.namespaces.get(scope.namespace or "") or NamespaceSettings()
 
+
+_UNSET: Mapping[str, Any] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                "antiAffinity", "autoSubscriptionCreation", "compactionThreshold", "deduplicationSnapshotInterval",
+                "dispatchRate", "entryFilters", "inactiveTopicPolicies", "maxConsumersPerSubscription",
+                "maxConsumersPerTopic", "maxProducersPerTopic", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
+                "maxUnackedMessagesPerConsumer", "maxUnackedMessagesPerSubscription", "offloadDeletionLagMs",
+                "offloadPolicies", "persistence", "persistence/bookieAffinity", "publishRate",
+                "replicatorDispatchRate", "resourcegroup", "schemaAutoUpdateCompatibilityStrategy", "subscribeRate",
+                "subscriptionDispatchRate", "subscriptionExpirationTime",
+            )
+        ),
+        "allowedClusters": [],
+        "backlogQuotaMap": {},
+        "dispatcherPauseOnAckStatePersistent": False,
+        "encryptionRequired": False,
+        "isAllowAutoUpdateSchema": True,
+        "offloadThreshold": -1,
+        "offloadThresholdInSeconds": -1,
+        "permissions/subscription": {},
+        "properties": {},
+        "schemaValidationEnforced": False,
+        "subscriptionAuthMode": "None",
+        "subscriptionTypesEnabled": [],
+    }
+)  # fmt: skip
+"""What Pulsar answers of policies that duelog does not have, where none is set; None: 204."""
 
 _PASSED_OVER = {"bundles", "replication_clusters", "allowed_clusters", "bundles_activated", "deleted"}
 

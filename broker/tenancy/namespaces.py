@@ -52,11 +52,13 @@ class Namespaces:
             Route("GET", _NAMESPACE + "/topics", self.topics, "Topics of a namespace", Need.EITHER, query=("mode",)),
             Route("GET", _NAMESPACE + "/bundles", self.bundles, "Parts of a namespace: one", Need.EITHER),
             Route("GET", _NAMESPACE + "/permissions", self.permissions, "What roles may do", tenant),
+            Route("GET", "/admin/v2/persistent/{tenant}/{namespace}/{topic}/permissions", self.topic_permissions,
+                  "What roles may do: as its namespace says", tenant),
             Route("POST", role, self.grant, "Grant a role actions, in place of earlier ones", tenant, body="array"),
             Route("DELETE", role, self.revoke, "Take all actions from a role", tenant),
             Route("GET", _NAMESPACE + "/replication", self.replication, "Clusters of a namespace: this one", tenant),
             Route("POST", _NAMESPACE + "/replication", self.replicate, "Only this cluster", tenant, body="array"),
-        ]
+        ]  # fmt: skip
 
     async def of_tenant(self, request: Request) -> list[str]:
         """`tenant/namespace`, in order."""
@@ -137,6 +139,11 @@ class Namespaces:
     async def permissions(self, request: Request) -> dict[str, list[str]]:
         """By role."""
         return self._permissions(self.existing(request))
+
+    async def topic_permissions(self, request: Request) -> dict[str, list[str]]:
+        """Those of the namespace: as in Pulsar they count for each of its topics."""
+        self.existing(request)
+        return self._permissions(request.topic.name.namespace_name)
 
     async def grant(self, request: Request) -> None:
         """Actions are produce and consume."""

@@ -171,3 +171,25 @@ def test_figures_of_the_main_log(tmp_path: Path) -> None:
             assert cursor["numberOfEntriesSinceFirstNotAckedMessage"] == 1
 
     asyncio.run(main())
+
+
+def test_topics_info_internal_has_ledgers_and_cursors(tmp_path: Path) -> None:
+    """As Pulsar's ManagedLedgerInfo; of a partitioned topic by partition."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            topic = store.topic("t")
+            topic.subscribe("s", type="shared").close()
+            ids = topic.send_payloads([b"a", b"b"])
+            topic.subscription("s").skip(1)
+            info = (await rest.ask("GET", f"{TOPICS}/t/internal-info")).value
+            (ledger,) = info["ledgers"]
+            assert (ledger["ledgerId"], ledger["entries"], ledger["isOffloaded"]) == (ids[0].ledger_id, 2, False)
+            assert info["creationDate"].endswith("Z")
+            assert info["cursors"]["s"]["markDelete"] == {"ledgerId": ids[0].ledger_id, "entryId": ids[0].entry_id}
+            assert (await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)).status == 204
+            found = (await rest.ask("GET", f"{TOPICS}/p/internal-info")).value["partitions"]
+            assert sorted(found) == [f"persistent://public/default/p-partition-{number}" for number in (0, 1)]
+            assert (await rest.ask("GET", f"{TOPICS}/no/internal-info")).status == 404
+
+    asyncio.run(main())

@@ -209,3 +209,59 @@ def test_a_topic_of_a_namespace_that_only_the_store_has_says_what_makes_it(tmp_p
             assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == names
 
     asyncio.run(main())
+
+
+NAMESPACE = "/admin/v2/namespaces/public/default"
+
+
+@pytest.mark.parametrize("path", [NAMESPACE, f"{NAMESPACE}/0x00000000_0xffffffff"])
+def test_namespaces_unload_closes_the_clients_of_its_topics(tmp_path: Path, path: str) -> None:
+    """They look up and come again; those of another namespace stay."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (broker, rest, _):
+            assert (await rest.ask("PUT", "/admin/v2/namespaces/public/n")).status == 204
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            kind = commands.SubscriptionType.SHARED
+            assert isinstance(await client.ask(commands.Producer("public/n/t", 1, 1)), commands.ProducerSuccess)
+            assert isinstance(await client.ask(commands.Producer("t", 2, 2)), commands.ProducerSuccess)
+            assert await client.ask(commands.Subscribe("u", "s", kind, 3, 3)) == commands.Success(3)
+            assert (await rest.ask("PUT", f"{path}/unload", "")).status == 204
+            closed = {type(command): command for command in (await client.hear(), await client.hear())}
+            assert closed == {
+                commands.CloseProducer: commands.CloseProducer(2, 2**64 - 1),
+                commands.CloseConsumer: commands.CloseConsumer(3, 2**64 - 1),
+            }
+            assert await client.ask(commands.Subscribe("u", "s", kind, 4, 4)) == commands.Success(4)
+            assert (await rest.ask("PUT", f"{NAMESPACE}/0x00000000_0x80000000/unload")).status == 412
+            assert (await rest.ask("PUT", "/admin/v2/namespaces/public/no/unload")).status == 404
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_topics_examine_messages_counts_from_either_end(tmp_path: Path) -> None:
+    """Subscriptions make no difference; a number that is too large is the farthest; what is not due is in no place."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            topic, path = store.topic("t"), f"{TOPICS}/t/examinemessage"
+            topic.create()
+            assert (await rest.ask("GET", path)).status == 412
+            topic.send(b"late", deliver_after=3600)
+            for start in range(0, 300, 60):
+                topic.send_payloads([b"%d" % number for number in range(start, start + 60)])
+            for query, payload in (
+                ("", b"299"), ("?messagePosition=0", b"299"), ("?initialPosition=latest&messagePosition=3", b"297"),
+                ("?initialPosition=latest&messagePosition=300", b"0"), ("?messagePosition=5000", b"0"),
+                ("?initialPosition=earliest", b"0"), ("?initialPosition=earliest&messagePosition=250", b"249"),
+                ("?initialPosition=earliest&messagePosition=5000", b"299"),
+            ):  # fmt: skip
+                answered = await rest.ask("GET", path + query)
+                assert (answered.status, answered.value) == (200, payload), query
+            assert answered.headers["X-Pulsar-Message-ID"]
+            refused = await rest.ask("GET", f"{path}?initialPosition=middle")
+            assert (refused.status, "initialPosition='middle'" in refused.reason) == (412, True)
+            assert (await rest.ask("GET", f"{TOPICS}/no/examinemessage")).status == 404
+
+    asyncio.run(main())

@@ -223,13 +223,12 @@ def test_what_is_not_there_is_404(rest_of_module: RestRunner, method: str, path:
     ("method", "path", "instead"),
     [
         ("POST", f"{NAMESPACE}/backlogQuota", "messageTTL"),
-        ("GET", f"{NAMESPACE}/backlogQuotaMap", "messageTTL"),
         ("PUT", f"{NAMESPACE}/compactionThreshold", "readCompacted"),
-        ("PUT", f"{NAMESPACE}/unload", "persistent"),
         ("POST", f"{NAMESPACE}/dispatchRate", "permits"),
+        ("PUT", f"{NAMESPACE}/0x00000000_0xffffffff/split", "one part"),
         ("PUT", "/admin/v2/persistent/my-tenant/my-ns/t/compaction", "readCompacted"),
         ("POST", "/admin/v2/persistent/my-tenant/my-ns/t/terminate", "exclusive"),
-        ("GET", "/admin/v2/persistent/my-tenant/my-ns/t/permissions", "namespaces"),
+        ("POST", "/admin/v2/persistent/my-tenant/my-ns/t/permissions/r", "namespaces"),
         ("GET", "/admin/v2/non-persistent/my-tenant/my-ns/t/stats", "/admin/v2/persistent"),
         ("PUT", "/admin/v2/clusters/other", "GET"),
         ("GET", "/admin/v2/clusters/standalone/failureDomains", "placement"),
@@ -271,6 +270,49 @@ def test_topic_policies_set_message_ttl_has_its_number_in_the_query(tmp_path: Pa
             assert (answered.status, "messageTTL=-1" in answered.reason) == (412, True)
             assert (await rest.ask("POST", path, 90)).status == 204
             assert (await rest.ask("GET", path)).value == 90
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [
+        *((name, None) for name in (
+            "persistence", "dispatchRate", "subscriptionDispatchRate", "subscribeRate", "publishRate",
+            "replicatorDispatchRate", "maxProducersPerTopic", "maxConsumersPerTopic", "maxConsumersPerSubscription",
+            "maxUnackedMessagesPerConsumer", "maxUnackedMessagesPerSubscription", "maxSubscriptionsPerTopic",
+            "maxTopicsPerNamespace", "compactionThreshold", "offloadDeletionLagMs", "offloadPolicies",
+            "inactiveTopicPolicies", "subscriptionExpirationTime", "deduplicationSnapshotInterval", "antiAffinity",
+            "autoSubscriptionCreation", "resourcegroup", "entryFilters", "persistence/bookieAffinity",
+            "schemaAutoUpdateCompatibilityStrategy",
+        )),
+        ("backlogQuotaMap", {}), ("properties", {}), ("permissions/subscription", {}), ("allowedClusters", []),
+        ("subscriptionTypesEnabled", []), ("offloadThreshold", -1), ("offloadThresholdInSeconds", -1),
+        ("encryptionRequired", False), ("schemaValidationEnforced", False), ("isAllowAutoUpdateSchema", True),
+        ("dispatcherPauseOnAckStatePersistent", False), ("subscriptionAuthMode", "None"),
+    ],
+)  # fmt: skip
+def test_namespaces_get_a_policy_that_duelog_has_not_is_what_pulsar_says_of_one_that_is_not_set(
+    rest_of_module: RestRunner, path: str, read: Any
+) -> None:
+    """So that a tool which reads all of them goes on; to set one is 405."""
+    assert rest_of_module.ask("GET", f"{NAMESPACE}/{path}")[:2] == (204 if read is None else 200, read)
+    assert rest_of_module.ask("GET", f"/admin/v2/namespaces/my-tenant/no/{path}").status == 404
+    assert rest_of_module.ask("PUT", f"{NAMESPACE}/{path}", 1).status == 405
+
+
+def test_topics_permissions_are_those_of_the_namespace(tmp_path: Path) -> None:
+    """A topic has none of its own, and need not exist; its name has to be one."""
+    path = "/admin/v2/persistent/my-tenant/my-ns/t/permissions"
+
+    async def main() -> None:
+        async with administered(tmp_path / "s", **SECURED) as (_, rest, _):
+            await made(rest, role="root")
+            assert (await rest.ask("POST", f"{NAMESPACE}/permissions/ann", ["consume"], role="admin1")).status == 204
+            assert (await rest.ask("GET", path, role="admin1"))[:2] == (200, {"ann": ["consume"]})
+            assert (await rest.ask("GET", path, role="ann")).status == 403
+            assert (await rest.ask("GET", path.replace("my-ns", "no"), role="admin1")).status == 404
+            assert (await rest.ask("POST", f"{path}/ann", ["produce"], role="admin1")).status == 405
 
     asyncio.run(main())
 
