@@ -76,7 +76,7 @@ class TopicStats:
     its partition closes; `Topic.scheduled` does not have it. inline: how many of them are inline.
     fired: markers written so far into partitions not yet deleted. entries, ledgers, stored_bytes: of the main log.
     index_bytes: delay indexes in memory. sent: messages that were sent to it, retries included, since this process
-    opened the store.
+    opened the store. created_ms: when it was created (epoch ms), 0: repair made its record, which did not tell.
     """
 
     name: str
@@ -89,6 +89,7 @@ class TopicStats:
     index_bytes: int
     subscriptions: tuple[SubscriptionStats, ...]
     sent: int
+    created_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +289,8 @@ class Figures:
         not_due = self._inline.waiting(topic, self._clock.now_ms())
         inline = sum(map(len, not_due.values()))
         with self._main.read() as raw:
-            fired = sum(record.fired for _, _, record in catalog.frontiers(raw, topic.topic_id))
+            fired = sum(frontier.fired for _, _, frontier in catalog.frontiers(raw, topic.topic_id))
+            record = catalog.find_topic(raw, str(topic.name))
         return TopicStats(
             str(topic.name),
             self.pending_of(topic.topic_id) + inline,
@@ -300,6 +302,7 @@ class Figures:
             self.index_bytes(topic),
             tuple(self.of_subscription(topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
             topic.sent,
+            0 if record is None else record.created_ms,
         )
 
     def of_partitions(self) -> list[PartitionStats]:

@@ -16,11 +16,13 @@ from typing import Any
 from ...stats import SubscriptionStats, TopicStats
 from ...store.log.managed_ledger import LedgerInfo
 from ...store.position import MessageId
+from ..admin.addresses import Addresses
 from ..consume.consumer_record import INDIVIDUAL, Consumer, Dispatched
 from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
 from ..metrics.rates import OutRate, Rates
 from ..produce.producers import OpenedProducer, Producers
+from ..protocol.commands import SubscriptionType
 from ..protocol.parts import AccessMode, KeyValue
 
 TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
@@ -30,6 +32,13 @@ _ACCESS = {
     AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
     AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
 }
+
+_EXTREMES: Mapping[str, Callable[[int, int], int]] = {
+    "topicCreationTimeStamp": min,
+    "lastPublishTimeStamp": max,
+    "oldestBacklogMessageAgeSeconds": max,
+}
+"""Of several partitions."""
 
 _NO_COMPACTION = {
     "lastCompactionRemovedEventCount": 0,
@@ -49,13 +58,15 @@ class TopicFigures:
         rates: Rates,
         clock: Callable[[], int],
         deduplicates: Callable[[str], bool],
+        addresses: Addresses,
     ) -> None:
-        """clock: the store's, in ms."""
+        """clock: the store's, in ms. addresses: of this broker, filled once it listens."""
         self._producers = producers
         self._consumers = consumers
         self._rates = rates
         self._clock = clock
         self._deduplicates = deduplicates
+        self._addresses = addresses
 
     def of_topic(self, stats: TopicStats, *, publishers: bool = True, consumers: bool = True) -> dict[str, Any]:
         """TopicStats; publishers, consumers: whether each is listed."""
@@ -102,6 +113,10 @@ class TopicFigures:
             "nonContiguousDeletedMessagesRangesSerializedSize": 0,
             "delayedMessageIndexSizeInBytes": stats.index_bytes,
             "compaction": _NO_COMPACTION,
+            "ownerBroker": self._addresses.broker_id,
+            "topicCreationTimeStamp": stats.created_ms,
+            "lastPublishTimeStamp": self._ms_of(came.last_s) if came.last_s else 0,
+            **_oldest_of(stats),
         }
 
     def _of_producer(self, producer: OpenedProducer) -> dict[str, Any]:
@@ -141,6 +156,7 @@ class TopicFigures:
             "msgBacklogNoDelayed": stats.backlog,
             "msgDelayed": delayed,
             "unackedMessages": shown["unackedMessages"] if individual else stats.unacknowledged,
+            "msgInReplay": stats.redelivering,
             "isDurable": True,
             "durable": True,
         }
@@ -167,6 +183,7 @@ class TopicFigures:
             "msgBacklogNoDelayed": 0,
             "blockedSubscriptionOnUnackedMsgs": any(each.blocked for each in members),
             "msgDelayed": 0,
+            "msgInReplay": 0,
             "unackedMessages": sum(each.unacked for each in members),
             "type": TYPES[members[0].type] if members else None,
             "activeConsumerName": active,
@@ -181,6 +198,7 @@ class TopicFigures:
             "isDurable": False,
             "isReplicated": False,
             "allowOutOfOrderDelivery": bool(members) and members[0].sharing.out_of_order,
+            "keySharedMode": _key_shared_mode(members),
             "consumersAfterMarkDeletePosition": {},
             "nonContiguousDeletedMessagesRanges": 0,
             "nonContiguousDeletedMessagesRangesSerializedSize": 0,
@@ -218,7 +236,28 @@ class TopicFigures:
         }
 
     def _since(self, opened_at: float) -> str:
-        return iso(self._clock() - round((monotonic() - opened_at) * 1_000))
+        return iso(self._ms_of(opened_at))
+
+    def _ms_of(self, at: float) -> int:
+        return self._clock() - round((monotonic() - at) * 1_000)
+
+
+def _oldest_of(stats: TopicStats) -> dict[str, Any]:
+    """Of the message that has been due, and not acknowledged, for longest; -1: there is none."""
+    backlogs = [each for each in stats.subscriptions if each.backlog]
+    if not backlogs:
+        return {"oldestBacklogMessageAgeSeconds": -1, "oldestBacklogMessageSubscriptionName": None}
+    oldest = max(backlogs, key=lambda each: each.oldest_unacknowledged_ms)
+    return {
+        "oldestBacklogMessageAgeSeconds": oldest.oldest_unacknowledged_ms // 1_000,
+        "oldestBacklogMessageSubscriptionName": shown_subscription(oldest.name),
+    }
+
+
+def _key_shared_mode(members: Sequence[Consumer]) -> str | None:
+    if not members or members[0].type != SubscriptionType.KEY_SHARED:
+        return None
+    return "AUTO_SPLIT" if members[0].sharing.ranges is None else "STICKY"
 
 
 def together(found: Mapping[str, Mapping[str, Any]], *, each: bool) -> dict[str, Any]:
@@ -226,13 +265,15 @@ def together(found: Mapping[str, Mapping[str, Any]], *, each: bool) -> dict[str,
     total: dict[str, Any] = {}
     for stats in found.values():
         _add(total, stats)
+    oldest = max(found.values(), key=lambda stats: stats["oldestBacklogMessageAgeSeconds"], default={})
+    total["oldestBacklogMessageSubscriptionName"] = oldest.get("oldestBacklogMessageSubscriptionName")
     total["metadata"] = {"partitions": len(found), "deleted": False}
     total["partitions"] = dict(found) if each else {}
     return total
 
 
 def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Sum numbers, join lists of consumers and producers, of subscriptions of one name too; the first of the rest."""
+    """Sum numbers but for times, join lists, of subscriptions of one name too; the first of the rest."""
     for name, value in more.items():
         known = total.get(name)
         if isinstance(value, Mapping) and name != "compaction":
@@ -244,6 +285,8 @@ def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
             total[name] = [*(known or ()), *value]
         elif isinstance(value, bool):
             total[name] = bool(known) or value
+        elif name in _EXTREMES and known is not None:
+            total[name] = _EXTREMES[name](known, value)
         elif isinstance(value, int | float) and name != "averageMsgSize":
             total[name] = (known or 0) + value
         elif known is None:

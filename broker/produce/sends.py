@@ -63,6 +63,8 @@ class Figures:
     bytes: int = 0
     refused: int = 0
     duplicates: int = 0
+    last_s: float = 0.0
+    """When the last message came that is stored, by the clock of `time.monotonic`; 0: none."""
 
     def add(self, other: Figures) -> None:
         """Count what another has counted."""
@@ -71,6 +73,7 @@ class Figures:
         self.bytes += other.bytes
         self.refused += other.refused
         self.duplicates += other.duplicates
+        self.last_s = max(self.last_s, other.last_s)
 
 
 def stored_producer(name: str) -> str:
@@ -327,8 +330,10 @@ class Sends:
                 frames.append(head(SendError(producer.producer_id, sequence_id, number, str(outcome))))
         if frames:
             peer.send_frames(b"".join(frames))
-        if came and self.received is not None:
-            self.received(producer, came)
+        if came:
+            producer.figures.last_s = came[-1]
+            if self.received is not None:
+                self.received(producer, came)
         connection.unanswered -= sent
         self._resume(connection)
         if failed:

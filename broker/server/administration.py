@@ -45,7 +45,9 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
     settings = {in_file(each.name): getattr(config, each.name) for each in fields(config)}
     workers, producers, consumers = services.workers, services.producers, services.consumers
     finder = TopicFinder(store, resources, workers)
-    figures = TopicFigures(producers, consumers, services.rates, store.clock.now_ms, services.facts.deduplicates)
+    figures = TopicFigures(
+        producers, consumers, services.rates, store.clock.now_ms, services.facts.deduplicates, addresses
+    )
     routes = [
         *Tenants(resources, namespaces, cluster, addresses).routes(),
         *Brokers(store, cluster, addresses, settings, services.dynamic).routes(),

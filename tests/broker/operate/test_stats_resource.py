@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from duelog import ManualClock
 from duelog.broker.protocol import commands, fields
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.metadata import MessageMetadata
-from duelog.broker.protocol.parts import KeyValue
+from duelog.broker.protocol.parts import HashRange, KeySharedMeta, KeySharedMode, KeyValue
 from tests.broker.admin.rest import administered
 from tests.broker.server.raw_client import RawClient
+from tests.conftest import START_MS
 
 TOPICS = "/admin/v2/persistent/public/default"
 
@@ -27,7 +29,9 @@ TOPIC_FIELDS = names("""
     earliestMsgPublishTimeInBacklogs offloadedStorageSize lastOffloadLedgerId lastOffloadSuccessTimeStamp
     lastOffloadFailureTimeStamp ongoingTxnCount abortedTxnCount committedTxnCount publishers waitingPublishers
     subscriptions replication deduplicationStatus nonContiguousDeletedMessagesRanges
-    nonContiguousDeletedMessagesRangesSerializedSize delayedMessageIndexSizeInBytes compaction""")
+    nonContiguousDeletedMessagesRangesSerializedSize delayedMessageIndexSizeInBytes compaction ownerBroker
+    topicCreationTimeStamp lastPublishTimeStamp oldestBacklogMessageAgeSeconds
+    oldestBacklogMessageSubscriptionName""")
 SUBSCRIPTION_FIELDS = names("""msgRateOut msgThroughputOut bytesOutCounter msgOutCounter msgRateRedeliver messageAckRate
     chunkedMessageRate msgBacklog backlogSize earliestMsgPublishTimeInBacklog msgBacklogNoDelayed
     blockedSubscriptionOnUnackedMsgs msgDelayed unackedMessages type msgRateExpired totalMsgExpired lastExpireTimestamp
@@ -35,7 +39,7 @@ SUBSCRIPTION_FIELDS = names("""msgRateOut msgThroughputOut bytesOutCounter msgOu
     isDurable isReplicated allowOutOfOrderDelivery consumersAfterMarkDeletePosition nonContiguousDeletedMessagesRanges
     nonContiguousDeletedMessagesRangesSerializedSize delayedMessageIndexSizeInBytes subscriptionProperties
     filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount filterRescheduledMsgCount durable
-    replicated""")
+    replicated msgInReplay keySharedMode""")
 CONSUMER_FIELDS = names("""msgRateOut msgThroughputOut bytesOutCounter msgOutCounter msgRateRedeliver messageAckRate
     chunkedMessageRate consumerName availablePermits unackedMessages avgMessagesPerEntry blockedConsumerOnUnackedMsgs
     lastAckedTimestamp lastConsumedTimestamp address connectedSince clientVersion metadata""")
@@ -191,5 +195,56 @@ def test_topics_info_internal_has_ledgers_and_cursors(tmp_path: Path) -> None:
             found = (await rest.ask("GET", f"{TOPICS}/p/internal-info")).value["partitions"]
             assert sorted(found) == [f"persistent://public/default/p-partition-{number}" for number in (0, 1)]
             assert (await rest.ask("GET", f"{TOPICS}/no/internal-info")).status == 404
+
+    asyncio.run(main())
+
+
+def test_statistics_have_owner_creation_last_publish_oldest_backlog_replay_and_key_shared_mode(tmp_path: Path) -> None:
+    """Times are epoch ms by the store's clock, 0 where nothing was published; the age is -1 without a backlog."""
+    clock = ManualClock(START_MS)
+
+    async def main() -> None:
+        async with administered(tmp_path / "store", clock=clock) as (broker, rest, _):
+            assert (await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)).status == 204
+
+            async def stats(query: str = "p-partition-0/stats") -> dict[str, Any]:
+                return dict((await rest.ask("GET", f"{TOPICS}/{query}")).value)
+
+            found = await stats()
+            assert found["ownerBroker"] == broker.web_urls.plain.removeprefix("http://")
+            assert (found["topicCreationTimeStamp"], found["lastPublishTimeStamp"]) == (START_MS, 0)
+            assert found["oldestBacklogMessageAgeSeconds"] == -1
+            assert found["oldestBacklogMessageSubscriptionName"] is None
+
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            topic = "persistent://public/default/p-partition-0"
+            sticky = KeySharedMeta(KeySharedMode.STICKY, [HashRange(0, 65_535)])
+            modes = (None, KeySharedMeta(KeySharedMode.AUTO_SPLIT), sticky)
+            for number, (name, meta) in enumerate(zip(("s/1", "auto", "sticky"), modes, strict=True)):
+                kind = commands.SubscriptionType.SHARED if meta is None else commands.SubscriptionType.KEY_SHARED
+                asked = commands.Subscribe(topic, name, kind, number, number, key_shared=meta)
+                assert await client.ask(asked) == commands.Success(number)
+            await client.ask(commands.Producer(topic, 4, 5, producer_name="me"))
+            client.say(commands.Send(4, 0), blob=blob_of(0))
+            assert isinstance(await client.hear(), commands.SendReceipt)
+            client.say(commands.Flow(0, 1))
+            got = await client.hear()
+            assert isinstance(got, commands.Message)
+            client.say(commands.Redeliver(0, [got.message_id]))
+            clock.advance(90_000)
+            found = await stats()
+            assert START_MS <= found["lastPublishTimeStamp"] <= START_MS + 90_000
+            assert found["oldestBacklogMessageAgeSeconds"] == 90
+            assert found["oldestBacklogMessageSubscriptionName"] in ("s/1", "auto", "sticky")
+            async with asyncio.timeout(20):
+                while not (subscriptions := (await stats())["subscriptions"])["s/1"]["msgInReplay"]:
+                    pass  # REDELIVER has no answer
+            assert subscriptions["s/1"]["msgInReplay"] == 1
+            modes_shown = [subscriptions[name]["keySharedMode"] for name in ("s/1", "auto", "sticky")]
+            assert modes_shown == [None, "AUTO_SPLIT", "STICKY"]
+            whole = await stats("p/partitioned-stats")
+            assert (whole["topicCreationTimeStamp"], whole["oldestBacklogMessageAgeSeconds"]) == (START_MS, 90)
+            assert whole["lastPublishTimeStamp"] >= START_MS
+            await client.close()
 
     asyncio.run(main())
