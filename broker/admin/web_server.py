@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Iterable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from .application import Application
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Have a request that is no HTTP be a line of its own, without a traceback: anybody can send one."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg += ": %s"
+        record.args = (*(record.args or ()), " ".join(str(error).split())[:200])  # type: ignore[misc]
+        record.exc_info = None
+    return True
+
+
+_log = logging.getLogger("duelog.broker.http")
+_log.addFilter(_in_one_line)
 
 
 class _Limited(web.Server):
@@ -33,7 +50,7 @@ class WebServer:
         self, application: Application, *, max_connections: int = 2_048, shutdown_timeout_s: float = 5.0
     ) -> None:
         """max_connections: those over it are closed. shutdown_timeout_s: for requests under way at the end."""
-        server = _Limited(application.handle)
+        server = _Limited(application.handle, logger=_log)
         server.max_connections = max_connections
         self._runner = web.ServerRunner(server, access_log=None, shutdown_timeout=shutdown_timeout_s)
 

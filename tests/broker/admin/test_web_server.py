@@ -155,3 +155,35 @@ def test_a_broker_that_ends_answers_the_request_under_way(tmp_path: Path) -> Non
                 await rest.ask("GET", "/status.html")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /status.html HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
+        b"GET /status.html HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+    ids=["version", "header", "length", "line"],
+)
+def test_broken_http_is_logged_in_one_line_without_a_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    """It is answered 400, and no error of the broker's."""
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (broker, _, _):
+            port = int(broker.web_urls.plain.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.0 400 ")
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(main())
+    (record,) = [each for each in caplog.records if each.name == "duelog.broker.http"]
+    assert (record.levelname, record.exc_info, "\n" in record.getMessage()) == ("INFO", None, False)
+    assert record.getMessage().startswith("Error handling request from 127.0.0.1: 400")
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
