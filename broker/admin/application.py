@@ -106,7 +106,8 @@ class Application:
                 raise HttpError(307, f"another broker has this namespace: {owner}", {"Location": address})
         self._check(route.need, role, parameters)
         query = {name: request.query[name] for name in route.query if name in request.query}
-        return await route.handler(Request(parameters, query, await _body(request), role))
+        authorization = request.headers.get("Authorization", "")
+        return await route.handler(Request(parameters, query, await _body(request), role, authorization))
 
     async def _prove(self, request: web.BaseRequest) -> Proven:
         """Who asks. Raises HttpError 401."""

@@ -53,6 +53,8 @@ class Request:
     body: bytes = b""
     role: str | None = None
     """None: the broker asks for no credentials."""
+    authorization: str = ""
+    """The header, for questions that are passed on to another broker."""
 
     @property
     def namespace(self) -> str:

@@ -8,8 +8,12 @@ ServiceNotReady, at which clients look up again; watches with NotAllowedError, a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
+
+from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from ...store.errors import InvalidArgument
 from ..listing.memory_limits import DualMemoryLimiter
@@ -26,6 +30,9 @@ from .placement import PlacedBroker
 from .placement_file import PlacementFile
 
 Handler = Callable[[Any, Any, memoryview], Awaitable[None] | None]
+
+_ASK_S = 5.0
+"""What another broker has to answer a question over HTTP in."""
 
 _PASSED_ON = " by way of a broker"
 """Ends the client's version in a question that a broker has passed on: it is not passed on again."""
@@ -69,6 +76,24 @@ class Ownership:
             text = f"broker {owner.name} has namespace {namespace}, and the placement says no http_url of it"
             raise Refused(ServerError.SERVICE_NOT_READY, text)
         return None if owner is None else owner.http_url
+
+    async def tenant_elsewhere(self, tenant: str, authorization: str) -> Mapping[str, Any] | None:
+        """`TenantInfo` of a tenant, from the first other broker that has it; None: no broker that can be reached has.
+
+        authorization: the header of the request for which it is asked; brokers check it.
+        """
+        urls = [each.http_url for each in self.file.table.brokers.values() if each.name != self._name and each.http_url]
+        headers = {"Authorization": authorization} if authorization else {}
+        timeout = ClientTimeout(_ASK_S)
+        async with ClientSession(headers=headers, timeout=timeout) as session:
+            for url in urls:
+                address = f"{url.rstrip('/')}/admin/v2/tenants/{quote(tenant, safe='')}"
+                context = self._dialer.context or True
+                with suppress(ClientError, TimeoutError, OSError, ValueError):
+                    async with session.get(address, ssl=context, allow_redirects=False) as answer:
+                        if answer.status == 200 and isinstance(found := await answer.json(), dict):
+                            return found
+        return None
 
     def placed(self, handlers: Mapping[type[Command], Handler]) -> dict[type[Command], Handler]:
         """Handlers that serve what this broker owns by the given ones, and the rest as described above."""

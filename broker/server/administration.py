@@ -41,7 +41,8 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         config.cluster_name,
     )
     policies = NamespacePolicies(PolicyStore(store), resources, access)
-    namespaces = Namespaces(store, resources, policies, services.removal, services.topic_names, cluster)
+    elsewhere = None if services.ownership is None else services.ownership.tenant_elsewhere
+    namespaces = Namespaces(store, resources, policies, services.removal, services.topic_names, cluster, elsewhere)
     settings = {in_file(each.name): getattr(config, each.name) for each in fields(config)}
     workers, producers, consumers = services.workers, services.producers, services.consumers
     finder = TopicFinder(store, resources, workers)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...delayed_store import DelayedStore
 from ..admin.http_request import HttpError, Reply, Request, one_of, texts_of, value_of
 from ..admin.routing import Need, Route
-from ..lookup.namespace_settings import NamespaceSettings
+from ..lookup.namespace_settings import NamespaceSettings, TenantSettings
 from ..lookup.resources import Resources
 from .namespace_policies import NamespacePolicies
 from .policy_values import actions_of
@@ -33,13 +34,16 @@ class Namespaces:
         removal: TopicRemoval,
         names: TopicNames,
         cluster: str,
+        tenant_elsewhere: Callable[[str, str], Awaitable[Mapping[str, Any] | None]] | None = None,
     ) -> None:
+        """tenant_elsewhere: `TenantInfo` of another broker, by the tenant's name and an Authorization header."""
         self._store = store
         self._resources = resources
         self._policies = policies
         self._removal = removal
         self._names = names
         self._cluster = cluster
+        self._tenant_elsewhere = tenant_elsewhere
 
     def routes(self) -> list[Route]:
         """The resource's routes."""
@@ -84,6 +88,7 @@ class Namespaces:
     async def create(self, request: Request) -> None:
         """Of a tenant that exists; the body, as `Policies`, may set what is offered here. 409 if there is one."""
         namespace = request.namespace
+        await self._take_tenant(request)
         self._require_tenant(request)
         body = _policies_of(request)
         self._require_cluster(texts_of(body, "replication_clusters"))
@@ -184,6 +189,15 @@ class Namespaces:
 
     async def _change(self, namespace: str, change: Any) -> None:
         await self._resources.namespaces.change(namespace, lambda before: before and change(before))
+
+    async def _take_tenant(self, request: Request) -> None:
+        """Tenants are of each broker: the owner of a namespace takes one that only another knows over from there."""
+        tenant = request.path["tenant"]
+        if self._tenant_elsewhere is None or self._resources.tenants.get(tenant) is not None:
+            return
+        found = await self._tenant_elsewhere(tenant, request.authorization)
+        if found is not None:
+            await self._resources.tenants.add(tenant, TenantSettings(tuple(texts_of(found, "adminRoles"))))
 
     def _require_tenant(self, request: Request) -> None:
         if self._resources.tenants.get(request.path["tenant"]) is None:

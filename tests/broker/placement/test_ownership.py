@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from duelog import DelayedStore
@@ -163,6 +164,33 @@ def test_requests_over_http_go_to_the_owner(tmp_path: Path) -> None:
             urls = {name: f"http://127.0.0.1:{pair.http[name]}/admin/v2/namespaces/two/x/topics" for name in "ab"}
             assert await asyncio.to_thread(get, urls["a"]) == (307, urls["b"])
             assert (await asyncio.to_thread(get, urls["b"]))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_a_redirected_put_of_a_namespace_takes_its_tenant_from_the_broker_that_knows_it(tmp_path: Path) -> None:
+    """With its administrators; a tenant that none knows is 404, as is one that cannot be asked for."""
+
+    async def main() -> None:
+        async with pair_at(tmp_path) as pair, aiohttp.ClientSession() as session:
+            urls = {name: f"http://127.0.0.1:{pair.http[name]}/admin/v2" for name in "ab"}
+            pair.path.write_text(
+                pair.path.read_text().replace("namespaces = {", 'namespaces = {"new/n" = "b", "no/n" = "b", ')
+            )
+            for _, broker in pair.running.values():
+                assert broker._services is not None
+                assert broker._services.ownership is not None
+                broker._services.ownership.file.refresh()
+            roles = {"adminRoles": ["ann"], "allowedClusters": ["standalone"]}
+            assert (await session.put(f"{urls['a']}/tenants/new", json=roles)).status == 204
+            assert (await session.get(f"{urls['b']}/tenants/new")).status == 404
+            assert (await session.put(f"{urls['a']}/namespaces/no/n")).status == 404
+            async with session.put(f"{urls['a']}/namespaces/new/n") as answer:
+                assert (answer.status, answer.url.port) == (204, pair.http["b"])
+            async with session.get(f"{urls['b']}/tenants/new") as answer:
+                assert await answer.json() == roles
+            await pair.running["a"][1].stop()
+            assert (await session.put(f"{urls['b']}/namespaces/no/n")).status == 404
 
     asyncio.run(main())
 
