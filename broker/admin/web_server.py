@@ -20,7 +20,7 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     if isinstance(error, HttpProcessingError):
         record.levelno, record.levelname = logging.INFO, "INFO"
         record.msg += ": %s"
-        record.args = (*(record.args or ()), " ".join(str(error).split())[:200])  # type: ignore[misc]
+        record.args = (*(record.args or ()), " ".join(str(error).split())[:200])
         record.exc_info = None
     return True
 

@@ -135,7 +135,12 @@ class SubscriptionResource:
     async def skip_all(self, request: Request) -> None:
         """What consumers hold is acknowledged, too, and what waits inline (PIP-448)."""
         found = await self._existing(request)
-        await self._workers(lambda: [self._clear(topic, subscription) for topic, subscription in found])
+
+        def work() -> None:
+            for topic, subscription in found:
+                self._clear(topic, subscription)
+
+        await self._workers(work)
 
     async def clear(self, request: Request) -> None:
         """On every topic of the namespace; without a name each subscription."""
@@ -187,7 +192,7 @@ class SubscriptionResource:
         """The message itself too, unless `excluded`; what is not due yet comes at its time."""
         found = await self._one(request)
         topic, body = await self._finder.one(request), request.json()
-        start, excluded, index = _reset_of(body)
+        start, excluded, in_batch = _reset_of(body)
 
         def work() -> None:
             target = feed.existing(topic, start)
@@ -195,7 +200,7 @@ class SubscriptionResource:
                 found.expire(self._clock() + 1)
             if not isinstance(target, MessageId):
                 return
-            if excluded or not _is_last(topic, target, index):
+            if excluded or not _is_last(topic, target, in_batch):
                 target = target._replace(entry_id=target.entry_id - 1)
             while found.skip(_AT_ONCE, until=target):
                 pass
@@ -219,11 +224,11 @@ class SubscriptionResource:
         """Inclusive, unless `excluded`. The receipt of a delayed message that has fired will do."""
         found = await self._one(request)
         topic, body = await self._finder.one(request), request.json()
-        start, excluded, index = _reset_of(body)
+        start, excluded, in_batch = _reset_of(body)
 
         def work() -> None:
             target = feed.existing(topic, start)
-            if excluded and isinstance(target, MessageId) and _is_last(topic, target, index):
+            if excluded and isinstance(target, MessageId) and _is_last(topic, target, in_batch):
                 target = target._replace(entry_id=target.entry_id + 1)
             found.reset(target)
 
@@ -266,7 +271,7 @@ class _Reset(NamedTuple):
 
     start: feed.Start
     excluded: bool = False
-    index: int = -1
+    in_batch: int = -1
 
 
 def _reset_of(body: object) -> _Reset:
@@ -278,16 +283,16 @@ def _reset_of(body: object) -> _Reset:
     return _Reset(start, excluded, value_of(body, "batchIndex", int, -1))
 
 
-def _is_last(topic: Topic, position: MessageId, index: int) -> bool:
+def _is_last(topic: Topic, position: MessageId, in_batch: int) -> bool:
     """Whether nothing of its batch lies behind a message: an entry is acknowledged as a whole. Waits for the disk."""
-    if index < 0:
+    if in_batch < 0:
         return True
     with topic.reader(position) as reader:
         messages, _ = reader.poll_columns(1)
     if not messages or messages.positions[0] != position:
         return True
     try:
-        return index + 1 >= entry.unpack(messages.payloads[0]).messages
+        return in_batch + 1 >= entry.unpack(messages.payloads[0]).messages
     except CorruptRecord:  # a program sent it, not a client
         return True
 

@@ -191,9 +191,9 @@ class Services:
     def delete_topic(self, name: str, force: bool) -> None:
         """Delete a topic for a command of another process; waits, in any thread but the loop's.
 
-        Raises what `TopicRemoval.delete` does, Refused, and ClosedError where the broker ends first.
+        Raises what `TopicRemoval.delete` does, InvalidArgument, and ClosedError where the broker ends first.
         """
-        deletion = self.removal.delete(TopicAddress.parse(name), force=force)
+        deletion = self.removal.delete(TopicAddress.parse(str(TopicName.parse(name))), force=force)
         try:
             deleted = asyncio.run_coroutine_threadsafe(deletion, self._loop)
         except RuntimeError as error:  # the loop is closed

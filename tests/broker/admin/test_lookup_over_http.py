@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.broker.admin.rest import administered
 
@@ -34,7 +35,7 @@ def test_a_client_with_an_http_address_finds_its_topics(tmp_path: Path) -> None:
 
 def test_lookup_tells_the_addresses_of_the_broker_and_of_its_listeners(tmp_path: Path) -> None:
     """By the paths of later and of earlier clients."""
-    settings = {"advertised_listeners": ("outside:pulsar://broker.example:6650",)}
+    settings: dict[str, Any] = {"advertised_listeners": ("outside:pulsar://broker.example:6650",)}
 
     async def main() -> None:
         async with administered(tmp_path / "s", **settings) as (broker, rest, _):
