@@ -19,7 +19,7 @@ from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.files.directory import make_directory, move_away, remove_tree
 from ..store.files.failpoints import reach
-from ..store.files.page_scan import refuse_broken
+from ..store.files.pages import refuse_broken
 from ..store.log import catalog
 
 

@@ -28,7 +28,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import AlreadyOpen, DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.files import datafile
 from duelog.store.files.directory import make_directory, move, remove_tree, write_file
-from duelog.store.files.page_scan import refuse_broken
+from duelog.store.files.pages import refuse_broken
 from duelog.store.files.process import here
 from duelog.store.files.system_errors import explained
 from duelog.store.listener import StoreListener

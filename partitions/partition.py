@@ -23,8 +23,7 @@ from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Reads
 from ..store.env.transaction import StagingTransaction
 from ..store.errors import CorruptEntry, DamagedStore
-from ..store.files.few_pages import read_few
-from ..store.files.page_scan import refuse_broken
+from ..store.files.pages import read_few, refuse_broken
 from ..store.files.system_errors import explained
 from ..store.log import catalog
 from ..store.log.ledger import Dues, Ledger, PackedMessages, Replaced, StagedLedger, find_tail
@@ -288,7 +287,7 @@ class Partition:
         return bool(self.memtable)
 
     def verify_pages(self) -> None:
-        """At its first opening, refuse a file that is missing or whose pages do not hold together (page_scan.py).
+        """At its first opening, refuse a file that is missing or whose pages do not hold together.
 
         Later ones are looked at as any environment that is opened (store/files/datafile.py). Raises DamagedStore.
         """

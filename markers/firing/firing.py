@@ -29,7 +29,7 @@ from ...store.env.reader_gate import ReaderGate
 from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, StoreFull
 from ...store.files.failpoints import reach
-from ...store.files.page_scan import refuse_broken
+from ...store.files.pages import refuse_broken
 from ...store.listener import StoreListener, call_supplied
 from ...store.log.managed_ledger import ManagedLedger
 from .closing import record_closed

@@ -1,28 +1,266 @@
-"""The pages of an LMDB data file read as bytes, without LMDB: is the tree whole, and is every page where it should be?
+"""The pages of an LMDB data file, walked as bytes without LMDB: are its trees whole, is every page in its place?
 
-LMDB has no checksums and believes its pages: a flipped bit in one may hide keys, make it overwrite pages in use later,
-or kill the process that reads them. Here every page is read with `pread` and held against what LMDB keeps beside it:
-page numbers and kinds, node sizes, the order of keys, the counts of entries and pages of each tree, and that every
-page is in one tree or in the list of free pages, and in one of them only. So a key that cannot be found any more is a
-number that does not add up. What the values hold is not looked at: they carry checksums of their own.
+LMDB has no checksums and believes its pages. One flipped bit in a branch page sends it to a page of another time, or
+past entries that are there: whole logs are gone, without an error, until the partition is deleted as one in which
+nothing is left. One in the number of a transaction brings back the state before the last commit. Others make it
+overwrite pages in use, or kill the process. So pages are read with `pread` and held against what LMDB keeps beside
+them: page numbers and kinds, nodes that fill their page without a gap, keys in order and within the bounds that the
+page above gives, the counts of pages and entries of each tree, and that every page is in one tree or in the list of
+free pages, and in one of them only. A key that cannot be found any more is a number that does not add up. Values carry
+checksums of their own and are not looked at.
 
-Nothing here can kill a process or hang, whatever the file holds. Costs O(pages); of a long value its first page.
+Nothing here can kill a process or hang, whatever the file holds. A page of few nodes, as runs make it, costs some us,
+one of a hundred small ones 50.
 """
 
 from __future__ import annotations
 
-import itertools
+import os
+import struct
+from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+from itertools import repeat
+from operator import lt
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from pyroaring import BitMap64
 
 from ..errors import DamagedStore, NoPermission, ResourceShortage
-from .lmdb_layout import PAGE_NUMBER, MetaPage, meta_in_force, metas_disagree, open_file, other_settings, page_count
-from .page_tree import WHOLE, Tree
-from .system_errors import explain
+from .lmdb_layout import (
+    BRANCH,
+    INTEGER_KEYS,
+    LEAF,
+    LONG,
+    LONG_PAGES,
+    LONG_VALUE,
+    NO_PAGE,
+    NODE_HEADER,
+    PAGE_HEADER,
+    PAGE_HEADERS,
+    PAGE_NUMBER,
+    MetaPage,
+    TreeRecord,
+    meta_in_force,
+    metas_disagree,
+    open_file,
+    other_settings,
+    page_count,
+)  # fmt: skip
+from .system_errors import explain, explained
 
+MOST_LEAVES = 256
+"""Leaf pages that are read at every first opening: 1 MiB, some 10 ms where they are in the page cache."""
+
+MOST_HEADERS = 16_384
+"""Leaf pages of which at least the headers are read: 2 us each, where they are in the page cache."""
+
+FEW_PAGES = 3
+"""Branch and leaf pages of a tree whose rows are read without LMDB, which takes several times as long to open it."""
+
+_MOST_FREE_LISTS = 1_000
+"""Commits whose free pages are held against those in use before a file is opened."""
+
+_LONG_BYTES = 8_176
+"""The bytes of a long value that `read_few` reads: of a run the header, and the columns of 678 messages."""
+
+_WHOLE = 1 << 32
 _MOST_PROBLEMS = 50
+
+
+class Leaves(Enum):
+    """How much of a tree's leaf pages is read."""
+
+    WHOLE = "each page, and the first page of each long value"
+    NODES = "each page"
+    HEADERS = "the header of each page"
+    UNREAD = "none"
+
+
+class _Broken(Exception):
+    """A page is not what it should be; what hangs from it cannot be reached."""
+
+
+class PageWalk:
+    """A walk over the trees of one file. What hangs from a broken page cannot be reached; the walk goes on after it."""
+
+    def __init__(self, descriptor: int, page_bytes: int, last_page: int) -> None:
+        self._descriptor = descriptor
+        self._page_bytes = page_bytes
+        self._last_page = last_page
+        self._file_bytes = os.fstat(descriptor).st_size
+        self._pages = min(last_page + 1, page_count(descriptor, page_bytes))
+        self.used = BitMap64([0, 1])
+        """The pages that were met."""
+        self.claims = 2
+        """How often one was met."""
+        self.problems: list[str] = []
+
+    def rows(
+        self, record: TreeRecord, *, leaves: Leaves = Leaves.WHOLE, long_bytes: int = 0
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) in order, of a long value the first `long_bytes`; none unless leaf pages are read whole.
+
+        `problems` and `used` are complete when this is exhausted.
+        """
+        if record.root == NO_PAGE:
+            if record.entries or record.depth:
+                self._tell(record, "it has entries and no root")
+            return
+        whole = leaves is Leaves.WHOLE
+        branch_pages = leaf_pages = long_pages = entries = 0
+        ahead: list[tuple[int, int, bytes, bytes | None]] = [(record.root, 1, b"", None)]
+        while ahead:
+            number, depth, low, limit = ahead.pop()
+            is_leaf = depth >= record.depth
+            try:
+                if depth > record.depth or not 1 < number < self._pages or number in self.used:
+                    raise _Broken(f"page {number} is in use twice, lies outside the file, or too deep")
+                self.used.add(number)
+                self.claims += 1
+                page = self._read(number, self._page_bytes)
+                nodes, ends, keys = self._nodes(page, number, LEAF if is_leaf else BRANCH)
+            except _Broken as error:
+                self._tell(record, str(error))
+                continue
+            ordered = keys if is_leaf else keys[1:]  # the first key of a branch page is implied
+            if record.flags & INTEGER_KEYS:
+                ordered = [key[::-1] for key in ordered]
+            if not all(map(lt, ordered, ordered[1:])) or (
+                ordered and (ordered[0] < low or (limit is not None and ordered[-1] >= limit))
+            ):
+                self._tell(record, f"page {number}: keys out of order")
+            if not is_leaf:
+                branch_pages += 1
+                children = [first | second << 16 | third << 32 for first, second, third, _ in nodes]
+                if depth + 1 == record.depth and leaves in (Leaves.HEADERS, Leaves.UNREAD):
+                    leaf_pages += len(children)
+                    entries += self._count_entries(record, children, leaves)
+                    continue
+                ahead += reversed([*zip(children, repeat(depth + 1), [low, *ordered], [*ordered, limit])])
+                continue
+            leaf_pages += 1
+            entries += len(nodes)
+            for key, (first, second, is_long, _), end in zip(keys, nodes, ends, strict=True):
+                size = first | second << 16
+                if is_long:
+                    begin = PAGE_NUMBER.unpack_from(page, end - PAGE_NUMBER.size)[0]
+                    try:
+                        long_pages += self._claim_long(begin, size, look=whole)
+                    except _Broken as error:
+                        self._tell(record, str(error))
+                        continue
+                if whole:
+                    value = self._long_value(record, begin, size, long_bytes) if is_long else page[end - size : end]
+                    yield key, value
+        counts = [
+            ("branch pages", branch_pages, record.branch_pages),
+            ("leaf pages", leaf_pages, record.leaf_pages),
+            ("pages of long values", long_pages, record.long_pages if whole else long_pages),
+            ("entries", entries, entries if leaves is Leaves.UNREAD else record.entries),
+        ]
+        wrong = [f"{found} {name} instead of {counted}" for name, found, counted in counts if found != counted]
+        if wrong:
+            self._tell(record, f"it has {', '.join(wrong)}")
+
+    def _read(self, number: int, size: int) -> bytes:
+        """The first bytes of a page."""
+        page = os.pread(self._descriptor, size, number * self._page_bytes)
+        if len(page) < size:
+            raise _Broken(f"page {number} lies past the end of the file")
+        return page
+
+    def _count_entries(self, record: TreeRecord, numbers: list[int], leaves: Leaves) -> int:
+        """Claim leaf pages; how many nodes they have by their headers, or 0 where these are not read."""
+        if not all(1 < number < self._pages for number in numbers):
+            self._tell(record, f"a page of {min(numbers)} to {max(numbers)} lies outside the file")
+            return 0
+        self.used.update(numbers)
+        self.claims += len(numbers)
+        if leaves is Leaves.UNREAD:
+            return 0
+        read = b"".join([os.pread(self._descriptor, PAGE_HEADER.size, at * self._page_bytes) for at in numbers])
+        heads = np.frombuffer(read[: len(read) // PAGE_HEADER.size * PAGE_HEADER.size], PAGE_HEADERS)
+        expected = np.array(numbers[: len(heads)], np.uint64)
+        lower, upper = heads["lower"], heads["upper"]
+        right = (heads["number"] == expected) & (heads["kind"] == LEAF) & (lower > PAGE_HEADER.size)
+        right &= (lower <= upper) & (upper <= self._page_bytes) & ((lower | upper) % 2 == 0)
+        if not right.all() or len(heads) < len(numbers):
+            self._tell(record, f"page {[*expected[~right], *numbers[len(heads) :]][0]} is not what it should be")
+        return int((lower.astype(np.int64) - PAGE_HEADER.size).sum()) // 2
+
+    def _nodes(
+        self, page: bytes, number: int, kind: int
+    ) -> tuple[list[tuple[int, int, int, int]], list[int], list[bytes]]:
+        """The nodes of a branch or leaf page in the order of their keys: headers, ends, keys."""
+        found, _, found_kind, lower, upper = PAGE_HEADER.unpack_from(page)
+        if (found, found_kind) != (number, kind):
+            raise _Broken(f"page {number} says that it is page {found} of kind {found_kind}, expected kind {kind}")
+        if not PAGE_HEADER.size < lower <= upper <= self._page_bytes or lower % 2 or upper % 2:
+            raise _Broken(f"page {number} has its nodes from {lower} to {upper}")
+        count = (lower - PAGE_HEADER.size) // 2
+        places = struct.unpack_from(f"<{count}H", page, PAGE_HEADER.size)
+        if max(places) > self._page_bytes - NODE_HEADER.size:
+            raise _Broken(f"page {number} has a node at {max(places)}")
+        nodes = list(map(NODE_HEADER.unpack_from, repeat(page), places))
+        if kind == LEAF:
+            if not {node[2] for node in nodes} <= {0, LONG_VALUE}:
+                raise _Broken(f"page {number} has a node of no kind")
+            ends = [
+                place + NODE_HEADER.size + key_bytes + (PAGE_NUMBER.size if is_long else first | second << 16)
+                for place, (first, second, is_long, key_bytes) in zip(places, nodes)  # noqa: B905 - as many
+            ]
+        else:
+            ends = [place + NODE_HEADER.size + node[3] for place, node in zip(places, nodes)]  # noqa: B905
+        # From `upper` each node ends where another begins, and the last with the page: they fill it, each byte once.
+        if len({*places}) < count or {*places, self._page_bytes} != {upper, *(end + end % 2 for end in ends)}:
+            raise _Broken(f"page {number}: its nodes do not fill it")
+        return nodes, ends, [page[place + 8 : place + 8 + node[3]] for place, node in zip(places, nodes)]  # noqa: B905
+
+    def _claim_long(self, number: int, size: int, *, look: bool) -> int:
+        """Claim the pages of a long value, and count them: more than it needs if one that was longer was replaced."""
+        count = (PAGE_HEADER.size - 1 + size) // self._page_bytes + 1
+        if not 1 < number <= self._pages - count:
+            raise _Broken(f"page {number} lies outside the file")
+        if look:
+            head, needed = self._read(number, PAGE_HEADER.size), count
+            found, _, kind, _, _ = PAGE_HEADER.unpack(head)
+            (count,) = LONG_PAGES.unpack(head)
+            if found != number or kind != LONG or not needed <= count <= self._pages - number:
+                raise _Broken(f"page {number} is not that of a long value of {size} bytes")
+        self.used.add_range(number, number + count)
+        self.claims += count
+        return count
+
+    def _long_value(self, record: TreeRecord, number: int, size: int, wanted: int) -> bytes:
+        """The first bytes of a long value, as far as the file has them."""
+        at = number * self._page_bytes + PAGE_HEADER.size
+        if at + size > self._file_bytes:
+            self._tell(record, f"a long value at page {number} is cut off")
+        return os.pread(self._descriptor, min(size, wanted), at) if wanted else b""
+
+    def claim_free(self, record: TreeRecord) -> None:
+        """Claim the pages that the list of free pages names."""
+        for _, value in self.rows(record, long_bytes=_WHOLE):
+            numbers = [number for (number,) in PAGE_NUMBER.iter_unpack(value[: len(value) // 8 * 8])]
+            if not numbers or numbers[0] != len(numbers) - 1:
+                self._tell(record, "a list is not as long as it says")
+                continue
+            if not all(map(lt, numbers[2:], numbers[1:])):
+                self._tell(record, "a list is out of order")
+            if not all(1 < number <= self._last_page for number in numbers[1:]):
+                self._tell(record, "a list has a page outside the file")
+                continue
+            self.used.update(numbers[1:])
+            self.claims += len(numbers) - 1
+
+    def _tell(self, record: TreeRecord, problem: str) -> None:
+        name = "list of free pages" if record.flags & INTEGER_KEYS else "tree"
+        if len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(f"{name}: {problem}")
 
 
 def find_problems(directory: Path, transaction: int | None = None) -> list[str] | None:
@@ -30,16 +268,52 @@ def find_problems(directory: Path, transaction: int | None = None) -> list[str] 
 
     transaction: of a read transaction that the caller holds meanwhile, so that what is in it is not overwritten; None
     where no process writes. The answer is None if that transaction's meta page is gone: begin another and try again.
-    Raises DamagedStore when the file is missing or cannot be read at all; ResourceShortage, NoPermission.
+    Raises DamagedStore when the file is missing or cannot be read at all; ResourceShortage, NoPermission. O(pages).
     """
     try:
         with open_file(directory) as descriptor:
-            return find_in(descriptor, *meta_in_force(descriptor), transaction)
+            page_bytes, metas = meta_in_force(descriptor)
+            meta = next((meta for meta in reversed(metas) if transaction in (None, meta.transaction)), None)
+            if meta is None and metas:
+                return None
+            return _problems(descriptor, page_bytes, metas, meta)
     except OSError as error:
         told = explain(directory / "data.mdb", error)
         if isinstance(told, (NoPermission, ResourceShortage)):
             raise told from error
         raise DamagedStore(directory / "data.mdb", f"cannot be read: {error}") from error
+
+
+def refuse_broken(directory: Path, *, every_header: bool = False) -> None:
+    """Raise DamagedStore where the pages of `directory`/data.mdb do not hold together, before it is opened.
+
+    Of a file of more than `MOST_LEAVES` leaf pages only the branch pages and the headers of leaf pages are read, of one
+    of more than `MOST_HEADERS` not these either, unless every_header asks for them. The pages of long values are not
+    read. Beside a writing process: a problem counts only if nothing was committed meanwhile. A file without a meta page
+    is not looked at. Also raises ResourceShortage.
+    """
+    problems: list[str] = []
+    before: object = None
+    with explained(directory), open_file(directory) as descriptor:
+        while not problems or meta_in_force(descriptor) != before:
+            before = page_bytes, metas = meta_in_force(descriptor)
+            if not metas:
+                return  # opening it says so
+            pages = metas[-1].main.branch_pages + metas[-1].main.leaf_pages
+            leaves = next(
+                leaves
+                for most, leaves in (
+                    (FEW_PAGES, Leaves.WHOLE),
+                    (MOST_LEAVES, Leaves.NODES),
+                    (pages if every_header else MOST_HEADERS, Leaves.HEADERS),
+                    (pages, Leaves.UNREAD),
+                )
+                if pages <= most
+            )
+            problems = _problems(descriptor, page_bytes, metas, metas[-1], leaves=leaves)
+            if not problems:
+                return
+    raise DamagedStore(directory / "data.mdb", f"its pages do not hold together: {problems[0]}")
 
 
 def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
@@ -50,9 +324,9 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
     with open_file(directory) as descriptor:
         page_bytes, metas = meta_in_force(descriptor)
         for meta in reversed(metas):
-            tree = Tree(descriptor, page_bytes, page_count(descriptor, page_bytes) - 1, meta.main, integer_keys=False)
+            walk = PageWalk(descriptor, page_bytes, page_count(descriptor, page_bytes))
             seen: set[bytes] = set()
-            for key, value in tree.items(long_bytes=WHOLE):
+            for key, value in walk.rows(meta.main, long_bytes=_WHOLE):
                 if key not in seen:
                     seen.add(key)
                     yield key, value
@@ -60,64 +334,93 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
                 return
 
 
-def find_in(
+class FewPages:
+    """The rows of a file. As a read transaction of LMDB, in what it has; of a long value the first bytes."""
+
+    def __init__(self, rows: list[tuple[bytes, bytes]]) -> None:
+        self.rows = rows
+        self._by_key = dict(rows)
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        """The value of a key."""
+        return self._by_key.get(key, default)
+
+    def cursor(self) -> RowCursor:
+        """Before the first row."""
+        return RowCursor(self.rows)
+
+
+class RowCursor:
+    """As a cursor of LMDB, in what it has."""
+
+    def __init__(self, rows: list[tuple[bytes, bytes]]) -> None:
+        self._rows = rows
+        self._at = -1
+
+    def set_range(self, key: bytes) -> bool:
+        """Go to the first row from `key` on; False: there is none."""
+        self._at = bisect_left(self._rows, (key, b""))
+        return self._at < len(self._rows)
+
+    def last(self) -> bool:
+        """Go to the last row; False: there is none."""
+        self._at = len(self._rows) - 1
+        return self._at >= 0
+
+    def prev(self) -> bool:
+        """Go back a row; False: there is none."""
+        self._at -= 1
+        return self._at >= 0
+
+    def key(self) -> bytes:
+        return self._rows[self._at][0]
+
+    def value(self) -> bytes:
+        return self._rows[self._at][1]
+
+
+def read_few(directory: Path) -> FewPages | None:
+    """The rows of `directory`/data.mdb, which no process writes: recovery reads one for each partition.
+
+    None: of one that has more pages, cannot be read, or does not hold together, which opening it says.
+    """
+    rows: list[tuple[bytes, bytes]] = []
+    with suppress(OSError), open_file(directory) as descriptor:
+        page_bytes, metas = meta_in_force(descriptor)
+        tree = metas[-1].main if metas else None
+        if tree is None or tree.branch_pages + tree.leaf_pages > FEW_PAGES:
+            return None
+        if not _problems(descriptor, page_bytes, metas, metas[-1], rows=rows, long_bytes=_LONG_BYTES):
+            return FewPages(rows)
+    return None
+
+
+def _problems(
     descriptor: int,
     page_bytes: int,
     metas: list[MetaPage],
-    transaction: int | None = None,
+    meta: MetaPage | None,
     *,
+    leaves: Leaves = Leaves.WHOLE,
     rows: list[tuple[bytes, bytes]] | None = None,
     long_bytes: int = 0,
-) -> list[str] | None:
-    """As `find_problems`, of an open file whose meta pages were read (`meta_in_force`).
-
-    rows: gets (key, value) of what the tree has, in order; of a long value the first `long_bytes`.
-    """
-    if not metas:
+) -> list[str]:
+    """What is wrong with the pages as of one meta page. rows: gets the rows, as `PageWalk.rows` gives them."""
+    if meta is None:
         return ["no valid meta page"]
-    meta = metas[-1]
-    problems: list[str] = []
-    if transaction is not None:
-        chosen = [each for each in metas if each.transaction == transaction]
-        if not chosen:
-            return None
-        meta = chosen[0]
-    if (disagreement := metas_disagree(metas)) is not None:
-        problems.append(disagreement)
-    if (settings := other_settings(meta, page_bytes)) is not None:
-        problems.append(settings)
-    used = BitMap64([0, 1])
-    pages_there = page_count(descriptor, page_bytes)
-    free: list[int] = []
-    for name, record, integer_keys in (("tree", meta.main, False), ("list of free pages", meta.free, True)):
-        tree = Tree(descriptor, page_bytes, min(meta.last_page, pages_there - 1), record, integer_keys=integer_keys)
-        for row in tree.items(long_bytes=WHOLE if integer_keys else long_bytes):
-            if integer_keys:
-                free += free_pages(row[1], problems)
-            elif rows is not None:
-                rows.append(row)
-        problems += [f"{name}: {problem}" for problem in tree.problems[:_MOST_PROBLEMS]]
-        if not used.isdisjoint(tree.pages):
-            problems.append(f"{name}: a page of it is in use elsewhere: {min(used & tree.pages)}")
-        used |= tree.pages
-    for number in free:
-        if number in used:
-            problems.append(f"page {number} counts as free, and is in use or free already")
-        elif number > meta.last_page:
-            problems.append(f"page {number} counts as free and lies outside the file")
-        used.add(number)
-    missing = meta.last_page + 1 - len(used)
-    if missing > 0 and not problems:
-        problems.append(f"{missing} pages are neither in use nor free")
-    return problems[:_MOST_PROBLEMS]
-
-
-def free_pages(value: bytes, problems: list[str]) -> list[int]:
-    """The pages that a record of the list of free pages names; what is wrong with it is added to `problems`."""
-    numbers = [number for (number,) in PAGE_NUMBER.iter_unpack(value[: len(value) // 8 * 8])]
-    if not numbers or numbers[0] != len(numbers) - 1:
-        problems.append("list of free pages: a list is not as long as it says")
-        return []
-    if any(after >= before for before, after in itertools.pairwise(numbers[1:])):
-        problems.append("list of free pages: a list is out of order")
-    return numbers[1:]
+    walk = PageWalk(descriptor, page_bytes, meta.last_page)
+    walk.problems += filter(None, (metas_disagree(metas), other_settings(meta, page_bytes)))
+    found = walk.rows(meta.main, leaves=leaves, long_bytes=long_bytes)
+    if rows is None:
+        for _ in found:
+            pass
+    else:
+        rows += found
+    if leaves is Leaves.WHOLE or meta.free.entries <= _MOST_FREE_LISTS:
+        walk.claim_free(meta.free)
+    if walk.claims > len(walk.used):
+        walk.problems.append(f"{walk.claims - len(walk.used)} pages are in use twice, or count as free")
+    missing = meta.last_page + 1 - len(walk.used)
+    if leaves is Leaves.WHOLE and missing > 0 and not walk.problems:
+        walk.problems.append(f"{missing} pages are neither in use nor free")
+    return walk.problems

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from duelog.store.files import lmdb_layout
-from duelog.store.files.page_tree import Tree
+from duelog.store.files.pages import PageWalk
 from tests.disaster.damage import CONFIG, Outcome, build, copy, flip, use
 from tests.disaster.running import forked
 
@@ -45,14 +45,12 @@ class Flips:
         with lmdb_layout.open_file((self._whole / file).parent) as descriptor:
             page_bytes, metas = lmdb_layout.meta_in_force(descriptor)
             assert page_bytes == PAGE
-            for record, integer_keys in ((metas[-1].main, False), (metas[-1].free, True)):
-                tree = Tree(descriptor, PAGE, metas[-1].last_page, record, integer_keys=integer_keys)
-                for _ in tree.items(long_bytes=0):
-                    pass
-                for number in tree.pages:
-                    own, _, kind = struct.unpack("<QHH", os.pread(descriptor, 12, number * PAGE))
-                    if own == number and kind in found:
-                        found[kind].append(number)
+            walk = PageWalk(descriptor, PAGE, metas[-1].last_page)
+            assert [*walk.rows(metas[-1].main), *walk.rows(metas[-1].free)]
+            for number in walk.used:
+                own, _, kind = struct.unpack("<QHH", os.pread(descriptor, 12, number * PAGE))
+                if own == number and kind in found:
+                    found[kind].append(number)
         return found
 
     def draw(self) -> tuple[Path, int, int]:

@@ -16,7 +16,7 @@ from duelog.errors import DamagedStore, StoreFull
 from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.files import few_pages
+from duelog.store.files import pages as file_pages
 from duelog.store.wal.segment import Group, Row, Segment, file_name, read_segment
 from duelog.store.wal.wal_reader import DIRECTORY
 from duelog.store.wal.write_batch import single_rows
@@ -121,13 +121,13 @@ def test_what_is_unapplied_after_a_crash_stays_so_until_it_is_time(open_store: O
     assert held(again) == sent
 
 
-@pytest.mark.parametrize("pages", [0, few_pages.FEW_PAGES])
+@pytest.mark.parametrize("pages", [0, file_pages.FEW_PAGES])
 @pytest.mark.parametrize("count", [100, 600, 1_500])
 def test_a_last_run_of_many_entries_is_no_reason_to_refuse_a_store(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, pages: int
 ) -> None:
     """Its columns are read as far as they go, whichever way a partition is looked up."""
-    monkeypatch.setattr(few_pages, "FEW_PAGES", pages)
+    monkeypatch.setattr(file_pages, "FEW_PAGES", pages)
     config = replace(ROOM, run_entries=2_000, run_bytes=1 << 20)
     store = open_store(config=config)
     sent = dict.fromkeys((send(store, number) for number in range(count)), True)
@@ -209,7 +209,7 @@ def test_a_store_that_has_lost_groups_before_others_is_refused(
 def looked_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovery looks up what is applied in either way."""
     if request.param == "with LMDB":
-        monkeypatch.setattr(few_pages, "FEW_PAGES", -1)
+        monkeypatch.setattr(file_pages, "FEW_PAGES", -1)
 
 
 @pytest.mark.usefixtures("looked_up")

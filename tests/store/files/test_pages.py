@@ -1,24 +1,26 @@
-"""The look at a file's pages before it is opened: whole files pass, and a flipped bit in a branch page never does."""
+"""The walk over a file's pages: whole files pass, a flipped bit in a branch page never does, few pages are all rows."""
 
 from __future__ import annotations
 
 import random
 import shutil
 import struct
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore
-from duelog.store.files import lmdb_layout, page_scan, pages
-from duelog.store.files.page_scan import refuse_broken
-from duelog.store.files.page_tree import Tree
+from duelog.store.files import lmdb_layout, pages
+from duelog.store.files.pages import FewPages, PageWalk, read_few, refuse_broken
 
 PAGE = 4096
 SEED = 20261122
+LONG = pages._LONG_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +63,9 @@ def tree_pages(wide: Path, kind: int) -> list[int]:
     content = (wide / "data.mdb").read_bytes()
     with lmdb_layout.open_file(wide) as descriptor:
         _, metas = lmdb_layout.meta_in_force(descriptor)
-        tree = Tree(descriptor, PAGE, len(content) // PAGE, metas[-1].main, integer_keys=False)
-        for _ in tree.items(long_bytes=0):
-            pass
-    kinds = {number: struct.unpack_from("<QHH", content, number * PAGE) for number in tree.pages}
+        walk = PageWalk(descriptor, PAGE, len(content) // PAGE)
+        assert len(list(walk.rows(metas[-1].main))) == metas[-1].main.entries
+    kinds = {number: struct.unpack_from("<QHH", content, number * PAGE) for number in walk.used}
     return [number for number, (own, _, found) in kinds.items() if own == number and found == kind]
 
 
@@ -81,13 +82,13 @@ def test_a_whole_file_passes(wide: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """However much of it is read; and the harness has something to flip."""
     assert pages.find_problems(wide) == []
     for most_leaves, most_headers in ((256, 16_384), (10, 10), (10_000, 10_000)):
-        monkeypatch.setattr(page_scan, "MOST_LEAVES", most_leaves)
-        monkeypatch.setattr(page_scan, "MOST_HEADERS", most_headers)
+        monkeypatch.setattr(pages, "MOST_LEAVES", most_leaves)
+        monkeypatch.setattr(pages, "MOST_HEADERS", most_headers)
         refuse_broken(wide)
         refuse_broken(wide, every_header=True)
     monkeypatch.undo()
     assert len(tree_pages(wide, 1)) > 3
-    assert len(tree_pages(wide, 2)) > 300 > page_scan.MOST_LEAVES
+    assert len(tree_pages(wide, 2)) > 300 > pages.MOST_LEAVES
 
 
 def test_an_empty_file_and_one_of_a_single_page_pass(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_every_flipped_bit_in_what_a_leaf_page_says_is_refused_where_all_are_rea
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for those that change nothing that is read, as `check` sees it, too."""
-    monkeypatch.setattr(page_scan, "MOST_LEAVES", 10_000)
+    monkeypatch.setattr(pages, "MOST_LEAVES", 10_000)
     source = random.Random(SEED)
     leaves = tree_pages(wide, 2)
     refused = 0
@@ -182,9 +183,100 @@ def test_an_entry_that_a_leaf_page_hides_is_missing_in_the_count(
     (lower,) = struct.unpack_from("<H", content, middle * PAGE + 12)
     struct.pack_into("<H", content, middle * PAGE + 12, lower - 2)
     (tmp_path / "data.mdb").write_bytes(content)
-    with pytest.raises(DamagedStore, match="5599 entries are found, 5600 were counted"):
+    with pytest.raises(DamagedStore, match="5599 entries instead of 5600"):
         refuse_broken(tmp_path)
-    monkeypatch.setattr(page_scan, "MOST_HEADERS", 10)
+    monkeypatch.setattr(pages, "MOST_HEADERS", 10)
     refuse_broken(tmp_path)
-    with pytest.raises(DamagedStore, match="5599 entries are found, 5600 were counted"):
+    with pytest.raises(DamagedStore, match="5599 entries instead of 5600"):
         refuse_broken(tmp_path, every_header=True)
+
+
+def make(path: Path, seed: int, rows: int) -> None:
+    """A file of rows with short and long values, some of them removed."""
+    source = random.Random(seed)
+    with closing(Environment(path, name="e", create=True, durability="none")) as environment:
+
+        def work(transaction: Transaction) -> None:
+            for number in range(rows):
+                value = source.randbytes(source.choice((0, 9, 300, 3_000, 30_000)))
+                transaction.raw.put(b"%05d" % source.randrange(100_000) + bytes(number % 3), value)
+
+        def remove(transaction: Transaction) -> None:
+            with transaction.raw.cursor() as cursor:
+                for key in [bytes(key) for key in cursor.iternext(values=False)][::4]:
+                    transaction.raw.delete(key)
+
+        environment.write(work)
+        environment.write(remove)
+
+
+def keys_to_look_for(rows: list[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """Every key, and keys before, between and after them."""
+    yield from (b"\0", b"99999\xff")
+    for key, _ in rows:
+        yield from (key, key + b"\0", key[:-1])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_those_that_lmdb_finds(tmp_path: Path, seed: int) -> None:
+    """By key, and from any key on or before it; of a long value as much as is read."""
+    make(tmp_path / "e", SEED + seed, seed)
+    few = read_few(tmp_path / "e")
+    with closing(lmdb.open(str(tmp_path / "e"), readonly=True, lock=False)) as opened, opened.begin() as raw:
+        rows = [(bytes(key), bytes(value)) for key, value in raw.cursor()]
+        assert few is not None
+        assert few.rows == [(key, value if len(value) < 2_000 else value[:LONG]) for key, value in rows]
+        for key in keys_to_look_for(rows):
+            expected = raw.get(key)
+            assert few.get(key) == (expected if expected is None or len(expected) < 2_000 else expected[:LONG])
+            ours, theirs = few.cursor(), raw.cursor()
+            assert ours.set_range(key) == theirs.set_range(key)
+            if theirs.key():
+                assert ours.key() == theirs.key()
+            assert (ours.prev() if ours.set_range(key) else ours.last()) == (
+                theirs.prev() if theirs.set_range(key) else theirs.last()
+            )
+            if theirs.key():
+                assert (ours.key(), ours.value()) == (theirs.key(), few.get(theirs.key()))
+
+
+def test_a_file_of_many_pages_or_none_is_left_to_lmdb(tmp_path: Path) -> None:
+    """Which is faster there, and says what is wrong."""
+    make(tmp_path / "many", SEED, 400)
+    assert read_few(tmp_path / "many") is None
+    assert read_few(tmp_path / "missing") is None
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "data.mdb").touch()
+    assert read_few(tmp_path / "empty") is None
+
+
+def test_what_does_not_hold_together_is_left_to_lmdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a bit of a page in use is flipped: what is found is every row, or nothing."""
+    make(tmp_path / "e", SEED + 3, 12)
+    whole = read_few(tmp_path / "e")
+    assert whole is not None
+    file = tmp_path / "e" / "data.mdb"
+    content = file.read_bytes()
+    source, refused = random.Random(SEED), 0
+    for _ in range(600):
+        at = source.randrange(len(content) // 4096) * 4096 + source.randrange(120)
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << source.randrange(8)
+        file.write_bytes(damaged)
+        few = read_few(tmp_path / "e")
+        refused += few is None
+        if few is not None:
+            assert [key for key, _ in few.rows] == [key for key, _ in whole.rows]
+    assert refused > 20
+    file.write_bytes(content)
+    monkeypatch.setattr(pages, "FEW_PAGES", 0)
+    assert read_few(tmp_path / "e") is None
+
+
+def test_a_file_without_rows_has_none(tmp_path: Path) -> None:
+    """A cursor finds nothing in it."""
+    few = FewPages([])
+    assert few.get(b"a") is None
+    cursor = few.cursor()
+    assert not cursor.set_range(b"a")
+    assert not cursor.last()
