@@ -1,4 +1,4 @@
-"""What has fired, under repair: of frontiers and markers each tells the other.
+"""What has fired, and what never will, under repair: frontiers, markers and cancellations each tell the others.
 
 A frontier whose record is lost is at the last of what has fired: what has a marker, and what a snapshot says had. What
 lies before the first marker that is kept has fired too, since entries fire in order, and its markers were trimmed. What
@@ -10,71 +10,94 @@ their frontier, were not cancelled and have no marker are the ones that it point
 there are more than the run had only where a topic has trimmed some of a log, and then the latest are taken. Where they
 are exactly as many as the hole, and of one log, the run is written anew in its place, and what was acknowledged of it
 stays so; else they get markers at the end of the log, and those that a subscription had acknowledged come again.
+
+What was rescheduled names what it replaces, so of a cancellation and an admission either tells the other; a snapshot
+holds what was pending when it was taken, so what it should hold and does not was cancelled. Messages that were
+cancelled since, and by no rescheduling, cannot be told: they may be delivered, and how many those are at most is
+counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
 
+from ...check.check_withdrawals import (
+    Conditionals,
+    Withdrawn,
+    lost_admissions,
+    lost_cancellations,
+    passed_of,
+    waited_for,
+)
 from ...partitions import cancellations
+from ...partitions.cancellations import BLOCK_BITS
 from ...partitions.due_column import DueBatch, scan_dues
+from ...snapshot.snapshot_format import Unusable, read_part
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerState, PartitionRecord, PartitionState, Table
 from ...store.codec.frontier import HELD, NOTHING_FIRED, FrontierRecord, at_or_before
-from ...store.codec.run import Int64s, Run, RunKind, UInt32s, pack_markers
+from ...store.codec.run import Int64s, UInt32s, pack_markers
 from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
 from ...store.env.transaction import Transaction
 from ...store.log import catalog
 from ...store.log.ledger import MAX_RUN_ENTRIES, find_tail
-from ...store.log.scan import runs
 from ...store.position import Position
-from .repair_catalog import kept_ledgers
+from .repair_catalog import kept_ledgers, main_ledgers, marker_runs
 from .repair_report import Account
 
-OpenLog = Callable[[int], AbstractContextManager[tuple[Environment, int, int] | None]]
-"""(environment, topic id, start of the partition) of the partition log with a ledger id, open inside the block."""
+
+class PartitionLog(NamedTuple):
+    """The log of a topic in a partition that is open."""
+
+    environment: Environment
+    topic_id: int
+    start_ms: int
+    ledger_id: int
 
 
-def marker_runs(raw: Reads, ledgers: Iterable[int]) -> Iterator[Run]:
-    """The runs of markers in some ledgers of main logs, as far as they can be read."""
-    for ledger_id in ledgers:
-        for run in runs(raw, "main", ledger_id):
-            if isinstance(run, Run) and run.kind == RunKind.MARKERS:
-                yield run
+OpenLog = Callable[[int], AbstractContextManager[PartitionLog | None]]
+"""The partition log with a ledger id, open inside the block; None: there is none."""
 
 
 class Marked(NamedTuple):
-    """The markers of one log that are kept: entries, first and latest of them as (due, entry), where the last lies.
+    """The markers of one log: entries and due times in the order in which they fired, and the place of the last."""
 
-    Where there are none: NOTHING_FIRED twice, and position 0:0.
-    """
-
-    entries: BitMap
-    first: tuple[int, int]
-    latest: tuple[int, int]
+    entries: UInt32s
+    dues: Int64s
     last: Position
 
+    def bitmap(self) -> BitMap:
+        return BitMap(self.entries)
 
-def marked(raw: Reads, topic_id: int, target: int) -> Marked:
-    """The markers of a log in its topic's main log, as far as they can be read."""
-    entries = BitMap()
-    first = latest = NOTHING_FIRED
-    last = Position(0, 0)
-    for run in marker_runs(raw, kept_ledgers(raw, topic_id)):
-        if run.target == target:
-            pairs = list(zip(run.dues().tolist(), run.targets().tolist(), strict=True))
-            first = first if entries else pairs[0]
-            latest = max(latest, *pairs)
-            entries.update(entry for _, entry in pairs)
-            last = Position(run.ledger_id, run.limit - 1)
-    return Marked(entries, first, latest, last)
+    def place(self, at: int) -> tuple[int, int]:
+        """(due, entry) of a marker."""
+        return int(self.dues[at]), int(self.entries[at])
+
+    def latest(self) -> tuple[int, int]:
+        """The largest (due, entry)."""
+        return self.place(int(np.lexsort((self.entries, self.dues))[-1])) if len(self.entries) else NOTHING_FIRED
+
+
+NO_MARKERS = Marked(np.empty(0, np.uint32), np.empty(0, np.int64), Position(0, 0))
+
+
+def read_marked(raw: Reads) -> dict[int, Marked]:
+    """The markers in the main logs, as far as they can be read, by the ledger that they point into."""
+    pieces: dict[int, list[Marked]] = {}
+    for run in marker_runs(raw, main_ledgers(raw)):
+        piece = Marked(run.targets().copy(), run.dues(), Position(run.ledger_id, run.limit - 1))
+        pieces.setdefault(run.target, []).append(piece)
+    return {
+        target: Marked(np.concatenate([p.entries for p in of]), np.concatenate([p.dues for p in of]), of[-1].last)
+        for target, of in pieces.items()
+    }
 
 
 def due_column(environment: Environment, ledger_id: int, admitted: BitMap) -> Int64s:
@@ -88,68 +111,62 @@ def due_column(environment: Environment, ledger_id: int, admitted: BitMap) -> In
     return dues
 
 
-def passed_in(dues: Int64s, place: tuple[int, int]) -> BitMap:
+def _passed_in(dues: Int64s, place: tuple[int, int]) -> BitMap:
     """The entries of a due column at or before (due, entry), held ones left out."""
     entries = np.arange(len(dues), dtype=np.uint32)
     return BitMap(entries[at_or_before(entries, dues, *place) & (dues != HELD)])
 
 
-def fired_in(dues: Int64s, frontier: FrontierRecord) -> BitMap:
+def fired_in(dues: Int64s, frontier: FrontierRecord | None) -> BitMap:
     """The entries of a due column that have fired."""
+    if frontier is None:
+        return BitMap()
     entries = np.arange(len(dues), dtype=np.uint32)
     return BitMap(entries[frontier.has_fired(entries, dues) & (dues != HELD)])
 
 
+# -- frontiers ---------------------------------------------------------------------------------
+
+
 def mend_frontiers(
-    main: Environment,
-    environment: Environment,
-    start_ms: int,
-    partition: PartitionRecord,
-    logs: dict[int, int],
-    lost: Iterable[bytes],
-    account: Account,
-) -> None:
+    transaction: Transaction, environment: Environment, start_ms: int, partition: PartitionRecord, logs: dict[int, int],
+    lost: Iterable[bytes], markers: Mapping[int, Marked], account: Account,
+) -> None:  # fmt: skip
     """Make the frontiers of a partition anew that are lost: those of `lost` keys, and of logs that have markers."""
     here = [key for key in lost if key[0] == Table.FRONTIER and fmt.trailing_u64(key) == start_ms]
     damaged = {fmt.leading_u32(key) for key in here}
     for topic_id, ledger_id in logs.items():
-        with main.read() as raw:
-            if catalog.frontier(raw, topic_id, start_ms) is not None or catalog.topic_name(raw, topic_id) is None:
-                continue
-            found = marked(raw, topic_id, ledger_id)
-            admitted = cancellations.members(raw, Table.ADMITTED, ledger_id)
-            cancelled = cancellations.members(raw, Table.CANCELLED, ledger_id)
-        if found.entries or topic_id in damaged:
-            dues = due_column(environment, ledger_id, admitted)
-            _mend(main, environment, start_ms, partition, (topic_id, ledger_id), found, dues, cancelled, account)
+        raw = transaction.raw
+        if catalog.frontier(raw, topic_id, start_ms) is None and catalog.topic_name(raw, topic_id) is not None:
+            marked = markers.get(ledger_id, NO_MARKERS)
+            if len(marked.entries) or topic_id in damaged:
+                log = PartitionLog(environment, topic_id, start_ms, ledger_id)
+                _mend_frontier(transaction, log, partition, marked, account)
 
 
-def _mend(
-    main: Environment, environment: Environment, start_ms: int, partition: PartitionRecord, log: tuple[int, int],
-    found: Marked, dues: Int64s, cancelled: BitMap, account: Account,
-) -> None:  # fmt: skip
-    topic_id, ledger_id = log
-    known, reached = found.entries, found.latest
+def _mend_frontier(
+    transaction: Transaction, log: PartitionLog, partition: PartitionRecord, marked: Marked, account: Account
+) -> None:
+    environment, topic_id, start_ms, ledger_id = log
+    dues = due_column(environment, ledger_id, cancellations.members(transaction.raw, Table.ADMITTED, ledger_id))
+    known, reached = marked.bitmap(), marked.latest()
     for snapshot in inspect_snapshots(environment, ledger_id):
         if snapshot.state is SnapshotState.COMPLETE and snapshot.metadata is not None:
             metadata = snapshot.metadata
             place = (metadata.due_ms, metadata.entry_id)
-            known = known | passed_in(dues[: metadata.absorbed_end], place)
+            known |= _passed_in(dues[: metadata.absorbed_end], place)
             reached = max(reached, place)
     closed = partition.state is PartitionState.CLOSED
     if closed:  # then all of it has fired
         reached = (partition.end_ms, 0)
-    passed = passed_in(dues, reached) - cancelled
-    again = BitMap() if closed else passed - known - passed_in(dues, found.first)
-
-    def work(transaction: Transaction) -> None:
-        place = append_markers(transaction, topic_id, ledger_id, start_ms, again, dues) if again else found.last
-        released = int(closed and not found.entries)
-        record = FrontierRecord(ledger_id, *reached, len(dues), len(passed), *place, released)
-        transaction.put(fmt.frontier_key(topic_id, start_ms), record.pack())
-
+    passed = _passed_in(dues, reached) - cancellations.members(transaction.raw, Table.CANCELLED, ledger_id)
+    first = marked.place(0) if len(marked.entries) else NOTHING_FIRED
+    again = BitMap() if closed else passed - known - _passed_in(dues, first)
     if reached[0] >= 0:
-        main.write(work)
+        last = _append_markers(transaction, log, again, dues) if again else marked.last
+        released = int(closed and not len(marked.entries))
+        record = FrontierRecord(ledger_id, *reached, len(dues), len(passed), *last, released)
+        transaction.put(fmt.frontier_key(topic_id, start_ms), record.pack())
     account.report.again += len(again)
     account.say(
         f"{environment.name}, ledger {ledger_id}: its frontier was lost, {len(passed)} entries have fired by what is "
@@ -157,120 +174,173 @@ def _mend(
     )
 
 
-def append_markers(
-    transaction: Transaction, topic_id: int, target: int, base_ms: int, entries: BitMap, dues: Int64s
-) -> Position:
+def _append_markers(transaction: Transaction, log: PartitionLog, entries: BitMap, dues: Int64s) -> Position:
     """Append markers of entries of a log to the topic's open ledger, in due order; the last one's place."""
     raw = transaction.raw
-    open_ledger = next(row[0] for row in catalog.ledgers(raw, topic_id) if row[1].state is LedgerState.OPEN)
-    ids = _in_due_order(entries, dues)
-    first = find_tail(raw, "main", open_ledger)
-    key = fmt.run_key(open_ledger, first)
-    raw.put(key, pack_markers(key, target, base_ms, ids, dues[ids]))
-    return Position(open_ledger, first + len(ids) - 1)
+    ledgers = catalog.ledgers(raw, log.topic_id)
+    place = Position(next(number for number, row in ledgers if row.state is LedgerState.OPEN), 0)
+    place = place._replace(entry_id=find_tail(raw, "main", place.ledger_id))
+    _write_markers(transaction, place, log, entries, dues)
+    return place._replace(entry_id=place.entry_id + len(entries) - 1)
 
 
-def _in_due_order(entries: BitMap, dues: Int64s) -> UInt32s:
+def _write_markers(transaction: Transaction, place: Position, log: PartitionLog, entries: BitMap, dues: Int64s) -> None:
     ids = np.array(entries, dtype=np.uint32)
-    return ids[np.lexsort((ids, dues[ids]))]
+    ids = ids[np.lexsort((ids, dues[ids]))]
+    for at in range(0, len(ids), MAX_RUN_ENTRIES):
+        part = ids[at : at + MAX_RUN_ENTRIES]
+        key = fmt.run_key(place.ledger_id, place.entry_id + at)
+        transaction.raw.put(key, pack_markers(key, log.ledger_id, log.start_ms, part, dues[part]))
 
 
-class _Log(NamedTuple):
-    """A log whose fired entries lack markers."""
+# -- markers -----------------------------------------------------------------------------------
 
-    start_ms: int
+
+class _Unmarked(NamedTuple):
+    """A log of which entries have fired that have no marker."""
+
+    log: PartitionLog
     frontier: FrontierRecord
     dues: Int64s
-    unmarked: BitMap
+    entries: BitMap
     before: tuple[int, int]
     """(due, entry) of the last marker before the hole; what is at or before it was trimmed, or fired late."""
 
 
 def restore_markers(
-    main: Environment, topic_id: int, holes: dict[int, BitMap], open_log: OpenLog, account: Account
-) -> tuple[dict[int, BitMap], int]:
+    transaction: Transaction, topic_id: int, holes: dict[int, BitMap], open_log: OpenLog, account: Account
+) -> tuple[bool, int]:
     """Give entries markers again whose markers were lost with `holes` of the topic's main log.
 
-    Returns the positions that are whole again, and how many markers were appended instead.
+    Returns whether all of the holes is whole again, and how many markers were appended instead.
     """
     size = sum(map(len, holes.values()))
     if not size:
-        return {}, 0
-    logs = _logs(main, topic_id, min(Position(ledger, of.min()) for ledger, of in holes.items() if of), open_log)
-    found = sorted((int(log.dues[entry]), entry, at) for at, log in enumerate(logs) for entry in log.unmarked)
+        return False, 0
+    begin = min(Position(ledger, entries.min()) for ledger, entries in holes.items() if entries)
+    logs = _unmarked(transaction.raw, topic_id, begin, open_log)
+    found = sorted((int(each.dues[entry]), entry, at) for at, each in enumerate(logs) for entry in each.entries)
     if len(found) > size:
         found = [row for row in found if row[:2] > logs[row[2]].before][-size:]
-    taken = [BitMap(entry for _, entry, at in found if at == number) for number in range(len(logs))]
-    if not found:
-        return {}, 0
-    place = _one_range(holes)
-    alone = logs[found[0][2]]
-    if (
-        place is not None
-        and len(found) == size
-        and len({at for _, _, at in found}) == 1
-        and found[0][:2] > alone.before
-    ):
-        main.write(lambda transaction: _write_in_place(transaction, place, size, alone, taken[found[0][2]]))
-        account.say(f"main, ledger {place.ledger_id}: {size} markers made anew from {place.entry_id} on")
-        return holes, 0
-
-    def work(transaction: Transaction) -> None:
-        for log, entries in zip(logs, taken, strict=True):
-            if entries:
-                ledger_id = log.frontier.ledger_id
-                last = append_markers(transaction, topic_id, ledger_id, log.start_ms, entries, log.dues)
-                moved = log.frontier._replace(marker_ledger=last.ledger_id, marker_entry=last.entry_id)
-                transaction.put(fmt.frontier_key(topic_id, log.start_ms), moved.pack())
-
-    main.write(work)
-    account.say(f"topic {topic_id}: {len(found)} messages whose markers are lost got new ones at the end of its log")
-    return {}, len(found)
+    taken = {at: BitMap(entry for _, entry, of in found if of == at) for _, _, at in found}
+    ends = max(Position(ledger, entries.max()) for ledger, entries in holes.items() if entries)
+    one_range = ends == begin._replace(entry_id=begin.entry_id + size - 1)
+    if one_range and len(found) == size and len(taken) == 1:
+        (at,) = taken
+        log = logs[at]
+        if found[0][:2] > log.before:
+            cursor = transaction.raw.cursor()
+            limit = fmt.run_key(begin.ledger_id, begin.entry_id + size)
+            while cursor.set_range(fmt.run_key(*begin)) and bytes(cursor.key()) < limit:
+                cursor.delete()
+            _write_markers(transaction, begin, log.log, taken[at], log.dues)
+            account.say(f"main, ledger {begin.ledger_id}: {size} markers made anew from {begin.entry_id} on")
+            return True, 0
+    for at, entries in taken.items():
+        log = logs[at]
+        last = _append_markers(transaction, log.log, entries, log.dues)
+        moved = log.frontier._replace(marker_ledger=last.ledger_id, marker_entry=last.entry_id)
+        transaction.put(fmt.frontier_key(topic_id, log.log.start_ms), moved.pack())
+    if found:
+        account.say(
+            f"topic {topic_id}: {len(found)} messages whose markers are lost got new ones at the end of its log"
+        )
+    return False, len(found)
 
 
-def _logs(main: Environment, topic_id: int, hole: Position, open_log: OpenLog) -> list[_Log]:
+def _unmarked(raw: Reads, topic_id: int, hole: Position, open_log: OpenLog) -> list[_Unmarked]:
     """The logs of a topic in which entries have fired that have no marker."""
+    marked: dict[int, BitMap] = {}
+    before: dict[int, tuple[int, int]] = {}
+    for run in marker_runs(raw, kept_ledgers(raw, topic_id)):
+        marked.setdefault(run.target, BitMap()).update(run.targets().tolist())
+        if (run.ledger_id, run.first_entry) < hole:
+            pairs = zip(run.dues().tolist(), run.targets().tolist(), strict=True)
+            before[run.target] = max(before.get(run.target, NOTHING_FIRED), *pairs)
     found = []
-    with main.read() as raw:
-        frontiers = [row for row in catalog.frontiers(raw, topic_id) if row[2].fired and not row[2].released]
-        marked: dict[int, BitMap] = {}
-        before: dict[int, tuple[int, int]] = {}
-        for run in marker_runs(raw, kept_ledgers(raw, topic_id)):
-            marked.setdefault(run.target, BitMap()).update(run.targets().tolist())
-            if (run.ledger_id, run.first_entry) < hole:
-                pairs = zip(run.dues().tolist(), run.targets().tolist(), strict=True)
-                before[run.target] = max(before.get(run.target, NOTHING_FIRED), *pairs)
-    for _, start_ms, row in frontiers:
-        ledger_id = row.ledger_id
-        with main.read() as raw:
-            cancelled = cancellations.members(raw, Table.CANCELLED, ledger_id)
-            admitted = cancellations.members(raw, Table.ADMITTED, ledger_id)
-        with open_log(ledger_id) as log:
+    for _, _, row in catalog.frontiers(raw, topic_id):
+        if not row.fired or row.released:
+            continue
+        with open_log(row.ledger_id) as log:
             if log is None:
                 continue
-            dues = due_column(log[0], ledger_id, admitted)
-        unmarked = fired_in(dues, row) - cancelled - marked.get(ledger_id, BitMap())
-        if unmarked:
-            found.append(_Log(start_ms, row, dues, unmarked, before.get(ledger_id, NOTHING_FIRED)))
+            dues = due_column(log.environment, row.ledger_id, cancellations.members(raw, Table.ADMITTED, row.ledger_id))
+        entries = fired_in(dues, row) - cancellations.members(raw, Table.CANCELLED, row.ledger_id)
+        entries -= marked.get(row.ledger_id, BitMap())
+        if entries:
+            found.append(_Unmarked(log, row, dues, entries, before.get(row.ledger_id, NOTHING_FIRED)))
     return found
 
 
-def _one_range(holes: dict[int, BitMap]) -> Position | None:
-    """Where the hole begins, if it is one."""
-    (ledger_id, entries), *others = [(ledger_id, entries) for ledger_id, entries in holes.items() if entries]
-    if others or entries.max() - entries.min() + 1 != len(entries):
-        return None
-    return Position(ledger_id, entries.min())
+# -- cancellations -----------------------------------------------------------------------------
 
 
-def _write_in_place(transaction: Transaction, place: Position, size: int, log: _Log, entries: BitMap) -> None:
-    """Replace what fills a hole by runs of markers, in due order."""
-    cursor = transaction.raw.cursor()
-    limit = fmt.run_key(place.ledger_id, place.entry_id + size)
-    while cursor.set_range(fmt.run_key(*place)) and bytes(cursor.key()) < limit:
-        cursor.delete()
-    ids = _in_due_order(entries, log.dues)
-    for at in range(0, size, MAX_RUN_ENTRIES):
-        part = ids[at : at + MAX_RUN_ENTRIES]
-        key = fmt.run_key(place.ledger_id, place.entry_id + at)
-        transaction.raw.put(key, pack_markers(key, log.frontier.ledger_id, log.start_ms, part, log.dues[part]))
+def mend_withdrawals(
+    transaction: Transaction, lost: Iterable[bytes], conditionals: Conditionals, markers: Mapping[int, Marked],
+    open_log: OpenLog, account: Account,
+) -> None:  # fmt: skip
+    """Make cancellations and admissions anew. lost: keys of records that cannot be read."""
+    raw = transaction.raw
+    certain = waited_for(raw)
+    for target, marked in markers.items():
+        certain.setdefault(target, BitMap()).update(marked.entries)
+
+    def fired(ledger_id: int, entries: UInt32s) -> BitMap | None:
+        with open_log(ledger_id) as log:
+            if log is None:
+                return None
+            passed = passed_of(log.environment, catalog.frontier(raw, log.topic_id, log.start_ms), ledger_id, entries)
+            return passed | markers.get(ledger_id, NO_MARKERS).bitmap()
+
+    cancelled = lost_cancellations(Withdrawn(raw), conditionals, fired)
+    blocks = {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key in lost if key[0] == Table.CANCELLED}
+    blocks |= {(ledger_id, each >> BLOCK_BITS) for ledger_id, of in cancelled.items() for each in of}
+    for ledger_id in sorted({ledger_id for ledger_id, _ in blocks}):
+        with open_log(ledger_id) as log:
+            if log is not None:
+                here = [block for each, block in blocks if each == ledger_id]
+                _cancel(transaction, log, here, cancelled.get(ledger_id, BitMap()), account)
+    for ledger_id, entries in lost_admissions(Withdrawn(raw), conditionals, certain).items():
+        cancellations.add(transaction, Table.ADMITTED, ledger_id, entries)
+        account.say(f"ADMITTED, ledger {ledger_id}: {len(entries)} rescheduled messages admitted again")
+
+
+def _cancel(transaction: Transaction, log: PartitionLog, blocks: list[int], named: BitMap, account: Account) -> None:
+    """Cancel what the rest tells was cancelled in some blocks of a log; count what else may have been."""
+    raw, ledger_id = transaction.raw, log.ledger_id
+    admitted = cancellations.members(raw, Table.ADMITTED, ledger_id)
+    dues = due_column(log.environment, ledger_id, admitted)
+    inside = BitMap()
+    for block in blocks:
+        inside.add_range(block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, len(dues)))
+    found = (named | _missing_in_snapshot(log.environment, ledger_id, dues, admitted)) & inside
+    fresh = cancellations.add(transaction, Table.CANCELLED, ledger_id, found)
+    fired = fired_in(dues, catalog.frontier(raw, log.topic_id, log.start_ms))
+    held = BitMap(np.flatnonzero(dues < 0).astype(np.uint32))
+    most = len(inside - found - fired - held)
+    account.report.uncancelled += most
+    account.say(
+        f"CANCELLED, ledger {ledger_id}: {len(fresh)} entries cancelled again; of {most} that are still to fire it is "
+        "not known whether they were cancelled"
+    )
+
+
+def _missing_in_snapshot(environment: Environment, ledger_id: int, dues: Int64s, admitted: BitMap) -> BitMap:
+    """The entries that the newest snapshot of a log should hold and does not: they had been cancelled."""
+    whole = inspect_snapshots(environment, ledger_id, read_parts=True)
+    newest = [each for each in whole if each.state is SnapshotState.COMPLETE][-1:]
+    for snapshot in newest:
+        metadata = snapshot.metadata
+        if metadata is None:
+            continue
+        pending = BitMap()
+        try:
+            for number in range(len(metadata.parts)):
+                for _, saved in read_part(environment, ledger_id, snapshot.snapshot_id, metadata, number):
+                    pending |= saved.bitmap()
+        except Unusable:
+            continue
+        covered = dues[: metadata.tail]
+        expected = BitMap(np.flatnonzero(covered >= 0).astype(np.uint32)) - admitted
+        return expected - _passed_in(covered, (metadata.due_ms, metadata.entry_id)) - pending
+    return BitMap()

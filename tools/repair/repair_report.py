@@ -1,22 +1,32 @@
-"""What a repair says it did: its steps, what it discarded with the bytes, and what that means for messages."""
+"""The account of a repair: its steps, what it discarded with the bytes, and what that means for messages."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ... import Finding
-from ...cleanup.mend import Discarded
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.errors import BrokenInvariant
 
 T = TypeVar("T")
+
+
+class Discarded(NamedTuple):
+    """Something that could not be read: `entry_id` None for a record of the catalog, `raw` as far as it is there."""
+
+    environment: str
+    ledger_id: int
+    entry_id: int | None
+    reason: str
+    raw: bytes
 
 
 @dataclass(slots=True)
@@ -30,7 +40,7 @@ class Tally:
 
 @dataclass(slots=True)
 class RepairReport:
-    """What a repair did.
+    """The steps and the figures of a repair; empty where nothing was to be repaired.
 
     actions: its steps in words. given_up: lines of its file, each a record, an entry or a range of entries. left: what
     it could not mend. lost: messages that are not delivered any more to a subscription that they were for, each counted
@@ -38,7 +48,6 @@ class RepairReport:
     may be delivered though they were cancelled. subscriptions: those whose place was lost, with what became of them.
     kinds: how much of each kind was found, kept and discarded: records; entries of partitions, and of main logs, those
     of a range one by one; runs that belong to no log; entries that the write-ahead log has of partitions that are gone.
-    Empty where nothing was to be repaired.
     """
 
     actions: list[str] = field(default_factory=list)
@@ -52,18 +61,21 @@ class RepairReport:
 
 
 class Account:
-    """What a repair has done so far; what is discarded goes to the file at once."""
+    """The report of a repair under way; what is discarded goes to the file at once."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
         self.report = RepairReport()
 
     def write(self, environment: Environment, work: Callable[[Transaction], T]) -> T:
-        """Have work done that notes what it does: once, though it may run more than once."""
+        """Have a step done in one transaction, and noted once, though it may run more than once."""
         before = self.report
+        size = self._output.stat().st_size if self._output.exists() else 0
 
         def noted(transaction: Transaction) -> T:
             self.report = deepcopy(before)
+            if self._output.exists():
+                os.truncate(self._output, size)
             return work(transaction)
 
         return environment.write(noted)

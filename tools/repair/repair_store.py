@@ -1,14 +1,12 @@
-"""`duelog repair`: what is damaged is made anew where the rest tells what it was, else discarded with its bytes.
+"""`duelog repair`, by three rules: the copy; what partitions and markers say; discard, with the bytes kept in a file.
 
-In this order. Directories that lie elsewhere are put back (repair_places.py), and files whose pages are broken are
-written anew from what can be reached. Small records are made anew from their copies (repair_records.py), or from what
-else tells of them: topics, partitions and counters (repair_catalog.py), ledgers of partitions and of main logs
-(repair_ledgers.py), frontiers (repair_fired.py), cancellations (repair_withdrawals.py), subscriptions
-(repair_subscriptions.py). Then holes and damaged bodies of every ledger are discarded (cleanup/mend.py); what points at
-them is acknowledged for every subscription, or cancelled where it has not fired; counts are counted again; snapshots of
-a partition that was changed are removed. Before a log is looked at it gets what the write-ahead log has of it, and a
-damaged write-ahead log is begun anew at the end (repair_wal.py). At last the store is checked: what
-is left is reported, and needs a backup.
+In this order. Directories that lie elsewhere are put back, and files whose pages are broken are written anew from what
+can be reached (repair_files.py). Small records are made anew from their copies, or from what else tells of them
+(repair_catalog.py); frontiers, markers and cancellations from each other (repair_fired.py). Then holes and damaged
+bodies of every ledger are discarded, and what points at them is acknowledged for every subscription, or cancelled where
+it has not fired (repair_entries.py). Before a log is looked at it gets what the write-ahead log has of it, and a
+damaged write-ahead log is begun anew at the end (repair_wal.py). At last the store is checked: what is left is
+reported, and needs a backup.
 
 Deliberately not here: guessing. Without the main environment nothing tells what has fired and what each subscription
 has read, so nothing is changed then.
@@ -22,32 +20,35 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from ...check.check_partitions import was_used
 from ...check.check_withdrawals import Conditionals
-from ...opening import Identity, StoreLock
+from ...opening import StoreLock
 from ...partitions.partition import partition_path
-from ...partitions.timespan import directory_name, parse_directory_name
+from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ...store.env.environment import Environment
-from ...store.env.transaction import Transaction
 from ...store.errors import CorruptRecord, DamagedStore
-from ...store.files.directory import make_directory, move, refuse_inside, remove_tree
-from ...store.files.pages import read_values
+from ...store.files.directory import refuse_inside
 from ...store.log import catalog
 from ...store.wal.segment import MAIN
-from ..store_check import check_file, check_store
+from ..store_check import check_store
 from ..values import stored_identity
-from .repair_catalog import drop_strangers, mend_counters, mend_partitions, mend_topics, partition_directories
-from .repair_fired import OpenLog, mend_frontiers
-from .repair_ledgers import mend_ledgers, mend_logs, read_logs
-from .repair_partition import PartitionRepair, recount
-from .repair_places import put_back
-from .repair_records import mend_records
+from .repair_catalog import (
+    drop_strangers,
+    mend_counters,
+    mend_cursors,
+    mend_ledgers,
+    mend_logs,
+    mend_partitions,
+    mend_records,
+    mend_topics,
+    read_logs,
+)
+from .repair_entries import mend_partition, reconcile, recount_references
+from .repair_files import Place, describe, generations, put_back, require_main, rewrite_broken
+from .repair_fired import PartitionLog, mend_frontiers, mend_withdrawals, read_marked
 from .repair_report import Account, RepairReport
-from .repair_subscriptions import mend_cursors, reconcile
 from .repair_wal import WalRepair
-from .repair_withdrawals import mend_withdrawals
 
 __all__ = ["RepairReport", "repair_store"]
 
@@ -67,7 +68,7 @@ def repair_store(path: Path, output: Path) -> RepairReport:
         if not check_store(path, deep=True):
             return account.report
         try:
-            _Repair(path, identity, account).run()
+            _Repair(path, identity.store_id, identity.partition_ms, account).run()
         except (DamagedStore, CorruptRecord) as error:
             account.say(f"stopped: {error}")
     finally:
@@ -77,151 +78,120 @@ def repair_store(path: Path, output: Path) -> RepairReport:
 
 
 class _Repair:
-    def __init__(self, path: Path, identity: Identity, account: Account) -> None:
+    def __init__(self, path: Path, store_id: bytes, partition_ms: int, account: Account) -> None:
         self._path = path
-        self._store_id = identity.store_id
-        self._partition_ms = identity.partition_ms
+        self._store_id = store_id
+        self._partition_ms = partition_ms
         self._account = account
+        self._logs: dict[int, int] = {}
+        """Ledger id -> topic id of the logs of all partitions, as far as they are known by now."""
+        self._partitions: dict[int, PartitionRecord] = {}
+        self._of_partition: dict[int, dict[int, int]] = {}
+        """Start of a partition -> topic id -> ledger id."""
 
     def run(self) -> None:
-        # Before LMDB opens any of them: what is broken may kill the process.
-        self._need_main()
-        put_back(self._path, self._store_id, self._account)
+        path, account = self._path, self._account
+        require_main(path)
+        put_back(path, self._store_id, account)
         about_main = PartitionInfo(fmt.FORMAT_VERSION, self._store_id, 0, 0, 0)
-        self._rewrite_file(self._path / "main", "main", about_main)
-        with closing(Environment(self._path / "main", name="main")) as main:
-            self._describe(main, about_main)
-            lost = mend_records(main, self._account)
-            self._wal = WalRepair(self._path, self._store_id, catalog.oldest_segment(main), self._account)
-            self._wal.apply(main, MAIN)
-            logs: dict[int, int] = {}
-            lost_in: dict[Path, list[bytes]] = {}
-            for directory in partition_directories(self._path):
-                lost_in[directory] = self._mend_directory(directory, logs)
-            mend_topics(main, logs.values(), self._account)
-            mend_counters(main, logs, self._account)
-            mend_partitions(main, self._path, self._account)
-            self._mend_logs(main, lost, logs, lost_in)
-            self._wal.end(main)
+        rewrite_broken(path, path / "main", "main", about_main, account)
+        with closing(Environment(path / "main", name="main")) as main:
+            describe(main, about_main, account)
+            lost = mend_records(main, account)
+            wal = WalRepair(path, self._store_id, catalog.oldest_segment(main), account)
+            wal.apply(main, MAIN)
+            lost_in = {place: self._mend_generation(place, directory) for place, directory in generations(path)}
+            account.write(main, lambda transaction: mend_topics(transaction, self._logs.values(), account))
+            account.write(main, lambda transaction: mend_counters(transaction, self._logs, account))
+            account.write(main, lambda transaction: mend_partitions(transaction, path, account))
+            self._name_logs(main, wal, lost_in)
+            account.write(main, lambda transaction: mend_ledgers(transaction, lost, self._logs, account))
+            self._mend_fired(main, lost)
+            account.write(main, lambda transaction: mend_cursors(transaction, lost, account))
+            account.write(main, lambda transaction: drop_strangers(transaction, account))
+            account.write(main, lambda transaction: mend_counters(transaction, self._logs, account))
+            self._mend_entries(main)
+            account.write(main, lambda transaction: recount_references(transaction, account))
+            wal.end(main)
 
-    def _mend_directory(self, directory: Path, logs: dict[int, int]) -> list[bytes]:
-        """Mend the records of a generation, registered or not; the keys of lost ones. Adds its logs to `logs`."""
-        start_ms = parse_directory_name(directory.parent.name)
-        info = self._about(start_ms, int(directory.name[1:]))
-        self._rewrite_file(directory, _name(start_ms), info)
-        with closing(Environment(directory, name=_name(start_ms))) as environment:
-            self._describe(environment, info)
+    def _mend_generation(self, place: Place, directory: Path) -> list[bytes]:
+        """Mend the records of a generation, registered or not; the keys of lost ones."""
+        self._rewrite(place, directory)
+        with closing(Environment(directory, name=_name(place.start_ms))) as environment:
+            describe(environment, self._about(place), self._account)
             lost = mend_records(environment, self._account)
-            logs.update({ledger_id: topic_id for topic_id, ledger_id in read_logs(environment).items()})
+            with environment.read() as raw:
+                self._logs.update({ledger_id: topic_id for topic_id, ledger_id in read_logs(raw).items()})
         return lost
 
-    def _mend_logs(
-        self, main: Environment, lost: list[bytes], logs: dict[int, int], lost_in: dict[Path, list[bytes]]
-    ) -> None:
-        """Mend every log, given a catalog that names every partition. logs: ledger id -> topic id, added to."""
+    def _name_logs(self, main: Environment, wal: WalRepair, lost_in: dict[Place, list[bytes]]) -> None:
+        """Name every log of the partitions that are registered, given what the write-ahead log has of them."""
+        with main.read() as raw:
+            rows = catalog.partitions(raw)
+        self._partitions = {start: record for start, record in rows if record.state is not PartitionState.DELETING}
+        for start_ms, record in self._partitions.items():
+            place = Place(start_ms, record.generation)
+            self._rewrite(place, partition_path(self._path, *place))  # if it is missing
+            with self._open(start_ms) as environment:
+                wal.apply(environment, start_ms)
+                here = self._account.write(
+                    main,
+                    lambda transaction: mend_logs(
+                        transaction, environment, start_ms, lost_in.get(place, []), self._logs, self._account  # noqa: B023
+                    ),
+                )  # fmt: skip
+            self._of_partition[start_ms] = here
+            self._logs.update({ledger_id: topic_id for topic_id, ledger_id in here.items()})
+
+    def _mend_fired(self, main: Environment, lost: list[bytes]) -> None:
         account = self._account
         with main.read() as raw:
-            partitions = [row for row in catalog.partitions(raw) if row[1].state is not PartitionState.DELETING]
-        of_partition: dict[int, dict[int, int]] = {}
-        for start_ms, record in partitions:
-            directory = partition_path(self._path, start_ms, record.generation)
-            self._rewrite_file(directory, _name(start_ms), self._about(start_ms, record.generation))  # if it is missing
-            with self._open(start_ms, record) as environment:
-                self._wal.apply(environment, start_ms)
-                here = mend_logs(main, environment, start_ms, lost_in.get(directory, []), logs, account)
-            of_partition[start_ms] = here
-            logs.update({ledger_id: topic_id for topic_id, ledger_id in here.items()})
-        mend_ledgers(main, lost, logs, account)
+            markers = read_marked(raw)
         conditionals = Conditionals()
-        for start_ms, record in partitions:
-            with self._open(start_ms, record) as environment:
-                mend_frontiers(main, environment, start_ms, record, of_partition[start_ms], lost, account)
-                conditionals.add_all(environment, of_partition[start_ms].values())
-        open_log = self._open_log(dict(partitions), of_partition)
-        mend_withdrawals(main, lost, conditionals, open_log, account)
-        mend_cursors(main, lost, account)
-        drop_strangers(main, account)
-        mend_counters(main, logs, account)
-        work = PartitionRepair(main, account)
-        discarded: dict[int, BitMap] = {}
-        for start_ms, record in partitions:
-            with self._open(start_ms, record) as environment:
-                discarded.update(work.mend(environment, start_ms, of_partition[start_ms]))
-        reconcile(main, discarded, open_log, account)
-        for start_ms, record in partitions:
-            with self._open(start_ms, record) as environment:
-                recount(main, environment, start_ms, account)
-
-    def _open_log(self, records: dict[int, PartitionRecord], of_partition: dict[int, dict[int, int]]) -> OpenLog:
-        places = {log: (topic, start_ms) for start_ms, here in of_partition.items() for topic, log in here.items()}
-
-        @contextmanager
-        def opened(ledger_id: int) -> Iterator[tuple[Environment, int, int] | None]:
-            if ledger_id not in places:  # of a partition that is being deleted
-                yield None
-                return
-            topic_id, start_ms = places[ledger_id]
-            with self._open(start_ms, records[start_ms]) as environment:
-                yield environment, topic_id, start_ms
-
-        return opened
-
-    def _open(self, start_ms: int, record: PartitionRecord) -> AbstractContextManager[Environment]:
-        return closing(Environment(partition_path(self._path, start_ms, record.generation), name=_name(start_ms)))
-
-    def _about(self, start_ms: int, generation: int) -> PartitionInfo:
-        return PartitionInfo(fmt.FORMAT_VERSION, self._store_id, start_ms, start_ms + self._partition_ms, generation)
-
-    # -- files -------------------------------------------------------------------------------------
-
-    def _need_main(self) -> None:
-        """Raises DamagedStore where nothing of the main environment can be reached."""
-        directory = self._path / "main"
-        reached = read_values(directory) if (directory / "data.mdb").is_file() else ()
-        if any(key != fmt.PARTITION_INFO_KEY for key, _ in reached):
-            return
-        partitions = sum(was_used(directory) for directory in partition_directories(self._path))
-        raise DamagedStore(
-            directory,
-            "holds nothing that can be read, and nothing else tells what has fired, what was cancelled and what "
-            f"was read; nothing was changed. {partitions} partitions with messages are there: put main/ of a backup "
-            "beside them, and repair again",
+        for start_ms, record in self._partitions.items():
+            logs = self._of_partition[start_ms]
+            with self._open(start_ms) as environment:
+                account.write(
+                    main,
+                    lambda transaction: mend_frontiers(
+                        transaction, environment, start_ms, record, logs, lost, markers, account  # noqa: B023
+                    ),
+                )  # fmt: skip
+                conditionals.add_all(environment, logs.values())
+        account.write(
+            main,
+            lambda transaction: mend_withdrawals(transaction, lost, conditionals, markers, self._open_log, account),
         )
 
-    def _rewrite_file(self, directory: Path, name: str, info: PartitionInfo) -> None:
-        """Write a file with broken pages, or none, anew from what can be reached of it."""
-        if directory.exists() and not list(check_file(directory)):
-            return
-        values = list(read_values(directory)) if (directory / "data.mdb").is_file() else []
-        staged = self._path / "staging" / f"repair-{name.replace(' ', '-')}"
-        remove_tree(staged)
-        make_directory(staged.parent)
+    def _mend_entries(self, main: Environment) -> None:
+        with main.read() as raw:
+            markers = read_marked(raw)
+        discarded: dict[int, BitMap] = {}
+        for start_ms, logs in self._of_partition.items():
+            with self._open(start_ms) as environment:
+                discarded |= mend_partition(main, environment, start_ms, logs, markers, self._account)
+        self._account.write(main, lambda transaction: reconcile(transaction, discarded, self._open_log, self._account))
 
-        def fill(transaction: Transaction) -> None:
-            transaction.put(fmt.PARTITION_INFO_KEY, info.pack())
-            for key, value in values:
-                if 0 < len(key) < 511 and key != fmt.PARTITION_INFO_KEY:
-                    transaction.raw.put(key, value)
+    @contextmanager
+    def _open_log(self, ledger_id: int) -> Iterator[PartitionLog | None]:
+        for start_ms, logs in self._of_partition.items():
+            for topic_id, log in logs.items():
+                if log == ledger_id:
+                    with self._open(start_ms) as environment:
+                        yield PartitionLog(environment, topic_id, start_ms, ledger_id)
+                    return
+        yield None  # of a partition that is being deleted
 
-        with closing(Environment(staged, name=name, create=True)) as environment:
-            environment.write(fill)
-        make_directory(directory.parent)
-        if directory.exists():
-            trash = self._path / "trash" / f"repair-{directory.parent.name}-{directory.name}"
-            make_directory(trash.parent)
-            remove_tree(trash)
-            move(directory, trash)
-        move(staged, directory)
-        self._account.say(f"{name}: written anew with the {len(values)} records that could be reached")
+    def _open(self, start_ms: int) -> AbstractContextManager[Environment]:
+        path = partition_path(self._path, start_ms, self._partitions[start_ms].generation)
+        return closing(Environment(path, name=_name(start_ms)))
 
-    def _describe(self, environment: Environment, info: PartitionInfo) -> None:
-        try:
-            fields = environment.get(fmt.PARTITION_INFO_KEY)
-        except CorruptRecord:
-            fields = None
-        if fields != info.pack():
-            environment.write(lambda transaction: transaction.put(fmt.PARTITION_INFO_KEY, info.pack()))
-            self._account.say(f"{environment.name}: described anew")
+    def _rewrite(self, place: Place, directory: Path) -> None:
+        rewrite_broken(self._path, directory, _name(place.start_ms), self._about(place), self._account)
+
+    def _about(self, place: Place) -> PartitionInfo:
+        end_ms = place.start_ms + self._partition_ms
+        return PartitionInfo(fmt.FORMAT_VERSION, self._store_id, place.start_ms, end_ms, place.generation)
 
 
 def _name(start_ms: int) -> str:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from pyroaring import BitMap, BitMap64
 
-from ...cleanup.mend import Discarded, entries_told
 from ...store.codec import format as fmt
 from ...store.codec.format import Table, is_run_of, run_key, split_run_key
 from ...store.codec.run import Run
@@ -30,7 +29,8 @@ from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, 
 from ...store.wal.wal_reader import DIRECTORY, read_wal
 from ...store.wal.write_batch import single_rows
 from .repair_catalog import main_ledgers
-from .repair_report import Account
+from .repair_entries import entries_told
+from .repair_report import Account, Discarded
 
 _THE_LOG = "the write-ahead log"
 

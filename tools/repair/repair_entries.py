@@ -1,0 +1,311 @@
+"""Entries under repair: what cannot be read of a ledger is discarded, its bytes kept in a file; its place stays.
+
+Entry ids stay dense and are never given out twice: a hole is filled with entries that have no body, as compaction
+leaves them, and a damaged body is dropped from its run. An entry of a partition that is discarded before it has fired
+is cancelled; what points at one that has, and what is discarded of a main log, is acknowledged for every subscription,
+so that they go on. Then what has fired, and the topics that hold a partition, are counted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from pyroaring import BitMap
+
+from ...delivery.acks import AckSet
+from ...partitions import cancellations
+from ...snapshot.stored import SnapshotState, inspect_snapshots
+from ...snapshot.writer import remove_snapshots
+from ...store.codec import format as fmt
+from ...store.codec.body import decode_body
+from ...store.codec.format import LedgerState, PartitionRecord, PartitionState, Table, is_run_of, run_key
+from ...store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunKind, RunLimits, pack_messages
+from ...store.env.environment import Environment
+from ...store.env.transaction import Transaction
+from ...store.errors import CorruptEntry
+from ...store.log import catalog
+from ...store.log.ledger import MAX_RUN_ENTRIES
+from ...store.log.managed_ledger import LedgerLimits, ManagedLedger
+from .repair_catalog import kept_ledgers, marker_runs, topic_ids
+from .repair_fired import NO_MARKERS, Marked, OpenLog, PartitionLog, due_column, fired_in, restore_markers
+from .repair_report import Account, Discarded
+
+_FILLED_AT_ONCE = 50_000
+
+
+class Mended(NamedTuple):
+    """A ledger after mending: its length, and the entries discarded, apart by whether their due times are known."""
+
+    entries: int
+    holes: BitMap
+    bodies: BitMap
+
+
+def mend_ledger(
+    transaction: Transaction,
+    name: str,
+    ledger_id: int,
+    *,
+    least_entries: int,
+    base_ms: int = 0,
+    dues: Mapping[int, int],
+    discard: Callable[[Discarded], object],
+) -> Mended:
+    """Make the entries [0, tail) of a ledger dense and readable; tail is at least `least_entries`.
+
+    name: of the environment. base_ms: of runs that fill a hole. dues: due times known from elsewhere (markers) of
+    entries in holes; the others get base_ms. Does nothing where nothing is damaged. O(bytes).
+    """
+    changes: dict[bytes, bytes | None] = {}
+    holes, bodies = BitMap(), BitMap()
+    expected, least = 0, least_entries
+    cursor = transaction.raw.cursor()
+    more = cursor.set_range(run_key(ledger_id, 0))
+    while more and is_run_of(cursor.key(), ledger_id):
+        key, value = bytes(cursor.key()), cursor.value()
+        first = fmt.split_run_key(key)[1]
+        more = cursor.next()
+        try:
+            run = Run(name, key, value)
+            if first < expected:
+                raise CorruptEntry(name, ledger_id, first, f"entries up to {expected - 1} come before")
+        except CorruptEntry as error:
+            discard(Discarded(name, ledger_id, first, error.reason, bytes(value)))
+            changes[key] = None
+            if not more or not is_run_of(cursor.key(), ledger_id):  # then the hole ends where its own length says
+                least = max(least, first + (entries_told(bytes(value)) or MAX_RUN_ENTRIES))
+            continue
+        holes.add_range(expected, first)
+        expected = run.limit
+        if run.kind == RunKind.MESSAGES and (damaged := _damaged_bodies(run, discard)):
+            bodies |= damaged
+            keep = np.ones(run.count, np.bool_)
+            keep[np.array(damaged, np.uint32) - run.first_entry] = False
+            changes[key] = run.keeping(keep)
+    tail = max(expected, least)
+    holes.add_range(expected, tail)
+    for first, limit in _ranges(holes):
+        discard(Discarded(name, ledger_id, first, f"entries {first} to {limit - 1} are gone", b""))
+        for start in range(first, limit, _FILLED_AT_ONCE):
+            count = min(_FILLED_AT_ONCE, limit - start)
+            filled = np.fromiter((dues.get(start + at, base_ms) for at in range(count)), np.int64, count)
+            key = run_key(ledger_id, start)
+            changes[key] = bytes(pack_messages(key, base_ms, filled, [b""] * count))
+    for key, change in changes.items():
+        if change is None:
+            transaction.raw.delete(key)
+        else:
+            transaction.raw.put(key, change)
+    return Mended(tail, holes, bodies)
+
+
+def entries_told(value: bytes) -> int | None:
+    """How many entries a run had whose header does not match its checksum; None: its length does not agree.
+
+    The count, the columns that it makes and the length of the value tell the same, or one of them is damaged.
+    """
+    if len(value) < HEADER_BYTES:
+        return None
+    _, _, kind, flags, count, *_ = HEADER.unpack_from(value)
+    if not 0 < count <= MAX_RUN_ENTRIES:
+        return None
+    if kind == RunKind.MARKERS:
+        return count if len(value) == HEADER_BYTES + 8 * count else None
+    bodies = HEADER_BYTES + (24 if flags & FLAG_CONDITIONAL else 12) * count
+    if bodies > len(value):
+        return None
+    ends = np.frombuffer(value, "<u4", count, HEADER_BYTES + 4 * count)
+    return count if bodies + int(ends[-1]) == len(value) else None
+
+
+def _damaged_bodies(run: Run, discard: Callable[[Discarded], object]) -> BitMap:
+    damaged = BitMap()
+    for entry_id, body in run.bodies():
+        reason = body.reason if isinstance(body, CorruptEntry) else None
+        if isinstance(body, bytes):
+            try:
+                decode_body(body)
+            except ValueError as error:
+                reason = str(error)
+        if reason is not None:
+            raw = run.raw_body(entry_id - run.first_entry)
+            discard(Discarded(run.environment, run.ledger_id, entry_id, reason, raw))
+            damaged.add(entry_id)
+    return damaged
+
+
+def _ranges(entries: BitMap) -> list[tuple[int, int]]:
+    """The entries as half-open ranges."""
+    ids = np.array(entries, dtype=np.int64)
+    pieces = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
+    return [(int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece)]
+
+
+# -- partitions --------------------------------------------------------------------------------
+
+
+def mend_partition(
+    main: Environment, environment: Environment, start_ms: int, logs: dict[int, int], markers: Mapping[int, Marked],
+    account: Account,
+) -> dict[int, BitMap]:  # fmt: skip
+    """Mend a partition; the entries of its logs that were discarded, by ledger. logs: ledger ids by topic."""
+    lost: dict[int, BitMap] = {}
+    for topic_id, ledger_id in logs.items():
+        log = PartitionLog(environment, topic_id, start_ms, ledger_id)
+        mended = _mend_log(main, log, markers.get(ledger_id, NO_MARKERS), account)
+        discarded = mended.holes | mended.bodies
+        account.count("entries of partitions", mended.entries, len(discarded))
+        if discarded:
+            lost[ledger_id] = discarded
+            account.say(f"{environment.name}, ledger {ledger_id}: discarded {len(discarded)}")
+    damaged = any(each.state is SnapshotState.DAMAGED for each in inspect_snapshots(environment, read_parts=True))
+    if (lost or damaged) and (removed := remove_snapshots(environment)):
+        account.say(f"{environment.name}: removed {removed} records of snapshots")
+    return lost
+
+
+def _mend_log(main: Environment, log: PartitionLog, marked: Marked, account: Account) -> Mended:
+    environment, topic_id, start_ms, ledger_id = log
+    known = dict(zip(marked.entries.tolist(), marked.dues.tolist(), strict=True))
+    with main.read() as raw:
+        frontier = catalog.frontier(raw, topic_id, start_ms)
+        admitted = cancellations.members(raw, Table.ADMITTED, ledger_id)
+        named = cancellations.members(raw, Table.CANCELLED, ledger_id) | admitted
+    tails = [each.metadata.tail for each in inspect_snapshots(environment, ledger_id) if each.metadata is not None]
+    least = max(
+        0 if frontier is None else frontier.absorbed_end,
+        max(named, default=-1) + 1,
+        max(known, default=-1) + 1,
+        *tails,
+    )
+    mended = account.write(
+        environment,
+        lambda transaction: mend_ledger(
+            transaction, environment.name, ledger_id,
+            least_entries=least, base_ms=start_ms, dues=known, discard=account.discard,
+        ),
+    )  # fmt: skip
+    fired = fired_in(due_column(environment, ledger_id, admitted), frontier)
+    unfired = (mended.holes | mended.bodies) - BitMap(known) - (fired & mended.bodies)
+
+    def count(transaction: Transaction) -> None:
+        account.report.lost += len(cancellations.add(transaction, Table.CANCELLED, ledger_id, unfired))
+        left = len(fired - cancellations.members(transaction.raw, Table.CANCELLED, ledger_id))
+        named = catalog.topic_name(transaction.raw, topic_id) is not None
+        if named and frontier is not None and frontier.ledger_id == ledger_id and left != frontier.fired:
+            transaction.put(fmt.frontier_key(topic_id, start_ms), frontier._replace(fired=left).pack())
+            account.say(f"{environment.name}, ledger {ledger_id}: {left} have fired, not {frontier.fired}")
+
+    account.write(main, count)
+    return mended
+
+
+def recount_references(transaction: Transaction, account: Account) -> None:
+    """Have frontiers without markers name none, and closed partitions know how many topics hold them."""
+    raw = transaction.raw
+    topics = topic_ids(raw)
+    marked = {
+        topic_id: {run.target for run in marker_runs(raw, dict(catalog.ledgers(raw, topic_id)))} for topic_id in topics
+    }
+    holders: dict[int, int] = {}
+    for topic_id, start_ms, frontier in list(catalog.frontiers(raw)):
+        if topic_id not in topics:
+            continue
+        holders[start_ms] = holders.get(start_ms, 0) + (not frontier.released)
+        if frontier.fired and frontier.marker_ledger and frontier.ledger_id not in marked[topic_id]:
+            none = frontier._replace(marker_ledger=0, marker_entry=0)
+            transaction.put(fmt.frontier_key(topic_id, start_ms), none.pack())
+            account.say(f"topic {topic_id}: no marker is left of its log in partition {start_ms}")
+    for start_ms, record in catalog.partitions(raw):
+        references = holders.get(start_ms, 0)
+        if record.state is PartitionState.CLOSED and record.references != references:
+            changed: PartitionRecord = record._replace(references=references)
+            transaction.put(fmt.partition_key(start_ms), changed.pack())
+            account.say(f"partition {start_ms}: {references} topics hold it, not {record.references}")
+
+
+# -- main logs ---------------------------------------------------------------------------------
+
+
+def reconcile(transaction: Transaction, lost: dict[int, BitMap], open_log: OpenLog, account: Account) -> None:
+    """Mend the main logs, and acknowledge for every subscription what was discarded. `lost`: by ledger.
+
+    What was quarantined and can be read now is delivered; what cannot is in `lost`, or is found here.
+    """
+    for topic_id in sorted(topic_ids(transaction.raw)):
+        _reconcile_topic(transaction, topic_id, lost, open_log, account)
+    keys = [key for key, _ in catalog.rows(transaction.raw, fmt.prefix(Table.SET_ASIDE))]
+    if cleared := sum(transaction.delete(key) for key in keys):
+        account.say(f"main: {cleared} entries are no longer quarantined")
+
+
+def _reconcile_topic(
+    transaction: Transaction, topic_id: int, lost: dict[int, BitMap], open_log: OpenLog, account: Account
+) -> None:
+    raw = transaction.raw
+    ledgers = kept_ledgers(raw, topic_id)
+    cursors = {name: row for _, name, row in catalog.cursors(raw, topic_id)}
+    singly = {name: dict(catalog.acked(raw, row.subscription_id)) for name, row in cursors.items()}
+    acks = {name: AckSet.load(row.mark_delete, singly[name]) for name, row in cursors.items()}
+    frontiers = [row for _, _, row in catalog.frontiers(raw, topic_id) if row.fired]
+    holes: dict[int, BitMap] = {}
+    discarded: dict[int, BitMap] = {}
+    found = 0
+    for ledger_id, record in ledgers.items():
+        closed = record.state is LedgerState.CLOSED
+        least = [record.entries if closed else 0]
+        least += [row.marker_entry + 1 for row in frontiers if row.marker_ledger == ledger_id]
+        least += [row.next_entry for row in cursors.values() if row.ledger_id == ledger_id]
+        least += [
+            max(BitMap.deserialize(rows[ledger_id]), default=-1) + 1 for rows in singly.values() if ledger_id in rows
+        ]
+        mended = mend_ledger(transaction, "main", ledger_id, least_entries=max(least), dues={}, discard=account.discard)
+        holes[ledger_id], discarded[ledger_id] = mended.holes, mended.bodies
+        found += mended.entries
+        if closed and mended.entries != record.entries:
+            transaction.put(fmt.ledger_key(topic_id, ledger_id), record._replace(entries=mended.entries).pack())
+    whole, appended = restore_markers(transaction, topic_id, holes, open_log, account)
+    again = max((sum(len(of - _unacked(one, at, of)) for at, of in holes.items()) for one in acks.values()), default=0)
+    account.report.again += min(appended, again)
+    if not whole:
+        for ledger_id, entries in holes.items():
+            discarded[ledger_id] |= entries
+    account.count("entries of main logs", found, sum(map(len, discarded.values())))
+    for run in marker_runs(raw, ledgers if lost else ()):
+        targets = enumerate(run.targets().tolist(), run.first_entry)
+        discarded[run.ledger_id].update(at for at, entry in targets if entry in lost.get(run.target, ()))
+    discarded = {ledger_id: entries for ledger_id, entries in discarded.items() if entries}
+    owed = 0
+    for ledger_id, entries in discarded.items():  # all of them where there is no subscription
+        each = [_unacked(one, ledger_id, entries) for one in acks.values()]
+        owed += len(BitMap.union(*each) if each else entries)
+        account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for every subscription")
+    account.report.lost += max(owed - appended, 0)
+    log = ManagedLedger.load(raw, "main", topic_id, RunLimits(), LedgerLimits(1 << 31, 1 << 62, 1 << 62))
+    last = log.ledgers()[-1]
+    for name, one in acks.items():
+        record = cursors[name]
+        if record.ledger_id > last.ledger_id:
+            one.reset(log.end._replace(entry_id=last.entries - 1))
+            account.say(f"topic {topic_id}: subscription {name} is at the end of the log")
+        one.trim_to(log.first_ledger, log)
+        for ledger_id, entries in discarded.items():
+            one.ack(ledger_id, entries, log)
+        if not (changes := one.take_changes()):
+            continue
+        mark = changes.mark_delete
+        moved = record._replace(ledger_id=mark.ledger_id, next_entry=mark.entry_id + 1)
+        transaction.put(fmt.cursor_key(topic_id, name), moved.pack())
+        for ledger_id, row in changes.acked.items():
+            key = fmt.acked_key(record.subscription_id, ledger_id)
+            if row is None:
+                transaction.delete(key)
+            else:
+                transaction.put(key, row)
+
+
+def _unacked(acks: AckSet, ledger_id: int, entries: BitMap) -> BitMap:
+    """Those of `entries` that a subscription has not acknowledged."""
+    return entries & acks.unacked(ledger_id, entries.min(), entries.max() + 1) if entries else BitMap()
