@@ -125,10 +125,10 @@ def _claims(raw: Reads, topic_id: int, topic: str | None, frontier: FrontierReco
     if pieces:
         targets = np.concatenate([piece.targets for piece in pieces])
         done = np.concatenate([piece.done for piece in pieces])
-        marked, open_ = _bitmap(targets), _bitmap(targets[~done])
+        marked, open_ = bitmap_of(targets), bitmap_of(targets[~done])
         for main_ledger in {piece.main_ledger for piece in pieces}:
             here = [piece for piece in pieces if piece.main_ledger == main_ledger]
-            positions = _bitmap(np.concatenate([np.flatnonzero(piece.done) + piece.first_entry for piece in here]))
+            positions = bitmap_of(np.concatenate([np.flatnonzero(piece.done) + piece.first_entry for piece in here]))
             if positions:
                 positions.run_optimize()
                 relied_on[main_ledger] = positions
@@ -179,7 +179,7 @@ def _read_main_log(raw: Reads, name: str, topic_id: int, targets: set[int], now_
         tail = find_tail(raw, name, ledger_id)
         done = np.zeros(tail, dtype=np.bool_)
         if cursors and ledger_id not in retained:
-            done[_ids(acknowledged_by_all(acked, ledger_id, tail))] = True
+            done[ids_of(acknowledged_by_all(acked, ledger_id, tail))] = True
         expected = 0
         for run in runs(raw, name, ledger_id):
             if isinstance(run, CorruptEntry) or run.first_entry != expected:
@@ -219,10 +219,12 @@ def _quarantined(raw: Reads, ledger_id: int) -> BitMap:
     return BitMap(fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.SET_ASIDE), first, limit))
 
 
-def _bitmap(ids: npt.NDArray[np.integer]) -> BitMap:
+def bitmap_of(ids: npt.NDArray[np.integer]) -> BitMap:
+    """A bitmap of an array of entry ids, in any order."""
     return BitMap(array.array("I", ids.astype(np.uint32).tobytes()))
 
 
-def _ids(entries: BitMap) -> UInt32s:
+def ids_of(entries: BitMap) -> UInt32s:
+    """The entry ids of a bitmap, ascending."""
     found: UInt32s = np.frombuffer(entries.to_array(), dtype=np.uint32)
     return found

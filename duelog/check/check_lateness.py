@@ -9,16 +9,12 @@ from collections.abc import Iterator
 
 from duelog.markers.lookup import unfired
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store.codec import format as fmt
-from duelog.store.codec.format import LedgerState, PartitionState, Table
-from duelog.store.codec.run import RunKind
+from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
-from duelog.store.errors import CorruptEntry
 from duelog.store.log import catalog
-from duelog.store.log.ledger import find_tail
-from duelog.store.log.scan import runs
 
+from ..survey.contents import kept_ledgers, marker_runs, topic_names
 from .finding import Finding, warning
 
 LATE_MS = 60_000
@@ -31,15 +27,13 @@ def check_lateness(main: Environment, partitions: PartitionSet, now_ms: int) -> 
     Raises what reading a damaged store raises.
     """
     with main.read() as raw:
-        names = {
-            fmt.trailing_u32(key): fields.decode() for key, fields in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))
-        }
+        names = topic_names(raw)
         begun = [
             start_ms
             for start_ms, record in catalog.partitions(raw)
             if record.state is PartitionState.OPEN and start_ms <= now_ms
         ]
-        late = {topic_id: _late(raw, main, topic_id) for topic_id in names}
+        late = {topic_id: _late(raw, topic_id) for topic_id in names}
     overdue: dict[int, tuple[int, int]] = {}
     for partition in partitions.held(lambda partition: partition.start_ms in begun):
         for log in partition.logs():
@@ -61,17 +55,12 @@ def check_lateness(main: Environment, partitions: PartitionSet, now_ms: int) -> 
             yield warning("late", name, message, advice)
 
 
-def _late(raw: Reads, main: Environment, topic_id: int) -> tuple[int, int]:
+def _late(raw: Reads, topic_id: int) -> tuple[int, int]:
     """How many messages of a topic fired late, of those in its main log whose firing has a time."""
     late = timed = 0
-    for ledger_id, record in catalog.ledgers(raw, topic_id):
-        if record.state is LedgerState.TRIMMING:
-            continue
-        for run in runs(raw, main.name, ledger_id, 0, find_tail(raw, main.name, ledger_id)):
-            if isinstance(run, CorruptEntry) or run.kind != RunKind.MARKERS:
-                continue
-            fired_ms = run.fired_ms()
-            if fired_ms is not None:
-                timed += run.count
-                late += int((run.dues() <= fired_ms - LATE_MS).sum())
+    for run in marker_runs(raw, kept_ledgers(raw, topic_id)):
+        fired_ms = run.fired_ms()
+        if fired_ms is not None:
+            timed += run.count
+            late += int((run.dues() <= fired_ms - LATE_MS).sum())
     return late, timed

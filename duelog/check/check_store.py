@@ -1,9 +1,8 @@
 """Every invariant of a store, looked at from outside: problems come as values, nothing is changed.
 
-Here: the catalog, the main logs with their markers, and the subscriptions. Partitions are in check_partitions.py,
-the WAL is in check_wal.py, what every environment has in check_records.py. Damage that kills a process that reads it
-through LMDB is the business of `duelog check` (tools/store_check.py), which looks at the pages before anything is
-opened.
+Here: the catalog, the main logs with their markers, the subscriptions, and the write-ahead log. Partitions, and what
+every environment has, are in check_partitions.py. Damage that kills a process that reads it through LMDB is the
+business of `duelog check` (tools/store_check.py), which looks at the pages before anything is opened.
 """
 
 from __future__ import annotations
@@ -12,30 +11,42 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import lmdb
 from pyroaring import BitMap
 
 from duelog.markers.firing.suspensions import Suspensions
 from duelog.partitions.cancellations import members
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import LedgerRecord, LedgerState, Table
+from duelog.store.codec.format import LedgerRecord, LedgerState, PartitionState, Table
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import Reads
-from duelog.store.errors import CorruptRecord, DamagedStore
+from duelog.store.env.memtable import APPLIED_KEY, Reads
+from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, FormatMismatch
 from duelog.store.log import catalog
 from duelog.store.log.documents import Document
-from duelog.store.log.ledger import find_tail
+from duelog.store.log.ledger import applied_tail, find_tail
 from duelog.store.position import Position
+from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
+from duelog.store.wal.older_wal import read_older_wal
+from duelog.store.wal.segment import MAIN
+from duelog.store.wal.wal_reader import DIRECTORY, read_beside
 
 from ..background.quarantine import Quarantine
-from .check_keys import check_keys
-from .check_partitions import check_partitions, lost_partitions, was_used
-from .check_records import check_bodies, check_pages, check_records, dense_runs
-from .check_survey import Survey
-from .check_wal import check_wal
-from .check_withdrawals import Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
-from .finding import Finding, error, warning
+from ..survey.contents import keys, main_ledgers, topic_names, unreadable_bodies, was_used
+from ..survey.withdrawals import Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
+from .check_partitions import (
+    Survey,
+    check_keys,
+    check_pages,
+    check_partitions,
+    check_records,
+    check_runs,
+    lost_partitions,
+)
+from .finding import Finding, corrupt, error, warning
+
+_LATER = "open the store with the version of duelog that wrote it"
 
 
 def check(
@@ -57,15 +68,14 @@ def check(
     """
     yield from _suspended(suspensions)
     if read_only:
-        yield from check_wal(path, store_id, main, partitions)
+        yield from _check_wal(path, store_id, main, partitions)
     # One transaction for all of main, so that what another process or a producer writes meanwhile is no finding.
     # Partitions are read after it began, and hold whatever it knows of: entries are on disk before they fire.
     with main.read() as raw:
         survey = Survey(path, raw, main, partitions, deep=deep)
         if deep:
             yield from check_pages(main)
-        known = {fmt.trailing_u64(key) for key in _keys(raw, fmt.prefix(Table.LEDGER))}
-        yield from check_records(raw, main.name, known)
+        yield from check_records(raw, main.name, main_ledgers(raw))
         try:
             yield from _catalog(survey)
             yield from _main_logs(survey)
@@ -91,10 +101,8 @@ def _suspended(suspensions: Suspensions) -> Iterator[Finding]:
 def _catalog(survey: Survey) -> Iterator[Finding]:
     raw = survey.raw
     survey.records = dict(catalog.partitions(raw))
-    for topic_id, start_ms, record in catalog.frontiers(raw):
-        survey.frontiers[topic_id, start_ms] = record
-    for key, fields in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME)):
-        survey.topics[fmt.trailing_u32(key)] = fields.decode()
+    survey.frontiers = {(topic_id, start_ms): record for topic_id, start_ms, record in catalog.frontiers(raw)}
+    survey.topics = topic_names(raw)
     for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
         survey.ledgers[fmt.trailing_u64(key)] = fmt.leading_u32(key), LedgerRecord.unpack(fields)
     named = {
@@ -135,13 +143,13 @@ def _ledger(survey: Survey, topic_id: int, name: str, ledger_id: int, record: Le
     if record.state is LedgerState.CLOSED and tail != record.entries:
         message = f"was closed with {record.entries} entries, has {tail}"
         yield error("ledger-length", f"{name}, ledger {ledger_id}", message)
-    for run in dense_runs(survey.raw, main, ledger_id):
+    for run in check_runs(survey.raw, main.name, ledger_id):
         if isinstance(run, Finding):
             yield run
         elif run.kind == RunKind.MARKERS:
             yield from _check_markers(survey, run, topic_id)
         elif survey.deep:
-            yield from check_bodies(run)
+            yield from map(corrupt, unreadable_bodies(run))
 
 
 def _check_markers(survey: Survey, run: Run, topic_id: int) -> Iterator[Finding]:
@@ -170,7 +178,7 @@ def _check_markers(survey: Survey, run: Run, topic_id: int) -> Iterator[Finding]
 def _withdrawals(survey: Survey) -> Iterator[Finding]:
     """Cancelled and admitted entries lie within logs of partitions."""
     for table in (Table.CANCELLED, Table.ADMITTED):
-        logs = {fmt.leading_u64(key) for key in _keys(survey.raw, fmt.prefix(table))}
+        logs = {fmt.leading_u64(key) for key in keys(survey.raw, fmt.prefix(table))}
         for ledger_id in sorted(logs):
             address = f"{table.name}, ledger {ledger_id}"
             entries = members(survey.raw, table, ledger_id)
@@ -230,14 +238,14 @@ def _cursors(survey: Survey) -> Iterator[Finding]:
         for ledger_id, failed in catalog.attempts(survey.raw, record.subscription_id):
             if ledger_id in survey.tails and max(failed) >= survey.tails[ledger_id]:
                 yield error("cursor", address, f"failed deliveries past the end of ledger {ledger_id}")
-    for key in _keys(survey.raw, fmt.prefix(Table.ACKED)):
+    for key in keys(survey.raw, fmt.prefix(Table.ACKED)):
         number = fmt.leading_u32(key)
         if number not in subscriptions:
             subscriptions.add(number)
             message = "has acknowledged entries, and no record: what it is to get is not delivered"
             yield error("acked-without-subscription", f"subscription {number}", message)
     for table, what in ((Table.ATTEMPTS, "failed deliveries"), (Table.PAUSE, "the end of a pause")):
-        for number in {fmt.leading_u32(key) for key in _keys(survey.raw, fmt.prefix(table))} - subscriptions:
+        for number in {fmt.leading_u32(key) for key in keys(survey.raw, fmt.prefix(table))} - subscriptions:
             code = f"{table.name.lower()}-without-subscription"
             yield error(code, f"subscription {number}", f"has {what}, and no record")
 
@@ -259,7 +267,7 @@ def _counters(survey: Survey) -> Iterator[Finding]:
 
 def _document_versions(raw: Reads) -> Iterator[int]:
     """Of documents that can be read; the others are findings of their own."""
-    for key in _keys(raw, fmt.prefix(Table.DOCUMENT)):
+    for key in keys(raw, fmt.prefix(Table.DOCUMENT)):
         with suppress(CorruptRecord):
             yield Document.unpack(fmt.unseal(key, raw.get(key, b""))).version
 
@@ -275,13 +283,54 @@ def _quarantined(survey: Survey, quarantine: Quarantine) -> Iterator[Finding]:
         yield error("set-aside", f"ledger {ledger_id}, entry {entry_id}", message, advice)
 
 
-def _keys(raw: Reads, prefix: bytes) -> Iterator[bytes]:
-    """Keys that begin with `prefix`; their records are not verified."""
-    cursor = raw.cursor()
-    more = cursor.set_range(prefix)
-    while more:
-        key = bytes(cursor.key())
-        if not key.startswith(prefix):
-            return
-        yield key
-        more = cursor.next()
+# -- the write-ahead log -----------------------------------------------------------------------
+
+
+def _check_wal(path: Path, store_id: bytes, main: Environment, partitions: PartitionSet) -> Iterator[Finding]:
+    """What keeps a store that another process may write from being opened for writing.
+
+    That an environment lacks what the log holds is no finding: opening the store replays it. Nothing false is found
+    beside a writer, because the log is read before any environment.
+    """
+    try:
+        read_older_wal(path, store_id)
+        groups = read_beside(path, store_id, lambda: catalog.oldest_segment(main)).groups
+    except DamagedStore as found:
+        yield error("wal", str(found.path), found.reason)
+        return
+    except FormatMismatch as found:
+        yield error("wal", str(found.path), f"{found.field} is {found.found}, {found.expected} is known here", _LATER)
+        return
+    except CorruptRecord:  # found elsewhere
+        return
+    for start_ms, rows in rows_by_environment(groups).items():
+        if start_ms == MAIN:
+            yield from _gap(path, main, rows)
+            continue
+        partition = partitions.get(start_ms)
+        if partition is not None and partition.state is PartitionState.OPEN:
+            try:
+                with partitions.lease(partition):
+                    yield from _gap(path, partition.environment, rows)
+            except DamagedStore:  # found elsewhere
+                continue
+
+
+def _gap(path: Path, environment: Environment, rows: EnvironmentRows) -> Iterator[Finding]:
+    """The first log of an environment that ends before what the write-ahead log holds of it."""
+    try:
+        with environment.read() as raw:
+            value = raw.get(APPLIED_KEY)
+            applied = -1 if value is None else fmt.unpack_u64(fmt.unseal(APPLIED_KEY, value))
+            for ledger in rows.after(applied).ledgers():
+                gap = ledger.gap(applied_tail(raw, environment.name, ledger.ledger_id))
+                if gap is not None:
+                    yield error(
+                        "wal",
+                        str(path / DIRECTORY),
+                        f"holds entry {gap[0]} of ledger {ledger.ledger_id} in {environment.name}, which ends at entry "
+                        f"{gap[1]}: entries were lost",
+                    )
+                    return
+    except (CorruptEntry, CorruptRecord, lmdb.Error, ValueError):
+        return

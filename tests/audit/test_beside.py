@@ -13,9 +13,8 @@ import pytest
 
 from duelog import DelayedStore, ManualClock
 from duelog.store.errors import AlreadyOpen
-from duelog.tools.audit import audit_store
-from duelog.tools.audit.checking import partition_audit
-from duelog.tools.audit.checking.partition_audit import PartitionResult, PartitionTask, audit_environment
+from duelog.tools.audit import audit_store, partition_audit
+from duelog.tools.audit.partition_audit import PartitionResult, PartitionTask, audit_environment
 from duelog.tools.audit.survey import run_here
 from tests.audit.histories import CONFIG, SLOW, damage
 

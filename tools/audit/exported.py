@@ -18,16 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
+from ...cleanup.log_claims import bitmap_of
 from ...partitions.timespan import parse_directory_name
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
+from ...survey.markers import UNTIMED, MarkerRun
 from ..transfer.export_layout import Export, ExportedFile, open_export
-from .checking.log_tally import Batch, Issue, LogResult, LogTask, tally_log
-from .checking.partition_audit import PartitionResult
+from .facts import KeptLedger, StoreFacts, TopicFacts, count_letters
 from .gathering import Gathering
-from .reading.facts import KeptLedger, StoreFacts, TopicFacts
-from .reading.letter_counts import counted
-from .reading.marks import UNTIMED, MarkerRun, bitmap_of
+from .log_tally import Batch, Issue, LogResult, LogTask, tally_log
+from .partition_audit import PartitionResult
 from .survey import log_tasks
 from .tables import Audit, finding
 
@@ -56,7 +56,7 @@ def audit_export(path: Path, *, as_of_ms: int | None = None) -> Audit:
         gathering.take(PartitionResult(start_ms, "", int(partition.get("file_bytes", 0)), logs, []), "whole")
     audit = gathering.finish()
     audit.held = [row for row in audit.held if row.reason != "pending"]
-    audit.dead_letters = counted(
+    audit.dead_letters = count_letters(
         (row["topic"], row["subscription"], row["cause"], row["dead_ms"])
         for batch in export.batches("dead_letters")
         for row in batch.select(["topic", "subscription", "cause", "dead_ms", "reason"]).to_pylist()

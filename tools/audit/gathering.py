@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 from ...check.check_lateness import LATE_MS
 from ...store.codec.format import PartitionState
+from ...survey.markers import UNTIMED
 from ..values import iso_time
-from .checking.catalog_findings import marker_findings, quarantine_findings, reference_findings
-from .checking.holding import judge_holding
-from .checking.log_tally import Issue, LogResult
-from .checking.partition_audit import PartitionResult
-from .reading.facts import StoreFacts, log_address, partition_name
-from .reading.marks import UNTIMED
+from .catalog_findings import marker_findings, quarantine_findings, reference_findings
+from .facts import StoreFacts, log_address, partition_name
+from .holding import judge_holding
+from .log_tally import Issue, LogResult
+from .partition_audit import PartitionResult
 from .tables import NO_TOPIC, Audit, AuditFinding, PartitionRow, RetentionRow, UpcomingRow, finding
 
 

@@ -21,9 +21,11 @@ from ...store.wal.followed_wal import FollowedWal
 from ..scan.sealed import Sealed, open_main_to_read
 from ..store_check import check_file
 from ..values import require_store
-from .checking.catalog_findings import directory_findings, missing_findings
-from .checking.log_tally import LogTask
-from .checking.partition_audit import (
+from .catalog_findings import directory_findings, missing_findings
+from .facts import StoreFacts, dead_letter_rows, main_body_findings, read_facts
+from .gathering import Gathering
+from .log_tally import LogTask
+from .partition_audit import (
     PATIENCE_S,
     PartitionResult,
     PartitionTask,
@@ -31,10 +33,6 @@ from .checking.partition_audit import (
     audit_partition,
     still_there,
 )
-from .gathering import Gathering
-from .reading.facts import StoreFacts, read_facts
-from .reading.letter_counts import dead_letter_rows
-from .reading.main_bodies import main_body_findings
 from .tables import Audit, AuditFinding, finding
 
 Runner = Callable[[list[PartitionTask]], Iterable[PartitionResult]]

@@ -17,15 +17,13 @@ copy, is lost unseen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
 from pyroaring import BitMap
 
 from ...background.schedule_record import schedule_rows, unpack_schedule
-from ...check.check_partitions import was_used
-from ...check.check_records import verify_record
 from ...store.codec import format as fmt
 from ...store.codec.copies import copied_key, copy_key
 from ...store.codec.format import (
@@ -47,13 +45,23 @@ from ...store.log import catalog
 from ...store.log.documents import Document
 from ...store.log.ledger import find_tail
 from ...store.log.scan import runs
+from ...survey.contents import (
+    SNAPSHOTS,
+    kept_ledgers,
+    main_ledgers,
+    marker_runs,
+    read_logs,
+    run_ledgers,
+    table_name,
+    topic_ids,
+    verify_record,
+    was_used,
+)
 from .repair_files import generations
 from .repair_report import Account, Discarded
 
 RECOVERED = "recovered"
 """Begin of the names of topics, and name of their subscriptions, of messages whose topic nothing tells."""
-
-_SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 
 
 # -- rule one: the copy ------------------------------------------------------------------------
@@ -72,7 +80,7 @@ def mend_records(environment: Environment, account: Account) -> list[bytes]:
             key = bytes(view)
             if key[0] == Table.RUN:
                 break
-            if key[0] not in _SNAPSHOTS:
+            if key[0] not in SNAPSHOTS:
                 try:
                     whole[key] = verify_record(key, value)
                 except (CorruptRecord, ValueError) as error:
@@ -92,58 +100,11 @@ def mend_records(environment: Environment, account: Account) -> list[bytes]:
             (anew, "made anew, one of the two places told the other"),
             (lost, "could not be read and have no copy"),
         ):
-            for table, count in sorted(Counter(map(_table, found)).items()):
+            for table, count in sorted(Counter(map(table_name, found)).items()):
                 account.say(f"{environment.name}: {count} {table} records {fate}")
         return lost
 
     return account.write(environment, work)
-
-
-def _table(key: bytes) -> str:
-    return Table(key[0]).name if key[0] in {int(table) for table in Table} else f"table {key[0]:#04x}"
-
-
-# -- reading -----------------------------------------------------------------------------------
-
-
-def topic_ids(raw: Reads) -> set[int]:
-    """The topics that have a name."""
-    return {fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))}
-
-
-def main_ledgers(raw: Reads) -> dict[int, int]:
-    """Ledger id -> topic id of the main logs."""
-    return {fmt.trailing_u64(key): fmt.leading_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.LEDGER))}
-
-
-def kept_ledgers(raw: Reads, topic_id: int) -> dict[int, LedgerRecord]:
-    """The ledgers of a main log that are not being trimmed, by id."""
-    return {number: row for number, row in catalog.ledgers(raw, topic_id) if row.state is not LedgerState.TRIMMING}
-
-
-def marker_runs(raw: Reads, ledgers: Iterable[int]) -> Iterator[Run]:
-    """The runs of markers in some ledgers of main logs, as far as they can be read."""
-    for ledger_id in ledgers:
-        for run in runs(raw, "main", ledger_id):
-            if isinstance(run, Run) and run.kind == RunKind.MARKERS:
-                yield run
-
-
-def read_logs(raw: Reads) -> dict[int, int]:
-    """Topic id -> ledger id of the logs of a partition."""
-    rows = catalog.rows(raw, fmt.prefix(Table.LOG))
-    return {fmt.trailing_u32(key): fmt.unpack_u64(fields) for key, fields in rows}
-
-
-def run_ledgers(raw: Reads) -> list[int]:
-    """The ledgers that have runs in an environment. O(ledgers)."""
-    found = []
-    cursor = raw.cursor()
-    more = cursor.set_range(fmt.RUN_PREFIX)
-    while more and len(key := bytes(cursor.key())) == fmt.RUN_KEY_BYTES:
-        found.append(fmt.split_run_key(key)[0])
-        more = cursor.set_range(fmt.run_key(found[-1] + 1, 0))
-    return found
 
 
 def _counter(raw: Reads, name: str) -> int | None:

@@ -19,7 +19,6 @@ from ...partitions import cancellations
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...snapshot.writer import remove_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.body import decode_body
 from ...store.codec.format import LedgerState, PartitionRecord, PartitionState, Table, is_run_of, run_key
 from ...store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunKind, RunLimits, pack_messages
 from ...store.env.environment import Environment
@@ -28,7 +27,7 @@ from ...store.errors import CorruptEntry
 from ...store.log import catalog
 from ...store.log.ledger import MAX_RUN_ENTRIES
 from ...store.log.managed_ledger import LedgerLimits, ManagedLedger
-from .repair_catalog import kept_ledgers, marker_runs, topic_ids
+from ...survey.contents import kept_ledgers, marker_runs, topic_ids, unreadable_bodies
 from .repair_fired import NO_MARKERS, Marked, OpenLog, PartitionLog, due_column, fired_in, restore_markers
 from .repair_report import Account, Discarded
 
@@ -79,10 +78,13 @@ def mend_ledger(
             continue
         holes.add_range(expected, first)
         expected = run.limit
-        if run.kind == RunKind.MESSAGES and (damaged := _damaged_bodies(run, discard)):
-            bodies |= damaged
-            keep = np.ones(run.count, np.bool_)
-            keep[np.array(damaged, np.uint32) - run.first_entry] = False
+        keep = np.ones(run.count, np.bool_)
+        for damaged in unreadable_bodies(run) if run.kind == RunKind.MESSAGES else ():
+            bodies.add(damaged.entry_id)
+            keep[damaged.entry_id - first] = False
+            raw = run.raw_body(damaged.entry_id - first)
+            discard(Discarded(name, ledger_id, damaged.entry_id, damaged.reason, raw))
+        if not keep.all():
             changes[key] = run.keeping(keep)
     tail = max(expected, least)
     holes.add_range(expected, tail)
@@ -118,22 +120,6 @@ def entries_told(value: bytes) -> int | None:
         return None
     ends = np.frombuffer(value, "<u4", count, HEADER_BYTES + 4 * count)
     return count if bodies + int(ends[-1]) == len(value) else None
-
-
-def _damaged_bodies(run: Run, discard: Callable[[Discarded], object]) -> BitMap:
-    damaged = BitMap()
-    for entry_id, body in run.bodies():
-        reason = body.reason if isinstance(body, CorruptEntry) else None
-        if isinstance(body, bytes):
-            try:
-                decode_body(body)
-            except ValueError as error:
-                reason = str(error)
-        if reason is not None:
-            raw = run.raw_body(entry_id - run.first_entry)
-            discard(Discarded(run.environment, run.ledger_id, entry_id, reason, raw))
-            damaged.add(entry_id)
-    return damaged
 
 
 def _ranges(entries: BitMap) -> list[tuple[int, int]]:

@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from ...check.check_partitions import was_used
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
@@ -24,6 +23,7 @@ from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, CorruptRecord, DamagedStore, DuelogError
 from ...store.files.directory import make_directory, move, remove_tree
 from ...store.files.pages import read_values
+from ...survey.contents import was_used
 from ..store_check import check_file
 from .repair_report import Account
 

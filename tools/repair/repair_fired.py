@@ -26,14 +26,6 @@ from typing import NamedTuple
 import numpy as np
 from pyroaring import BitMap
 
-from ...check.check_withdrawals import (
-    Conditionals,
-    Withdrawn,
-    lost_admissions,
-    lost_cancellations,
-    passed_of,
-    waited_for,
-)
 from ...partitions import cancellations
 from ...partitions.cancellations import BLOCK_BITS
 from ...partitions.due_column import DueBatch, scan_dues
@@ -49,7 +41,15 @@ from ...store.env.transaction import Transaction
 from ...store.log import catalog
 from ...store.log.ledger import MAX_RUN_ENTRIES, find_tail
 from ...store.position import Position
-from .repair_catalog import kept_ledgers, main_ledgers, marker_runs
+from ...survey.contents import kept_ledgers, main_ledgers, marker_runs
+from ...survey.withdrawals import (
+    Conditionals,
+    Withdrawn,
+    lost_admissions,
+    lost_cancellations,
+    passed_of,
+    waited_for,
+)
 from .repair_report import Account
 
 

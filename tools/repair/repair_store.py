@@ -20,7 +20,6 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from ...check.check_withdrawals import Conditionals
 from ...opening import StoreLock
 from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name
@@ -31,6 +30,8 @@ from ...store.errors import CorruptRecord, DamagedStore
 from ...store.files.directory import refuse_inside
 from ...store.log import catalog
 from ...store.wal.segment import MAIN
+from ...survey.contents import read_logs
+from ...survey.withdrawals import Conditionals
 from ..store_check import check_store
 from ..values import stored_identity
 from .repair_catalog import (
@@ -42,7 +43,6 @@ from .repair_catalog import (
     mend_partitions,
     mend_records,
     mend_topics,
-    read_logs,
 )
 from .repair_entries import mend_partition, reconcile, recount_references
 from .repair_files import Place, describe, generations, put_back, require_main, rewrite_broken

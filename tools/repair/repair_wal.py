@@ -28,7 +28,7 @@ from ...store.wal.older_wal import FILE_NAME, read_older_wal
 from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, numbers_in, place_of, salvage
 from ...store.wal.wal_reader import DIRECTORY, read_wal
 from ...store.wal.write_batch import single_rows
-from .repair_catalog import main_ledgers
+from ...survey.contents import main_ledgers
 from .repair_entries import entries_told
 from .repair_report import Account, Discarded
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..audit import Audit, audit_store
-from ..audit.checking.partition_audit import audit_partition
+from ..audit.partition_audit import audit_partition
 from .session import session_for
 
 if TYPE_CHECKING:

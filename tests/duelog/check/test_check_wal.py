@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, Finding, ManualClock, StoreConfig
-from duelog.check import check_wal
+from duelog.check import check_store as checked
 from duelog.errors import DamagedStore, FormatMismatch
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store.wal import segment
@@ -168,7 +168,7 @@ def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, mon
 
         with DelayedStore.open(tmp_path / "store", CONFIG, clock=ManualClock(START_MS), read_only=True) as beside:
             monkeypatch.setattr(Partition, "logs", go_on_and_list)
-            monkeypatch.setattr(check_wal, "read_beside", read_and_go_on)
+            monkeypatch.setattr(checked, "read_beside", read_and_go_on)
             for _ in range(8):
                 assert list(beside.check()) == []
     assert steps >= 24

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ....cleanup.retention import kept_of
-from ....store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
-from ....store.message import MAX_DUE_MS
-from ....store.position import Position
-from ...values import iso_time
-from ..reading.facts import KeptLedger, StoreFacts, TopicFacts, partition_name
-from ..tables import AuditFinding, HeldRow, finding
+from ...cleanup.retention import kept_of
+from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
+from ...store.message import MAX_DUE_MS
+from ...store.position import Position
+from ..values import iso_time
 from .catalog_findings import unreleased
+from .facts import KeptLedger, StoreFacts, TopicFacts, partition_name
+from .tables import AuditFinding, HeldRow, finding
 
 
 class Judged(NamedTuple):

@@ -5,14 +5,14 @@ Copied out of the main environment inside its read transaction, worked on after 
 
 from __future__ import annotations
 
-import array
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ....store.codec.run import Int64s, Run, UInt32s
+from duelog.cleanup.log_claims import bitmap_of, ids_of
+from duelog.store.codec.run import Int64s, Run, UInt32s
 
 _MOST_SHOWN = 10
 
@@ -107,17 +107,6 @@ class TopicMarkers:
         """Markers by the upper bound of their bin: UNTIMED unknown, 0 without a bound. Empty bins are left out."""
         counts = {UNTIMED: self._untimed, **dict(zip((*LATENESS_EDGES_MS, 0), self._bins.tolist(), strict=True))}
         return {below_ms: count for below_ms, count in counts.items() if count}
-
-
-def bitmap_of(ids: npt.NDArray[np.integer]) -> BitMap:
-    """A bitmap of an array of entry ids, in any order."""
-    return BitMap(array.array("I", ids.astype(np.uint32).tobytes()))
-
-
-def ids_of(entries: BitMap) -> UInt32s:
-    """The entry ids of a bitmap, ascending."""
-    found: UInt32s = np.frombuffer(entries.to_array(), dtype=np.uint32)
-    return found
 
 
 def ranges_text(entries: BitMap) -> str:

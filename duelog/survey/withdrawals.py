@@ -1,4 +1,4 @@
-"""What `check` looks at in cancellations: what was rescheduled fires under one of its two ids, and not under both.
+"""Cancellations and admissions: what was rescheduled fires under one of its two ids, and not under both.
 
 A conditional entry names the entry that it replaces. The transaction that admits it cancels that one, unless it has
 fired. So an admitted entry whose predecessor could still fire has lost a cancellation, exactly. The other way round is

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ....check.check_lateness import LATE_MS
-from ....store.codec.frontier import FrontierRecord
-from ....store.codec.run import Int64s
-from ..reading.marks import bitmap_of, ids_of, ranges_text
-from ..tables import DAY_MS, HOUR_MS, RetentionRow
+from ...check.check_lateness import LATE_MS
+from ...cleanup.log_claims import bitmap_of, ids_of
+from ...store.codec.frontier import FrontierRecord
+from ...store.codec.run import Int64s
+from ...survey.markers import ranges_text
+from .tables import DAY_MS, HOUR_MS, RetentionRow
 
 NO_ENTRY = -1
 

@@ -19,17 +19,18 @@ import lmdb
 import numpy as np
 from pyroaring import BitMap
 
-from ....snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
-from ....store.codec import format as fmt
-from ....store.codec.format import Table
-from ....store.codec.run import Run
-from ....store.env.environment import Environment
-from ....store.errors import CorruptEntry, CorruptRecord, DamagedStore
-from ....store.log.scan import runs
-from ....store.wal.followed_wal import FollowedWal
-from ...scan.sealed import Sealed, open_sealed
-from ...store_check import check_file
-from ..reading.facts import records_before
+from ...snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
+from ...store.codec import format as fmt
+from ...store.codec.format import Table
+from ...store.codec.run import Run
+from ...store.env.environment import Environment
+from ...store.errors import CorruptEntry, CorruptRecord, DamagedStore
+from ...store.log.scan import runs
+from ...store.wal.followed_wal import FollowedWal
+from ...survey.contents import table_name
+from ..scan.sealed import Sealed, open_sealed
+from ..store_check import check_file
+from .facts import records_before
 from .log_tally import NO_ENTRY, Batch, Issue, LogResult, LogTask, tally_log
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
                 if key[0] == Table.LOG:
                     found[fmt.trailing_u32(key)] = fmt.unpack_u64(fields)
             except ValueError as error:
-                issues.append(Issue("corrupt-record", NO_ENTRY, f"{_table(key)} {key.hex()}: {error}", 0))
+                issues.append(Issue("corrupt-record", NO_ENTRY, f"{table_name(key)} {key.hex()}: {error}", 0))
     known = {log.topic_id: log for log in task.logs}
     results = []
     for topic_id, ledger_id in sorted(found.items()):
@@ -129,10 +130,6 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
         for log in known.values():  # the log table has none of them
             results.append(tally_log([], log, task.as_of_ms))
     return results, issues
-
-
-def _table(key: bytes) -> str:
-    return Table(key[0]).name if key[0] in {int(table) for table in Table} else f"table {key[0]:#04x}"
 
 
 def _batches(environment: Environment, ledger_id: int, verify: bool) -> Iterator[Batch | Issue]:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ....partitions.partition import partition_path
-from ....partitions.timespan import parse_directory_name
-from ....store.codec.format import PartitionRecord, PartitionState
-from ....store.files.directory import children
-from ..reading.facts import StoreFacts, TopicFacts, log_address, partition_name
-from ..reading.marks import Marks, ranges_text
-from ..tables import AuditFinding, finding
+from ...partitions.partition import partition_path
+from ...partitions.timespan import parse_directory_name
+from ...store.codec.format import PartitionRecord, PartitionState
+from ...store.files.directory import children
+from ...survey.markers import Marks, ranges_text
+from .facts import StoreFacts, TopicFacts, log_address, partition_name
+from .tables import AuditFinding, finding
 
 SETTLED_S = 60.0
 """A directory under partitions/ that is older would be in the catalog by now if its process lived."""

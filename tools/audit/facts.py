@@ -6,33 +6,41 @@ finding, and what depends on it is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from pyroaring import BitMap
 
-from ....cleanup.log_claims import acknowledged_by_all
-from ....partitions.timespan import directory_name
-from ....store.codec import format as fmt
-from ....store.codec.attempt_rows import unpack_attempts
-from ....store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
-from ....store.codec.frontier import FrontierRecord
-from ....store.codec.run import RunKind
-from ....store.env.environment import Environment
-from ....store.env.memtable import Reads, unapplied_records
-from ....store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
-from ....store.log.ledger import find_tail
-from ....store.log.scan import runs
-from ....store.names import TopicName
-from ....store.policy.policy_records import effective
-from ..tables import AuditFinding, LatenessRow, SubscriptionRow, TopicRow, finding
-from .marks import MarkerRun, Marks, TopicMarkers, copy_markers
+from ...cleanup.log_claims import acknowledged_by_all
+from ...partitions.timespan import directory_name
+from ...store.codec import format as fmt
+from ...store.codec.attempt_rows import unpack_attempts
+from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
+from ...store.codec.frontier import FrontierRecord
+from ...store.codec.run import Run, RunKind
+from ...store.env.environment import Environment
+from ...store.env.memtable import Reads, unapplied_records
+from ...store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
+from ...store.log.ledger import find_tail
+from ...store.log.scan import runs
+from ...store.names import TopicName
+from ...store.policy.policy_records import effective
+from ...survey.contents import Gap, dense_runs
+from ...survey.markers import MarkerRun, Marks, TopicMarkers, copy_markers
+from ...topics.dead_letters import DeadLetter
+from ...topics.subscription_state import KEEPER
+from ..scan.held_letters import read_letters
+from .tables import AuditFinding, DeadLetterRow, LatenessRow, SubscriptionRow, TopicRow, finding
 
 NEVER_KEPT = 1 << 62
 """`kept_since_ms` of a topic whose main log cannot be read whole: no missing marker proves a loss."""
+
+_LETTERS_A_TRANSACTION = 1_000
+_RUNS_A_TRANSACTION = 512
 
 T = TypeVar("T")
 Rows = list[tuple[bytes, bytes]]
@@ -223,20 +231,18 @@ def _copy(raw: Reads, name: str) -> _Copy:
 def _copy_ledger(raw: Reads, name: str, ledger_id: int) -> _LedgerCopy:
     markers: list[MarkerRun] = []
     damage: list[AuditFinding] = []
-    expected = stored = messages = 0
-    for run in runs(raw, name, ledger_id):
+    stored = messages = 0
+    for run in dense_runs(raw, name, ledger_id):
         if isinstance(run, CorruptEntry):
             damage.append(finding("corrupt-entry", f"main, ledger {ledger_id}, entry {run.entry_id}", run.reason, 1))
-            expected = -1
-            continue
-        if expected not in (-1, run.first_entry):
-            damage.append(_gap(ledger_id, expected, run.first_entry))
-        expected = run.limit
-        stored += run.stored_bytes
-        if run.kind == RunKind.MARKERS:
-            markers.append(copy_markers(run))
+        elif isinstance(run, Gap):
+            damage.append(_gap(ledger_id, *run))
         else:
-            messages += run.count
+            stored += run.stored_bytes
+            if run.kind == RunKind.MARKERS:
+                markers.append(copy_markers(run))
+            else:
+                messages += run.count
     return _LedgerCopy(find_tail(raw, name, ledger_id), stored, messages, markers, damage)
 
 
@@ -348,3 +354,62 @@ class _Reader:
 def _place(key: bytes) -> tuple[int, int]:
     """(topic id, partition start or ledger id)."""
     return fmt.leading_u32(key), fmt.trailing_u64(key)
+
+
+# -- what is read after the facts, in short transactions ---------------------------------------
+
+
+def dead_letter_rows(main: Environment, facts: StoreFacts) -> list[DeadLetterRow]:
+    """A row for each topic, subscription and reason. What cannot be read is not counted. O(letters)."""
+    held = _held_letters(main, facts)
+    return count_letters((letter.topic, letter.subscription, letter.reason, letter.dead_ms) for letter in held)
+
+
+def count_letters(letters: Iterable[tuple[str, str, str, int]]) -> list[DeadLetterRow]:
+    """The rows of letters, of which topic, subscription, reason and time of death are given.
+
+    Of a reason counts what stands before its first colon: of an exception's type and text, the type.
+    """
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for topic, subscription, reason, dead_ms in letters:
+        found.setdefault((topic, subscription, reason.partition(": ")[0]), []).append(dead_ms)
+    return [DeadLetterRow(*key, len(times), min(times), max(times)) for key, times in sorted(found.items())]
+
+
+def _held_letters(main: Environment, facts: StoreFacts) -> Iterator[DeadLetter]:
+    for topic in facts.topics.values():
+        for _, cursor in topic.subscriptions:
+            for ledger in topic.ledgers if cursor.flags & KEEPER else ():
+                acknowledged = facts.acknowledged_of([cursor], ledger)
+                left = (each for each in range(ledger.entries) if each not in acknowledged)
+                while some := list(islice(left, _LETTERS_A_TRANSACTION)):
+                    yield from _read_letters(main, topic.name, ledger.ledger_id, some)
+
+
+def _read_letters(main: Environment, name: str, ledger_id: int, entries: list[int]) -> list[DeadLetter]:
+    with main.read() as raw:
+        return [each for each in read_letters(raw, name, ledger_id, entries) if isinstance(each, DeadLetter)]
+
+
+def main_body_findings(main: Environment, facts: StoreFacts) -> Iterator[AuditFinding]:
+    """Damaged messages of main logs. What was trimmed meanwhile is not looked at. O(bytes)."""
+    for topic in facts.topics.values():
+        for ledger in topic.ledgers:
+            if ledger.messages:
+                for entry_id, reason in _damaged(main, ledger.ledger_id, ledger.entries):
+                    address = f"main, ledger {ledger.ledger_id}, entry {entry_id}"
+                    yield finding("corrupt-entry", address, reason, 1)
+
+
+def _damaged(main: Environment, ledger_id: int, limit: int) -> Iterator[tuple[int, str]]:
+    start = 0
+    while start < limit:
+        found: list[tuple[int, str]] = []
+        with main.read() as raw:
+            some = list(islice(runs(raw, main.name, ledger_id, start, limit), _RUNS_A_TRANSACTION))
+            for run in some:
+                if isinstance(run, Run) and run.kind == RunKind.MESSAGES:
+                    found += run.damaged_bodies()
+            last = some[-1] if len(some) == _RUNS_A_TRANSACTION else None
+            start = limit if last is None else last.limit if isinstance(last, Run) else last.entry_id + 1
+        yield from found
