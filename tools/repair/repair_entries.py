@@ -19,14 +19,15 @@ from ...partitions import cancellations
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...snapshot.writer import remove_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import LedgerState, PartitionRecord, PartitionState, Table, is_run_of, run_key
-from ...store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunKind, RunLimits, pack_messages
+from ...store.codec.format import LedgerState, PartitionRecord, PartitionState, Table, run_key
+from ...store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, RunKind, RunLimits, pack_messages
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry
 from ...store.log import catalog
 from ...store.log.ledger import MAX_RUN_ENTRIES
 from ...store.log.managed_ledger import LedgerLimits, ManagedLedger
+from ...store.log.scan import runs
 from ...survey.contents import kept_ledgers, marker_runs, topic_ids, unreadable_bodies
 from .repair_fired import NO_MARKERS, Marked, OpenLog, PartitionLog, due_column, fired_in, restore_markers
 from .repair_report import Account, Discarded
@@ -60,22 +61,16 @@ def mend_ledger(
     changes: dict[bytes, bytes | None] = {}
     holes, bodies = BitMap(), BitMap()
     expected, least = 0, least_entries
-    cursor = transaction.raw.cursor()
-    more = cursor.set_range(run_key(ledger_id, 0))
-    while more and is_run_of(cursor.key(), ledger_id):
-        key, value = bytes(cursor.key()), cursor.value()
-        first = fmt.split_run_key(key)[1]
-        more = cursor.next()
-        try:
-            run = Run(name, key, value)
-            if first < expected:
-                raise CorruptEntry(name, ledger_id, first, f"entries up to {expected - 1} come before")
-        except CorruptEntry as error:
-            discard(Discarded(name, ledger_id, first, error.reason, bytes(value)))
+    damaged_last: bytes | None = None
+    for run in runs(transaction.raw, name, ledger_id):
+        if isinstance(run, CorruptEntry) or run.first_entry < expected:
+            overlaps = f"entries up to {expected - 1} come before"
+            first, reason = (run.entry_id, run.reason) if isinstance(run, CorruptEntry) else (run.first_entry, overlaps)
+            key = damaged_last = run_key(ledger_id, first)
+            discard(Discarded(name, ledger_id, first, reason, bytes(transaction.raw.get(key))))
             changes[key] = None
-            if not more or not is_run_of(cursor.key(), ledger_id):  # then the hole ends where its own length says
-                least = max(least, first + (entries_told(bytes(value)) or MAX_RUN_ENTRIES))
             continue
+        damaged_last, key, first = None, run_key(ledger_id, run.first_entry), run.first_entry
         holes.add_range(expected, first)
         expected = run.limit
         keep = np.ones(run.count, np.bool_)
@@ -86,6 +81,9 @@ def mend_ledger(
             discard(Discarded(name, ledger_id, damaged.entry_id, damaged.reason, raw))
         if not keep.all():
             changes[key] = run.keeping(keep)
+    if damaged_last is not None:  # then the hole ends where its own length says
+        told = entries_told(bytes(transaction.raw.get(damaged_last))) or MAX_RUN_ENTRIES
+        least = max(least, fmt.split_run_key(damaged_last)[1] + told)
     tail = max(expected, least)
     holes.add_range(expected, tail)
     for first, limit in _ranges(holes):

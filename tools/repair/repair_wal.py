@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
 
 from pyroaring import BitMap, BitMap64
 
 from ...store.codec import format as fmt
-from ...store.codec.format import Table, is_run_of, run_key, split_run_key
+from ...store.codec.format import Table, run_key
 from ...store.codec.run import Run
 from ...store.config import MIB
 from ...store.env.environment import Environment
 from ...store.env.memtable import APPLIED_KEY, Reads
 from ...store.env.transaction import Transaction
-from ...store.errors import CorruptEntry, DamagedStore
+from ...store.errors import DamagedStore
 from ...store.files.directory import make_directory, move, remove_tree
 from ...store.log import catalog
+from ...store.log.scan import runs
 from ...store.wal.older_wal import FILE_NAME, read_older_wal
 from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, numbers_in, place_of, salvage
 from ...store.wal.wal_reader import DIRECTORY, read_wal
@@ -33,13 +33,6 @@ from .repair_entries import entries_told
 from .repair_report import Account, Discarded
 
 _THE_LOG = "the write-ahead log"
-
-
-class _Placed(NamedTuple):
-    """A row, and the place of its group."""
-
-    position: int
-    row: Row
 
 
 class WalRepair:
@@ -66,11 +59,11 @@ class WalRepair:
             first = place_of(oldest or 0, 0)
             salvaged = {at: group for at, group in salvaged.items() if at < first}
             salvaged |= {group.position: group for group in needed}
-        self._rows: dict[int, list[_Placed]] = defaultdict(list)
-        """By start of the partition, in order."""
+        self._rows: dict[int, list[tuple[int, Row]]] = defaultdict(list)
+        """By start of the partition, in order: the place of a row's group, and the row."""
         for position, group in sorted(salvaged.items()):
             for row in single_rows(group.rows()):
-                self._rows[row.start_ms].append(_Placed(position, row))
+                self._rows[row.start_ms].append((position, row))
 
     def apply(self, environment: Environment, start_ms: int) -> None:
         """Have an environment, whose small records are mended, store what it lacks. Once for each."""
@@ -96,34 +89,31 @@ class WalRepair:
                     transaction.put(row.key, bytes(both.serialize()))
             for row in runs:
                 transaction.raw.put(row.key, bytes(row.value))
-            transaction.put(APPLIED_KEY, fmt.pack_u64(max(rows[-1].position, applied)))
+            transaction.put(APPLIED_KEY, fmt.pack_u64(max(rows[-1][0], applied)))
 
         environment.write(work)
         if runs:
             entries = sum(_run(row).count for row in runs)
             self._account.say(f"{environment.name}: {entries} entries applied from {_THE_LOG}")
 
-    def _missing_runs(self, environment: Environment, start_ms: int, applied: int, rows: list[_Placed]) -> list[Row]:
+    def _missing_runs(
+        self, environment: Environment, start_ms: int, applied: int, rows: list[tuple[int, Row]]
+    ) -> list[Row]:
         """The runs that an environment lacks; of two of one entry the later one."""
         found: list[Row] = []
+        placed = [(position, row, _run(row)) for position, row in rows if row.kind == RowKind.RUN]
         with environment.read() as raw:
             known = main_ledgers(raw) if start_ms == MAIN else None
-            covered: dict[int, BitMap] = {}
             in_log: dict[int, BitMap] = defaultdict(BitMap)
-            for _, row in rows:
-                if row.kind == RowKind.RUN:
-                    in_log[split_run_key(row.key)[0]] |= _entries(row)
-            for position, row in reversed(rows):
-                if row.kind != RowKind.RUN:
-                    continue
-                ledger_id = split_run_key(row.key)[0]
-                if position <= applied and known is not None and ledger_id not in known:
+            for _, _, run in placed:
+                in_log[run.ledger_id].add_range(run.first_entry, run.limit)
+            covered = {ledger_id: _intact(raw, environment.name, ledger_id, of) for ledger_id, of in in_log.items()}
+            for position, row, run in reversed(placed):
+                if position <= applied and known is not None and run.ledger_id not in known:
                     continue  # trimmed
-                if ledger_id not in covered:
-                    covered[ledger_id] = _intact(raw, environment.name, ledger_id, in_log[ledger_id])
-                entries = _entries(row)
-                if not entries & covered[ledger_id]:
-                    covered[ledger_id] |= entries
+                entries = BitMap(range(run.first_entry, run.limit))
+                if not entries & covered[run.ledger_id]:
+                    covered[run.ledger_id] |= entries
                     found.append(row)
         return found
 
@@ -138,7 +128,11 @@ class WalRepair:
                         raw = body if isinstance(body, bytes) else b""
                         reason = f"its partition, from {start_ms} on, is gone; this is from {_THE_LOG}"
                         self._account.discard(Discarded(_THE_LOG, run.ledger_id, entry_id, reason, raw))
-        self._end_older()
+        try:  # opening replays the file of an older version, unless it is damaged
+            read_older_wal(self._path, self._store_id)
+        except DamagedStore as error:
+            self._discard("repair-older-wal", self._path / FILE_NAME)
+            self._account.say(f"{FILE_NAME}: {error.reason}; discarded")
         if self._damage is None:
             return
         directory = self._path / DIRECTORY
@@ -146,51 +140,31 @@ class WalRepair:
         Segment(directory, self._last + 1, self._store_id, MIB).close()
         begins = fmt.pack_u64(self._last + 1)
         main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), begins))
-        trash = self._path / "trash" / "repair-wal"
-        remove_tree(trash)
-        make_directory(trash)
-        for number in numbers_in(directory):
-            if number <= self._last:
-                move(directory / file_name(number), trash / file_name(number))
+        self._discard("repair-wal", *(directory / file_name(at) for at in numbers_in(directory) if at <= self._last))
         self._account.say(f"{DIRECTORY}: {self._damage}; what can be read of it is applied, and it is begun anew")
 
-    def _end_older(self) -> None:
-        """Move the file of an older version away if it is damaged; else opening replays it."""
-        try:
-            read_older_wal(self._path, self._store_id)
-        except DamagedStore as error:
-            trash = self._path / "trash" / "repair-older-wal"
-            remove_tree(trash)
-            make_directory(trash)
-            move(self._path / FILE_NAME, trash / FILE_NAME)
-            self._account.say(f"{FILE_NAME}: {error.reason}; discarded")
+    def _discard(self, name: str, *files: Path) -> None:
+        """Move files to the trash."""
+        trash = self._path / "trash" / name
+        remove_tree(trash)
+        make_directory(trash)
+        for file in files:
+            move(file, trash / file.name)
 
 
 def _run(row: Row) -> Run:
     return Run(_THE_LOG, row.key, memoryview(row.value))
 
 
-def _entries(row: Row) -> BitMap:
-    run = _run(row)
-    return BitMap(range(run.first_entry, run.limit))
-
-
 def _intact(raw: Reads, environment: str, ledger_id: int, in_log: BitMap) -> BitMap:
     """Entries of a ledger that an environment has; a run that is damaged counts unless the log has all of it."""
     found = BitMap()
-    cursor = raw.cursor()
-    more = cursor.set_range(run_key(ledger_id, 0))
-    while more:
-        key = bytes(cursor.key())
-        if not is_run_of(key, ledger_id):
-            break
-        try:
-            run = Run(environment, key, cursor.value())
+    for run in runs(raw, environment, ledger_id):
+        if isinstance(run, Run):
             found.add_range(run.first_entry, run.limit)
-        except CorruptEntry as error:
-            count = entries_told(bytes(cursor.value()))
-            lost = BitMap(range(error.entry_id, error.entry_id + (count or 1)))
-            if count is None or lost - in_log:
-                found |= lost
-        more = cursor.next()
+            continue
+        count = entries_told(bytes(raw.get(run_key(ledger_id, run.entry_id), b"")))
+        lost = BitMap(range(run.entry_id, run.entry_id + (count or 1)))
+        if count is None or lost - in_log:
+            found |= lost
     return found
