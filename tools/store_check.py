@@ -17,15 +17,16 @@ from pathlib import Path
 import lmdb
 
 from .. import DuelogError, Finding
+from ..backup import MANIFEST, describe
 from ..check.check_lateness import check_lateness
 from ..store.errors import AlreadyOpen, DamagedStore, StoreUnavailable
 from ..store.files import datafile, pages
 from ..store.files.directory import children
 from ..store.files.system_errors import explain, explained
-from .backup_check import check_backup
 from .values import open_to_read, stored_identity
 
 _RESTORE = "run `duelog repair` on a copy of the store, or restore a backup"
+_ANOTHER = "this copy is not what was written: take another backup, or use another copy of this one"
 
 
 def _error(code: str, address: Path, message: str) -> Finding:
@@ -63,8 +64,39 @@ def check_store(path: Path, *, deep: bool = False, progress: Progress = lambda d
         return list(dict.fromkeys(findings))
 
 
+def check_backup(path: Path, *, deep: bool = False) -> Iterator[Finding]:
+    """Files that are missing or not as the backup in `path` was written; nothing for what is no untouched backup.
+
+    A LOCK beside the manifest says that the copy has been opened for writing since: it is a store of its own then.
+    `deep` compares every byte by its checksum, else sizes are compared.
+    """
+    manifest = path / MANIFEST
+    if not manifest.exists() or (path / "LOCK").exists():
+        return
+    try:
+        files: dict[str, tuple[int, int]] = {
+            str(name): (int(size), int(crc)) for name, (size, crc) in json.loads(manifest.read_bytes())["files"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        yield Finding("error", "backup-manifest", str(manifest), f"cannot be read: {error}", _ANOTHER)
+        return
+    problems: dict[Path, str] = {}
+    for name, (size, crc) in sorted(files.items()):
+        file = path / name
+        if not file.is_file():
+            problems[file] = "is missing"
+        elif (found := file.stat().st_size) != size:
+            problems[file] = f"is {found} bytes, was written with {size}"
+        elif deep and describe(file)[1] != crc:
+            problems[file] = "does not match the checksum in the manifest"
+    more = set(path.glob("partitions/*/g*/data.mdb")) - {path / name for name in files}
+    problems |= dict.fromkeys(sorted(more), "is not in the manifest")
+    for file, message in problems.items():
+        yield Finding("error", "backup-file", str(file), message, _ANOTHER)
+
+
 def check_punctuality(path: Path) -> list[Finding]:
-    """What is behind its time in a store without a finding: late and overdue messages, as warnings, by topic."""
+    """Find late and overdue messages in a store without a finding, as warnings, by topic."""
     with open_to_read(path) as opened:
         engine = opened._engine
         return list(check_lateness(engine.main, engine.partitions, engine.clock.now_ms()))

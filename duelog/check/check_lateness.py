@@ -1,4 +1,4 @@
-"""What is behind its time: messages that are due and have not fired, and messages that fired late. Warnings, no damage.
+"""Messages behind their time: due and not fired, or fired late. Warnings, no damage.
 
 Apart from `check`, since nothing of it is to be repaired: for `duelog check`, which looks at a store from outside.
 """

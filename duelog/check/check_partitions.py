@@ -63,9 +63,9 @@ class Survey:
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Partition log's ledger id -> topic id, start of its partition."""
     conditionals: Conditionals = field(default_factory=Conditionals)
-    """Of all partition logs."""
+    """Conditional entries of all partition logs."""
     all_read: bool = True
-    """Whether every registered partition could be read, and its logs are in `tails`."""
+    """Every registered partition could be read, and its logs are in `tails`."""
 
 
 # -- any environment ---------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class _Partition:
         return list(inspect_snapshots(self._partition.environment, log.ledger_id, read_parts=self._survey.deep))
 
     def _fired(self, log: PartitionLog, tail: int, frontier: FrontierRecord, address: str) -> Iterator[Finding]:
-        """What the frontier says has fired against the markers that are there."""
+        """Compare what has fired by the frontier with the markers that are there."""
         survey, ledger_id = self._survey, log.ledger_id
         admitted = members(survey.raw, Table.ADMITTED, ledger_id)
         passed, damaged = fired_entries(self._partition.environment, frontier, tail, admitted)
@@ -308,7 +308,7 @@ def check_keys(survey: Survey) -> Iterator[Finding]:
 
 
 def _is_of(finder: RunFinder, record: KeyRecord, name: str) -> bool:
-    """Whether an entry was sent with a key, as far as it can be read."""
+    """True where an entry was sent with a key, as far as it can be read."""
     try:
         run = finder.find(record.ledger_id, record.entry_id)
         body = None if run is None else run.body(record.entry_id - run.first_entry)

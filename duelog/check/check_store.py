@@ -92,7 +92,7 @@ def check(
 
 
 def _suspended(suspensions: Suspensions) -> Iterator[Finding]:
-    """What this process has stopped doing, if it is the one that writes."""
+    """Find the work that this process has stopped, if it is the one that writes."""
     for found in suspensions.all():
         message = f"is suspended since {found.since_ms}, after {found.failures} failures: {found.reason}"
         yield error("suspended", str(found), message, "mend the cause; it is tried again by itself")
@@ -266,7 +266,7 @@ def _counters(survey: Survey) -> Iterator[Finding]:
 
 
 def _document_versions(raw: Reads) -> Iterator[int]:
-    """Of documents that can be read; the others are findings of their own."""
+    """Versions of the documents that can be read; the others are findings of their own."""
     for key in keys(raw, fmt.prefix(Table.DOCUMENT)):
         with suppress(CorruptRecord):
             yield Document.unpack(fmt.unseal(key, raw.get(key, b""))).version
@@ -287,7 +287,7 @@ def _quarantined(survey: Survey, quarantine: Quarantine) -> Iterator[Finding]:
 
 
 def _check_wal(path: Path, store_id: bytes, main: Environment, partitions: PartitionSet) -> Iterator[Finding]:
-    """What keeps a store that another process may write from being opened for writing.
+    """Find what would keep the write-ahead log from being replayed; for a store that another process may write.
 
     That an environment lacks what the log holds is no finding: opening the store replays it. Nothing false is found
     beside a writer, because the log is read before any environment.

@@ -112,7 +112,7 @@ def read_logs(raw: Reads) -> dict[int, int]:
 
 
 def was_used(generation: Path) -> bool:
-    """Whether a generation has had a commit after the one that describes it: with that come messages."""
+    """True where a generation has had a commit after the one that describes it: with that come messages."""
     try:
         return datafile.inspect(generation).transaction > 1
     except DamagedStore:

@@ -53,7 +53,7 @@ def copy_markers(run: Run) -> MarkerRun:
 
 
 class Marks(NamedTuple):
-    """What the markers in kept ledgers say of one partition log.
+    """The markers in kept ledgers that point into one partition log.
 
     `markers` counts them, doubled ones too. `start_ms`: the partition that they name.
     """

@@ -84,7 +84,7 @@ class Withdrawn:
         return found
 
     def has_block(self, table: Table, ledger_id: int, entry_id: int, *, copy: bool = False) -> bool:
-        """Whether the record, or its copy, is there that would hold an entry."""
+        """True where the record, or its copy, is there that would hold an entry."""
         key = fmt.block_key(table, ledger_id, entry_id >> BLOCK_BITS)
         return self._raw.get(copy_key(key) if copy else key) is not None
 

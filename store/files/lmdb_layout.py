@@ -50,7 +50,7 @@ _PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
 
 
 class TreeRecord(NamedTuple):
-    """What a meta page says of a tree. `pad` of the tree of free pages is the size of a page."""
+    """The record of a tree in a meta page. `pad` of the tree of free pages is the size of a page."""
 
     pad: int
     flags: int

@@ -264,7 +264,7 @@ class PageWalk:
 
 
 def find_problems(directory: Path, transaction: int | None = None) -> list[str] | None:
-    """What is wrong with the pages of `directory`/data.mdb; at most about 50, an empty list for a whole file.
+    """Find what is wrong with the pages of `directory`/data.mdb: at most 50 problems, none for a whole file.
 
     transaction: of a read transaction that the caller holds meanwhile, so that what is in it is not overwritten; None
     where no process writes. The answer is None if that transaction's meta page is gone: begin another and try again.
@@ -335,7 +335,7 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 class FewPages:
-    """The rows of a file. As a read transaction of LMDB, in what it has; of a long value the first bytes."""
+    """The rows of a file, read like a transaction of LMDB; of a long value the first bytes."""
 
     def __init__(self, rows: list[tuple[bytes, bytes]]) -> None:
         self.rows = rows
@@ -351,7 +351,7 @@ class FewPages:
 
 
 class RowCursor:
-    """As a cursor of LMDB, in what it has."""
+    """A cursor over the rows, with those methods of LMDB's that recovery needs."""
 
     def __init__(self, rows: list[tuple[bytes, bytes]]) -> None:
         self._rows = rows
@@ -405,7 +405,7 @@ def _problems(
     rows: list[tuple[bytes, bytes]] | None = None,
     long_bytes: int = 0,
 ) -> list[str]:
-    """What is wrong with the pages as of one meta page. rows: gets the rows, as `PageWalk.rows` gives them."""
+    """Walk both trees of one meta page; what is wrong with them. rows: gets the rows, as `PageWalk.rows` gives them."""
     if meta is None:
         return ["no valid meta page"]
     walk = PageWalk(descriptor, page_bytes, meta.last_page)

@@ -18,7 +18,7 @@ SETTLED_S = 60.0
 """A directory under partitions/ that is older would be in the catalog by now if its process lived."""
 
 LEFT_OVER_S = 3_600.0
-"""What lies in staging/ or trash/ untouched for longer is no process's work under way."""
+"""Nothing in staging/ or trash/ that is untouched for longer is some process's work under way."""
 
 
 def marker_findings(facts: StoreFacts) -> Iterator[AuditFinding]:

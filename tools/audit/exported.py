@@ -66,7 +66,7 @@ def audit_export(path: Path, *, as_of_ms: int | None = None) -> Audit:
 
 
 def _facts(export: Export) -> StoreFacts:
-    """What the tables of an export say of the main environment."""
+    """Read the facts of the main environment from the tables of an export."""
     facts = StoreFacts()
     for row in _rows(export, "partitions"):
         state = PartitionState[row["state"].upper()]

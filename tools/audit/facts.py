@@ -1,4 +1,4 @@
-"""What an audit knows from the main environment, all of one point in time.
+"""Facts that an audit takes from the main environment, all of one point in time.
 
 `read_facts` copies it out of one short read transaction and works on it afterwards. A record that cannot be read is a
 finding, and what depends on it is not judged.
@@ -64,7 +64,7 @@ class TopicFacts:
     name: str
     ledgers: list[KeptLedger] = field(default_factory=list)
     complete: bool = True
-    """Whether every run of the kept ledgers could be read."""
+    """Every run of the kept ledgers could be read."""
     subscriptions: list[tuple[str, CursorRecord]] = field(default_factory=list)
     marks: dict[int, list[Marks]] = field(default_factory=dict)
     retention: tuple[int, int] | None = None
@@ -180,7 +180,7 @@ class _LedgerCopy(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """What was copied out of the transaction."""
+    """Rows and ledgers copied out of the transaction."""
 
     rows: dict[int, Rows]
     ledgers: dict[int, _LedgerCopy]
@@ -341,7 +341,7 @@ class _Reader:
                 self._complete(topic, ledger, copied[ledger.ledger_id].damage)
 
     def _complete(self, topic: TopicFacts, ledger: KeptLedger, damage: list[AuditFinding]) -> None:
-        """Whether all of a ledger is there; what is not is a finding."""
+        """Note what of a ledger is gone; it is a finding, and the topic is not complete."""
         findings, record = self._facts.findings, ledger.record
         findings += damage
         if record is None or damage:

@@ -96,7 +96,7 @@ class Gathering:
         )
 
     def _lateness(self) -> Iterator[AuditFinding]:
-        """What is overdue, and what fired late, by topic."""
+        """Find what is overdue, and what fired late, by topic."""
         for topic, (count, oldest_ms) in self._overdue.items():
             yield finding(
                 "overdue", topic, f"{count:,} have not fired, the oldest due since {iso_time(oldest_ms)}", count

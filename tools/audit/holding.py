@@ -16,7 +16,7 @@ from .tables import AuditFinding, HeldRow, finding
 
 
 class Judged(NamedTuple):
-    """What holds the partitions, and those that nothing holds."""
+    """The reasons that hold partitions, and the partitions that nothing holds."""
 
     rows: list[HeldRow]
     findings: list[tuple[int, AuditFinding]]
@@ -56,7 +56,7 @@ def _open(facts: StoreFacts, start_ms: int, pending: Mapping[tuple[int, int], in
 
 
 def _closed(facts: StoreFacts, start_ms: int, record: PartitionRecord, as_of_ms: int) -> tuple[list[HeldRow], str]:
-    """What holds a closed partition; no rows: nothing does, and why it should have gone."""
+    """Find what holds a closed partition; no rows: nothing does, and why it should have gone."""
     name = partition_name(start_ms)
     ledgers = {frontier.ledger_id for (_, start), frontier in facts.frontiers.items() if start == start_ms}
     rows = [

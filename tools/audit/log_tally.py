@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class LogTask(NamedTuple):
-    """What the main environment says of one log. Picklable, so that a task on another machine can carry it.
+    """The facts of the main environment about one log. Picklable, so that a task on another machine can carry it.
 
     judged: whether losses can be told (its records are whole). kept_since_ms: markers of whatever was due after it are
     in `marked`, if there are any.
@@ -67,7 +67,7 @@ class Issue(NamedTuple):
 
 
 class LogResult(NamedTuple):
-    """What was found in one log. `unfired`: entries that have not fired, with the first ids for people.
+    """The tally of one log. `unfired`: entries that have not fired, with the first ids for people.
 
     `overdue`: those of them that were due `LATE_MS` before the time of the audit or earlier, the first at `oldest_ms`.
 

@@ -58,7 +58,7 @@ class PartitionTask(NamedTuple):
 
 
 class PartitionResult(NamedTuple):
-    """What was found. `unreadable`: why nothing of it was looked at; empty: it was."""
+    """The result for one partition. `unreadable`: why nothing of it was looked at; empty: it was."""
 
     start_ms: int
     unreadable: str
@@ -73,7 +73,7 @@ def audit_partition(task: PartitionTask) -> PartitionResult:
 
 
 def audit_open(task: PartitionTask, wal: FollowedWal, patience_s: float = PATIENCE_S) -> PartitionResult:
-    """As `audit_partition`, of a partition that a process may be writing to, and has in `wal`. Bodies are not read."""
+    """Audit a partition that a process may be writing to, and has in `wal`. Bodies are not read."""
     return _audit(task, wal, patience_s)
 
 
@@ -190,7 +190,7 @@ def _incomplete_snapshots(environment: Environment, patience_s: float) -> list[I
 
 
 def still_there(look: Callable[[], list[T]], patience_s: float) -> list[T]:
-    """What `look` finds and finds again after that long; in one look only, a process may be at it. 0: one look."""
+    """Look, and look again after that long: what both find. In one look only, a process may be at it. 0: one look."""
     found = look()
     if found and patience_s:
         time.sleep(patience_s)

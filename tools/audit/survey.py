@@ -143,7 +143,7 @@ def _partitions(
 
 
 def log_tasks(facts: StoreFacts, start_ms: int) -> tuple[LogTask, ...]:
-    """What the facts say of the logs of one partition of which something has fired."""
+    """Make the tasks for the logs of one partition of which something has fired."""
     found = []
     for (topic_id, start), frontier in sorted(facts.frontiers.items()):
         if start != start_ms or topic_id not in facts.topics:
@@ -167,18 +167,18 @@ def _descriptor(path: Path, start_ms: int, record: PartitionRecord) -> Sealed:
 
 
 def _now(main: Environment, start_ms: int) -> PartitionRecord | None:
-    """What the catalog says of a partition by now."""
+    """Read what the catalog has of a partition by now."""
     with main.read() as raw:
         return dict(catalog.partitions(raw)).get(start_ms)
 
 
 def _is_newer(record: PartitionRecord, known: PartitionRecord) -> bool:
-    """Whether compaction has given a partition a newer generation than in the facts."""
+    """True where compaction has given a partition a newer generation than in the facts."""
     return record.state is PartitionState.CLOSED and record.generation != known.generation
 
 
 def _directories(path: Path, main: Environment, facts: StoreFacts, patience_s: float) -> list[AuditFinding]:
-    """What the catalog as it is now does not know; read twice, as a process may be about to register or remove it."""
+    """Find directories that the catalog does not know; look twice, as a process may be at one."""
 
     def look() -> list[AuditFinding]:
         with main.read() as raw:

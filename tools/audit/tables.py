@@ -168,7 +168,7 @@ class Audit:
     taken_ms: int
     """When it was made."""
     source: str
-    """What was read: "store" or "export"."""
+    """The source: "store" or "export"."""
     findings: list[AuditFinding] = field(default_factory=list)
     retention: list[RetentionRow] = field(default_factory=list)
     lateness: list[LatenessRow] = field(default_factory=list)
@@ -183,7 +183,7 @@ class Audit:
 
 
 def is_faulty(audit: Audit) -> bool:
-    """Whether anything was found but messages that come late."""
+    """True where anything was found but messages that come late."""
     return any(found.code not in BEHIND_TIME for found in audit.findings)
 
 

@@ -185,7 +185,7 @@ def mend_partitions(transaction: Transaction, path: Path, account: Account) -> N
 
 
 def _described(directory: Path) -> tuple[PartitionInfo | None, int]:
-    """What a generation says of itself, and how many messages it holds; None for one that was never used."""
+    """Read the description of a generation and count its messages; None for one that was never used."""
     with suppress(DuelogError):
         if was_used(directory):
             with closing(Environment(directory, name=directory.parent.name, read_only=True)) as environment:
@@ -252,8 +252,12 @@ def mend_logs(
                 topic_id = recover_topic(transaction, f"ledger-{ledger_id}", account)
             missing[topic_id] = ledger_id
     if missing:
-        rows = {fmt.log_key(topic_id): fmt.pack_u64(ledger_id) for topic_id, ledger_id in missing.items()}
-        environment.write(lambda of_partition: [of_partition.put(*row) for row in rows.items()])
+
+        def register(of_partition: Transaction) -> None:
+            for topic_id, ledger_id in missing.items():
+                of_partition.put(fmt.log_key(topic_id), fmt.pack_u64(ledger_id))
+
+        environment.write(register)
         account.say(f"{environment.name}: {len(missing)} logs registered again")
     return {**logs, **missing}
 
@@ -312,7 +316,7 @@ def _owner(raw: Reads, ledger_id: int, topics: set[int], logs: dict[int, int]) -
 
 
 def _ledger_record(raw: Reads, topic_id: int, ledger_id: int, logs: dict[int, int]) -> LedgerRecord:
-    """What the record of a ledger said, as its runs and its neighbours tell."""
+    """Make the record of a ledger from its runs and its neighbours."""
     ledgers = catalog.ledgers(raw, topic_id)
     found = [run for run in runs(raw, "main", ledger_id) if isinstance(run, Run)]
     before = [row for number, row in ledgers if number < ledger_id]

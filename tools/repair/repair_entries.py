@@ -19,7 +19,7 @@ from ...partitions import cancellations
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...snapshot.writer import remove_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import LedgerState, PartitionRecord, PartitionState, Table, run_key
+from ...store.codec.format import CursorRecord, LedgerState, PartitionRecord, PartitionState, Table, run_key
 from ...store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, RunKind, RunLimits, pack_messages
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
@@ -67,7 +67,7 @@ def mend_ledger(
             overlaps = f"entries up to {expected - 1} come before"
             first, reason = (run.entry_id, run.reason) if isinstance(run, CorruptEntry) else (run.first_entry, overlaps)
             key = damaged_last = run_key(ledger_id, first)
-            discard(Discarded(name, ledger_id, first, reason, bytes(transaction.raw.get(key))))
+            discard(Discarded(name, ledger_id, first, reason, bytes(transaction.raw.get(key, b""))))
             changes[key] = None
             continue
         damaged_last, key, first = None, run_key(ledger_id, run.first_entry), run.first_entry
@@ -82,7 +82,7 @@ def mend_ledger(
         if not keep.all():
             changes[key] = run.keeping(keep)
     if damaged_last is not None:  # then the hole ends where its own length says
-        told = entries_told(bytes(transaction.raw.get(damaged_last))) or MAX_RUN_ENTRIES
+        told = entries_told(bytes(transaction.raw.get(damaged_last, b""))) or MAX_RUN_ENTRIES
         least = max(least, fmt.split_run_key(damaged_last)[1] + told)
     tail = max(expected, least)
     holes.add_range(expected, tail)
@@ -267,7 +267,15 @@ def _reconcile_topic(
         owed += len(BitMap.union(*each) if each else entries)
         account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for every subscription")
     account.report.lost += max(owed - appended, 0)
-    log = ManagedLedger.load(raw, "main", topic_id, RunLimits(), LedgerLimits(1 << 31, 1 << 62, 1 << 62))
+    _acknowledge(transaction, topic_id, cursors, acks, discarded, account)
+
+
+def _acknowledge(
+    transaction: Transaction, topic_id: int, cursors: Mapping[str, CursorRecord], acks: Mapping[str, AckSet],
+    discarded: Mapping[int, BitMap], account: Account,
+) -> None:  # fmt: skip
+    """Acknowledge entries of a main log for each of its subscriptions, by name."""
+    log = ManagedLedger.load(transaction.raw, "main", topic_id, RunLimits(), LedgerLimits(1 << 31, 1 << 62, 1 << 62))
     last = log.ledgers()[-1]
     for name, one in acks.items():
         record = cursors[name]

@@ -1,4 +1,4 @@
-"""What has fired, and what never will, under repair: frontiers, markers and cancellations each tell the others.
+"""Frontiers, markers and cancellations under repair: what has fired, and what never will, each tells the others.
 
 A frontier whose record is lost is at the last of what has fired: what has a marker, and what a snapshot says had. What
 lies before the first marker that is kept has fired too, since entries fire in order, and its markers were trimmed. What

@@ -31,7 +31,7 @@ class Discarded(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Of one kind of thing: `found` before the repair, as far as anything tells of it, is `kept` and `discarded`."""
+    """One kind of thing: `found` before the repair, as far as anything tells of it, is `kept` and `discarded`."""
 
     found: int = 0
     kept: int = 0

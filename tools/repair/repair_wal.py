@@ -36,7 +36,7 @@ _THE_LOG = "the write-ahead log"
 
 
 class WalRepair:
-    """What the log of a store under repair holds, and what becomes of it."""
+    """The log of a store under repair: its rows by environment, and its end."""
 
     def __init__(self, path: Path, store_id: bytes, oldest: int | None, account: Account) -> None:
         """Read it from the segment `oldest` on (catalog.WAL). Raises FormatMismatch: a later version wrote it."""

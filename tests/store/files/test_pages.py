@@ -16,7 +16,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore
 from duelog.store.files import lmdb_layout, pages
-from duelog.store.files.pages import FewPages, PageWalk, read_few, refuse_broken
+from duelog.store.files.pages import PageWalk, read_few, refuse_broken
 
 PAGE = 4096
 SEED = 20261122
@@ -271,12 +271,3 @@ def test_what_does_not_hold_together_is_left_to_lmdb(tmp_path: Path, monkeypatch
     file.write_bytes(content)
     monkeypatch.setattr(pages, "FEW_PAGES", 0)
     assert read_few(tmp_path / "e") is None
-
-
-def test_a_file_without_rows_has_none(tmp_path: Path) -> None:
-    """A cursor finds nothing in it."""
-    few = FewPages([])
-    assert few.get(b"a") is None
-    cursor = few.cursor()
-    assert not cursor.set_range(b"a")
-    assert not cursor.last()

@@ -1,16 +1,19 @@
-"""`duelog repair` and single small records: what the rest tells is made anew, and costs no message."""
+"""`duelog repair` and single records: what the rest tells is made anew, and costs no message."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
+import lmdb
 import pytest
 
-from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import DamagedStore
 from duelog.partitions.creation import build_partition
-from duelog.store.codec.format import Table
+from duelog.store.codec.format import Table, quarantine_key, seal
+from duelog.store.codec.run import HEADER_BYTES
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS
@@ -120,15 +123,6 @@ def half_acked(tmp_path: Path) -> Path:
 OWED = [b"%d" % number for number in range(0, 100, 2)]
 
 
-@DAMAGE
-def test_a_lost_cursor_is_made_anew_from_its_copy(half_acked: Path, damage: str) -> None:
-    """It is where it was, so nothing comes twice."""
-    DAMAGES[damage](half_acked / "main", keys(half_acked / "main", Table.CURSOR)[0])
-    report = repaired(half_acked)
-    assert (report.lost, report.again, report.given_up) == (0, 0, 0)
-    assert delivered(half_acked) == OWED
-
-
 def test_a_cursor_record_that_cannot_be_read_begins_as_early_as_the_rest_allows(half_acked: Path) -> None:
     """In a store without copies its key tells the name, and what it had acknowledged singly stays acknowledged."""
     without_copies(half_acked)
@@ -190,3 +184,204 @@ def test_a_partition_that_is_not_in_the_catalog_and_holds_nothing_is_removed_at_
         assert [found.severity for found in store.check()] == ["warning"]
     DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)).close()
     assert list((path / "partitions").iterdir()) == []
+
+
+# -- frontiers and markers ---------------------------------------------------------------------
+
+FIRED = [b"%d" % number for number in range(3_000)]
+
+
+@pytest.fixture
+def fired(tmp_path: Path) -> tuple[Path, list[bytes]]:
+    """A store in which three thousand messages have fired in three runs, and what its subscription is to get."""
+    path = tmp_path / "store"
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(path, CONFIG, clock=clock) as store:
+        topic = store.topic("t")
+        with topic.subscribe("s") as reader:
+            topic.send_payloads(FIRED, deliver_at=[START_MS + 1_000 + at for at in range(3_000)])
+            for _ in range(3):
+                clock.advance(1_500)
+                store.tick()
+            reader.ack(reader.receive(2_000)[::2], durable=True)
+    return path, [*FIRED[1:2_000:2], *FIRED[2_000:]]
+
+
+@DAMAGE
+@pytest.mark.parametrize("run", [0, 1, 2])
+def test_a_run_of_markers_that_is_lost_costs_no_message(fired: tuple[Path, list[bytes]], run: int, damage: str) -> None:
+    """What it pointed at lies whole in the partition; what was acknowledged of it stays acknowledged."""
+    path, owed = fired
+    DAMAGES[damage](path / "main", keys(path / "main", Table.RUN)[run])
+    report = repaired(path)
+    assert (report.lost, report.again) == (0, 0)
+    assert delivered(path) == owed
+
+
+def test_markers_of_two_partitions_that_are_lost_together_get_new_ones(tmp_path: Path) -> None:
+    """Which of them lay where is not told: those that were acknowledged may come again, and are counted."""
+    path = tmp_path / "store"
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(path, CONFIG, clock=clock) as store:
+        topic = store.topic("t")
+        with topic.subscribe("s") as reader:
+            for day in (1, 2):
+                payloads = [b"%d %d" % (day, number) for number in range(100)]
+                topic.send_payloads(payloads, deliver_at=START_MS + day * DAY_MS)
+            clock.advance(3 * DAY_MS)
+            store.tick()
+            reader.ack(reader.receive(30), durable=True)
+    for segment in (path / "wal").glob("*.wal"):  # which are applied, and still have the markers
+        segment.unlink()
+    for key in keys(path / "main", Table.RUN):
+        flip(path / "main", key)
+    report = repaired(path)
+    assert (report.lost, report.again) == (0, 30)
+    assert sorted(delivered(path)) == sorted(b"%d %d" % (day, number) for day in (1, 2) for number in range(100))
+
+
+@DAMAGE
+def test_a_lost_frontier_is_told_by_the_markers(fired: tuple[Path, list[bytes]], damage: str) -> None:
+    """In a store without copies: nothing fires twice, and nothing that has not fired is held back."""
+    path, owed = fired
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS + 10_000)) as store:
+        store.topic("t").send_payloads([b"to come"] * 50, deliver_at=START_MS + 60_000)
+    without_copies(path)
+    DAMAGES[damage](path / "main", keys(path / "main", Table.FRONTIER)[0])
+    report = repaired(path)
+    assert (report.lost, report.again) == (0, 0)
+    assert delivered(path) == owed + [b"to come"] * 50
+
+
+def test_what_was_quarantined_and_can_be_read_is_delivered(fired: tuple[Path, list[bytes]]) -> None:
+    """Quarantined by a process that had no descriptors left: nothing of it is damaged, so nothing is discarded."""
+    path, owed = fired
+    (log,) = keys(next(path.glob("partitions/*/g*")), Table.LOG)
+    assert len(log) == 5
+    with lmdb.open(str(path / "main"), map_size=1 << 30) as environment, environment.begin(write=True) as raw:
+        key = quarantine_key(2, 2_500)
+        raw.put(key, seal(key, b"no descriptors"))
+    assert [found.code for found in check_store(path)] == ["set-aside"]
+    report = repaired(path)
+    assert (report.lost, report.given_up) == (0, 0)
+    assert delivered(path) == owed
+
+
+def test_messages_whose_run_cannot_be_read_are_counted_exactly(tmp_path: Path) -> None:
+    """Also those of the last run of a log, of which nothing but its own length tells how many they are."""
+    path = tmp_path / "store"
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
+        store.topic("t").subscribe("s").close()
+        store.topic("t").send_payloads(FIRED, deliver_at=START_MS + DAY_MS)
+        store.topic("t").send_payloads(FIRED)
+    forget_applied(path)
+    for directory in (path / "main", next(path.glob("partitions/*/g*"))):
+        whole = shutil.copytree(path, tmp_path / "copy")
+        last = keys(directory, Table.RUN)[-1]
+        flip(whole / directory.relative_to(path), last, at=HEADER_BYTES + 1)
+        count = 3_000 - int.from_bytes(last[9:], "big")
+        assert 0 < count < 192
+        report = repaired(whole)
+        assert report.lost == count
+        assert len(delivered(whole)) == 6_000 - count
+        shutil.rmtree(whole)
+
+
+# -- cancellations -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def withdrawn(tmp_path: Path) -> Path:
+    """Sixty messages of which twenty were cancelled and twenty rescheduled to another partition."""
+    path = tmp_path / "store"
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
+        topic = store.topic("t")
+        topic.subscribe("s").close()
+        ids = topic.send_batch([Message(b"%d" % number, deliver_at=START_MS + 5 * DAY_MS) for number in range(60)])
+        for message_id in ids[:20]:
+            assert topic.cancel(message_id)
+        for message_id in ids[20:40]:
+            assert topic.reschedule(message_id, deliver_at=START_MS + 7 * DAY_MS)
+    return path
+
+
+NOT_CANCELLED = [*(b"%d" % number for number in range(40, 60)), *(b"%d" % number for number in range(20, 40))]
+
+
+@DAMAGE
+@pytest.mark.parametrize(
+    ("table", "code", "uncancelled"),
+    [(Table.ADMITTED, "lost-admission", 0), (Table.CANCELLED, "lost-cancellation", 40)],
+    ids=["ADMITTED", "CANCELLED"],
+)
+def test_rescheduled_messages_tell_of_lost_records_of_withdrawals(
+    withdrawn: Path, damage: str, table: Table, code: str, uncancelled: int
+) -> None:
+    """In a store without copies none of those comes twice; the report has how many may come though cancelled."""
+    without_copies(withdrawn)
+    (key,) = keys(withdrawn / "main", table)
+    DAMAGES[damage](withdrawn / "main", key)
+    if damage == "missing":
+        (found,) = check_store(withdrawn)
+        assert (found.code, found.message.split()[0]) == (code, "20")
+    report = repaired(withdrawn)
+    assert (report.lost, report.uncancelled) == (0, uncancelled)
+    cancelled = [b"%d" % number for number in range(20)] if uncancelled else []
+    assert sorted(delivered(withdrawn)) == sorted([*NOT_CANCELLED, *cancelled])
+
+
+def test_a_snapshot_tells_what_was_cancelled_before_it(tmp_path: Path) -> None:
+    """In a store without copies: only what was cancelled since may come, and is counted among what may."""
+    path = tmp_path / "store"
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(path, dataclasses.replace(CONFIG, snapshot_every_entries=50), clock=clock) as store:
+        topic = store.topic("t")
+        topic.subscribe("s").close()
+        store.topic("t").send(b"first", deliver_at=START_MS + 60_000)
+        store.tick()  # loads the partition
+        ids = topic.send_batch([Message(b"%d" % number, deliver_at=START_MS + 60_000) for number in range(60)])
+        for message_id in ids[:20]:
+            assert topic.cancel(message_id)
+        store.tick()  # writes a snapshot
+        assert topic.cancel(ids[20])
+    without_copies(path)
+    flip(path / "main", keys(path / "main", Table.CANCELLED)[0])
+    report = repaired(path)
+    assert report.uncancelled == 41
+    assert delivered(path) == [b"first", *(b"%d" % number for number in range(20, 60))]
+
+
+def test_an_entry_that_was_never_admitted_is_no_finding_once_its_predecessor_is_cancelled(tmp_path: Path) -> None:
+    """A crash in the middle of rescheduling leaves such an entry; where there are copies nothing is made of it."""
+    path = tmp_path / "store"
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
+        topic = store.topic("t")
+        topic.subscribe("s").close()
+        message_id = topic.send(b"x", deliver_after=86_400)
+        new = topic.reschedule(message_id, deliver_after=5 * 86_400)
+    for table in (Table.ADMITTED, Table.CANCELLED):  # as before its main transaction
+        (key,) = keys(path / "main", table)
+        remove(path / "main", key)
+    without_copies(path)
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
+        assert store.topic("t").cancel(message_id)
+        assert new is not None
+    assert check_store(path, deep=True) == []
+
+
+@COPIES
+def test_a_recurring_message_whose_last_occurrence_fired_has_lost_no_cancellation(tmp_path: Path, copies: bool) -> None:
+    """The next one names it, and replaces nothing."""
+    path = tmp_path / "store"
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(path, CONFIG, clock=clock) as store:
+        topic = store.topic("t")
+        topic.subscribe("s").close()
+        topic.every("tick", interval=60, payload=b"x")
+        for _ in range(5):
+            clock.advance(60_000)
+            store.tick()
+        assert list(store.check(deep=True)) == []
+    if not copies:
+        without_copies(path)
+    assert check_store(path, deep=True) == []
