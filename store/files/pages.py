@@ -299,17 +299,13 @@ def refuse_broken(directory: Path, *, every_header: bool = False) -> None:
             before = page_bytes, metas = meta_in_force(descriptor)
             if not metas:
                 return  # opening it says so
-            pages = metas[-1].main.branch_pages + metas[-1].main.leaf_pages
-            leaves = next(
-                leaves
-                for most, leaves in (
-                    (FEW_PAGES, Leaves.WHOLE),
-                    (MOST_LEAVES, Leaves.NODES),
-                    (pages if every_header else MOST_HEADERS, Leaves.HEADERS),
-                    (pages, Leaves.UNREAD),
-                )
-                if pages <= most
-            )
+            tree = metas[-1].main
+            if tree.branch_pages + tree.leaf_pages <= FEW_PAGES:
+                leaves = Leaves.WHOLE
+            elif tree.leaf_pages <= MOST_LEAVES:
+                leaves = Leaves.NODES
+            else:
+                leaves = Leaves.HEADERS if every_header or tree.leaf_pages <= MOST_HEADERS else Leaves.UNREAD
             problems = _problems(descriptor, page_bytes, metas, metas[-1], leaves=leaves)
             if not problems:
                 return
