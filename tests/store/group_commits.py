@@ -157,7 +157,7 @@ class Spy:
 def spy_on(environment: Environment) -> Spy:
     """Put a spy between an environment and LMDB."""
     spy = Spy(environment)
-    environment._env = environment._map._environment = spy  # type: ignore[assignment]
+    environment._env = spy  # type: ignore[assignment]
     return spy
 
 

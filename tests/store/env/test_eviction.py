@@ -12,7 +12,6 @@ import pytest
 
 from duelog.store.codec.format import run_key
 from duelog.store.config import Durability
-from duelog.store.env import eviction as behind
 from duelog.store.env import page_cache
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -36,8 +35,8 @@ Open = Callable[..., Environment]
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(behind, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(behind, "KEPT_BYTES", KEPT)
+    monkeypatch.setattr(page_cache, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(page_cache, "KEPT_BYTES", KEPT)
 
 
 @pytest.fixture
@@ -78,9 +77,8 @@ def used_bytes(environment: Environment) -> int:
 
 def dropped_bytes(environment: Environment) -> int:
     """Up to which byte the file was dropped."""
-    assert environment._upkeep is not None
-    assert environment._upkeep._eviction is not None
-    return environment._upkeep._eviction._dropped
+    assert environment._eviction is not None
+    return environment._eviction._dropped
 
 
 def data_file(environment: Environment) -> Path:
@@ -219,8 +217,7 @@ def test_eviction_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls:
 def test_pages_are_dropped_with_the_lock_that_stopping_takes(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once `stop_evicting` has returned nothing is on its way either."""
     environment = opened()
-    assert environment._upkeep is not None
-    dropping = environment._upkeep._eviction
+    dropping = environment._eviction
     assert dropping is not None
     locked: list[bool] = []
     record(monkeypatch, lambda asked: locked.append(dropping._lock.locked()))
@@ -242,7 +239,7 @@ def test_one_that_is_told_to_keep_just_before_it_drops_does_not(tmp_path: Path, 
         def __exit__(self, *error: object) -> None:
             pass
 
-    dropping = behind.Eviction(tmp_path, ROOTS, lambda: True)
+    dropping = page_cache.Eviction(tmp_path, ROOTS, lambda: True)
     (tmp_path / "data.mdb").touch()
     dropping._lock = Told()  # type: ignore[assignment]
     dropping.look(1 << 20)

@@ -211,7 +211,7 @@ def test_a_commit_that_fails_leaves_everything_unapplied(
         with pytest.raises(LookupError):
             opened.write(refuse)
     else:
-        monkeypatch.setattr(opened._map, "grow", lambda: False)
+        monkeypatch.setattr(opened, "_grow", lambda: False)
         with pytest.raises(StoreFull):
             opened.write(fill)
     assert runs_in_lmdb(opened, 7) == []
