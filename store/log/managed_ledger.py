@@ -124,14 +124,9 @@ class ManagedLedger:
         topic_id: int,
         runs_: RunLimits,
         limits: LedgerLimits,
-        inline_ms: int = 0,
         changed: Callable[[int, bool], None] | None = None,
     ) -> ManagedLedger:
-        """The main log as the catalog has it; reads the headers of the open ledger's runs.
-
-        inline_ms: how long messages may lie inline before they are visible. Ledgers closed within that time before the
-        open one was made are read too: earlier versions did not let `closed_ms` cover their due times.
-        """
+        """Load the main log that the catalog has; reads the headers of the open ledger's runs."""
         closed: list[LedgerInfo] = []
         tail: Ledger | None = None
         created_ms = 0
@@ -145,10 +140,6 @@ class ManagedLedger:
                 closed.append(_info(ledger_id, record))
         if tail is None:
             raise CorruptRecord(f"topic {topic_id} has no open ledger")
-        for at, info in enumerate(closed):
-            if info.closed_ms <= created_ms < info.closed_ms + inline_ms:
-                _, due_by_ms = measured(raw, environment, info.ledger_id)
-                closed[at] = info._replace(closed_ms=max(info.closed_ms, due_by_ms))
         return cls(topic_id, _view(tuple(closed), tail, created_ms), runs_, limits, changed)
 
     # -- the list --------------------------------------------------------------------------------

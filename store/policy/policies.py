@@ -161,8 +161,7 @@ DEFAULTS: Mapping[str, PolicyValue] = MappingProxyType({name: _DEFAULTS[name] fo
 """What is in force where no scope sets a field: `StoreConfig`'s own defaults, in the values of policies."""
 
 KEEP_ALL: Mapping[str, PolicyValue] = MappingProxyType({**DEFAULTS, "retention_ms": _INT64_MAX})
-"""The same for a store that an earlier version made and that no program has opened since: what it is to
-keep is not known yet, so all of it."""
+"""The same for a store whose record of defaults is lost, until a program opens it for writing: it keeps everything."""
 
 
 def delay_part(policies: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:

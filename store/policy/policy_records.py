@@ -1,8 +1,8 @@
 """Where policies stand: one record for the store, each namespace and each topic that has any.
 
 A topic's record holds those of its subscriptions too, since the names of both would not fit into one key. The store's
-record says that the defaults of the program that made the store are in it (`recorded`); without that it was made by an
-earlier version, and what is in force keeps everything. Functions from transactions to values; nothing is cached here.
+record says that the defaults of the program that made the store are in it (`recorded`); without that it was lost,
+and the store keeps everything. Functions from transactions to values; nothing is cached here.
 """
 
 from __future__ import annotations
@@ -103,14 +103,11 @@ class PolicyRecord(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> PolicyRecord:
-        """Read a record of this version, or of version 1, which had the delay policies alone and no version in it.
-
-        Raises CorruptRecord, FormatMismatch (a later version).
-        """
+        """Read the fields of a record. Raises CorruptRecord, FormatMismatch (another version)."""
         try:
             fields = msgpack.unpackb(packed)
-            version = fields.pop("version", 1)
-            if version not in (1, 2, RECORD_VERSION):
+            version = fields.pop("version", None)
+            if version not in (2, RECORD_VERSION):
                 raise FormatMismatch(Path("main"), "version of a policy record", version, RECORD_VERSION)
             recorded = bool(fields.pop("recorded", False))
             subscriptions = {name: Policies(**of_one) for name, of_one in fields.pop("subscriptions", {}).items()}

@@ -38,7 +38,7 @@ from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from .segment_file import SECTOR, SegmentFile, make_file
 
 SEGMENT_VERSION = 2
-"""Version 1 has no batches."""
+"""Version of a segment; one of another version is refused."""
 
 MAIN = -1
 """In place of a partition's start: the main environment."""
@@ -160,7 +160,7 @@ class Segment:
             _make(self._path, store_id, size)
         self._file = SegmentFile(self._path)
         try:
-            self.version, self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id)
+            self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id)
         except BaseException:
             self._file.close()
             raise
@@ -242,7 +242,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
     """
     path = directory / file_name(number)
     content = path.read_bytes()
-    _, size = _read_header(content, path, store_id)
+    size = _read_header(content, path, store_id)
     if len(content) < size:
         raise DamagedStore(path, f"ends at byte {len(content)} of {size}")
     groups: list[Group] = []
@@ -348,17 +348,17 @@ def _seed(at: int, store_id: bytes) -> int:
     return crc32(store_id, crc32(_PLACE.pack(at)))
 
 
-def _read_header(content: bytes, path: Path, store_id: bytes) -> tuple[int, int]:
-    """The version and the size that a header says. Raises DamagedStore, FormatMismatch."""
+def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
+    """Check a header, and return the size that it says. Raises DamagedStore, FormatMismatch."""
     fields = content[_CRC.size : _CRC.size + _HEADER.size]
     if len(fields) < _HEADER.size or crc32(fields) != _CRC.unpack_from(content, 0)[0]:
         raise DamagedStore(path, "does not begin like a segment of the write-ahead log")
     version, size, found = _HEADER.unpack(fields)
     if found != store_id:
         raise DamagedStore(path, "belongs to another store")
-    if version > SEGMENT_VERSION:
+    if version != SEGMENT_VERSION:
         raise FormatMismatch(path, "version", version, SEGMENT_VERSION)
-    return version, size
+    return int(size)
 
 
 def _make(path: Path, store_id: bytes, size: int) -> None:

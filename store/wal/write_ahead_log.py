@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.directory import make_directory, move
 from ..files.failpoints import reach
-from .segment import SEGMENT_VERSION, Row, Segment, capacity_of, file_name, numbers_in
+from .segment import Row, Segment, capacity_of, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
 
 
@@ -78,10 +78,10 @@ class WriteAheadLog:
         prepared = self._directory / file_name(self._next_number)
         with suppress(DamagedStore, FormatMismatch):
             segment = Segment(self._directory, self._next_number, self._store_id, size)
-            if segment.size == prepared.stat().st_size and segment.version == SEGMENT_VERSION:
+            if segment.size == prepared.stat().st_size:
                 return segment
             segment.close()
-        prepared.unlink()  # it was applied, and is damaged since, or of an earlier version: nothing in it counts
+        prepared.unlink()  # it was applied, and is damaged since: nothing in it counts
         return Segment(self._directory, self._next_number, self._store_id, size)
 
     def begin_segment(self, following: Segment) -> int | None:

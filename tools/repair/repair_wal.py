@@ -25,7 +25,6 @@ from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, DamagedStore
 from ...store.files.directory import make_directory, move, remove_tree
 from ...store.log import catalog
-from ...store.wal.older_wal import FILE_NAME, read_older_wal
 from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, numbers_in, place_of, salvage
 from ...store.wal.wal_reader import DIRECTORY, read_wal
 from ...store.wal.write_batch import single_rows
@@ -138,7 +137,6 @@ class WalRepair:
                         raw = body if isinstance(body, bytes) else b""
                         reason = f"its partition, from {start_ms} on, is gone; this is from {_THE_LOG}"
                         self._account.discard(Discarded(_THE_LOG, run.ledger_id, entry_id, reason, raw))
-        self._end_older()
         if self._damage is None:
             return
         directory = self._path / DIRECTORY
@@ -153,17 +151,6 @@ class WalRepair:
             if number <= self._last:
                 move(directory / file_name(number), trash / file_name(number))
         self._account.say(f"{DIRECTORY}: {self._damage}; what can be read of it is applied, and it is begun anew")
-
-    def _end_older(self) -> None:
-        """Move the file of an older version away if it is damaged; else opening replays it."""
-        try:
-            read_older_wal(self._path, self._store_id)
-        except DamagedStore as error:
-            trash = self._path / "trash" / "repair-older-wal"
-            remove_tree(trash)
-            make_directory(trash)
-            move(self._path / FILE_NAME, trash / FILE_NAME)
-            self._account.say(f"{FILE_NAME}: {error.reason}; discarded")
 
 
 def _run(row: Row) -> Run:
