@@ -20,7 +20,7 @@ from ..store.env.transaction import Transaction
 from ..store.files.directory import discard_tree, make_directory, move, remove_tree
 from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
-from ..store.jobs import Jobs
+from ..store.job_threads import Jobs
 from ..store.log import catalog
 from .partition import Partition
 

@@ -21,8 +21,7 @@ from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
 from ..store.codec.attempt_rows import split_attempts_key, unpack_attempts
 from ..store.codec.body import decode_body
-from ..store.codec.copies import copied_key
-from ..store.codec.format import Table, seal
+from ..store.codec.format import Table, copied_key, seal
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Run, RunKind
 from ..store.codec.sent_ids import KeyRecord, split_numbered_key, unpack_numbered

@@ -25,8 +25,7 @@ from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.markers.succession import Passed, Succession
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
-from duelog.store.codec.body import encode_one
-from duelog.store.codec.body_extra import occurrence_extra
+from duelog.store.codec.body import encode_one, occurrence_extra
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord, InvalidArgument, UnknownTopic

@@ -11,8 +11,7 @@ from duelog.cleanup.origin import OriginRecord
 from duelog.store.codec import format as fmt
 from duelog.store.codec.attempt_rows import unpack_attempts
 from duelog.store.codec.body import decode_body
-from duelog.store.codec.copies import copied_key
-from duelog.store.codec.format import Table
+from duelog.store.codec.format import Table, copied_key
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run
 from duelog.store.codec.sent_ids import KeyRecord, unpack_numbered

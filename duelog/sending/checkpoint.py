@@ -16,7 +16,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files.failpoints import reach
-from duelog.store.jobs import Jobs
+from duelog.store.job_threads import Jobs
 from duelog.store.log import catalog
 
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ..duration import Duration
 from ..errors import InvalidArgument, InvalidMessage
-from ..message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, due_at_ms, resolve_due_ms
+from ..message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, Occurrence, due_at_ms, resolve_due_ms
 from .bodies import Bodies
 from .message_fields import (
     Dedup,
@@ -388,3 +388,23 @@ def _encode_fields(
         count = 5
     # The payload is joined, not packed: a packer keeps a buffer of the largest thing it ever packed.
     return b"".join((_ARRAY_HEADS[count], before, payload, tail))
+
+
+# -- the schedule in `extra`: it goes along where a message is sent again, postponed, dead or requeued --
+
+_SCHEDULE = "schedule"
+
+
+def occurrence_extra(occurrence: Occurrence | None) -> dict[str, object]:
+    """The part of ``extra`` that says which schedule a message is of."""
+    return {} if occurrence is None else {_SCHEDULE: list(occurrence)}
+
+
+def occurrence_of(extra: Mapping[str, object] | None) -> Occurrence | None:
+    """Which schedule a message is of. Raises ValueError."""
+    facts = None if extra is None else extra.get(_SCHEDULE)
+    if facts is None:
+        return None
+    if type(facts) is not list or [type(fact) for fact in facts] != [str, int]:
+        raise ValueError(f"schedule {facts!r} of a body is malformed")
+    return Occurrence(*facts)

@@ -380,3 +380,22 @@ class CursorRecord(NamedTuple):
     @classmethod
     def unpack(cls, fields: bytes) -> CursorRecord:
         return cls(*unpack_fields(_CURSOR, fields, "cursor record"))
+
+
+# -- copies: each small record stands twice, written and removed in the same transaction ------------
+#
+# Nothing but a transaction writes copies, and nothing but `check` and `repair` reads them. They lie under keys of their
+# own, after all other small records, so that one page that went bad does not take both.
+
+NOT_COPIED = frozenset((Table.PARTITION_INFO, Table.ORIGIN, Table.SNAPSHOT_PART, Table.SNAPSHOT_META))
+"""Tables whose records stand once: what they say can be told from where they lie, or be made again from the log."""
+
+
+def copy_key(key: bytes) -> bytes:
+    """Key of the copy of the record under `key`."""
+    return bytes((Table.COPY,)) + key
+
+
+def copied_key(key: bytes) -> bytes:
+    """Key of the record that the copy under `key` is of."""
+    return key[1:]

@@ -12,8 +12,7 @@ from typing import Protocol, TypeVar, cast
 import lmdb
 
 from ..codec.bodies import Buffer
-from ..codec.copies import NOT_COPIED, copy_key
-from ..codec.format import seal, unseal
+from ..codec.format import NOT_COPIED, copy_key, seal, unseal
 from ..errors import BrokenInvariant
 from .claims import Claims
 from .memtable import Applied, Memtable, apply_rows

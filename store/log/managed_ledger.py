@@ -10,8 +10,9 @@ is closed in the commit that fills it, so that it can be trimmed as soon as ever
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,12 +23,11 @@ from ..codec.format import LedgerRecord, LedgerState, ledger_key
 from ..codec.run import Int64s, RunLimits, UInt32s
 from ..env.memtable import Reads
 from ..env.transaction import StagingTransaction
-from ..errors import CorruptRecord
+from ..errors import BrokenInvariant, CorruptRecord
 from ..position import Position
 from . import catalog
 from .ledger import MARKER_BYTES, Ledger, StagedLedger, find_tail
 from .scan import measured
-from .visibility import Hidden, first_hidden, still_hidden
 
 
 class LedgerLimits(NamedTuple):
@@ -387,3 +387,38 @@ class _StagedLog:
             staged.committed()
         view = _view(tuple(self.closed), self.current.ledger, self.created_ms) if self.changed else None
         self._log._publish(view, look)
+
+
+class Hidden(NamedTuple):
+    """Nothing of a log from `first` on is read before `due_ms`."""
+
+    due_ms: int
+    first: Position
+
+
+def first_hidden(hidden: Iterable[Hidden], now_ms: int) -> Hidden | None:
+    """The first of ascending `hidden` that is not visible at `now_ms`; None: all are."""
+    return next((wait for wait in hidden if wait.due_ms > now_ms), None)
+
+
+def still_hidden(
+    hidden: Iterable[Hidden], firsts: Sequence[Position], lengths: Sequence[int], dues: Int64s, now_ms: int
+) -> tuple[Hidden, ...]:
+    """Those of `hidden` that are not visible at `now_ms`, and those of entries appended after them.
+
+    The entries lie at `firsts`, so many in a row as `lengths` says, and are due at `dues`. An entry is not
+    visible before those in front of it are, so that a log is read in order.
+    """
+    kept = [wait for wait in hidden if wait.due_ms > now_ms]
+    before_ms = kept[-1].due_ms if kept else now_ms
+    due_by = np.maximum.accumulate(np.maximum(dues, before_ms))
+    ends = np.cumsum(lengths)
+    for index in np.flatnonzero(np.diff(due_by, prepend=before_ms)).tolist():
+        at = int(np.searchsorted(ends, index, side="right"))
+        ledger_id, entry_id = firsts[at]
+        kept.append(Hidden(int(due_by[index]), Position(ledger_id, entry_id + index - int(ends[at]) + lengths[at])))
+    # Invariant: what is later in the log is visible later.
+    for one, other in pairwise(kept):
+        if not (one.due_ms < other.due_ms and one.first < other.first):
+            raise BrokenInvariant(f"{other} behind {one}")
+    return tuple(kept)

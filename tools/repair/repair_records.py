@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from ...check.check_records import verify_record
 from ...cleanup.mend import Discarded
-from ...store.codec.copies import copied_key, copy_key
-from ...store.codec.format import Table
+from ...store.codec.format import Table, copied_key, copy_key
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.errors import CorruptRecord

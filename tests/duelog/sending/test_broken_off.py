@@ -19,7 +19,7 @@ from duelog.sending.wal_segments import WalSegments
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.memtable import Memtable
 from duelog.store.env.transaction import Transaction
-from duelog.store.jobs import Jobs
+from duelog.store.job_threads import Jobs
 from duelog.store.listener import StoreListener
 from duelog.store.wal.segment import Row
 from duelog.store.wal.write_ahead_log import WriteAheadLog

@@ -16,7 +16,7 @@ from duelog import DelayedStore, ManualClock, Message
 from duelog.errors import DuelogError
 from duelog.sending import wal_replay
 from duelog.store.files import failpoints
-from duelog.store.jobs import Jobs
+from duelog.store.job_threads import Jobs
 from duelog.store.wal.segment import Row, Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import single_rows

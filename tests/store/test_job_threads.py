@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from duelog.store.jobs import Jobs
+from duelog.store.job_threads import Jobs
 from tests.store.group_commits import PATIENCE_S, until
 
 
