@@ -1,9 +1,9 @@
-"""The partitions of a store that another process writes: they come, change state and go without being asked.
+"""The partitions of a store that another process writes: they come, change state and go at any time.
 
-The catalog is read anew whenever the partitions are listed, one is missing, or one cannot be opened; the write-ahead
-log is followed at each read. A partition that
-has gone keeps its environment open as long as there is a lease: its files are unlinked, not emptied. One that has a
-newer generation, which compaction made, is never taken for gone: the next lease is on that one.
+The catalog is read again whenever the partitions are listed, one is missing, or one cannot be opened; the write-ahead
+log is followed at each read. A partition that has gone keeps its environment open as long as there is a lease: its
+files are unlinked, not emptied. One that has a newer generation, which compaction made, is never taken for gone: the
+next lease is on that one.
 
 Deliberately without appends, creation and removal: a read-only store does none of them.
 """
@@ -33,7 +33,7 @@ class FollowedPartitionSet(PartitionSet):
     """The partitions of a store open read-only. Thread-safe."""
 
     def __init__(self, path: Path, main: Environment, config: StoreConfig, store_id: bytes, wal: FollowedWal) -> None:
-        """`wal`: what is not applied of the store."""
+        """`wal` has the unapplied rows of the store."""
         super().__init__(path, main, config, store_id, Claims(), read_only=True)
         self._wal = wal
 
@@ -55,7 +55,7 @@ class FollowedPartitionSet(PartitionSet):
                 self._partitions[start_ms] = self._new(start_ms, record.end_ms, record.generation, record.state)
 
     def _follow(self, partition: Partition) -> Follow | None:
-        """A partition that has closed is applied, and a newer generation of it does not say so."""
+        """Follow an open partition only: one that has closed is applied, and a newer generation does not say so."""
         return self._wal.of(partition.start_ms) if partition.state is PartitionState.OPEN else None
 
     def _retire(self, partition: Partition) -> None:
@@ -87,7 +87,7 @@ class FollowedPartitionSet(PartitionSet):
         return [found for found in directories if found.name not in known and _age_s(found) > _REGISTERED_WITHIN_S]
 
     def registered(self, partition: Partition) -> bool:
-        """Whether the catalog still has the partition, and its deletion has not begun."""
+        """True while the catalog has the partition, and its deletion has not begun."""
         self.load()
         return super().registered(partition)
 

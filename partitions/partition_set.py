@@ -29,7 +29,7 @@ from .creation import LedgerNumbers, create_partitions
 from .partition import Partition, partition_path
 
 Watcher = Callable[[Partition, Environment], None]
-"""Told of an environment that was opened."""
+"""Callback that hears of each environment that was opened."""
 
 
 class OpenEnvironments:
@@ -77,7 +77,7 @@ class OpenEnvironments:
         self.close_idle(surplus)
 
     def watch(self, watcher: Watcher | None) -> list[Partition]:
-        """As `PartitionSet.watch`; the open partitions. REQUIRES: the lock."""
+        """Set the watcher (`PartitionSet.watch`), and return the open partitions. REQUIRES: the lock."""
         self._watcher = watcher
         return list(self._open.values())
 
@@ -94,7 +94,7 @@ class OpenEnvironments:
         return idle
 
     def close_idle(self, partitions: Sequence[Partition]) -> None:
-        """Close those that no lease has opened anew meanwhile."""
+        """Close those that no lease has opened again meanwhile."""
         for partition in partitions:
             with partition.opening:
                 if partition.closing:
@@ -202,7 +202,7 @@ class PartitionSet:
 
     @contextmanager
     def glance(self, partition: Partition) -> Iterator[Reads]:
-        """What a partition has, for recovery to read a few rows of, without a lease. Raises DamagedStore."""
+        """Open a partition for recovery to read a few rows, without a lease. Raises DamagedStore."""
         if partition.is_open:
             with partition.environment.read() as raw:
                 yield raw
@@ -264,7 +264,7 @@ class PartitionSet:
                 self.release(partition)
 
     def registered(self, partition: Partition) -> bool:
-        """Whether the catalog still has the partition, and its deletion has not begun."""
+        """True while the catalog has the partition, and its deletion has not begun."""
         return self._partitions.get(partition.start_ms) is partition and partition.state is not PartitionState.DELETING
 
     def release(self, partition: Partition) -> None:
@@ -306,7 +306,7 @@ class PartitionSet:
     def begin_appends(
         self, starts: Sequence[int], now_ms: int, topic_ids: Sequence[Collection[int]] | None = None
     ) -> list[Partition | None]:
-        """As `begin_append`, for many partitions, each of some topics; those that are missing are created together.
+        """Begin appends to many partitions, each of some topics; missing partitions are created together.
 
         Raises StoreFailed for one whose environment has failed, with no lease given.
         """
@@ -404,7 +404,7 @@ class PartitionSet:
         return environment
 
     def _follow(self, partition: Partition) -> Follow | None:
-        """How what is unapplied of a partition is read, where another process writes it."""
+        """Return the reader of a partition's unapplied rows, where another process writes it."""
         return None
 
     # -- generations -------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ class PartitionSet:
         self._let_go(partition)
 
     def _let_go(self, partition: Partition) -> None:
-        """Close what is of older generations, if there is no lease."""
+        """Close the environments of older generations, if there is no lease."""
         if partition.leases:
             return
         partition.unpark()

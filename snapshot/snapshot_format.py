@@ -59,7 +59,7 @@ class Unusable(Exception):
 
 
 class PartRecord(NamedTuple):
-    """What the metadata says of one part: its seal (the CRC-32 that ends its value), bytes of its value, entries."""
+    """The facts of one part in the metadata: its seal (the CRC-32 that ends its value), bytes of its value, entries."""
 
     crc: int
     stored_bytes: int

@@ -33,7 +33,7 @@ _REMOVED_KEYS = 512
 
 
 class Cut(NamedTuple):
-    """A delay index as of one instant: what a snapshot is made of.
+    """A delay index as of one instant, which a snapshot is made of.
 
     `pieces` hold the entries below `tail` that come after the frontier's C and were not cancelled, all of them; none
     of the entries below `tail` was late (appended at or before C) and not yet fired.
@@ -67,7 +67,7 @@ class SnapshotWritten(NamedTuple):
 
 
 class WriteStep(Enum):
-    """What a step of writing snapshots has committed, besides a snapshot's end."""
+    """A commit of writing snapshots that does not end one."""
 
     PARTS = "parts"
     REMOVAL = "of a snapshot that is torn, or that was replaced, some keys are gone"
@@ -83,7 +83,7 @@ def write_snapshot(environment: Environment, cut: Cut, part_bytes: int, created_
 def write_snapshots(
     environment: Environment, cuts: Iterable[Cut], part_bytes: int, created_ms: int
 ) -> Iterator[WriteStep | SnapshotWritten]:
-    """The same for many logs of one partition, one transaction at each step.
+    """Write snapshots of many logs of one partition, one transaction at each step.
 
     The caller may do other things between steps, or drop the iterator: then what is begun is as after a crash.
     """
@@ -92,7 +92,7 @@ def write_snapshots(
 
 
 class _Writing:
-    """A snapshot on its way."""
+    """A snapshot that is being written."""
 
     def __init__(self, environment: Environment, cut: Cut, part_bytes: int) -> None:
         self.cut = cut
@@ -107,11 +107,11 @@ class _Writing:
         self._torn = set(begun) - set(complete)
 
     def torn(self, found: tuple[bytes, int]) -> bool:
-        """Whether a key found is a part of a snapshot that was never completed."""
+        """True for a key of a part of a snapshot that was never completed."""
         return split_snapshot_key(found[0])[1] in self._torn
 
     def owns(self, found: tuple[bytes, int]) -> bool:
-        """Whether a key found is one of this snapshot's."""
+        """True for a key of this snapshot."""
         return split_snapshot_key(found[0])[1] == self.snapshot_id
 
     def metadata(self, created_ms: int) -> Metadata:

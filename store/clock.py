@@ -66,7 +66,7 @@ class SystemClock(Clock):
         return time.time_ns() // 1_000_000
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``Clock.wait``; a wait that runs out ends at the start of millisecond ``until_ms``, not before it."""
+        """Wait as ``Clock.wait``; a wait that runs out ends at the start of millisecond ``until_ms``, not before."""
         if until_ms is None:
             condition.wait(MAX_WAIT_S)
             return
@@ -186,7 +186,7 @@ class StoreClock(Clock):
             return self._mark_ms
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``Clock.wait``. Raising the mark wakes no waiter: a thread that raises it past a deadline does."""
+        """Wait as ``Clock.wait``. Raising the mark wakes no waiter: a thread that raises it past a deadline does."""
         if until_ms is not None and until_ms <= self._mark_ms:
             return
         self._wrapped.wait(condition, until_ms)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Milliseconds:
-    """What a type checker takes a setting in ms for: set to an int or a ``timedelta``, read as an int.
+    """The type of a setting in ms for type checkers: set to an int or a ``timedelta``, read as an int.
 
     There is none of it when a program runs: a dataclass puts ints into such fields (`take_timedeltas`).
     """
@@ -39,7 +39,7 @@ class Milliseconds:
 
 
 class OptionalMilliseconds:
-    """As `Milliseconds`, or None."""
+    """The type of a setting in ms that may be None: see `Milliseconds`."""
 
     if TYPE_CHECKING:
 

@@ -111,7 +111,7 @@ class QuotaExceeded(DuelogError):
 
 
 class PoliciesChanged(DuelogError):
-    """What is set at a scope is not what the caller took it for: another was quicker, and nothing was set.
+    """The policies at a scope are not those that the caller expected: another was quicker, and nothing was set.
 
     expected, found: the policies, None: none.
     """

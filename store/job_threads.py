@@ -40,7 +40,7 @@ class Jobs:
         self._cancelled = False
 
     def start(self, threads: int) -> None:
-        """Have up to so many threads begin; fewer where the system has none left: `finish` does what they leave."""
+        """Start up to `threads` threads; fewer where the system has none left: `finish` does the rest."""
         for _ in range(min(threads, len(self._jobs))):
             try:
                 _thread.start_new_thread(self._help, ())
@@ -63,18 +63,18 @@ class Jobs:
             self._tried()
 
     def _run(self, job: _Job) -> None:
-        """REQUIRES: the job's lock."""
+        """Call the job unless it has succeeded or is cancelled. REQUIRES: the job's lock."""
         if not (job.succeeded or self._cancelled):
             job.call()
             job.succeeded = True
 
     @property
     def are_tried(self) -> bool:
-        """Whether `finish` has nothing to wait for."""
+        """True where `finish` has nothing to wait for."""
         return not self._threads or all(job.tried for job in self._jobs)
 
     def finish(self) -> None:
-        """Do what no thread has done, wait for what they are at, and raise the first error of this thread.
+        """Do the jobs that no thread has done, wait for those under way, and raise the first error of this thread.
 
         It may be called again: what succeeded is not done twice.
         """

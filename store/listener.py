@@ -1,7 +1,7 @@
-"""What happens in an open store, as its parts tell it: metrics count it, and threads that wait for it are woken.
+"""Events of an open store, told by its parts: metrics count them, and threads that wait for them are woken.
 
 One protocol in place of a callback for each thing; RocksDB's EventListener is the example. Parts get the listeners of
-their store when they are made. The list is filled once all parts are there: what recovery does nothing hears of.
+their store when they are made. The list is filled once all parts are there, so nobody hears of recovery.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ P = ParamSpec("P")
 def call_supplied(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
     """Call a function that a program or an exporter supplied; log what it raises, and go on.
 
-    It runs once the disk has what it hears of. Nothing that it raises, BaseException included, turns a stored message
-    into an error, stops a leader or ends a thread of the store.
+    It runs once the event is on disk. Nothing that it raises, BaseException included, turns a stored message into an
+    error, stops a leader or ends a thread of the store.
     """
     try:
         function(*args, **kwargs)
@@ -85,4 +85,4 @@ class StoreListener:
 
 
 Listeners = list[StoreListener]
-"""Of one store, shared by its parts."""
+"""The listeners of one store, shared by its parts."""

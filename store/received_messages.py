@@ -20,7 +20,7 @@ NUMBERS = {int}
 
 
 class Facts(NamedTuple):
-    """What few messages have: fields as in ReceivedMessage."""
+    """Fields that few messages have, as in ReceivedMessage."""
 
     properties: dict[str, str] | None
     retries: int = 0
@@ -31,7 +31,7 @@ class Facts(NamedTuple):
     failure: str | None = None
 
     def deliverable(self, subscription: str, now_ms: int) -> bool:
-        """Whether a subscription is to get it: it is addressed to it, or to all, and has not expired."""
+        """True where a subscription gets it: it is addressed to it, or to all, and has not expired."""
         return self.addressee in (None, subscription) and (self.expires_ms is None or self.expires_ms > now_ms)
 
 

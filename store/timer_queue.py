@@ -1,4 +1,4 @@
-"""What comes next by time: one time for each of many keys, the earliest first.
+"""A queue of keys by time: one time for each key, the earliest first.
 
 Knows neither clocks nor threads: callers say what time it is, and hold a lock of their own.
 """

@@ -147,7 +147,7 @@ class Buckets:
         return sum(map(len, self._bitmaps.values()))
 
     def is_worth_packing(self, entries: int, added: int) -> bool:
-        """Whether ``pack`` should begin, with ``entries`` in all buckets and ``added`` since it last began. O(1)."""
+        """True where ``pack`` should begin, with ``entries`` in all buckets and ``added`` since it last began. O(1)."""
         return min(added, entries - self.packed) > max(entries // _PACKED_SHARE, _PACKED_ENTRIES * len(self))
 
     def pack(self, after_ms: int | None) -> int | None:
@@ -354,7 +354,7 @@ class Buckets:
     # -- packed and unpacked -------------------------------------------------------------------
 
     def _taking(self, start_ms: int) -> BitMap | None:
-        """What takes entries added to a bucket; None: ``_put`` the first ones. Unpacks nothing."""
+        """Return the function that adds entries to a bucket; None: ``_put`` the first ones. Unpacks nothing."""
         kept = self._bitmaps.get(start_ms)
         return kept.added if isinstance(kept, PackedBucket) else kept
 

@@ -189,7 +189,7 @@ class DelayIndex:
         return self.next_due_ms()
 
     def could_not_read(self) -> bool:
-        """Whether the last exception came from ``due_of``: then nothing has been removed. Told once."""
+        """True once where the last exception came from ``due_of``: then nothing has been removed."""
         failed, self._reading = self._reading, False
         return failed
 
@@ -222,7 +222,7 @@ class DelayIndex:
         return IndexCut(self._buckets, self._window.keys(), self._start_ms, self.bucket_ms, limit_id)
 
     def is_worth_packing(self, added: int) -> bool:
-        """Whether ``pack`` should begin, ``added`` entries after it last did. O(1)."""
+        """True where ``pack`` should begin, ``added`` entries after it last did. O(1)."""
         return self._buckets.is_worth_packing(self._count - len(self._window), added)
 
     def pack(self, after_ms: int | None = None) -> int | None:

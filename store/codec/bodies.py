@@ -90,7 +90,7 @@ class Bodies(Sequence[bytes]):
         return struct.pack(f"<{len(rests)}I", *found)  # numpy takes half as long again to gather them
 
     def parts(self) -> list[bytes]:
-        """What joined gives all of them, one after the other."""
+        """The pieces that give all bodies when joined, one after the other."""
         if not self.head:
             return self.rests
         parts = [self.head] * (2 * len(self.rests))

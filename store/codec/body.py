@@ -38,7 +38,7 @@ from .message_fields import (
 )
 
 DEDUP = "dedup"
-"""What a body has its message's deduplication key under, in its `extra`."""
+"""Name of the deduplication key in the `extra` of a body."""
 
 _ARRAY_HEADS = [bytes([0x90 + count]) for count in range(6)]
 _NIL = b"\xc0"
@@ -273,7 +273,7 @@ def encode_send(
     ttl: Duration | None = None,
     dedup_key: str | None = None,
 ) -> tuple[int, bytes]:
-    """As ``encode_one`` of a Message with these fields: what a plain one needs, without making one."""
+    """Encode a message of these fields, as ``encode_one`` does, without making a Message."""
     if (
         type(payload) is bytes
         and key is None
@@ -355,7 +355,7 @@ def _binary_head(size: int) -> bytes:
 
 
 def _bare_head(packed_now: bytes, size: int, max_message_bytes: int) -> bytes:
-    """What stands before a payload of ``size`` bytes in ``[publish_ms, payload]``; refuses one over the limit."""
+    """Pack the bytes before a payload of ``size`` bytes in ``[publish_ms, payload]``; refuses one over the limit."""
     head = _ARRAY_HEADS[2] + packed_now + _binary_head(size)
     if len(head) + size > max_message_bytes:
         raise too_large(len(head) + size, max_message_bytes)

@@ -203,7 +203,7 @@ def run_prefix(ledger_id: int) -> bytes:
 
 
 def is_run_of(key: bytes | memoryview, ledger_id: int) -> bool:
-    """Whether a key is that of a run of a ledger."""
+    """True for a key of a run of the ledger."""
     return len(key) == RUN_KEY_BYTES and bytes(key[: _KEY_64.size]) == run_prefix(ledger_id)
 
 
@@ -310,7 +310,7 @@ _PARTITION_INFO = struct.Struct(">H16sQQI")
 
 
 class PartitionInfo(NamedTuple):
-    """What a partition's directory says of itself, so that a copied or swapped one is found at open."""
+    """The identity that a partition's directory has in it, so that a copied or swapped one is found at open."""
 
     version: int
     store_id: bytes
@@ -388,7 +388,7 @@ class CursorRecord(NamedTuple):
 # own, after all other small records, so that one page that went bad does not take both.
 
 NOT_COPIED = frozenset((Table.PARTITION_INFO, Table.ORIGIN, Table.SNAPSHOT_PART, Table.SNAPSHOT_META))
-"""Tables whose records stand once: what they say can be told from where they lie, or be made again from the log."""
+"""Tables whose records stand once: they can be told from where they lie, or be made again from the log."""
 
 
 def copy_key(key: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What the fields of a message that is sent may be: the check of each, which names the field and the value."""
+"""Checks of the fields of a message that is sent; each refusal names the field and the value."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def checked_dedup_key(key: object, field: str = "dedup_key", error: type[Invalid
 
 
 class Dedup(NamedTuple):
-    """What a send asks for: its key, how long it holds at least, and whether it takes the place of what is pending."""
+    """Deduplication of a send: the key, how long it holds at least, and whether it replaces the pending message."""
 
     key: str
     hold_ms: int
@@ -90,7 +90,7 @@ class Dedup(NamedTuple):
     def checked(
         cls, key: object, hold: Duration | None, replace: object, error: type[InvalidArgument] = InvalidArgument
     ) -> Self | None:
-        """What a caller gave; None: no key. Raises `error`."""
+        """Check the arguments of a caller; None without a key. Raises `error`."""
         if key is None:
             if hold is not None:
                 raise error("dedup_for", hold, "goes with dedup_key")

@@ -46,14 +46,14 @@ def cut(
 
 
 def fits_runs(bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits) -> bool:
-    """Whether each group (base_ms, start, limit) of bodies is certain to be one run. O(groups)."""
+    """True where each group (base_ms, start, limit) of bodies is certain to be one run. O(groups)."""
     return max(limit - start for _, start, limit in groups) <= limits.entries and (
         bodies.total() <= limits.bytes or int(bodies.sizes().max()) * limits.entries <= limits.bytes
     )
 
 
 class RunParts(NamedTuple):
-    """What a run of plain messages is made of.
+    """The parts of a run of plain messages.
 
     rows: (due, end, body_crc) of each message; in the value of a run these are columns.
     """
@@ -105,14 +105,14 @@ class ShortRun(Protocol):
 
     @property
     def value(self) -> Buffer:
-        """As stored under its key."""
+        """The bytes that are stored under its key."""
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of the value."""
 
     def parts(self) -> RunParts:
-        """What the value is made of."""
+        """The parts of the value, in order."""
 
 
 def merged_runs(

@@ -1,4 +1,4 @@
-"""Memtable: what of one environment is durable in the write-ahead log and not yet applied to LMDB.
+"""Memtable: the rows of one environment that are durable in the write-ahead log and not yet applied to LMDB.
 
 Readers find its rows behind those of LMDB. The unapplied runs of a ledger follow its applied ones, and are applied from
 the first on. So a reader that takes the memtable's view before it begins its transaction misses nothing, and a row of
@@ -124,7 +124,7 @@ class Memtable:
         self.claims = claims
         self.limits = limits
         self.view = Unapplied.nothing()
-        """Replaced by what is left when some is applied; rows are added in place."""
+        """Replaced by the rest when some rows are applied; new rows are added in place."""
         self.position = 0
         """The place in the write-ahead log of the last group whose rows are here: segment number << 32 | sequence."""
         self.publishing = claims.publishing
@@ -156,7 +156,7 @@ class Applied:
         self._numbers = 0
 
     def rows(self) -> Iterator[tuple[int, LedgerRuns]]:
-        """The runs by ledger that the transaction has not been given yet, and are given now."""
+        """The runs, by ledger, that the transaction has not been given yet, and is given now."""
         runs = self._memtable.view.runs
         for ledger_id in list(runs):
             given = self._runs.get(ledger_id, 0)
@@ -166,7 +166,7 @@ class Applied:
                 yield ledger_id, LedgerRuns(ledger_id, left)
 
     def records(self) -> list[tuple[bytes, bytes]]:
-        """As `rows`, of small records."""
+        """The small records that the transaction has not been given yet, and is given now: (key, fields)."""
         view = self._memtable.view
         found = [
             (key, fields)
@@ -178,13 +178,13 @@ class Applied:
         return found
 
     def numbers(self) -> list[tuple[bytes, BitMap64]]:
-        """As `rows`, of numbers."""
+        """The numbers that the transaction has not been given yet, and is given now: (key, numbers)."""
         found = self._memtable.view.numbers[self._numbers :]
         self._numbers += len(found)
         return found
 
     def committed(self) -> None:
-        """The transaction is on disk: the memtable forgets what was given."""
+        """Have the memtable forget the rows that were given: the transaction is on disk."""
         memtable = self._memtable
         with memtable.publishing:
             runs, records, numbers, ids = memtable.view
@@ -218,7 +218,7 @@ class ReadTransaction:
 
 
 Reads = lmdb.Transaction | ReadTransaction
-"""What can be read from."""
+"""A transaction that can be read from."""
 
 
 def applied_position(raw: Reads) -> int:

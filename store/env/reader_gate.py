@@ -16,7 +16,7 @@ _LOOK_AGAIN_S = 0.1
 
 
 class _Depth(threading.local):
-    """How often the calling thread is inside."""
+    """How often the calling thread has entered and not left."""
 
     value = 0
 
@@ -36,7 +36,7 @@ class ReaderGate:
 
     @property
     def held(self) -> bool:
-        """Whether the calling thread is inside."""
+        """True while the calling thread is inside."""
         return self._depth.value > 0
 
     def enter(self) -> None:
@@ -94,6 +94,6 @@ class ReaderGate:
 
     @contextmanager
     def alone_at_once(self) -> Iterator[bool]:
-        """The same without waiting: False when a reader is inside, and then none is kept out."""
+        """Be alone for the block without waiting; gives False where a reader is inside, and then none is kept out."""
         with self._mutex:
             yield not (self._inside or self._entered)

@@ -19,7 +19,7 @@ from .pages import find_problems
 
 
 class DataFile(NamedTuple):
-    """What the newer of the two meta pages says."""
+    """The facts of the newer of the two meta pages."""
 
     page_bytes: int
     map_bytes: int
@@ -29,7 +29,7 @@ class DataFile(NamedTuple):
 
     @property
     def short(self) -> bool:
-        """Whether pages that were once allocated lie past the end of the file.
+        """True where pages that were once allocated lie past the end of the file.
 
         Such a page may be free (allocated and freed by one commit, never written) or lost.
         """
@@ -80,7 +80,7 @@ class InPlace:
     """
 
     def __init__(self, file: Path | str) -> None:
-        """Of the file that is there now."""
+        """Remember which file is there now."""
         self._path = os.fspath(file)
         self._look_at_ns = 0
         self._identity: tuple[int, int] | None = None

@@ -32,7 +32,7 @@ from ..env.transaction import StagingTransaction
 from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument
 
 MARKER_BYTES = 8
-"""Of a ledger's size, for each marker: its columns in a run."""
+"""Bytes of a ledger's size that each marker takes: its columns in a run."""
 
 MAX_RUN_ENTRIES = 65_535
 """No run holds more entries; the next id after a run whose header is damaged is so many higher."""
@@ -57,10 +57,10 @@ class Ledger:
         self.stored_bytes = stored_bytes
         """Bytes of the runs written since the ledger was opened here, and before where that is known."""
         self.due_by_ms = 0
-        """Of a main log: latest due time of the messages that were not due when they were appended; 0: all were."""
+        """Latest due time of a main log's messages that were not due when they were appended; 0: all were."""
 
     def takes(self, count: int) -> bool:
-        """Whether ids are left for so many more entries."""
+        """True while ids are left for `count` more entries."""
         return self.entries + count <= MAX_ENTRY_ID
 
 
@@ -120,7 +120,7 @@ class _Piece:
 
 
 class StagedLedger:
-    """What one transaction appends to one ledger."""
+    """The appends of one transaction to one ledger."""
 
     __slots__ = ("_callback", "_limits", "_pieces", "_written_bytes", "due_by_ms", "ledger", "next_entry")
 
@@ -290,7 +290,7 @@ def find_tail(raw: Reads, environment: str, ledger_id: int) -> int:
 
 
 def applied_tail(raw: Reads, environment: str, ledger_id: int) -> int:
-    """As `find_tail`, of what is applied."""
+    """Find the end of the applied entries, as `find_tail` does of all."""
     try:
         run = last_applied_run(raw, environment, ledger_id)
     except CorruptEntry as error:

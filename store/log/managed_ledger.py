@@ -167,14 +167,14 @@ class ManagedLedger:
         return LedgerSnapshot(view, Position(view.tail.ledger_id, view.tail.entries))
 
     def visible(self, now_ms: int) -> LedgerSnapshot:
-        """What of it may be read at `now_ms`. REQUIRES: a time that never goes back while `hides_some`."""
+        """The part that may be read at `now_ms`. REQUIRES: a time that never goes back while `hides_some`."""
         all_of_it = self.snapshot()  # first: what it shows is waited for by then
         first = first_hidden(self._hidden, now_ms)
         return all_of_it if first is None else LedgerSnapshot(all_of_it.view, min(all_of_it.end, first.first))
 
     @property
     def hides_some(self) -> bool:
-        """Whether an entry was written that is not yet visible; true until the first firing after it is visible."""
+        """True while an entry was written that is not yet visible, and until the first firing after it is."""
         return bool(self._hidden)
 
     def next_visible_ms(self, now_ms: int) -> int | None:
@@ -404,7 +404,7 @@ def first_hidden(hidden: Iterable[Hidden], now_ms: int) -> Hidden | None:
 def still_hidden(
     hidden: Iterable[Hidden], firsts: Sequence[Position], lengths: Sequence[int], dues: Int64s, now_ms: int
 ) -> tuple[Hidden, ...]:
-    """Those of `hidden` that are not visible at `now_ms`, and those of entries appended after them.
+    """Return those of `hidden` that are not visible at `now_ms`, and those of entries appended after them.
 
     The entries lie at `firsts`, so many in a row as `lengths` says, and are due at `dues`. An entry is not
     visible before those in front of it are, so that a log is read in order.

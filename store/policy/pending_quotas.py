@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
 
 
 class PendingQuotas(StoreListener):
-    """Of one open store. Thread-safe."""
+    """The quotas of one open store. Thread-safe."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class PendingQuotas(StoreListener):
                 raise QuotaExceeded(str(wanted.topic), wanted.messages, pending, limit, set_at)
 
     def _counted(self, topic_id: int) -> int:
-        """What is pending of a topic, as the bound from now on."""
+        """Count the pending messages of a topic; the count is the bound from now on."""
         while True:
             self._fewer.discard(topic_id)
             before = self._admissions

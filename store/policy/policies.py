@@ -29,7 +29,7 @@ _DAY_MS = 86_400_000
 
 PolicyValue = bool | int | str
 PolicyChange = PolicyValue | timedelta | None
-"""What may be set for a field: a ``timedelta`` becomes ms, None unsets it."""
+"""Value that may be set for a field: a ``timedelta`` becomes ms, None unsets it."""
 
 _NUMBERS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
@@ -158,7 +158,7 @@ _DEFAULTS: dict[str, PolicyValue] = {
     **{name: default for name, (default, _, _) in _NUMBERS.items()},
 }
 DEFAULTS: Mapping[str, PolicyValue] = MappingProxyType({name: _DEFAULTS[name] for name in POLICY_FIELDS})
-"""What is in force where no scope sets a field: `StoreConfig`'s own defaults, in the values of policies."""
+"""Values in force where no scope sets a field: `StoreConfig`'s own defaults, as values of policies."""
 
 KEEP_ALL: Mapping[str, PolicyValue] = MappingProxyType({**DEFAULTS, "retention_ms": _INT64_MAX})
 """The same for a store whose record of defaults is lost, until a program opens it for writing: it keeps everything."""
@@ -205,7 +205,7 @@ def _in_config(config: StoreConfig) -> dict[str, PolicyValue]:
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicies:
-    """What is in force for a topic, or one of its subscriptions: every field has a value; see `Policies`.
+    """The policies in force for a topic, or one of its subscriptions: every field has a value; see `Policies`.
 
     set_at: by field name, where its value comes from: "default", "store", "namespace tenant/namespace",
     "topic persistent://tenant/namespace/name" or "subscription NAME of topic persistent://tenant/namespace/name".
@@ -229,7 +229,7 @@ class EffectivePolicies:
 
     @property
     def is_plain(self) -> bool:
-        """Whether due times are taken as they are asked for."""
+        """True where due times are taken as they are asked for."""
         return (
             self.active
             and self.tick_time_ms <= 1
@@ -274,7 +274,7 @@ def merge(
     scopes: Sequence[tuple[str, DelayedDeliveryPolicies]],
     defaults: Mapping[str, PolicyValue] = DEFAULTS,
 ) -> EffectivePolicies:
-    """What is in force by the policies of these scopes, the narrowest first, each with its name for `set_at`."""
+    """Merge the policies of scopes, the narrowest first, each with its name for `set_at`, over `defaults`."""
     values = dict(defaults)
     set_at = dict.fromkeys(POLICY_FIELDS, "default" if defaults is DEFAULTS else "nothing recorded yet")
     for where, policies in reversed(scopes):

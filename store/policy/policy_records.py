@@ -1,4 +1,4 @@
-"""Where policies stand: one record for the store, each namespace and each topic that has any.
+"""Records of policies: one for the store, for each namespace and for each topic that has any.
 
 A topic's record holds those of its subscriptions too, since the names of both would not fit into one key. The store's
 record says that the defaults of the program that made the store are in it (`recorded`); without that it was lost,
@@ -43,7 +43,7 @@ _STORE = "store"
 
 
 class Scope(NamedTuple):
-    """Where policies are set: a record, and in a topic's the subscription."""
+    """The place of policies: a record, and in a topic's the subscription."""
 
     key: str
     subscription: str | None = None
@@ -65,14 +65,14 @@ class Scope(NamedTuple):
         return self.key == _STORE
 
     def __str__(self) -> str:
-        """As people read it: "store", "namespace a/b", "topic persistent://a/b/c", "subscription s of topic ..."."""
+        """Show it as "store", "namespace a/b", "topic persistent://a/b/c", "subscription s of topic ..."."""
         if self.is_store:
             return "store"
         name = f"topic {self.key}" if self.key.startswith(SCHEME) else f"namespace {self.key}"
         return name if self.subscription is None else f"subscription {self.subscription} of {name}"
 
     def includes(self, topic: TopicName) -> bool:
-        """Whether what is set here may count for the topic or one of its subscriptions."""
+        """True where policies set here may count for the topic or one of its subscriptions."""
         return self.key in (_STORE, topic.namespace_name, str(topic))
 
 
@@ -80,7 +80,7 @@ STORE_SCOPE = Scope(_STORE)
 
 
 class PolicyRecord(NamedTuple):
-    """What one record says. recorded: of the store's only, see above."""
+    """The policies of one record. recorded: in the store's only, see above."""
 
     policies: Policies = Policies()
     subscriptions: Mapping[str, Policies] = {}
@@ -116,11 +116,11 @@ class PolicyRecord(NamedTuple):
             raise CorruptRecord(f"policies cannot be read: {error}") from error
 
     def at(self, subscription: str | None) -> Policies:
-        """What is set at the record's own scope, or for one of its subscriptions."""
+        """The policies set at the record's own scope, or for one of its subscriptions."""
         return self.policies if subscription is None else self.subscriptions.get(subscription, Policies())
 
     def with_(self, subscription: str | None, policies: Policies) -> PolicyRecord:
-        """The record with these in place of what is set there."""
+        """Return the record with `policies` in place of those set there."""
         if subscription is None:
             return self._replace(policies=policies)
         others = {name: set_ for name, set_ in self.subscriptions.items() if name != subscription}
@@ -137,7 +137,7 @@ _NOTHING = PolicyRecord()
 
 
 def find(raw: Reads, scope: Scope) -> Policies | None:
-    """The policies set at a scope; None: nothing is. Raises CorruptRecord."""
+    """Read the policies set at a scope; None: nothing is set. Raises CorruptRecord."""
     policies = _read(raw, scope.key).at(scope.subscription)
     return policies if policies.fields_set() else None
 
@@ -171,12 +171,12 @@ def record_defaults(transaction: Transaction, policies: Policies) -> bool:
 
 
 def is_recorded(raw: Reads) -> bool:
-    """Whether the store knows what it is to keep."""
+    """True once the store has its defaults recorded."""
     return _read(raw, _STORE).recorded
 
 
 def forget_subscription(transaction: Transaction, topic: TopicName, subscription: str) -> bool:
-    """Remove what is set for a subscription that is removed; False: nothing was."""
+    """Remove the policies of a subscription that is removed; False: it had none."""
     record = _read(transaction.raw, str(topic))
     if subscription not in record.subscriptions:
         return False
@@ -196,7 +196,7 @@ def scopes_set(raw: Reads) -> list[tuple[Scope, Policies]]:
 
 
 def effective(raw: Rows, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
-    """What is in force for a topic, or one of its subscriptions. Three lookups. Raises CorruptRecord."""
+    """Return the policies in force for a topic or subscription. Three lookups. Raises CorruptRecord."""
     return merge(*in_force(raw, topic, subscription))
 
 

@@ -1,4 +1,4 @@
-"""What groups that were read hold of each environment, by columns: batches may have rows of half a million logs."""
+"""The rows of each environment in groups that were read, by columns: batches may be of half a million logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another process has put into the write-ahead log and not applied yet, by environment, for a store open to read.
+"""The unapplied rows that another process has in the write-ahead log, by environment, for a store open to read.
 
 A reader of an environment looks here first and begins its transaction then. What was acknowledged before the look is
 in the log, or in LMDB by the time the transaction begins. The rows of groups that the transaction finds applied

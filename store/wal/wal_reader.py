@@ -14,11 +14,11 @@ from ..files.system_errors import explained
 from .segment import Group, SegmentContent, SegmentFollower, file_name, numbers_in, read_segment, write_segment
 
 DIRECTORY = "wal"
-"""Of the segments, in the store's."""
+"""Name of the directory of segments, in the store's directory."""
 
 
 class WalContent(NamedTuple):
-    """What a write-ahead log holds.
+    """The content of a write-ahead log.
 
     groups: in the order in which they were written; some may be applied. last: the number of the last segment, whether
     it is used or not; 0: there is none. tail: where the last one ends, None where the log has not been begun.
@@ -34,7 +34,7 @@ class WalContent(NamedTuple):
 
 
 def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
-    """What the log of the store in `path` holds, from the segment `oldest` on (catalog.WAL). O(bytes).
+    """Read the log of the store in `path` from the segment `oldest` on (catalog.WAL). O(bytes).
 
     Raises DamagedStore where a segment or a group that was flushed is missing, FormatMismatch.
     """
@@ -100,7 +100,7 @@ def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int)
 
 
 def read_beside(path: Path, store_id: bytes, oldest: Callable[[], int | None]) -> WalContent:
-    """As `read_wal`, beside the process that writes the log; `oldest` reads the record.
+    """Read the log beside the process that writes it; `oldest` reads the record of the oldest segment.
 
     What was read while it was being written looks like damage, at another place each time: damage is what is found
     twice. Raises as `read_wal`.
