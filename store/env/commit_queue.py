@@ -78,7 +78,7 @@ class CommitQueue:
         self._batch: list[Request] = []
         """The requests that the leader is committing, or the last one has committed."""
         self._led = False
-        """Whether a request leads, or was woken to return or to lead."""
+        """True while a request leads, or was woken to return or to lead."""
 
     def __len__(self) -> int:
         """Requests that wait for a leader."""

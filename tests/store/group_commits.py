@@ -33,7 +33,7 @@ def putting(key: bytes, fields: bytes) -> Callable[[Transaction], None]:
 
 
 def raw_value(raw: Reads, key: bytes) -> bytes:
-    """What is stored under a key, checksum and all."""
+    """The stored value of a key, checksum and all."""
     value = raw.get(key)
     assert value is not None
     return bytes(value)

@@ -49,7 +49,7 @@ def test_a_timedelta_is_rounded_up_to_the_millisecond(value: timedelta) -> None:
     ids=repr,
 )
 def test_what_is_no_duration_is_refused_by_field_and_value(value: Any) -> None:
-    """As the error that the caller asks for."""
+    """The error is the one that the caller asks for."""
     with pytest.raises(InvalidArgument) as caught:
         duration_ms("ack_timeout", value)
     assert (caught.value.field, repr(caught.value.value)) == ("ack_timeout", repr(value))

@@ -49,7 +49,7 @@ def test_many_threads_need_fewer_commits_than_requests(environment: Environment)
 
 
 def test_a_failing_unit_of_work_harms_no_neighbour(environment: Environment) -> None:
-    """What it had put is not stored, its error reaches its caller alone, and the others are stored."""
+    """Its puts are not stored, its error reaches its caller alone, and the others are stored."""
 
     def failing(transaction: Transaction) -> None:
         transaction.put(b"\x01bad", b"v")

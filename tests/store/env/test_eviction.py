@@ -41,7 +41,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What the kernel is asked for."""
+    """The calls to the kernel."""
     return record(monkeypatch)
 
 
@@ -82,7 +82,7 @@ def dropped_bytes(environment: Environment) -> int:
 
 
 def data_file(environment: Environment) -> Path:
-    """What LMDB writes to."""
+    """The file that LMDB writes to."""
     return environment.path / "data.mdb"
 
 
@@ -160,7 +160,7 @@ def test_one_that_is_read_only_has_nothing_to_keep(opened: Open, calls: Calls) -
 
 
 def test_one_that_is_opened_again_drops_from_the_beginning(opened: Open, calls: Calls) -> None:
-    """What was kept at the end when it was closed would else stay for ever."""
+    """Pages kept at the end when it was closed would else stay for ever."""
     environment = opened()
     fill(environment, 100)
     environment.close()
@@ -192,7 +192,7 @@ def test_a_kernel_that_refuses_fails_no_commit(opened: Open, monkeypatch: pytest
 
 
 def test_where_there_is_no_such_call_nothing_is_done(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on systems that are not Linux."""
+    """Systems other than Linux have none."""
     monkeypatch.delattr(os, "posix_fadvise")
     environment = opened()
     fill(environment, 200)

@@ -31,7 +31,7 @@ POLICIES = FIELDS.map(policies_of)
 def test_a_record_keeps_every_field_of_its_scope_and_of_the_subscriptions(
     policies: Policies, subscriptions: dict[str, Policies], recorded: bool
 ) -> None:
-    """What is not set is still not set."""
+    """Fields that are not set stay unset."""
     record = PolicyRecord(policies, subscriptions, recorded)
     assert PolicyRecord.unpack(record.pack()) == record
 
