@@ -176,7 +176,7 @@ class Partition:
     def log(self, topic_id: int) -> PartitionLog | None:
         """The topic's log, None when it has none here. REQUIRES: a lease. O(log n) at first use.
 
-        Where another process writes it is read anew each time.
+        Where another process writes, each call reads it again.
         """
         if self.environment.read_only:
             return self._read_log(topic_id)
@@ -302,7 +302,7 @@ class Partition:
     def verify_identity(self, store_id: bytes, environment: Environment | None = None) -> None:
         """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore.
 
-        environment: one that is to be attached; None: the one in use.
+        environment: one that is attached next; None: the one in use.
         """
         self._verify_record(store_id, (environment or self.environment).get(fmt.PARTITION_INFO_KEY))
 

@@ -82,7 +82,7 @@ class OpenEnvironments:
         return list(self._open.values())
 
     def surplus(self) -> list[Partition]:
-        """Those that are to be closed by `close_idle`: the least recently used without a lease. REQUIRES: the lock."""
+        """Choose partitions for `close_idle`: the least recently used without a lease. REQUIRES: the lock."""
         surplus = len(self._open) - self._most
         if surplus <= 0:
             return []
@@ -94,7 +94,7 @@ class OpenEnvironments:
         return idle
 
     def close_idle(self, partitions: Sequence[Partition]) -> None:
-        """Close those that no lease has opened again meanwhile."""
+        """Close partitions that no lease has opened again meanwhile."""
         for partition in partitions:
             with partition.opening:
                 if partition.closing:
@@ -276,7 +276,7 @@ class PartitionSet:
 
     @contextmanager
     def append_lease(self, start_ms: int, now_ms: int) -> Iterator[Partition | None]:
-        """A partition to append to inside the block, created when missing; None when it takes no more messages."""
+        """Lease a partition to append to inside the block, created when missing; None when it is closed."""
         partition = self.begin_append(start_ms, now_ms)
         try:
             yield partition
@@ -459,7 +459,7 @@ class PartitionSet:
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while there is a lease.
 
-        It stays in the set until `forget`, so that it is not made anew while its directory is removed.
+        It stays in the set until `forget`, so that it is not created again while its directory is removed.
         """
         with partition.opening, self._lock:
             if partition.leases:

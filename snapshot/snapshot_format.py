@@ -51,7 +51,7 @@ _SEAL = struct.Struct("<I")
 
 
 SavedBucket = tuple[int, BitMap | PackedBucket]
-"""Where a bucket starts, and entries of it; several may be of one bucket."""
+"""Start of a bucket, and entries of it; several may be of one bucket."""
 
 
 class Unusable(Exception):

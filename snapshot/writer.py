@@ -193,7 +193,7 @@ def _keys(raw: Reads, ledger_id: int | None) -> Iterator[tuple[bytes, int]]:
 
 
 def _remove(environment: Environment, found: list[tuple[bytes, int]], part_bytes: int) -> Iterator[int]:
-    """Remove keys with values of so many bytes, all metadata before any part; yields the count of each transaction."""
+    """Remove (key, bytes of its value), all metadata before any part; yields the count of each transaction."""
     found.sort(key=lambda pair: pair[0][0] != Table.SNAPSHOT_META)
     for batch in batches(found, lambda pair: pair[1], _REMOVED_PARTS * part_bytes, _REMOVED_KEYS):
         yield _delete(environment, [key for key, _ in batch])

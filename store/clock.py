@@ -1,4 +1,4 @@
-"""Where the time comes from: the system, a test's hand, and the store's own clock that never goes back.
+"""Clocks: the system's, one that a test sets, and the store's own clock, which never goes back.
 
 Every wait and every decision by time in the library goes through a ``Clock``, so that a program or a test can drive
 the store. A clock tells milliseconds since the Unix epoch, UTC. It does not schedule anything: a waiter brings the

@@ -61,7 +61,7 @@ class FormatMismatch(DuelogError):
 
 
 class DamagedStore(_AtPath):
-    """Something the store needs is missing, short or not what its catalog says."""
+    """A part of the store is missing, short or not as its catalog says."""
 
 
 # -- handing something in ----------------------------------------------------------------------

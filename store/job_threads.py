@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 _ATTEMPTS = 100
-"""How many interrupts a wait outlasts that has to come to its end."""
+"""Interrupts that a wait outlasts that has to come to its end."""
 
 
 class _Job:

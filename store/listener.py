@@ -78,7 +78,7 @@ class StoreListener:
         """A snapshot is on disk; `elapsed_ns`: the work on it since the one before."""
 
     def ledger_trimmed(self, entries: int) -> None:
-        """A ledger of a main log with so many entries was trimmed."""
+        """A ledger of a main log with `entries` entries was trimmed."""
 
     def quarantined(self) -> None:
         """An entry that cannot be read was met for the first time since the store was opened."""

@@ -60,7 +60,7 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         self.publish_ms: list[int] = []
         self.redelivery_counts: list[int] = []
         self.facts: dict[Place, Facts] = {}
-        """By position, of those that have any; of others too, where columns were divided."""
+        """Rare fields by position; of other messages too, where columns were divided."""
 
     @classmethod
     def of(cls, topic: str, subscription: str, messages: Sequence[ReceivedMessage]) -> ReceivedMessages:
@@ -92,7 +92,7 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
 
     @property
     def positions(self) -> MessageIds:
-        """Where in the main log each stands, or its marker: what is acknowledged."""
+        """The position of each message, or of its marker, in the main log, which is acknowledged."""
         return _ids(self.places)
 
     @property
@@ -118,7 +118,7 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         return self._divided(lambda column: list(pick(column)))
 
     def deliverable(self, subscription: str, now_ms: int) -> ReceivedMessages:
-        """Those that this subscription is to get: addressed to it, or to all, and not expired."""
+        """Select the messages for this subscription: addressed to it, or to all, and not expired."""
         facts = self.facts
         if not facts:
             return self
@@ -162,7 +162,7 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         return iter(self.to_list())
 
     def to_list(self) -> list[ReceivedMessage]:
-        """All of them as messages."""
+        """The messages as a list."""
         new, facts, topic, subscription = object.__new__, self.facts, self.topic, self.subscription
         found: list[ReceivedMessage] = []
         add = found.append

@@ -36,12 +36,12 @@ class TimerQueue(Generic[K]):
         return len(self._entries)
 
     def due_ms(self, key: K) -> int | None:
-        """When a key comes up; None: it does not."""
+        """Time at which a key comes up; None: it does not."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 
     def replace(self, key: K, due_ms: int) -> None:
-        """Have `key` come up at `due_ms`, whenever it was to before."""
+        """Have `key` come up at `due_ms`, whatever its time was."""
         entry = due_ms, next(self._order), key
         heapq.heappush(self._heap, entry)
         self._entries[key] = entry
@@ -57,7 +57,7 @@ class TimerQueue(Generic[K]):
         return True
 
     def discard(self, key: K) -> None:
-        """Have `key` not come up, if it was to."""
+        """Remove `key`, if it is in the queue."""
         self._entries.pop(key, None)
 
     def next(self) -> tuple[int, K] | None:

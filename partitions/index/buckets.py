@@ -68,7 +68,7 @@ class Buckets:
         """Entries in the bytes of packed buckets; those added to them since are not counted."""
 
     def __len__(self) -> int:
-        """How many buckets, not how many entries."""
+        """Number of buckets, not of entries."""
         return len(self._bitmaps)
 
     def __iter__(self) -> Iterator[Bucket]:
@@ -82,7 +82,7 @@ class Buckets:
             yield Span(start_ms, self._limit_of(start_ms), len(ids))
 
     def starts_after(self, start_ms: int) -> Iterator[int]:
-        """Where the buckets after ``start_ms`` start, ascending; nothing may be added or removed meanwhile."""
+        """Starts of the buckets after ``start_ms``, ascending; nothing may be added or removed meanwhile."""
         yield from self._bitmaps.irange(start_ms, None, (False, True))
 
     def saved_below(self, start_ms: int, limit_id: int) -> tuple[int, bytes] | None:

@@ -327,7 +327,7 @@ class DelayIndex:
         return self._intact(ids, dues)
 
     def _intact(self, ids: Ids, dues: Dues) -> tuple[Ids, Dues]:
-        """Those with a due time; the rest go to ``unreadable``, and are counted no more."""
+        """Return the entries with a due time; the rest go to ``unreadable`` and are not counted any more."""
         intact = (dues >= self._start_ms) & (dues < self._start_ms + OFFSET_LIMIT_MS)
         if intact.all():
             return ids, dues
@@ -369,7 +369,7 @@ class DelayIndex:
 
 
 def _cuts_of(bucket: Bucket, due_of: DueOf, window_entries: int) -> list[int]:
-    """Where to divide ``bucket``, longer than 1 ms: quantiles of a sample, about half a window apart.
+    """Choose the cuts of ``bucket``, longer than 1 ms: quantiles of a sample, about half a window apart.
 
     A due time that takes several quantiles is cut off on both sides, so that one crowded instant among
     others is alone in its part at once. At least one cut, inside the bucket.

@@ -49,7 +49,7 @@ _BARE_FORM = 0x92CF
 _BIN_16 = 0xC5
 _BARE_FROM_MS = 1 << 32
 _BARE_FROM_BYTES, _BARE_TO_BYTES = 1 << 8, (1 << 16) - 1
-"""Where msgpack's shortest forms of the two are those."""
+"""Sizes up to which msgpack's shortest forms of the two are these."""
 
 Body = tuple[int, bytes, str | None, dict[str, str] | None, dict[str, object] | None]
 """publish_ms, payload, key, properties, extra."""
@@ -76,7 +76,7 @@ class EncodedBatch:
         return len(self.bodies)
 
     def rows(self, rows: npt.NDArray[np.intp]) -> EncodedBatch:
-        """Some of the messages, by their places in the batch; without `dedups`."""
+        """Select messages by their places in the batch; without `dedups`."""
         overridden = None if self.overridden is None else self.overridden[rows]
         return EncodedBatch(self.dues[rows], self.delayed[rows], Bodies.of(self.bodies).pick(rows.tolist()), overridden)
 
@@ -396,12 +396,12 @@ _SCHEDULE = "schedule"
 
 
 def occurrence_extra(occurrence: Occurrence | None) -> dict[str, object]:
-    """The part of ``extra`` that says which schedule a message is of."""
+    """Make the part of ``extra`` that names the schedule of a message."""
     return {} if occurrence is None else {_SCHEDULE: list(occurrence)}
 
 
 def occurrence_of(extra: Mapping[str, object] | None) -> Occurrence | None:
-    """Which schedule a message is of. Raises ValueError."""
+    """Return the occurrence of a schedule that a message is; None: it is none. Raises ValueError."""
     facts = None if extra is None else extra.get(_SCHEDULE)
     if facts is None:
         return None

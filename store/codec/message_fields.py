@@ -16,7 +16,7 @@ MAX_DEDUP_KEY_BYTES = 256
 
 
 def checked_payload(payload: object, max_message_bytes: int) -> bytes:
-    """A payload as bytes of at most so many. Raises InvalidMessage."""
+    """Check a payload of at most `max_message_bytes`, and return it as bytes. Raises InvalidMessage."""
     if isinstance(payload, str):
         raise InvalidMessage("payload", payload, "expected bytes, not str: encode it, for example with .encode()")
     if not isinstance(payload, (bytes, bytearray, memoryview)):
@@ -28,7 +28,7 @@ def checked_payload(payload: object, max_message_bytes: int) -> bytes:
 
 
 def checked_key(key: object) -> str | None:
-    """A key, or None. Raises InvalidMessage."""
+    """Check a key, or None. Raises InvalidMessage."""
     if key is None:
         return None
     if not isinstance(key, str):
@@ -40,7 +40,7 @@ def checked_key(key: object) -> str | None:
 
 
 def checked_properties(properties: object) -> dict[str, str] | None:
-    """A copy of properties, or None. Raises InvalidMessage."""
+    """Check properties, and return a copy, or None. Raises InvalidMessage."""
     if properties is None:
         return None
     if type(properties) is not dict and not isinstance(properties, Mapping):
@@ -59,7 +59,7 @@ def checked_properties(properties: object) -> dict[str, str] | None:
 
 
 def checked_ttl(ttl: Duration) -> int:
-    """A time to live in ms. Raises InvalidMessage."""
+    """Check a time to live, and return it in ms. Raises InvalidMessage."""
     ttl_ms = duration_ms("ttl", ttl, InvalidMessage)
     if not ttl_ms:
         raise InvalidMessage("ttl", ttl, "it would expire when it is due, and never be delivered")
@@ -67,7 +67,7 @@ def checked_ttl(ttl: Duration) -> int:
 
 
 def checked_dedup_key(key: object, field: str = "dedup_key", error: type[InvalidArgument] = InvalidArgument) -> str:
-    """A deduplication key as a caller gave it: 1 to 256 bytes of UTF-8. Raises `error`."""
+    """Check a deduplication key of a caller: 1 to 256 bytes of UTF-8. Raises `error`."""
     if not isinstance(key, str):
         raise error(field, key, "expected a str")
     try:
@@ -111,5 +111,5 @@ def _utf8_bytes(field: str, text: str) -> int:
 
 
 def too_large(size: int, max_message_bytes: int) -> InvalidMessage:
-    """The error for an encoded message of so many bytes."""
+    """The error for an encoded message of too many bytes."""
     return InvalidMessage("payload", size, f"the encoded message has this many bytes, over {max_message_bytes=}")

@@ -169,11 +169,11 @@ def pack_markers(
 
 
 _FEW = 24
-"""So many bodies of a run are read one by one: gathering columns for them would take longer."""
+"""Up to this many bodies of a run are read one by one: gathering columns for them would take longer."""
 
 
 class RunLimits(NamedTuple):
-    """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
+    """Limits at which a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
 
     entries: int = 192
     bytes: int = 256 * 1024
@@ -247,7 +247,7 @@ class Run:
         return self.base_ms + int(_LOCATE.unpack_from(self._value, HEADER_BYTES + 4 * index)[0])
 
     def fired_ms(self) -> int | None:
-        """When the markers were written, epoch ms of the store's clock; None where it is not stored.
+        """Time at which the markers were written, epoch ms of the store's clock; None where it is not stored.
 
         REQUIRES: kind is MARKERS.
         """
@@ -261,7 +261,7 @@ class Run:
         return self._column(1)
 
     def ends(self) -> UInt32s:
-        """Where each body ends, counted from where bodies begin (a view). REQUIRES: kind is MESSAGES."""
+        """The end of each body, counted from where bodies begin (a view). REQUIRES: kind is MESSAGES."""
         return self._column(1)
 
     def body_bytes(self) -> Int64s:

@@ -1,4 +1,4 @@
-"""How long runs are: where a batch of messages is cut, and where short runs that follow each other become one.
+"""Lengths of runs: a batch of messages is cut into runs, and short runs that follow each other become one.
 
 What one send put into the write-ahead log is a run there; in LMDB many short ones cost more than few long ones.
 """
@@ -145,7 +145,7 @@ def merged_runs(
 
 
 def _merged(key: bytes, runs: Sequence[ShortRun]) -> bytes | None:
-    """One run of several; None: their due times lie too far apart."""
+    """Merge several runs; None: their due times lie too far apart."""
     all_flags, bases, rows, bodies = zip(*[run.parts() for run in runs], strict=True)
     counts = [run.limit - run.first for run in runs]
     columns = np.frombuffer(b"".join(rows), "<u4").reshape(-1, 3).T.copy()

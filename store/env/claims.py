@@ -15,7 +15,7 @@ from pathlib import Path
 from ..errors import DuelogError, StoreFailed
 
 _LOOK_AGAIN_S = 0.1
-"""How long a wait lasts at most: an interrupt may have come between a release and its notification."""
+"""Longest wait: an interrupt may have come between a release and its notification."""
 
 
 class Conflict(DuelogError):

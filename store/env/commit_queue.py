@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 _LOOK_AGAIN_S = 1.0
-"""How long a request sleeps at most where the one before it was interrupted before it could wake it."""
+"""Longest sleep of a request where the one before it was interrupted before it could wake it."""
 
 _ATTEMPTS = 100
-"""How many further interrupts a caller outlasts that waits to be decided."""
+"""Further interrupts that a caller outlasts while it waits to be decided."""
 
 
 class Request:

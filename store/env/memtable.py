@@ -81,7 +81,7 @@ class Unapplied(NamedTuple):
         return cls({}, {}, [], {})
 
     def copy(self) -> Unapplied:
-        """The same rows, to which others may be added."""
+        """Copy the rows, so that others may be added."""
         return Unapplied(
             {ledger: list(rows) for ledger, rows in self.runs.items()},
             dict(self.records),
@@ -147,7 +147,7 @@ class Memtable:
 
 
 class Applied:
-    """How much of a memtable a transaction has applied."""
+    """The part of a memtable that a transaction has applied."""
 
     def __init__(self, memtable: Memtable) -> None:
         self._memtable = memtable

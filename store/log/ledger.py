@@ -35,7 +35,7 @@ MARKER_BYTES = 8
 """Bytes of a ledger's size that each marker takes: its columns in a run."""
 
 MAX_RUN_ENTRIES = 65_535
-"""No run holds more entries; the next id after a run whose header is damaged is so many higher."""
+"""Most entries of a run; the next id after a run whose header is damaged is this much higher."""
 
 
 class Replaced(NamedTuple):
@@ -46,7 +46,7 @@ class Replaced(NamedTuple):
 
 
 class Ledger:
-    """Where a ledger ends, as committed. Changed only by the leader of a commit."""
+    """The committed end of a ledger. Only the leader of a commit changes it."""
 
     __slots__ = ("due_by_ms", "entries", "ledger_id", "stored_bytes")
 
@@ -84,7 +84,7 @@ class PackedMessages:
     def each(
         cls, dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits
     ) -> list[PackedMessages]:
-        """Those of groups (base_ms, start, limit) of rows, which follow each other from 0 on."""
+        """Pack groups (base_ms, start, limit) of rows, which follow each other from 0 on."""
         if not fits_runs(bodies, groups, limits) or len(groups) == 1:
             return [cls(dues[start:limit], bodies[start:limit], base_ms, limits) for base_ms, start, limit in groups]
         found = []
@@ -269,7 +269,7 @@ class StagedLedger:
 
 
 def _ranges(dues: Int64s, bodies: Bodies, base_ms: int | None, limits: RunLimits) -> Iterable[tuple[int, int]]:
-    """Where messages are cut into runs (`cut`)."""
+    """The places at which messages are cut into runs (`cut`)."""
     if base_ms is not None and len(bodies) <= limits.entries and bodies.total() <= limits.bytes:
         return ((0, len(bodies)),)
     return cut(dues, bodies.sizes(), limits.entries, limits.bytes, base_ms)

@@ -31,7 +31,7 @@ from .scan import measured
 
 
 class LedgerLimits(NamedTuple):
-    """When a ledger is full (StoreConfig.ledger_max_*)."""
+    """Limits at which a ledger is full (StoreConfig.ledger_max_*)."""
 
     entries: int
     bytes: int
@@ -53,7 +53,7 @@ class LedgerInfo(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Where consecutive entries of an append went: [first_entry, first_entry + count) of one ledger."""
+    """The place of consecutive entries of an append: [first_entry, first_entry + count) of one ledger."""
 
     ledger_id: int
     first_entry: int
@@ -178,7 +178,7 @@ class ManagedLedger:
         return bool(self._hidden)
 
     def next_visible_ms(self, now_ms: int) -> int | None:
-        """When more may be read than at `now_ms`, if nothing more is appended; None: never."""
+        """Time from which more may be read than at `now_ms`, if nothing more is appended; None: never."""
         first = first_hidden(self._hidden, now_ms)
         return None if first is None else first.due_ms
 
@@ -222,7 +222,7 @@ class ManagedLedger:
         self._publish(None, look)
 
     def hide(self, dues: Int64s, now_ms: int) -> None:
-        """Have what is appended next be visible from `dues` on. REQUIRES: as `appended`."""
+        """Hide the entries that are appended next until `dues`. REQUIRES: as `appended`."""
         self._hidden = still_hidden(self._hidden, [self.end], [len(dues)], dues, now_ms)
 
     # -- changes ---------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class ManagedLedger:
         return True
 
     def age_due_ms(self) -> int | None:
-        """When the open ledger is to be rolled for its age; None while it is empty."""
+        """Time at which the open ledger is rolled for its age; None while it is empty."""
         view = self._view
         return view.tail_created_ms + self._limits.age_ms if view.tail.entries else None
 
@@ -343,7 +343,7 @@ class _StagedLog:
         self.hidden = log._hidden
 
     def hide(self, segments: list[Segment], dues: Int64s, now_ms: int) -> None:
-        """Make entries visible from their due times on; what is visible by now is forgotten."""
+        """Make entries visible from their due times on; forget those that are visible by now."""
         places = [Position(segment.ledger_id, segment.first_entry) for segment in segments]
         lengths = [segment.length for segment in segments]
         self.hidden = still_hidden(self.hidden, places, lengths, dues, now_ms)

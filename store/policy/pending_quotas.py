@@ -1,7 +1,7 @@
 """Quotas of pending messages: a send that would have more of a topic pending than its policies allow is refused whole.
 
 A bound of how many messages are pending is kept for each topic that has a quota and is sent to: what is sent is added
-before it is written. What fires or is cancelled only marks the bound as too high; it is counted anew when a send does
+before it is written. What fires or is cancelled only marks the bound as too high; it is counted again when a send does
 not fit any more, with no send under way. So a refusal is always by a fresh count, and what is counted at most once for
 each time that something fired: O(partitions), each opened if it is not. Nothing of this is stored: after a restart the
 first send counts. A message that was to take the place of another (a rescheduling, `replace`) when the process died, or
@@ -60,9 +60,9 @@ class PendingQuotas(StoreListener):
         self._lock = threading.Lock()
         self._seen = -1
         self._most: dict[int, int] = {}
-        """By topic id, at most so many are pending; a topic that is not there is not counted."""
+        """Upper bounds of pending messages by topic id; a topic that is not in it is not counted."""
         self._fewer: set[int] = set()
-        """Those that may be fewer by now."""
+        """Topics whose bound may be too high by now."""
         self._admissions = 0
 
     @contextmanager
@@ -78,7 +78,7 @@ class PendingQuotas(StoreListener):
                         self._forget(wanted)
                         raise
                     return
-            self._count_anew(short)
+            self._recount(short)
 
     def check(self, wanted: Wanted) -> None:
         """Raise QuotaExceeded where messages would be refused now."""
@@ -101,7 +101,7 @@ class PendingQuotas(StoreListener):
                     self._most[topic_id] += count
         return None
 
-    def _count_anew(self, wanted: Wanted) -> None:
+    def _recount(self, wanted: Wanted) -> None:
         """Count what is pending of a topic if that may be less than is known. Raises QuotaExceeded: it is too much."""
         with self._gate.alone():
             pending = self._most.get(wanted.topic_id)

@@ -146,11 +146,11 @@ class Policies(DelayedDeliveryPolicies):
 DELAY_FIELDS = tuple(field.name for field in fields(DelayedDeliveryPolicies))
 POLICY_FIELDS = tuple(field.name for field in fields(Policies))
 CONFIG_FIELDS = tuple(name for name in POLICY_FIELDS if name in {field.name for field in fields(StoreConfig)})
-"""Those that `StoreConfig` has the defaults of."""
+"""Fields that `StoreConfig` has the defaults of."""
 
 _OF_TOPICS = (*DELAY_FIELDS, "retention_ms", "retention_bytes", "max_pending")
 SUBSCRIPTION_FIELDS = tuple(name for name in POLICY_FIELDS if name not in _OF_TOPICS)
-"""Those that may be set for a subscription: it has no log of its own, and no producer sends to it."""
+"""Fields that may be set for a subscription: it has no log of its own, and no producer sends to it."""
 
 _DEFAULTS: dict[str, PolicyValue] = {
     "active": True,
@@ -161,7 +161,7 @@ DEFAULTS: Mapping[str, PolicyValue] = MappingProxyType({name: _DEFAULTS[name] fo
 """Values in force where no scope sets a field: `StoreConfig`'s own defaults, as values of policies."""
 
 KEEP_ALL: Mapping[str, PolicyValue] = MappingProxyType({**DEFAULTS, "retention_ms": _INT64_MAX})
-"""The same for a store whose record of defaults is lost, until a program opens it for writing: it keeps everything."""
+"""Values in force in a store whose record of defaults is lost: it keeps everything."""
 
 
 def delay_part(policies: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
@@ -258,7 +258,7 @@ class EffectivePolicies:
         return dues
 
     def overridden(self, dues: npt.NDArray[np.int64], now_ms: int) -> npt.NDArray[np.bool_]:
-        """Which of the messages that ask for `dues` at `now_ms` ask for a delay, and get the fixed one in its place."""
+        """Mask the messages whose own delay, asked for by `dues` at `now_ms`, the fixed one replaces."""
         if not (self.active and self.fixed_delivery_delay_ms):
             return np.zeros(len(dues), dtype=np.bool_)
         fixed_ms = min(now_ms + self.fixed_delivery_delay_ms, MAX_DUE_MS)
@@ -266,7 +266,7 @@ class EffectivePolicies:
         return in_place
 
     def over_limit(self, dues: npt.NDArray[np.int64], now_ms: int) -> int:
-        """How many of `dues` the maximum refuses."""
+        """Count those of `dues` that the maximum refuses."""
         return int(np.count_nonzero(dues - now_ms > self.max_delivery_delay_ms))
 
 

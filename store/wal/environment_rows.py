@@ -55,7 +55,7 @@ class EnvironmentRows:
     """Rows of one environment, in order."""
 
     others: list[tuple[int, Row]] = field(default_factory=list)
-    """Those that are no runs, with the places of their groups."""
+    """Rows that are no runs, with the places of their groups."""
     _runs: _Runs = _NO_RUNS
     _made: Sequence[LedgerRow] = ()
     """The rows of the log that have runs, of this environment or of others."""
@@ -69,7 +69,7 @@ class EnvironmentRows:
         return max([*(at for at, _ in self.others[-1:]), *of_runs])
 
     def after(self, position: int) -> EnvironmentRows:
-        """Those of groups after the one at a place."""
+        """Select the rows of groups after the one at a place."""
         others = [(at, row) for at, row in self.others if at > position]
         first = np.searchsorted(self._positions, position, "right")
         runs = self._runs.take(slice(np.searchsorted(self._runs.rows, first), None))
@@ -86,7 +86,7 @@ class EnvironmentRows:
 
 
 def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
-    """By start of the partition, or MAIN. O(rows, and logs of batches)."""
+    """Group rows by the start of the partition, or MAIN. O(rows, and logs of batches)."""
     found: dict[int, EnvironmentRows] = defaultdict(EnvironmentRows)
     starts_ms, ledger_ids, firsts, counts = array("q"), array("Q"), array("I"), array("I")
     made: list[LedgerRow] = []

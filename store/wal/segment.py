@@ -54,7 +54,7 @@ _PLACE = struct.Struct("<Q")
 
 _GROUPS_AT = 4096
 _ENDING_BYTES = SECTOR
-"""Kept for the group that ends a segment."""
+"""Bytes kept for the group that ends a segment."""
 
 
 class RowKind(IntEnum):

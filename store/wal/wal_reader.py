@@ -70,7 +70,7 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
 
 
 def flush_wal(path: Path, content: WalContent) -> None:
-    """Have what was read be on disk: what a killed process has written may not be, and is built upon from now on.
+    """Flush the segments that were read: the writes of a killed process may not be on disk, and are built upon now.
 
     Groups that none behind them says to be flushed are written again: a page that the disk once refused looks clean in
     the page cache, and a flush passes it over. Raises OSError.
