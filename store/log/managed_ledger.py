@@ -150,7 +150,7 @@ class ManagedLedger:
         tail = view.tail
         return [
             *view.closed,
-            LedgerInfo(tail.ledger_id, view.tail_created_ms, 0, tail.entries, tail.stored_bytes, False),
+            LedgerInfo(tail.ledger_id, view.tail_created_ms, 0, tail.entries, tail.stored_bytes, closed=False),
         ]
 
     def entries_of(self, ledger_id: int) -> int | None:

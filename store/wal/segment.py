@@ -253,7 +253,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
         unflushed = begins[group.flushed]
         at = _aligned(at + _CRC.size + _GROUP.size + len(group.content))
         if not group.row_count:
-            return SegmentContent(groups, True, size, unflushed, at)
+            return SegmentContent(groups, ended=True, size=size, unflushed=unflushed, end=at)
         groups.append(group)
     for beyond in _places_of(content, number, at + SECTOR):
         lost = read_group(content, beyond, store_id, number)
@@ -261,7 +261,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
             raise DamagedStore(
                 path, f"group {len(groups)} at byte {at} cannot be read, and was flushed before group {lost.sequence}"
             )
-    return SegmentContent(groups, False, size, unflushed, at)
+    return SegmentContent(groups, ended=False, size=size, unflushed=unflushed, end=at)
 
 
 def _places_of(content: bytes, number: int, begin: int) -> list[int]:
