@@ -23,10 +23,10 @@ BLOCK_BITS = 16
 
 def members(raw: Reads, table: Table, ledger_id: int) -> BitMap:
     """Read the entries of a log that `table` (CANCELLED or ADMITTED) holds. O(blocks). Raises CorruptRecord."""
-    found = BitMap()
+    entries = BitMap()
     for _, fields in catalog.rows(raw, fmt.block_prefix(table, ledger_id)):
-        found |= BitMap.deserialize(fields)
-    return found
+        entries |= BitMap.deserialize(fields)
+    return entries
 
 
 def blocks(entries: Iterable[int]) -> dict[int, BitMap]:

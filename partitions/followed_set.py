@@ -40,15 +40,15 @@ class FollowedPartitionSet(PartitionSet):
     def load(self) -> None:
         """Read the catalog. A missing directory is noticed when it is opened: it may just have been deleted."""
         with self._main.read() as raw:
-            found = dict(catalog.partitions(raw))
+            records = dict(catalog.partitions(raw))
         with self._lock:
             for partition in list(self._partitions.values()):
-                record = found.get(partition.start_ms)
+                record = records.get(partition.start_ms)
                 if record is None:
                     self._retire(partition)
                 elif record.generation != partition.generation:
                     self._replace(partition, record.generation)
-            for start_ms, record in found.items():
+            for start_ms, record in records.items():
                 if start_ms in self._partitions:
                     self._partitions[start_ms].state = record.state
                     continue
@@ -74,17 +74,18 @@ class FollowedPartitionSet(PartitionSet):
 
     def get(self, start_ms: int) -> Partition | None:
         """The partition that begins at `start_ms`, None when none is registered."""
-        found = super().get(start_ms)
-        if found is None:
+        partition = super().get(start_ms)
+        if partition is None:
             self.load()
-            found = super().get(start_ms)
-        return found
+            partition = super().get(start_ms)
+        return partition
 
     def unregistered(self) -> list[Path]:
         """Directories that the catalog does not know, without any that may be about to be registered."""
         directories = self._directories()
         known = {partition.path.parent.name for partition in self}
-        return [found for found in directories if found.name not in known and _age_s(found) > _REGISTERED_WITHIN_S]
+        unknown = [directory for directory in directories if directory.name not in known]
+        return [directory for directory in unknown if _age_s(directory) > _REGISTERED_WITHIN_S]
 
     def registered(self, partition: Partition) -> bool:
         """True while the catalog has the partition, and its deletion has not begun."""

@@ -329,6 +329,6 @@ class Partition:
         if fields is None:
             raise DamagedStore(self.path, "has no partition record")
         expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, self.start_ms, self.end_ms, self.generation)
-        found = PartitionInfo.unpack(fields)
-        if found != expected:
-            raise DamagedStore(self.path, f"is {found}, the catalog says {expected}")
+        info = PartitionInfo.unpack(fields)
+        if info != expected:
+            raise DamagedStore(self.path, f"is {info}, the catalog says {expected}")

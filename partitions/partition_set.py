@@ -151,8 +151,8 @@ class PartitionSet:
         Partitions whose deletion is recorded are left out: opening finishes that.
         """
         with self._main.read() as raw:
-            found = catalog.partitions(raw)
-        for start_ms, record in found:
+            records = catalog.partitions(raw)
+        for start_ms, record in records:
             if record.state is PartitionState.DELETING:
                 continue
             partition = self._new(start_ms, record.end_ms, record.generation, record.state)

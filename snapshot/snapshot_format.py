@@ -119,10 +119,10 @@ class Metadata(NamedTuple):
         if len(fields) != _META.size + count * _PART_RECORD.size:
             raise Unusable(f"metadata of {len(fields)} bytes cannot list {count} parts")
         parts = tuple(PartRecord(*record) for record in _PART_RECORD.iter_unpack(fields[_META.size :]))
-        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, absorbed_end, created_ms, parts)
-        if (found.entries, found.stored_bytes) != (entries, stored):
+        metadata = cls(bucket_ms, start_ms, tail, due_ms, entry_id, absorbed_end, created_ms, parts)
+        if (metadata.entries, metadata.stored_bytes) != (entries, stored):
             raise Unusable("metadata contradicts itself")
-        return found
+        return metadata
 
 
 def read_metadata(raw: Reads, ledger_id: int, snapshot_id: int) -> Metadata:

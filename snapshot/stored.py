@@ -60,13 +60,13 @@ def inspect_snapshots(
         else:
             try:
                 with environment.read() as raw:
-                    found = read_metadata(raw, of_ledger, snapshot_id)
-                for number in range(len(found.parts)):
+                    candidate = read_metadata(raw, of_ledger, snapshot_id)
+                for number in range(len(candidate.parts)):
                     if read_parts:
-                        read_part(environment, of_ledger, snapshot_id, found, number)
+                        read_part(environment, of_ledger, snapshot_id, candidate, number)
                     elif number not in sizes:
-                        raise part_missing(number, found)
-                metadata = found
+                        raise part_missing(number, candidate)
+                metadata = candidate
             except Unusable as error:
                 state, reason = SnapshotState.DAMAGED, str(error)
         yield SnapshotInfo(of_ledger, snapshot_id, state, reason, len(sizes), stored_bytes, metadata)

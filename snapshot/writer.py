@@ -148,9 +148,14 @@ def _write_group(
     environment.write(complete)
     reach("snapshot.meta")
     for writing in writings:
-        found = writing.metadata(created_ms)
+        metadata = writing.metadata(created_ms)
         yield SnapshotWritten(
-            writing.cut.ledger_id, writing.snapshot_id, found.tail, len(found.parts), found.stored_bytes, found.entries
+            writing.cut.ledger_id,
+            writing.snapshot_id,
+            metadata.tail,
+            len(metadata.parts),
+            metadata.stored_bytes,
+            metadata.entries,
         )
     with environment.read() as raw:
         replaced = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if not writing.owns(key)]

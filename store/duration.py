@@ -130,11 +130,11 @@ def duration_seconds(field: str, text: str) -> float:
     """
     stripped = text.strip()
     if _PLAIN.fullmatch(stripped):
-        found: list[str | None] = [None] * 4 + [stripped]
+        numbers: list[str | None] = [None] * 4 + [stripped]
     else:
         match = _ISO.fullmatch(stripped) or _UNITS.fullmatch(stripped)
-        found = [] if match is None else list(match.groups())
-    given = [(Decimal(number), unit) for number, unit in zip(found, _SECONDS, strict=False) if number]
+        numbers = [] if match is None else list(match.groups())
+    given = [(Decimal(number), unit) for number, unit in zip(numbers, _SECONDS, strict=False) if number]
     if not given or any(number % 1 for number, _ in given[:-1]):
         raise InvalidArgument(field, text, _EXPECTED)
     seconds = sum((number * _SECONDS[unit] for number, unit in given), Decimal(0))

@@ -134,9 +134,9 @@ class DocumentChanged(DuelogError):
     """
 
     def __init__(self, key: str, expected: int | None, found: int | None) -> None:
-        there = "no document" if found is None else f"version {found}"
+        stored = "no document" if found is None else f"version {found}"
         wanted = "none" if expected is None else f"version {expected}"
-        super().__init__(f"document {key!r}: {there} is there, {wanted} was expected")
+        super().__init__(f"document {key!r}: {stored} is there, {wanted} was expected")
         self.key = key
         self.expected = expected
         self.found = found

@@ -65,16 +65,16 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
     @classmethod
     def of(cls, topic: str, subscription: str, messages: Sequence[ReceivedMessage]) -> ReceivedMessages:
         """The columns of messages of one topic and subscription."""
-        found = cls(topic, subscription)
+        columns = cls(topic, subscription)
         for message in messages:
             place = message._place
-            found.places.append(place)
-            found.id_places.append(message._id_place)
-            found.payloads.append(message.payload)
-            found.keys.append(message.key)
-            found.due_ms.append(message.due_ms)
-            found.publish_ms.append(message.publish_ms)
-            found.redelivery_counts.append(message.redelivery_count)
+            columns.places.append(place)
+            columns.id_places.append(message._id_place)
+            columns.payloads.append(message.payload)
+            columns.keys.append(message.key)
+            columns.due_ms.append(message.due_ms)
+            columns.publish_ms.append(message.publish_ms)
+            columns.redelivery_counts.append(message.redelivery_count)
             facts = Facts(
                 message._properties or None,
                 message.retries,
@@ -85,8 +85,8 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
                 message.failure,
             )
             if facts != NO_FACTS:
-                found.facts[place] = facts
-        return found
+                columns.facts[place] = facts
+        return columns
 
     # -- columns -----------------------------------------------------------------------------------
 

@@ -72,12 +72,12 @@ class TimerQueue(Generic[K]):
 
     def pop_due(self, now_ms: int) -> K | None:
         """Remove and return the key that comes up first, if that is by `now_ms`."""
-        found = self.next()
-        if found is None or found[0] > now_ms:
+        first = self.next()
+        if first is None or first[0] > now_ms:
             return None
-        del self._entries[found[1]]
+        del self._entries[first[1]]
         heapq.heappop(self._heap)
-        return found[1]
+        return first[1]
 
     def clear(self) -> None:
         """Remove every key."""

@@ -235,19 +235,19 @@ class Buckets:
 
         A packed bucket stays so if none of them is in its bytes, and is not looked into if none can be.
         """
-        found = 0
+        removed = 0
         lowest = ids.min() if ids else 0
         emptied: list[int] = []
         for start_ms, kept in self._bitmaps.items():
-            if found == len(ids):
+            if removed == len(ids):
                 break
             if isinstance(kept, PackedBucket) and kept.limit_id <= lowest:
-                found += kept.discard_added(ids)
+                removed += kept.discard_added(ids)
                 continue
             present = kept.bitmap() if isinstance(kept, PackedBucket) else kept
             hits = present.intersection_cardinality(ids)
             if hits:
-                found += hits
+                removed += hits
                 if isinstance(kept, PackedBucket):
                     self._unpack(start_ms, kept, present)
                 present.difference_update(ids)
@@ -255,7 +255,7 @@ class Buckets:
                     emptied.append(start_ms)
         for start_ms in emptied:
             del self._bitmaps[start_ms]
-        return found
+        return removed
 
     def memory_bytes(self) -> int:
         """Resident bytes, estimated from the sizes of the bitmaps' containers. O(containers)."""

@@ -209,11 +209,11 @@ class DelayIndex:
 
     def discard(self, ids: BitMap) -> int:
         """Remove ``ids`` wherever they are; how many were indexed. O(buckets) and more: hand in many at once."""
-        found = self._window.discard(ids)
-        if found < len(ids):
-            found += self._buckets.discard(ids)
-        self._count -= found
-        return found
+        removed = self._window.discard(ids)
+        if removed < len(ids):
+            removed += self._buckets.discard(ids)
+        self._count -= removed
+        return removed
 
     # -- saving and measuring ------------------------------------------------------------------
 

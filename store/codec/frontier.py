@@ -33,9 +33,9 @@ _FRONTIER = struct.Struct(">QqqIQQIB")
 
 def at_or_before(entries: Entries, dues: Dues, due_ms: int, entry_id: int) -> Mask:
     """Mask the entries that are at or before C = (`due_ms`, `entry_id`)."""
-    found: Mask = dues < due_ms
-    found |= (dues == due_ms) & (entries.astype(np.int64) <= entry_id)
-    return found
+    mask: Mask = dues < due_ms
+    mask |= (dues == due_ms) & (entries.astype(np.int64) <= entry_id)
+    return mask
 
 
 class FrontierRecord(NamedTuple):

@@ -160,28 +160,28 @@ class Applied:
         runs = self._memtable.view.runs
         for ledger_id in list(runs):
             given = self._runs.get(ledger_id, 0)
-            left = runs[ledger_id][given:]
-            if left:
-                self._runs[ledger_id] = given + len(left)
-                yield ledger_id, LedgerRuns(ledger_id, left)
+            following = runs[ledger_id][given:]
+            if following:
+                self._runs[ledger_id] = given + len(following)
+                yield ledger_id, LedgerRuns(ledger_id, following)
 
     def records(self) -> list[tuple[bytes, bytes]]:
         """The small records that the transaction has not been given yet, and is given now: (key, fields)."""
         view = self._memtable.view
-        found = [
+        fresh = [
             (key, fields)
             for rows in (view.records, view.ids)
             for key, fields in list(rows.items())
             if self._records.get(key) is not fields
         ]
-        self._records.update(found)
-        return found
+        self._records.update(fresh)
+        return fresh
 
     def numbers(self) -> list[tuple[bytes, BitMap64]]:
         """The numbers that the transaction has not been given yet, and is given now: (key, numbers)."""
-        found = self._memtable.view.numbers[self._numbers :]
-        self._numbers += len(found)
-        return found
+        fresh = self._memtable.view.numbers[self._numbers :]
+        self._numbers += len(fresh)
+        return fresh
 
     def committed(self) -> None:
         """Have the memtable forget the rows that were given: the transaction is on disk."""
@@ -244,12 +244,12 @@ def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, bytes]:
 
 def unapplied_numbers(raw: Reads, prefix: bytes) -> BitMap64:
     """The unapplied numbers of all keys that begin with `prefix`."""
-    found = BitMap64()
+    united = BitMap64()
     if isinstance(raw, ReadTransaction):
         for key, numbers in raw.unapplied.numbers:
             if key.startswith(prefix):
-                found |= numbers
-    return found
+                united |= numbers
+    return united
 
 
 def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:

@@ -61,9 +61,9 @@ def explain(path: Path, error: BaseException) -> DuelogError:
     """Translate `error` into duelog's error for `path`, with `error` as its cause; duelog's own stay as they are."""
     if isinstance(error, DuelogError):
         return error
-    found = _explain(path, error)
-    found.__cause__ = error
-    return found
+    explained_error = _explain(path, error)
+    explained_error.__cause__ = error
+    return explained_error
 
 
 def _explain(path: Path, error: BaseException) -> DuelogError:

@@ -143,8 +143,8 @@ def add_ledger(transaction: StagingTransaction, topic_id: int, now_ms: int) -> i
 
 def ledgers(raw: Reads, topic_id: int) -> list[tuple[int, LedgerRecord]]:
     """(ledger id, record) of a topic's main log, oldest first, those being removed included."""
-    found = rows(raw, fmt.prefix(Table.LEDGER, topic_id))
-    return [(fmt.trailing_u64(key), LedgerRecord.unpack(fields)) for key, fields in found]
+    records = rows(raw, fmt.prefix(Table.LEDGER, topic_id))
+    return [(fmt.trailing_u64(key), LedgerRecord.unpack(fields)) for key, fields in records]
 
 
 # -- partitions and frontiers ------------------------------------------------------------------
@@ -152,8 +152,8 @@ def ledgers(raw: Reads, topic_id: int) -> list[tuple[int, LedgerRecord]]:
 
 def partitions(raw: Reads) -> list[tuple[int, PartitionRecord]]:
     """(start_ms, record) of every registered partition, by start."""
-    found = rows(raw, fmt.prefix(Table.PARTITION))
-    return [(fmt.trailing_u64(key), PartitionRecord.unpack(fields)) for key, fields in found]
+    records = rows(raw, fmt.prefix(Table.PARTITION))
+    return [(fmt.trailing_u64(key), PartitionRecord.unpack(fields)) for key, fields in records]
 
 
 def partition(raw: Reads, start_ms: int) -> PartitionRecord | None:

@@ -92,10 +92,10 @@ class PendingQuotas(StoreListener):
             if self._seen != self._version():
                 self._seen = self._version()
                 self._most.clear()
-            for each in wanted if refused else ():
-                limit = self._effective(each.topic).max_pending
-                if limit and each.messages and self._most.get(each.topic_id, limit) + each.messages > limit:
-                    return each
+            for topic in wanted if refused else ():
+                limit = self._effective(topic.topic).max_pending
+                if limit and topic.messages and self._most.get(topic.topic_id, limit) + topic.messages > limit:
+                    return topic
             for topic_id, _, count in wanted:
                 if topic_id in self._most:
                     self._most[topic_id] += count
@@ -127,8 +127,8 @@ class PendingQuotas(StoreListener):
 
     def _forget(self, wanted: Sequence[Wanted]) -> None:
         with self._lock:
-            for each in wanted:
-                self._most.pop(each.topic_id, None)
+            for topic in wanted:
+                self._most.pop(topic.topic_id, None)
 
     # -- what happens --------------------------------------------------------------------------------
 

@@ -85,8 +85,8 @@ class DelayedDeliveryPolicies:
 
     def fields_set(self) -> dict[str, PolicyValue]:
         """The fields that are set, in their order."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DelayedDeliveryPolicies):

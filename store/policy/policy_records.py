@@ -90,7 +90,7 @@ class PolicyRecord(NamedTuple):
         """Fields of the record: a msgpack map."""
         named = {
             *self.policies.fields_set(),
-            *(name for each in self.subscriptions.values() for name in each.fields_set()),
+            *(name for policies in self.subscriptions.values() for name in policies.fields_set()),
         }
         version = 2 if named.isdisjoint(_NEW_IN_3) else RECORD_VERSION
         fields: dict[str, Any] = {"version": version, **self.policies.fields_set()}
@@ -186,13 +186,13 @@ def forget_subscription(transaction: Transaction, topic: TopicName, subscription
 
 def scopes_set(raw: Reads) -> list[tuple[Scope, Policies]]:
     """(scope, policies) of every scope at which something is set."""
-    found = []
+    scopes = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.POLICY)):
         name, record = fmt.name_of(key), PolicyRecord.unpack(fields)
         if record.policies.fields_set():
-            found.append((Scope(name), record.policies))
-        found += [(Scope(name, subscription), each) for subscription, each in record.subscriptions.items()]
-    return found
+            scopes.append((Scope(name), record.policies))
+        scopes += [(Scope(name, subscription), each) for subscription, each in record.subscriptions.items()]
+    return scopes
 
 
 def effective(raw: Rows, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:

@@ -87,7 +87,7 @@ class EnvironmentRows:
 
 def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
     """Group rows by the start of the partition, or MAIN. O(rows, and logs of batches)."""
-    found: dict[int, EnvironmentRows] = defaultdict(EnvironmentRows)
+    environments: dict[int, EnvironmentRows] = defaultdict(EnvironmentRows)
     starts_ms, ledger_ids, firsts, counts = array("q"), array("Q"), array("I"), array("I")
     made: list[LedgerRow] = []
     positions, lengths = array("q"), array("I")
@@ -112,7 +112,7 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
                 made.append(batch)
                 lengths.append(len(batch.counts))
             else:
-                found[row.start_ms].others.append((position, row))
+                environments[row.start_ms].others.append((position, row))
                 continue
             positions.append(position)
     places = np.array(positions)
@@ -120,9 +120,9 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
     rows = np.repeat(np.arange(len(made)), lengths)
     runs = _Runs(np.array(ledger_ids, dtype=np.int64), begins, begins + np.array(counts), rows)
     for start_ms, part in _split(np.array(starts_ms), runs):
-        environment = found[start_ms]
+        environment = environments[start_ms]
         environment._runs, environment._made, environment._positions = part, made, places
-    return found
+    return environments
 
 
 def _split(values: Int64s, runs: _Runs) -> Iterator[tuple[int, _Runs]]:

@@ -353,8 +353,8 @@ def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
     fields = content[_CRC.size : _CRC.size + _HEADER.size]
     if len(fields) < _HEADER.size or crc32(fields) != _CRC.unpack_from(content, 0)[0]:
         raise DamagedStore(path, "does not begin like a segment of the write-ahead log")
-    version, size, found = _HEADER.unpack(fields)
-    if found != store_id:
+    version, size, owner = _HEADER.unpack(fields)
+    if owner != store_id:
         raise DamagedStore(path, "belongs to another store")
     if version != SEGMENT_VERSION:
         raise FormatMismatch(path, "version", version, SEGMENT_VERSION)

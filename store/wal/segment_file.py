@@ -28,12 +28,12 @@ def make_file(path: Path, head: bytes, size: int) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         zeros = bytes(min(size, _PIECE_BYTES))
-        piece, left = head.ljust(len(zeros), b"\0"), size
-        while left:
+        piece, remaining = head.ljust(len(zeros), b"\0"), size
+        while remaining:
             if os.write(descriptor, piece) != len(piece):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(temporary))
-            left -= len(piece)
-            piece = zeros[:left]
+            remaining -= len(piece)
+            piece = zeros[:remaining]
         os.fsync(descriptor)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -60,8 +60,8 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
             break
         number += 1
     following = number + 1
-    found = read_segment(directory, following, store_id) if (directory / file_name(following)).exists() else None
-    if found is not None and (found.groups or found.ended):
+    later = read_segment(directory, following, store_id) if (directory / file_name(following)).exists() else None
+    if later is not None and (later.groups or later.ended):
         raise DamagedStore(
             directory / file_name(number),
             f"its end, from byte {content.end} on, cannot be read, and {following} follows",
@@ -105,16 +105,16 @@ def read_beside(path: Path, store_id: bytes, oldest: Callable[[], int | None]) -
     What was read while it was being written looks like damage, at another place each time: damage is what is found
     twice. Raises as `read_wal`.
     """
-    found: tuple[int | None, str] | None = None
+    seen: tuple[int | None, str] | None = None
     while True:
         first = oldest()
         try:
             with explained(path / DIRECTORY):
                 return read_wal(path, store_id, first)
         except DamagedStore as error:
-            if found == (first, str(error)):
+            if seen == (first, str(error)):
                 raise
-            found = first, str(error)
+            seen = first, str(error)
 
 
 class WalFollower:
@@ -130,10 +130,10 @@ class WalFollower:
 
         What is missing of those was applied before the call began, or written after it: nothing is between them.
         """
-        there = numbers_in(self._directory)
-        for number in set(self._segments) - set(there):
+        numbers = numbers_in(self._directory)
+        for number in set(self._segments) - set(numbers):
             del self._segments[number]
-        for number in there:
+        for number in numbers:
             self._follow(number)
         later = False
         for number in sorted(self._segments, reverse=True):

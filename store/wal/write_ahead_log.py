@@ -126,8 +126,8 @@ class WriteAheadLog:
 
     def release(self, number: int) -> None:
         """Free a segment and those before it, which are applied by the record too: their files may be used again."""
-        self._spare += [each for each in self._ended if each <= number]
-        self._ended = [each for each in self._ended if each > number]
+        self._spare += [ended for ended in self._ended if ended <= number]
+        self._ended = [ended for ended in self._ended if ended > number]
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
