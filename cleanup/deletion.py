@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..partitions import cancellations
-from ..partitions import producer_numbers as producers
 from ..partitions.partition import Partition, partition_path
 from ..partitions.partition_set import PartitionSet
 from ..store.codec import format as fmt
@@ -42,8 +41,6 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
     with partitions.lease(partition):
         refuse_broken(partition.environment.path)
         logs = [(log.topic_id, log.ledger_id) for log in partition.logs()]
-        with partition.environment.read() as raw:
-            of_producers = producers.all_rows(raw)
 
     def recorded() -> None:
         partition.state = PartitionState.DELETING
@@ -65,7 +62,6 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
         for topic_id, ledger_id in logs:
             transaction.delete(fmt.frontier_key(topic_id, partition.start_ms))
             cancellations.remove_log(transaction, ledger_id)
-        producers.take_over(transaction, of_producers)  # what is stored is to be known when the partition is gone
         return True
 
     if not main.write(record_it):

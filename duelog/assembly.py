@@ -61,8 +61,7 @@ def open_engine(
 ) -> Engine:
     """Open or make the store in `path`. Raises the errors of DelayedStore.open.
 
-    records_defaults: a store of an earlier version, which has none recorded, takes over those of `config`; without
-    that it keeps everything.
+    records_defaults: a store that has none recorded takes over those of `config`; without that it keeps everything.
     """
     with ExitStack() as undo:
         try:
@@ -117,7 +116,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         undo.callback(wal_writer.close)
         if config.durability == "relaxed":
             main.before_commit = partitions.before_commit = wal_writer.sync
-    producers = Producers(main, partitions, wal_writer)
+    producers = Producers(main, wal_writer)
 
     # From due messages to consumers.
     quarantine = Quarantine(main, listeners)

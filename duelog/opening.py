@@ -38,7 +38,7 @@ from duelog.store.policy import policy_records
 from duelog.store.policy.policies import of_config
 
 STORE_VERSION = 2
-"""Version of a store as a whole: since 2 what was sent may stand in the write-ahead log alone."""
+"""Version of a store as a whole; a store of another version is refused."""
 
 _OWN_NAMES = {"CONTROL", "LOCK", "STORE.tmp", "attempts", "main", "partitions", "staging", "trash", "wal"}
 
@@ -200,21 +200,10 @@ def _create(path: Path, config: StoreConfig) -> Identity:
     finally:
         environment.close()
     move(staged, path / "main")
-    _write_identity(path, identity)
-    return identity
-
-
-def _write_identity(path: Path, identity: Identity) -> None:
     fields = {"format": STORE_VERSION, "store_id": identity.store_id.hex(), "partition_ms": identity.partition_ms}
     fields["crc"] = _checksum(fields)
     write_file(path / "STORE", json.dumps(fields).encode() + b"\n")
-
-
-def raise_version(path: Path, identity: Identity) -> None:
-    """Have earlier versions of duelog refuse the store from now on, where they would open it. Raises StoreFull."""
-    with explained(path / "STORE"):
-        if json.loads((path / "STORE").read_bytes())["format"] < STORE_VERSION:
-            _write_identity(path, identity)
+    return identity
 
 
 def read_identity(path: Path, config: StoreConfig) -> Identity:
@@ -230,7 +219,7 @@ def read_identity(path: Path, config: StoreConfig) -> Identity:
         version = fields["format"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedStore(path / "STORE", f"cannot be read: {content[:80]!r}") from error
-    if not isinstance(version, int) or version > STORE_VERSION:
+    if version != STORE_VERSION:
         raise FormatMismatch(path, "format", version, STORE_VERSION)
     if checksum != _checksum(fields):
         raise DamagedStore(path / "STORE", "does not match its checksum")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duelog.attempts.recount import recount
-from duelog.cleanup.older_replay import replay_older_wal
 from duelog.cleanup.sweep import sweep
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
@@ -34,7 +33,6 @@ from .opening import (
     StoreLock,
     create,
     open_main,
-    raise_version,
     read_identity,
     refuse_foreign,
     refuse_lost_entries,
@@ -82,8 +80,6 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         undo.callback(lock.release)
     is_new = not read_only and not (path / "STORE").exists()
     identity = create(path, config) if is_new else read_identity(path, config)
-    if not read_only:
-        raise_version(path, identity)
     listeners: Listeners = []
     claims, limits = Claims(), RunLimits(config.run_entries, config.run_bytes)
     memtable = Memtable(claims, limits)
@@ -101,7 +97,6 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     wal = WalContent([], 0, None, 1, {})
     if not read_only:
         sweep(path, main)
-        replay_older_wal(path, identity.store_id, partitions, limits)
         wal = replay_wal(path, identity.store_id, main, memtable, partitions)
         refuse_lost_entries(main, partitions)
     mark = main.get(fmt.counter_key(catalog.CLOCK))  # the log may hold it

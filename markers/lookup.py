@@ -10,8 +10,7 @@ from ..partitions.cancellations import members
 from ..partitions.due_column import DueBatch, scan_dues
 from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
-from ..store.codec.body import decode_body
-from ..store.codec.body_extra import occurrence_of
+from ..store.codec.body import decode_body, occurrence_of
 from ..store.codec.format import PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, RunKind, UInt32s

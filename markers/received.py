@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..store.codec.body import decode_body
-from ..store.codec.body_extra import occurrence_of
+from ..store.codec.body import decode_body, occurrence_of
 from ..store.position import MessageId, Place
 from ..store.received_messages import Facts, ReceivedMessages
 

@@ -1,4 +1,4 @@
-"""Which entries of partition logs never fire, and which conditional ones may: bitmaps in the main environment.
+"""Entries of partition logs that never fire, and conditional ones that may: bitmaps in the main environment.
 
 Two tables of the same form, a roaring bitmap for each block of 65,536 entries of a log, so that a
 cancelled message costs at most two bytes of a bitmap however many there are. CANCELLED holds entries that
@@ -22,15 +22,15 @@ BLOCK_BITS = 16
 
 
 def members(raw: Reads, table: Table, ledger_id: int) -> BitMap:
-    """Every entry of a log that `table` (CANCELLED or ADMITTED) holds. O(blocks). Raises CorruptRecord."""
-    found = BitMap()
+    """Read the entries of a log that `table` (CANCELLED or ADMITTED) holds. O(blocks). Raises CorruptRecord."""
+    entries = BitMap()
     for _, fields in catalog.rows(raw, fmt.block_prefix(table, ledger_id)):
-        found |= BitMap.deserialize(fields)
-    return found
+        entries |= BitMap.deserialize(fields)
+    return entries
 
 
 def blocks(entries: Iterable[int]) -> dict[int, BitMap]:
-    """The entries by the block they lie in."""
+    """Group entries by the block that they lie in."""
     by_block: dict[int, BitMap] = {}
     for entry_id in entries:
         by_block.setdefault(entry_id >> BLOCK_BITS, BitMap()).add(entry_id)

@@ -1,4 +1,4 @@
-"""Making new time partitions: each is complete and durable before it has its name, and registered before it is used.
+"""Creation of time partitions: each is complete and durable before it has its name, and registered before it is used.
 
 A directory is built in staging/, which every open clears, renamed into place, and registered in the catalog, several by
 one commit; a crash before that leaves a directory that nothing refers to, which the next open removes. And the ids of
@@ -41,7 +41,7 @@ class LedgerNumbers:
         self._block = _LEDGER_BLOCK
 
     def next(self) -> int:
-        """An id that no ledger of the store has. Not inside a transaction of the main environment."""
+        """Return an id that no ledger of the store has. Not inside a transaction of the main environment."""
         with self._lock:
             for ledger_id in self._left:
                 return ledger_id
@@ -102,7 +102,7 @@ def create_partitions(
 
 
 def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:
-    """A partition directory with an empty first generation, under `target` in the directory of the store.
+    """Build a partition directory with an empty first generation, under `target` in the directory of the store.
 
     REQUIRES: the catalog does not name it. What is there already was left by a creation whose registration failed:
     nothing in it was acknowledged. Raises StoreFull, StoreUnavailable, OSError; then nothing is left, or what the next

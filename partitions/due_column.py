@@ -27,7 +27,7 @@ class DueBatch(NamedTuple):
 def scan_dues(
     environment: Environment, ledger_id: int, start: int, limit: int, admitted: BitMap | None = None
 ) -> Iterator[DueBatch | CorruptEntry]:
-    """Due times of the entries [start, limit), in batches of thousands of runs; a damaged run comes as its error.
+    """Read due times of the entries [start, limit), in batches of thousands of runs; a damaged run comes as its error.
 
     A conditional entry that is not in `admitted` comes with HELD for its due time. Each batch is a read
     transaction of its own. The entries below `limit` must be committed.
@@ -70,7 +70,7 @@ def scan_dues(
 def fired_entries(
     environment: Environment, frontier: FrontierRecord, tail: int, admitted: BitMap
 ) -> tuple[BitMap, list[CorruptEntry]]:
-    """Which entries of a log of `tail` entries have fired, cancelled ones among them, and what of it cannot be read."""
+    """Find the entries of a log that have fired, cancelled ones among them, and those that cannot be read."""
     found, damaged = BitMap(), []
     for batch in scan_dues(environment, frontier.ledger_id, 0, min(tail, frontier.absorbed_end), admitted):
         if isinstance(batch, CorruptEntry):

@@ -1,9 +1,9 @@
-"""The partitions of a store that another process writes: they come, change state and go without being asked.
+"""The partitions of a store that another process writes: they come, change state and go at any time.
 
-The catalog is read anew whenever the partitions are listed, one is missing, or one cannot be opened; the write-ahead
-log is followed at each read. A partition that
-has gone keeps its environment open as long as there is a lease: its files are unlinked, not emptied. One that has a
-newer generation, which compaction made, is never taken for gone: the next lease is on that one.
+The catalog is read again whenever the partitions are listed, one is missing, or one cannot be opened; the write-ahead
+log is followed at each read. A partition that has gone keeps its environment open as long as there is a lease: its
+files are unlinked, not emptied. One that has a newer generation, which compaction made, is never taken for gone: the
+next lease is on that one.
 
 Deliberately without appends, creation and removal: a read-only store does none of them.
 """
@@ -33,29 +33,29 @@ class FollowedPartitionSet(PartitionSet):
     """The partitions of a store open read-only. Thread-safe."""
 
     def __init__(self, path: Path, main: Environment, config: StoreConfig, store_id: bytes, wal: FollowedWal) -> None:
-        """`wal`: what is not applied of the store."""
+        """`wal` has the unapplied rows of the store."""
         super().__init__(path, main, config, store_id, Claims(), read_only=True)
         self._wal = wal
 
     def load(self) -> None:
         """Read the catalog. A missing directory is noticed when it is opened: it may just have been deleted."""
         with self._main.read() as raw:
-            found = dict(catalog.partitions(raw))
+            records = dict(catalog.partitions(raw))
         with self._lock:
             for partition in list(self._partitions.values()):
-                record = found.get(partition.start_ms)
+                record = records.get(partition.start_ms)
                 if record is None:
                     self._retire(partition)
                 elif record.generation != partition.generation:
                     self._replace(partition, record.generation)
-            for start_ms, record in found.items():
+            for start_ms, record in records.items():
                 if start_ms in self._partitions:
                     self._partitions[start_ms].state = record.state
                     continue
                 self._partitions[start_ms] = self._new(start_ms, record.end_ms, record.generation, record.state)
 
     def _follow(self, partition: Partition) -> Follow | None:
-        """A partition that has closed is applied, and a newer generation of it does not say so."""
+        """Follow an open partition only: one that has closed is applied, and a newer generation does not say so."""
         return self._wal.of(partition.start_ms) if partition.state is PartitionState.OPEN else None
 
     def _retire(self, partition: Partition) -> None:
@@ -74,20 +74,21 @@ class FollowedPartitionSet(PartitionSet):
 
     def get(self, start_ms: int) -> Partition | None:
         """The partition that begins at `start_ms`, None when none is registered."""
-        found = super().get(start_ms)
-        if found is None:
+        partition = super().get(start_ms)
+        if partition is None:
             self.load()
-            found = super().get(start_ms)
-        return found
+            partition = super().get(start_ms)
+        return partition
 
     def unregistered(self) -> list[Path]:
         """Directories that the catalog does not know, without any that may be about to be registered."""
         directories = self._directories()
         known = {partition.path.parent.name for partition in self}
-        return [found for found in directories if found.name not in known and _age_s(found) > _REGISTERED_WITHIN_S]
+        unknown = [directory for directory in directories if directory.name not in known]
+        return [directory for directory in unknown if _age_s(directory) > _REGISTERED_WITHIN_S]
 
     def registered(self, partition: Partition) -> bool:
-        """Whether the catalog still has the partition, and its deletion has not begun."""
+        """True while the catalog has the partition, and its deletion has not begun."""
         self.load()
         return super().registered(partition)
 

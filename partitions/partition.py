@@ -48,7 +48,7 @@ class PartitionLog:
         self.topic_id = topic_id
         self.ledger = ledger
         self.registered = registered
-        """Whether the partition's log table has it, durably."""
+        """True once the partition's log table has it, durably."""
 
     @property
     def ledger_id(self) -> int:
@@ -84,21 +84,21 @@ class Partition:
         self.dues_read = 0
         """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
         self.keeps_pages = False
-        """Whether what is written stays in the page cache, also once its environment is opened (`stop_evicting`)."""
+        """True where written pages stay in the page cache, also once its environment is opened (`stop_evicting`)."""
         self._scanned: Path | None = None
         """The generation whose pages this process has looked at."""
         self.leases = 0
         self.appenders = 0
         self.outdated = False
-        """Whether the open environment is of a generation before `generation`."""
+        """True while the open environment is of a generation before `generation`."""
         self.opening = threading.Lock()
         """Held while the environment is opened, or closed for want of leases."""
         self.closing = False
-        """Whether the environment is to be closed, or is being closed: a lease has to open it anew."""
+        """True while the environment is about to be closed: a lease has to open it again."""
         self._environment: Environment | None = None
         self._parked: list[Environment] = []
         self.knows_logs = False
-        """Whether no log is but on disk: it was made by this process, and none was forgotten since."""
+        """True while all logs are in memory: this process made the partition, and has forgotten none since."""
         self._logs: dict[int, PartitionLog] = {}
         self._lock = threading.Lock()
 
@@ -116,7 +116,7 @@ class Partition:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the environment is open, of the current generation, and stays open."""
+        """True while the environment is open, of the current generation, and stays open."""
         return self._environment is not None and not self.outdated and not self.closing
 
     def attach(self, environment: Environment) -> None:
@@ -175,7 +175,7 @@ class Partition:
     def log(self, topic_id: int) -> PartitionLog | None:
         """The topic's log, None when it has none here. REQUIRES: a lease. O(log n) at first use.
 
-        Where another process writes it is read anew each time.
+        Where another process writes, each call reads it again.
         """
         if self.environment.read_only:
             return self._read_log(topic_id)
@@ -209,7 +209,7 @@ class Partition:
         return log
 
     def has_read(self, topic_ids: Iterable[int]) -> bool:
-        """Whether `log_to_append` and `logs_to_append` of these topics need no environment."""
+        """True where `log_to_append` and `logs_to_append` of these topics need no environment."""
         return self.knows_logs or all(map(self._logs.__contains__, topic_ids))
 
     def log_to_append(self, topic_id: int, new_ledger: Callable[[], int]) -> PartitionLog:
@@ -226,7 +226,7 @@ class Partition:
         return log
 
     def logs_to_append(self, topic_ids: Sequence[int], new_ledger: Callable[[], int]) -> list[PartitionLog]:
-        """As `log_to_append`, of several topics, whose logs are looked for in one read transaction."""
+        """Return the logs of several topics, as `log_to_append`; they are looked up in one read transaction."""
         if not all(map(self._logs.__contains__, topic_ids)):
             with self._lock:
                 missing = [topic_id for topic_id in topic_ids if topic_id not in self._logs]
@@ -246,7 +246,7 @@ class Partition:
         limits: RunLimits,
         replaced: Replaced | None = None,
     ) -> int:
-        """Append messages to a log in a transaction; the id of the first entry.
+        """Append messages to a log in a transaction; returns the id of the first entry.
 
         REQUIRES: an append lease until it ends. Packed messages have their due times with them.
         """
@@ -272,7 +272,7 @@ class Partition:
         new_ledger: Callable[[], int],
         replaced: Replaced | None = None,
     ) -> tuple[int, int]:
-        """Append messages in a commit of the partition; (ledger id, first entry id) once they are durable.
+        """Append messages in a commit of the partition; returns (ledger id, first entry id) once they are durable.
 
         For conditional entries, `replaced`: messages go by the write-ahead log. REQUIRES: an append lease. Raises
         StoreFull, StoreFailed.
@@ -283,7 +283,7 @@ class Partition:
 
     @property
     def has_unapplied(self) -> bool:
-        """Whether the write-ahead log has entries that are not applied yet."""
+        """True while the write-ahead log has entries that are not applied yet."""
         return bool(self.memtable)
 
     def verify_pages(self) -> None:
@@ -301,12 +301,12 @@ class Partition:
     def verify_identity(self, store_id: bytes, environment: Environment | None = None) -> None:
         """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore.
 
-        environment: one that is to be attached; None: the one in use.
+        environment: one that is attached next; None: the one in use.
         """
         self._verify_record(store_id, (environment or self.environment).get(fmt.PARTITION_INFO_KEY))
 
     def few_rows(self, store_id: bytes) -> Reads | None:
-        """What a partition that is not open has, if it is little; else None. Raises as `verify_identity`.
+        """Read the few rows of a partition that is not open; None where there are many. Raises as `verify_identity`.
 
         None also where a run has more columns than were read of it, or is damaged.
         """
@@ -324,10 +324,10 @@ class Partition:
         return cast(Reads, few)
 
     def _verify_record(self, store_id: bytes, fields: bytes | None) -> None:
-        """As `verify_identity`, by the fields of its record."""
+        """Check the identity by the fields of its record."""
         if fields is None:
             raise DamagedStore(self.path, "has no partition record")
         expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, self.start_ms, self.end_ms, self.generation)
-        found = PartitionInfo.unpack(fields)
-        if found != expected:
-            raise DamagedStore(self.path, f"is {found}, the catalog says {expected}")
+        info = PartitionInfo.unpack(fields)
+        if info != expected:
+            raise DamagedStore(self.path, f"is {info}, the catalog says {expected}")

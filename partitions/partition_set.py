@@ -8,8 +8,10 @@ refused by a partition that is closing or closed, and a partition closes only wi
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 
 from sortedcontainers import SortedDict
@@ -24,8 +26,89 @@ from ..store.errors import ClosedError, DamagedStore
 from ..store.listener import StoreListener, call_supplied
 from ..store.log import catalog
 from .creation import LedgerNumbers, create_partitions
-from .open_environments import OpenEnvironments, Watcher
 from .partition import Partition, partition_path
+
+Watcher = Callable[[Partition, Environment], None]
+"""Callback that hears of each environment that was opened."""
+
+
+class OpenEnvironments:
+    """The partitions of one store that are open, the least recently used first."""
+
+    def __init__(self, lock: threading.Lock, most: int, make: Callable[[Partition], Environment]) -> None:
+        """`lock` guards leases; `most` may be open without one. `make` opens and verifies a partition's environment."""
+        self._lock = lock
+        self._most = most
+        self._make = make
+        self._open: OrderedDict[int, Partition] = OrderedDict()
+        self._watcher: Watcher | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def use(self, partition: Partition) -> bool:
+        """Note that a partition is used; False: it is not open. REQUIRES: the lock, a lease."""
+        if not partition.is_ready:
+            return False
+        self._open.move_to_end(partition.start_ms)
+        return True
+
+    def open(self, partition: Partition) -> None:
+        """Open the environment where it is not. REQUIRES: a lease."""
+        with partition.opening:
+            if partition.is_ready:
+                return
+            if partition.closing:
+                self.close(partition)
+            environment = self._make(partition)
+            try:
+                with self._lock:
+                    if environment.path != partition.path:
+                        raise DamagedStore(environment.path, "was replaced by a newer generation")
+                    self._open[partition.start_ms] = partition
+                    partition.attach(environment)
+                    if self._watcher is not None:
+                        self._watcher(partition, environment)
+                    surplus = self.surplus()
+            except BaseException:
+                if environment not in partition.environments():
+                    environment.close()
+                raise
+        self.close_idle(surplus)
+
+    def watch(self, watcher: Watcher | None) -> list[Partition]:
+        """Set the watcher (`PartitionSet.watch`), and return the open partitions. REQUIRES: the lock."""
+        self._watcher = watcher
+        return list(self._open.values())
+
+    def surplus(self) -> list[Partition]:
+        """Choose partitions for `close_idle`: the least recently used without a lease. REQUIRES: the lock."""
+        surplus = len(self._open) - self._most
+        if surplus <= 0:
+            return []
+        idle = list(islice((partition for partition in self._open.values() if not partition.leases), surplus))
+        for partition in idle:
+            partition.closing = True
+            partition.forget_logs()
+            del self._open[partition.start_ms]
+        return idle
+
+    def close_idle(self, partitions: Sequence[Partition]) -> None:
+        """Close partitions that no lease has opened again meanwhile."""
+        for partition in partitions:
+            with partition.opening:
+                if partition.closing:
+                    self.close(partition)
+
+    def close(self, partition: Partition) -> None:
+        """Close an environment. REQUIRES: no lease, or none that uses it."""
+        partition.detach()
+        self.forget(partition)
+
+    def forget(self, partition: Partition) -> None:
+        """Leave an environment to its leases."""
+        if self._open.get(partition.start_ms) is partition:
+            del self._open[partition.start_ms]
 
 
 class PartitionSet:
@@ -68,8 +151,8 @@ class PartitionSet:
         Partitions whose deletion is recorded are left out: opening finishes that.
         """
         with self._main.read() as raw:
-            found = catalog.partitions(raw)
-        for start_ms, record in found:
+            records = catalog.partitions(raw)
+        for start_ms, record in records:
             if record.state is PartitionState.DELETING:
                 continue
             partition = self._new(start_ms, record.end_ms, record.generation, record.state)
@@ -119,7 +202,7 @@ class PartitionSet:
 
     @contextmanager
     def glance(self, partition: Partition) -> Iterator[Reads]:
-        """What a partition has, for recovery to read a few rows of, without a lease. Raises DamagedStore."""
+        """Open a partition for recovery to read a few rows, without a lease. Raises DamagedStore."""
         if partition.is_open:
             with partition.environment.read() as raw:
                 yield raw
@@ -181,7 +264,7 @@ class PartitionSet:
                 self.release(partition)
 
     def registered(self, partition: Partition) -> bool:
-        """Whether the catalog still has the partition, and its deletion has not begun."""
+        """True while the catalog has the partition, and its deletion has not begun."""
         return self._partitions.get(partition.start_ms) is partition and partition.state is not PartitionState.DELETING
 
     def release(self, partition: Partition) -> None:
@@ -193,7 +276,7 @@ class PartitionSet:
 
     @contextmanager
     def append_lease(self, start_ms: int, now_ms: int) -> Iterator[Partition | None]:
-        """A partition to append to inside the block, created when missing; None when it takes no more messages."""
+        """Lease a partition to append to inside the block, created when missing; None when it is closed."""
         partition = self.begin_append(start_ms, now_ms)
         try:
             yield partition
@@ -223,7 +306,7 @@ class PartitionSet:
     def begin_appends(
         self, starts: Sequence[int], now_ms: int, topic_ids: Sequence[Collection[int]] | None = None
     ) -> list[Partition | None]:
-        """As `begin_append`, for many partitions, each of some topics; those that are missing are created together.
+        """Begin appends to many partitions, each of some topics; missing partitions are created together.
 
         Raises StoreFailed for one whose environment has failed, with no lease given.
         """
@@ -321,7 +404,7 @@ class PartitionSet:
         return environment
 
     def _follow(self, partition: Partition) -> Follow | None:
-        """How what is unapplied of a partition is read, where another process writes it."""
+        """Return the reader of a partition's unapplied rows, where another process writes it."""
         return None
 
     # -- generations -------------------------------------------------------------------------------
@@ -341,7 +424,7 @@ class PartitionSet:
         self._let_go(partition)
 
     def _let_go(self, partition: Partition) -> None:
-        """Close what is of older generations, if there is no lease."""
+        """Close the environments of older generations, if there is no lease."""
         if partition.leases:
             return
         partition.unpark()
@@ -376,7 +459,7 @@ class PartitionSet:
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while there is a lease.
 
-        It stays in the set until `forget`, so that it is not made anew while its directory is removed.
+        It stays in the set until `forget`, so that it is not created again while its directory is removed.
         """
         with partition.opening, self._lock:
             if partition.leases:

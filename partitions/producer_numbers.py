@@ -1,132 +1,108 @@
-"""Which sequence numbers a named producer has stored, so that one that is sent again is not stored again.
+"""Records of named producers: which sequence numbers are stored, and under which ids.
 
 The main environment records exactly the numbers whose messages are stored: they are rows of the group of the
 write-ahead log that stores these, so after any crash a number is recorded if and only if its message is there. No
 record says anything of a number between two others: numbers may be left out, and of a batch that is several groups a
 crash may leave the first.
 
-Numbers lie in blocks of 65,536, each a roaring bitmap in a row of its own, and consecutive numbers cost one row of some
-60 bytes a block. Older versions recorded in each partition the numbers of the messages there, under the same keys, so a
-number is stored if any environment has it; what a partition has goes to the main environment when it is deleted.
-
-Stores written before that have a record of another form, which is read and never written for new numbers: a watermark,
-up to which every number is taken for stored, and single numbers above it.
+Numbers lie in blocks of 65,536, each a roaring bitmap in a row of its own; consecutive numbers cost one row of some
+60 bytes a block. Their ids are records of a second table (store/codec/sent_ids.py): consecutive entries of one log take
+one row of a record, so a batch for one log takes one, a scattered batch one a message.
 
     SEQUENCE := bitmap                     roaring, 64 bits, whole numbers; key: topic id, producer name, block u64
-    PRODUCER := watermark:i64 bitmap       key: topic id, producer name
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 from pyroaring import BitMap64
 
 from ..store.codec import format as fmt
-from ..store.codec.format import Table
+from ..store.codec.format import Table, trailing_u64
+from ..store.codec.sent_ids import (
+    IN_MAIN,
+    MOST_ROWS,
+    NumberedRow,
+    numbered_key,
+    numbered_prefix,
+    pack_numbered,
+    unpack_numbered,
+)
 from ..store.env.memtable import Reads, unapplied_numbers
 from ..store.env.transaction import Transaction
-from ..store.errors import CorruptRecord
 from ..store.log import catalog
+from ..store.position import MessageId
 
 BLOCK_BITS = 16
 
-_WATERMARK = struct.Struct(">q")
 
-NONE_STORED = -1
-"""The watermark where there is none."""
-
-
-class ProducerRecord(NamedTuple):
-    """What is stored: the numbers of `above`, and every number up to `watermark`, which old stores alone have."""
-
-    watermark: int
-    above: BitMap64
-
-    @property
-    def last(self) -> int:
-        """The highest number stored; -1: none."""
-        return int(self.above.max()) if self.above else self.watermark
-
-    def pack(self) -> bytes:
-        """The fields of a PRODUCER record."""
-        return _WATERMARK.pack(self.watermark) + bytes(self.above.serialize())
-
-    @classmethod
-    def unpack(cls, fields: bytes) -> ProducerRecord:
-        """The inverse of `pack`. Raises CorruptRecord."""
-        if len(fields) < _WATERMARK.size:
-            raise CorruptRecord(f"producer record has {len(fields)} bytes")
-        (watermark,) = _WATERMARK.unpack_from(fields)
-        return cls(watermark, BitMap64.deserialize(fields[_WATERMARK.size :]))
-
-    def merged(self, other: ProducerRecord) -> ProducerRecord:
-        """What holds when both hold."""
-        watermark = max(self.watermark, other.watermark)
-        above = self.above | other.above
-        above.remove_range(0, watermark + 1)
-        return ProducerRecord(watermark, above)
-
-
-def nothing() -> ProducerRecord:
-    """What is known of a producer that has stored nothing; a new value each time, since bitmaps change in place."""
-    return ProducerRecord(NONE_STORED, BitMap64())
-
-
-def read(raw: Reads, topic_id: int, name: str) -> ProducerRecord:
-    """What one environment has recorded of a producer; nothing() when that is nothing. O(blocks)."""
-    key = fmt.producer_key(topic_id, name)
-    value = raw.get(key)
-    record = nothing() if value is None else ProducerRecord.unpack(fmt.unseal(key, value))
+def read(raw: Reads, topic_id: int, producer: str) -> BitMap64:
+    """Read the numbers that a producer has stored; a new bitmap each time. O(blocks). Raises CorruptRecord."""
+    prefix = fmt.sequence_prefix(topic_id, producer)
     numbers = BitMap64()
-    for _, fields in catalog.rows(raw, fmt.sequence_prefix(topic_id, name)):
+    for _, fields in catalog.rows(raw, prefix):
         numbers |= BitMap64.deserialize(fields)
-    numbers |= unapplied_numbers(raw, fmt.sequence_prefix(topic_id, name))
-    return record.merged(ProducerRecord(NONE_STORED, numbers))
+    return numbers | unapplied_numbers(raw, prefix)
 
 
-def blocks(topic_id: int, name: str, numbers: BitMap64) -> Iterator[tuple[bytes, BitMap64]]:
-    """Numbers by the key of the record that they are united with."""
-    left = BitMap64(numbers)
-    while left:
-        block = left.min() >> BLOCK_BITS
-        members = left & BitMap64(range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS)) if len(left) > 1 else left
+def blocks(topic_id: int, producer: str, numbers: BitMap64) -> Iterator[tuple[bytes, BitMap64]]:
+    """Split numbers by the record that they are united with: (key, numbers)."""
+    rest = BitMap64(numbers)
+    while rest:
+        block = rest.min() >> BLOCK_BITS
+        members = rest & BitMap64(range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS)) if len(rest) > 1 else rest
         members.run_optimize()
-        yield fmt.sequence_key(topic_id, name, block), members
-        left = left - members
+        yield fmt.sequence_key(topic_id, producer, block), members
+        rest = rest - members
 
 
 def split_key(key: bytes) -> tuple[int, str, int]:
     """(topic id, producer name, block) of a key of SEQUENCE."""
-    return fmt.leading_u32(key), key[5:-8].decode(), fmt.trailing_u64(key)
-
-
-def all_rows(raw: Reads, topic_id: int | None = None) -> list[tuple[bytes, bytes]]:
-    """(key, fields) of everything that an environment has recorded of producers, or of those of one topic."""
-    tables = (Table.PRODUCER, Table.SEQUENCE)
-    return [row for table in tables for row in catalog.rows(raw, fmt.prefix(table, topic_id))]
-
-
-def take_over(transaction: Transaction, rows: Iterable[tuple[bytes, bytes]]) -> None:
-    """Record in the main environment what another one had recorded, for topics that still exist."""
-    for key, fields in rows:
-        if catalog.topic_name(transaction.raw, fmt.leading_u32(key)) is None:
-            continue
-        known = transaction.get(key)
-        transaction.put(key, fields if known is None else _both(Table(key[0]), known, fields))
-
-
-def _both(table: Table, one: bytes, other: bytes) -> bytes:
-    if table is Table.PRODUCER:
-        return ProducerRecord.unpack(one).merged(ProducerRecord.unpack(other)).pack()
-    numbers = BitMap64.deserialize(one) | BitMap64.deserialize(other)
-    numbers.run_optimize()
-    return bytes(numbers.serialize())
+    return fmt.leading_u32(key), key[5:-8].decode(), trailing_u64(key)
 
 
 def remove(transaction: Transaction, topic_id: int) -> None:
-    """Forget the producers of a topic."""
-    for key, _ in all_rows(transaction.raw, topic_id):
+    """Forget the numbers of a topic's producers."""
+    for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(Table.SEQUENCE, topic_id))):
         transaction.delete(key)
+
+
+def id_records(
+    topic_id: int, producer: str, numbers: Sequence[int], ids: Sequence[MessageId], starts: Mapping[int, int]
+) -> Iterator[tuple[bytes, bytes]]:
+    """(key, fields) of the records of ids by their numbers, ascending.
+
+    starts: the beginnings of partitions by the ledgers of their logs.
+    """
+    rows: list[NumberedRow] = []
+    last = -1
+    for number, (ledger_id, entry_id) in zip(numbers, ids, strict=True):
+        count, _, ledger, first = rows[-1] if rows else (0, 0, 0, 0)
+        if rows and number == last + 1 and ledger_id == ledger and entry_id == first + count:
+            rows[-1] = rows[-1]._replace(length=count + 1)
+        else:
+            if rows and (number != last + 1 or len(rows) == MOST_ROWS):
+                yield numbered_key(topic_id, producer, last), pack_numbered(rows)
+                rows = []
+            rows.append(NumberedRow(1, starts.get(ledger_id, IN_MAIN), ledger_id, entry_id))
+        last = number
+    if rows:
+        yield numbered_key(topic_id, producer, last), pack_numbered(rows)
+
+
+def find_ids(raw: Reads, topic_id: int, producer: str, first: int, count: int) -> list[MessageId | None]:
+    """Find the ids of `count` numbers from `first` on, None without a record. O(records, and those unapplied).
+
+    Raises CorruptRecord.
+    """
+    ids: list[MessageId | None] = [None] * count
+    prefix = numbered_prefix(topic_id, producer)
+    for key, fields in catalog.rows(raw, prefix, numbered_key(topic_id, producer, first)):
+        last = trailing_u64(key)
+        for begin, row in unpack_numbered(last, fields):
+            for number in range(max(begin, first), min(begin + row.length, first + count)):
+                ids[number - first] = MessageId(row.ledger_id, row.first_entry + number - begin)
+        if last >= first + count - 1:
+            break
+    return ids

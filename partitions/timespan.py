@@ -74,7 +74,7 @@ def group_by_partition(
 def group_by_log(
     owners: npt.NDArray[np.intp], dues: npt.NDArray[np.int64], span_ms: int
 ) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int, int]]]:
-    """As `group_by_partition`, of messages of several owners: groups are ``(start_ms, owner, start, limit)``.
+    """Group messages of several owners by partition and owner: groups are ``(start_ms, owner, start, limit)``.
 
     By partition, then by owner, a number from 0.
     """

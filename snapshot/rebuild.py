@@ -1,4 +1,4 @@
-"""Making a log's snapshot anew from its entries, in a store that no process has open for writing.
+"""Rebuilding a log's snapshot from its entries, in a store that no process has open for writing.
 
 Every entry is read and its checksum verified, which a replay by the engine does not do. The snapshot that is written
 is the one that the engine would write: entries that have fired, were cancelled, or are conditional and not admitted
@@ -35,7 +35,7 @@ _ALL = 1 << 62
 
 
 class Rebuilt(NamedTuple):
-    """What was found in one log, and the snapshot that was written of it.
+    """The entries of one log, counted, and the snapshot that was written of it.
 
     entries: read and whole. pending: left to fire and in the snapshot. damaged: every entry that cannot be read (the
     first of a run whose header is damaged, or before which entries are missing). written: None when the log ends
@@ -100,7 +100,7 @@ def rebuild_log(
 
 @dataclass(slots=True)
 class _Log:
-    """A log that is read to its end, and what is found in it on the way."""
+    """A log that is read to its end, with the counts of its entries and damage."""
 
     environment: Environment
     ledger_id: int

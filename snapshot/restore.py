@@ -121,7 +121,7 @@ def restore_steps(
 
 
 def covered_by_snapshots(environment: Environment, ledger_id: int) -> int:
-    """How many entries a log has had, by the snapshots whose metadata can be read; 0: there is none. O(log n) each."""
+    """Number of entries that a log has had, by snapshots with readable metadata; 0: there is none. O(log n) each."""
     covered = 0
     with environment.read() as raw:
         for snapshot_id in snapshot_ids(raw, Table.SNAPSHOT_META, ledger_id):
@@ -148,7 +148,7 @@ def require_usable(metadata: Metadata, now: FrontierRecord, tail: int, start_ms:
 
 
 def _after_frontier(ids: BitMap, now: FrontierRecord, due_of: DueOf) -> tuple[BitMap, Dues | None]:
-    """Those after C, and their due times; None: they are many.
+    """Read the entries after C, and their due times; None: they are many.
 
     One whose due time cannot be read stays: the index quarantines it.
     """

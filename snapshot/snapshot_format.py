@@ -51,7 +51,7 @@ _SEAL = struct.Struct("<I")
 
 
 SavedBucket = tuple[int, BitMap | PackedBucket]
-"""Where a bucket starts, and entries of it; several may be of one bucket."""
+"""Start of a bucket, and entries of it; several may be of one bucket."""
 
 
 class Unusable(Exception):
@@ -59,7 +59,7 @@ class Unusable(Exception):
 
 
 class PartRecord(NamedTuple):
-    """What the metadata says of one part: its seal (the CRC-32 that ends its value), bytes of its value, entries."""
+    """The facts of one part in the metadata: its seal (the CRC-32 that ends its value), bytes of its value, entries."""
 
     crc: int
     stored_bytes: int
@@ -119,10 +119,10 @@ class Metadata(NamedTuple):
         if len(fields) != _META.size + count * _PART_RECORD.size:
             raise Unusable(f"metadata of {len(fields)} bytes cannot list {count} parts")
         parts = tuple(PartRecord(*record) for record in _PART_RECORD.iter_unpack(fields[_META.size :]))
-        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, absorbed_end, created_ms, parts)
-        if (found.entries, found.stored_bytes) != (entries, stored):
+        metadata = cls(bucket_ms, start_ms, tail, due_ms, entry_id, absorbed_end, created_ms, parts)
+        if (metadata.entries, metadata.stored_bytes) != (entries, stored):
             raise Unusable("metadata contradicts itself")
-        return found
+        return metadata
 
 
 def read_metadata(raw: Reads, ledger_id: int, snapshot_id: int) -> Metadata:

@@ -1,4 +1,4 @@
-"""Looking at the snapshots of a partition without using them: what is there, and whether it verifies."""
+"""Inspection of the snapshots of a partition without using them: which there are, and whether they verify."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .snapshot_format import Metadata, Unusable, part_missing, read_metadata, re
 
 
 class SnapshotState(Enum):
-    """What a snapshot is. Only a COMPLETE one is ever restored from; TORN ones are removed by the next one's writer."""
+    """State of a snapshot. Only a COMPLETE one is ever restored from; the next one's writer removes TORN ones."""
 
     COMPLETE = "complete"
     TORN = "torn"
@@ -39,7 +39,7 @@ class SnapshotInfo(NamedTuple):
 def inspect_snapshots(
     environment: Environment, ledger_id: int | None = None, *, read_parts: bool = False
 ) -> Iterator[SnapshotInfo]:
-    """Every snapshot of a log, or of all logs of a partition, by log and id.
+    """Iterate over every snapshot of a log, or of all logs of a partition, by log and id.
 
     `read_parts` reads every part and verifies its checksum (about 3 ms a million entries); else metadata only, and
     that all of its parts are there.
@@ -60,13 +60,13 @@ def inspect_snapshots(
         else:
             try:
                 with environment.read() as raw:
-                    found = read_metadata(raw, of_ledger, snapshot_id)
-                for number in range(len(found.parts)):
+                    candidate = read_metadata(raw, of_ledger, snapshot_id)
+                for number in range(len(candidate.parts)):
                     if read_parts:
-                        read_part(environment, of_ledger, snapshot_id, found, number)
+                        read_part(environment, of_ledger, snapshot_id, candidate, number)
                     elif number not in sizes:
-                        raise part_missing(number, found)
-                metadata = found
+                        raise part_missing(number, candidate)
+                metadata = candidate
             except Unusable as error:
                 state, reason = SnapshotState.DAMAGED, str(error)
         yield SnapshotInfo(of_ledger, snapshot_id, state, reason, len(sizes), stored_bytes, metadata)

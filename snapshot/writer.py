@@ -33,7 +33,7 @@ _REMOVED_KEYS = 512
 
 
 class Cut(NamedTuple):
-    """A delay index as of one instant: what a snapshot is made of.
+    """A delay index as of one instant, which a snapshot is made of.
 
     `pieces` hold the entries below `tail` that come after the frontier's C and were not cancelled, all of them; none
     of the entries below `tail` was late (appended at or before C) and not yet fired.
@@ -67,7 +67,7 @@ class SnapshotWritten(NamedTuple):
 
 
 class WriteStep(Enum):
-    """What a step of writing snapshots has committed, besides a snapshot's end."""
+    """A commit of writing snapshots that does not end one."""
 
     PARTS = "parts"
     REMOVAL = "of a snapshot that is torn, or that was replaced, some keys are gone"
@@ -83,7 +83,7 @@ def write_snapshot(environment: Environment, cut: Cut, part_bytes: int, created_
 def write_snapshots(
     environment: Environment, cuts: Iterable[Cut], part_bytes: int, created_ms: int
 ) -> Iterator[WriteStep | SnapshotWritten]:
-    """The same for many logs of one partition, one transaction at each step.
+    """Write snapshots of many logs of one partition, one transaction at each step.
 
     The caller may do other things between steps, or drop the iterator: then what is begun is as after a crash.
     """
@@ -92,7 +92,7 @@ def write_snapshots(
 
 
 class _Writing:
-    """A snapshot on its way."""
+    """A snapshot that is being written."""
 
     def __init__(self, environment: Environment, cut: Cut, part_bytes: int) -> None:
         self.cut = cut
@@ -107,11 +107,11 @@ class _Writing:
         self._torn = set(begun) - set(complete)
 
     def torn(self, found: tuple[bytes, int]) -> bool:
-        """Whether a key found is a part of a snapshot that was never completed."""
+        """True for a key of a part of a snapshot that was never completed."""
         return split_snapshot_key(found[0])[1] in self._torn
 
     def owns(self, found: tuple[bytes, int]) -> bool:
-        """Whether a key found is one of this snapshot's."""
+        """True for a key of this snapshot."""
         return split_snapshot_key(found[0])[1] == self.snapshot_id
 
     def metadata(self, created_ms: int) -> Metadata:
@@ -148,9 +148,14 @@ def _write_group(
     environment.write(complete)
     reach("snapshot.meta")
     for writing in writings:
-        found = writing.metadata(created_ms)
+        metadata = writing.metadata(created_ms)
         yield SnapshotWritten(
-            writing.cut.ledger_id, writing.snapshot_id, found.tail, len(found.parts), found.stored_bytes, found.entries
+            writing.cut.ledger_id,
+            writing.snapshot_id,
+            metadata.tail,
+            len(metadata.parts),
+            metadata.stored_bytes,
+            metadata.entries,
         )
     with environment.read() as raw:
         replaced = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if not writing.owns(key)]
@@ -193,7 +198,7 @@ def _keys(raw: Reads, ledger_id: int | None) -> Iterator[tuple[bytes, int]]:
 
 
 def _remove(environment: Environment, found: list[tuple[bytes, int]], part_bytes: int) -> Iterator[int]:
-    """Remove keys with values of so many bytes, all metadata before any part; yields the count of each transaction."""
+    """Remove (key, bytes of its value), all metadata before any part; yields the count of each transaction."""
     found.sort(key=lambda pair: pair[0][0] != Table.SNAPSHOT_META)
     for batch in batches(found, lambda pair: pair[1], _REMOVED_PARTS * part_bytes, _REMOVED_KEYS):
         yield _delete(environment, [key for key, _ in batch])

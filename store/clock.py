@@ -1,4 +1,4 @@
-"""Where the time comes from: the system, a test's hand, and the store's own clock that never goes back.
+"""Clocks: the system's, one that a test sets, and the store's own clock, which never goes back.
 
 Every wait and every decision by time in the library goes through a ``Clock``, so that a program or a test can drive
 the store. A clock tells milliseconds since the Unix epoch, UTC. It does not schedule anything: a waiter brings the
@@ -66,7 +66,7 @@ class SystemClock(Clock):
         return time.time_ns() // 1_000_000
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``Clock.wait``; a wait that runs out ends at the start of millisecond ``until_ms``, not before it."""
+        """Wait as ``Clock.wait``; a wait that runs out ends at the start of millisecond ``until_ms``, not before."""
         if until_ms is None:
             condition.wait(MAX_WAIT_S)
             return
@@ -186,7 +186,7 @@ class StoreClock(Clock):
             return self._mark_ms
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``Clock.wait``. Raising the mark wakes no waiter: a thread that raises it past a deadline does."""
+        """Wait as ``Clock.wait``. Raising the mark wakes no waiter: a thread that raises it past a deadline does."""
         if until_ms is not None and until_ms <= self._mark_ms:
             return
         self._wrapped.wait(condition, until_ms)

@@ -113,8 +113,8 @@ class StoreConfig:
 
     **Defaults of a store that is made**: written into the store as its policies when it is made; from then on every
     opening goes by what the store has, and one that asks for something else logs a warning (``duelog.config``).
-    ``DelayedStore.set_policies`` changes them, for the store, a namespace, a topic or a subscription. A store that an
-    earlier version made takes over those of the first program that opens it for writing; commands are none.
+    ``DelayedStore.set_policies`` changes them, for the store, a namespace, a topic or a subscription. A store that has
+    lost its record takes over those of the first program that opens it for writing; commands are none.
 
     retention_ms: how long acknowledged ledgers of a main log are kept, from when they are closed; 0: not by age.
     retention_bytes: how many bytes of the newest acknowledged ledgers of a main log are kept; 0: not by size. A

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from dataclasses import fields
 from datetime import timedelta
 from decimal import Context, Decimal
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 class Milliseconds:
-    """What a type checker takes a setting in ms for: set to an int or a ``timedelta``, read as an int.
+    """The type of a setting in ms for type checkers: set to an int or a ``timedelta``, read as an int.
 
     There is none of it when a program runs: a dataclass puts ints into such fields (`take_timedeltas`).
     """
@@ -38,7 +39,7 @@ class Milliseconds:
 
 
 class OptionalMilliseconds:
-    """As `Milliseconds`, or None."""
+    """The type of a setting in ms that may be None: see `Milliseconds`."""
 
     if TYPE_CHECKING:
 
@@ -97,3 +98,44 @@ def take_timedeltas(settings: object) -> None:
 def timedelta_ms(value: timedelta) -> int:
     """A ``timedelta`` in ms, rounded up."""
     return value.days * 86_400_000 + value.seconds * 1000 - (-value.microseconds // 1000)
+
+
+# -- as people write them: `1h30m`, `90s`, `500ms`, ISO 8601 (`PT1H30M`), plain seconds.
+# Years and months are refused: none of them has one length.
+
+_NUMBER = r"\d{1,15}(?:\.\d{1,9})?"
+_SECONDS = {
+    "w": Decimal(604_800), "d": Decimal(86_400), "h": Decimal(3_600), "m": Decimal(60), "s": Decimal(1),
+    "ms": Decimal("0.001"),
+}  # fmt: skip
+"""Seconds of each unit, the longest first, as a text has them."""
+
+_PLAIN = re.compile(_NUMBER, re.ASCII)
+_UNITS = re.compile("".join(f"(?:({_NUMBER}){unit})?" for unit in _SECONDS), re.ASCII)
+_ISO = re.compile(
+    rf"P(?:({_NUMBER})W)?(?:({_NUMBER})D)?(?:T(?=\d)(?:({_NUMBER})H)?(?:({_NUMBER})M)?(?:({_NUMBER})S)?)?", re.ASCII
+)
+
+_EXPECTED = "expected seconds, numbers with w, d, h, m, s or ms (90s, 1h30m, 500ms), or ISO 8601 (PT1H30M)"
+
+
+def duration_seconds(field: str, text: str) -> float:
+    """A length of time in seconds, exact to a nanosecond; an int where it is whole.
+
+    Units stand once each, the longest first; only the last number may have a fraction. Raises InvalidArgument with
+    `field` and the text.
+
+    >>> duration_seconds("after", "1h30m"), duration_seconds("after", "PT1H30M"), duration_seconds("after", "0.25")
+    (5400, 5400, 0.25)
+    """
+    stripped = text.strip()
+    if _PLAIN.fullmatch(stripped):
+        numbers: list[str | None] = [None] * 4 + [stripped]
+    else:
+        match = _ISO.fullmatch(stripped) or _UNITS.fullmatch(stripped)
+        numbers = [] if match is None else list(match.groups())
+    given = [(Decimal(number), unit) for number, unit in zip(numbers, _SECONDS, strict=False) if number]
+    if not given or any(number % 1 for number, _ in given[:-1]):
+        raise InvalidArgument(field, text, _EXPECTED)
+    seconds = sum((number * _SECONDS[unit] for number, unit in given), Decimal(0))
+    return int(seconds) if seconds == seconds.to_integral_value() else float(seconds)

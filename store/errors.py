@@ -61,7 +61,7 @@ class FormatMismatch(DuelogError):
 
 
 class DamagedStore(_AtPath):
-    """Something the store needs is missing, short or not what its catalog says."""
+    """A part of the store is missing, short or not as its catalog says."""
 
 
 # -- handing something in ----------------------------------------------------------------------
@@ -111,7 +111,7 @@ class QuotaExceeded(DuelogError):
 
 
 class PoliciesChanged(DuelogError):
-    """What is set at a scope is not what the caller took it for: another was quicker, and nothing was set.
+    """The policies at a scope are not those that the caller expected: another was quicker, and nothing was set.
 
     expected, found: the policies, None: none.
     """
@@ -134,9 +134,9 @@ class DocumentChanged(DuelogError):
     """
 
     def __init__(self, key: str, expected: int | None, found: int | None) -> None:
-        there = "no document" if found is None else f"version {found}"
+        stored = "no document" if found is None else f"version {found}"
         wanted = "none" if expected is None else f"version {expected}"
-        super().__init__(f"document {key!r}: {there} is there, {wanted} was expected")
+        super().__init__(f"document {key!r}: {stored} is there, {wanted} was expected")
         self.key = key
         self.expected = expected
         self.found = found

@@ -1,4 +1,4 @@
-"""A logger that a loop does not flood: of each text so many in a period, and how many were left out with the next."""
+"""A logger that a loop does not flood: each text a few times in a period, then a count of those left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LimitedLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._periods: dict[str, tuple[float, int]] = {}
-        """By text: when the period began, and how many there were in it."""
+        """The beginning of the period, and the lines logged or left out in it, by text."""
 
     def log(self, level: int, text: str, *values: object, error: BaseException | None = None) -> None:
         """Log `text` filled with `values`, unless it was logged too often; `error`: with its traceback."""

@@ -1,7 +1,7 @@
-"""What happens in an open store, as its parts tell it: metrics count it, and threads that wait for it are woken.
+"""Events of an open store, told by its parts: metrics count them, and threads that wait for them are woken.
 
 One protocol in place of a callback for each thing; RocksDB's EventListener is the example. Parts get the listeners of
-their store when they are made. The list is filled once all parts are there: what recovery does nothing hears of.
+their store when they are made. The list is filled once all parts are there, so nobody hears of recovery.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class StoreListener:
         """A snapshot is on disk; `elapsed_ns`: the work on it since the one before."""
 
     def ledger_trimmed(self, entries: int) -> None:
-        """A ledger of a main log with so many entries was trimmed."""
+        """A ledger of a main log with `entries` entries was trimmed."""
 
     def quarantined(self) -> None:
         """An entry that cannot be read was met for the first time since the store was opened."""
 
 
 Listeners = list[StoreListener]
-"""Of one store, shared by its parts."""
+"""The listeners of one store, shared by its parts."""

@@ -57,7 +57,7 @@ class Message:
 
 
 class Occurrence(NamedTuple):
-    """What a message of a schedule is of: the schedule's name, and the time in epoch ms that its timetable says."""
+    """An occurrence of a schedule: the schedule's name, and the time in epoch ms that its timetable says."""
 
     schedule: str
     nominal_ms: int
@@ -204,7 +204,7 @@ class ScheduledMessage:
 
 
 class Identified(Protocol):
-    """What has a message's id: a received, a scheduled, a dead message."""
+    """Anything that has a message's id: a received, a scheduled, a dead message."""
 
     @property
     def message_id(self) -> MessageId: ...

@@ -1,4 +1,4 @@
-"""Where an entry stands: a ledger of the store and an entry of that ledger.
+"""The position of an entry: a ledger of the store and an entry of that ledger.
 
 Owns the value and its text form, ``ledger:entry``. It does not know which environment holds the ledger.
 """
@@ -159,7 +159,7 @@ class MessageIds(Sequence[MessageId]):
         return iter(self.to_list())
 
     def to_list(self) -> list[MessageId]:
-        """All of them as a list."""
+        """The ids as a list."""
         if self._columns is None and self._places is None:
             return [
                 each

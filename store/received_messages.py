@@ -20,7 +20,7 @@ NUMBERS = {int}
 
 
 class Facts(NamedTuple):
-    """What few messages have: fields as in ReceivedMessage."""
+    """Fields that few messages have, as in ReceivedMessage."""
 
     properties: dict[str, str] | None
     retries: int = 0
@@ -31,7 +31,7 @@ class Facts(NamedTuple):
     failure: str | None = None
 
     def deliverable(self, subscription: str, now_ms: int) -> bool:
-        """Whether a subscription is to get it: it is addressed to it, or to all, and has not expired."""
+        """True where a subscription gets it: it is addressed to it, or to all, and has not expired."""
         return self.addressee in (None, subscription) and (self.expires_ms is None or self.expires_ms > now_ms)
 
 
@@ -60,21 +60,21 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         self.publish_ms: list[int] = []
         self.redelivery_counts: list[int] = []
         self.facts: dict[Place, Facts] = {}
-        """By position, of those that have any; of others too, where columns were divided."""
+        """Rare fields by position; of other messages too, where columns were divided."""
 
     @classmethod
     def of(cls, topic: str, subscription: str, messages: Sequence[ReceivedMessage]) -> ReceivedMessages:
         """The columns of messages of one topic and subscription."""
-        found = cls(topic, subscription)
+        columns = cls(topic, subscription)
         for message in messages:
             place = message._place
-            found.places.append(place)
-            found.id_places.append(message._id_place)
-            found.payloads.append(message.payload)
-            found.keys.append(message.key)
-            found.due_ms.append(message.due_ms)
-            found.publish_ms.append(message.publish_ms)
-            found.redelivery_counts.append(message.redelivery_count)
+            columns.places.append(place)
+            columns.id_places.append(message._id_place)
+            columns.payloads.append(message.payload)
+            columns.keys.append(message.key)
+            columns.due_ms.append(message.due_ms)
+            columns.publish_ms.append(message.publish_ms)
+            columns.redelivery_counts.append(message.redelivery_count)
             facts = Facts(
                 message._properties or None,
                 message.retries,
@@ -85,14 +85,14 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
                 message.failure,
             )
             if facts != NO_FACTS:
-                found.facts[place] = facts
-        return found
+                columns.facts[place] = facts
+        return columns
 
     # -- columns -----------------------------------------------------------------------------------
 
     @property
     def positions(self) -> MessageIds:
-        """Where in the main log each stands, or its marker: what is acknowledged."""
+        """The position of each message, or of its marker, in the main log, which is acknowledged."""
         return _ids(self.places)
 
     @property
@@ -169,7 +169,7 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         return iter(self.to_list())
 
     def to_list(self) -> list[ReceivedMessage]:
-        """All of them as messages."""
+        """The messages as a list."""
         new, facts, topic, subscription = object.__new__, self.facts, self.topic, self.subscription
         found: list[ReceivedMessage] = []
         add = found.append

@@ -1,4 +1,4 @@
-"""What comes next by time: one time for each of many keys, the earliest first.
+"""A queue of keys by time: one time for each key, the earliest first.
 
 Knows neither clocks nor threads: callers say what time it is, and hold a lock of their own.
 """
@@ -36,12 +36,12 @@ class TimerQueue(Generic[K]):
         return len(self._entries)
 
     def due_ms(self, key: K) -> int | None:
-        """When a key comes up; None: it does not."""
+        """Time at which a key comes up; None: it does not."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 
     def replace(self, key: K, due_ms: int) -> None:
-        """Have `key` come up at `due_ms`, whenever it was to before."""
+        """Have `key` come up at `due_ms`, whatever its time was."""
         entry = due_ms, next(self._order), key
         heapq.heappush(self._heap, entry)
         self._entries[key] = entry
@@ -57,7 +57,7 @@ class TimerQueue(Generic[K]):
         return True
 
     def discard(self, key: K) -> None:
-        """Have `key` not come up, if it was to."""
+        """Remove `key`, if it is in the queue."""
         self._entries.pop(key, None)
 
     def next(self) -> tuple[int, K] | None:
@@ -72,12 +72,12 @@ class TimerQueue(Generic[K]):
 
     def pop_due(self, now_ms: int) -> K | None:
         """Remove and return the key that comes up first, if that is by `now_ms`."""
-        found = self.next()
-        if found is None or found[0] > now_ms:
+        first = self.next()
+        if first is None or first[0] > now_ms:
             return None
-        del self._entries[found[1]]
+        del self._entries[first[1]]
         heapq.heappop(self._heap)
-        return found[1]
+        return first[1]
 
     def clear(self) -> None:
         """Remove every key."""

@@ -21,8 +21,7 @@ from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
 from ..store.codec.attempt_rows import split_attempts_key, unpack_attempts
 from ..store.codec.body import decode_body
-from ..store.codec.copies import copied_key
-from ..store.codec.format import Table, seal
+from ..store.codec.format import Table, copied_key, seal
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Run, RunKind
 from ..store.codec.sent_ids import KeyRecord, split_numbered_key, unpack_numbered
@@ -264,9 +263,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.PAUSE: _parts(subscription_id=fmt.trailing_u32),
     Table.CANCELLED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
     Table.ADMITTED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
-    Table.PRODUCER: _split(fmt.split_named_key, "topic_id", "producer"),
     Table.SEQUENCE: _split(producer_numbers.split_key, "topic_id", "producer", "block"),
-    Table.SCHEDULE: _split(fmt.split_named_key, "topic_id", "schedule"),
     Table.KEY: _split(fmt.split_named_key, "topic_id", "key"),
     Table.NUMBERED: _split(split_numbered_key, "topic_id", "producer", "last"),
     Table.RECURRENCE: _split(fmt.split_named_key, "topic_id", "schedule"),

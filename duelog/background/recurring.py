@@ -25,8 +25,7 @@ from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.markers.succession import Passed, Succession
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
-from duelog.store.codec.body import encode_one
-from duelog.store.codec.body_extra import occurrence_extra
+from duelog.store.codec.body import encode_one, occurrence_extra
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord, InvalidArgument, UnknownTopic
@@ -36,7 +35,7 @@ from duelog.store.position import MessageId
 
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
-from .schedule_record import TABLES, Schedule, pack_schedule, schedule_rows, unpack_schedule
+from .schedule_record import Schedule, pack_schedule, schedule_rows, unpack_schedule
 from .timetable import Due
 
 _log = logging.getLogger("duelog.maintenance")
@@ -64,14 +63,13 @@ class Recurring:
         self._due: dict[_Key, int] = {}
         self._misfires: dict[_Key, int] = {}
         """From when on an occurrence that waits is not to come, of those schedules that say so."""
-        for table in TABLES:
-            for page in catalog.pages(self._main, fmt.prefix(table)):
-                for key, fields in page:
-                    number, name = fmt.split_named_key(key)
-                    try:
-                        self._note(number, unpack_schedule(fields, name, ""))
-                    except CorruptRecord as error:  # a finding of `check`, too
-                        _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
+        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.RECURRENCE)):
+            for key, fields in page:
+                number, name = fmt.split_named_key(key)
+                try:
+                    self._note(number, unpack_schedule(fields, name, ""))
+                except CorruptRecord as error:  # a finding of `check`, too
+                    _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
 
     # -- for Maintenance -----------------------------------------------------------------------------
 
@@ -191,7 +189,7 @@ class Recurring:
                 return False
 
             def record(transaction: Transaction, *_: object) -> bool:
-                _delete(transaction, topic.topic_id, name)
+                transaction.delete(fmt.schedule_key(topic.topic_id, name))
                 return True
 
             self._succession.succeed(topic.log, found.next_id, None, b"", record)
@@ -208,11 +206,8 @@ class Recurring:
     # -- inside --------------------------------------------------------------------------------------
 
     def _read(self, topic: TopicState, name: str) -> Schedule | None:
-        for key in _keys(topic.topic_id, name):
-            fields = self._main.get(key)
-            if fields is not None:
-                return unpack_schedule(fields, name, str(topic.name))
-        return None
+        fields = self._main.get(fmt.schedule_key(topic.topic_id, name))
+        return None if fields is None else unpack_schedule(fields, name, str(topic.name))
 
     def _put(
         self,
@@ -237,14 +232,14 @@ class Recurring:
 
         def record(transaction: Transaction, new: tuple[MessageId, int] | None, withdrawn: bool) -> bool:
             done.clear()
-            exists = not must_exist or any(transaction.get(key) is not None for key in _keys(topic_id, name))
+            key = fmt.schedule_key(topic_id, name)
+            exists = not must_exist or transaction.get(key) is not None
             if transaction.get(topic_key) is None or not exists:
                 return False
             new_id, due_ms = (None, schedule.next_due_ms) if new is None else new
             sent = schedule.sent - (withdrawn and not anew)
             done.append(replace(schedule, next_id=new_id, next_due_ms=due_ms, sent=sent))
-            _delete(transaction, topic_id, name)
-            transaction.put(fmt.schedule_key(topic_id, name), pack_schedule(done[0]))
+            transaction.put(key, pack_schedule(done[0]))
             # Memory follows the disk, also where the caller is interrupted after the commit.
             transaction.after_commit(functools.partial(self._note, topic_id, done[0]))
             return True
@@ -291,15 +286,6 @@ def _at(schedule: Schedule, due: Due | None) -> Schedule:
     return replace(
         schedule, next_nominal_ms=nominal_ms, next_due_ms=due_ms, next_id=None, paused=False, ended=due is None
     )
-
-
-def _keys(topic_id: int, name: str) -> list[bytes]:
-    return [fmt.schedule_key(topic_id, name, table) for table in TABLES]
-
-
-def _delete(transaction: Transaction, topic_id: int, name: str) -> None:
-    for key in _keys(topic_id, name):
-        transaction.delete(key)
 
 
 def _part(key: _Key) -> Part:

@@ -1,8 +1,4 @@
-"""Kept schedules as records: what one has, its fields on disk, and reading those of older versions.
-
-Table RECURRENCE holds them. One of table SCHEDULE is of a version that had no end, jitter or misfires; it is read as
-one without these, and moves to the other table when it changes.
-"""
+"""Kept schedules as records of table RECURRENCE: the fields of a schedule, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -22,8 +18,6 @@ from duelog.store.message import Message
 from duelog.store.position import MessageId
 
 from .timetable import MISFIRES, WITH_GRACE, Misfires, Recurrence, Timetable
-
-TABLES = (Table.RECURRENCE, Table.SCHEDULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +91,7 @@ def pack_schedule(schedule: Schedule) -> bytes:
 
 
 def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
-    """The schedule of a record's fields, of either table. Raises CorruptRecord."""
+    """The schedule of a record's fields. Raises CorruptRecord."""
     try:
         fields = msgpack.unpackb(packed)
         known = {each: fields[each] for each in _FIELDS if each in fields}
@@ -132,5 +126,4 @@ def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
 
 def schedule_rows(raw: Reads, topic_id: int | None = None) -> Iterator[tuple[bytes, bytes]]:
     """(key, fields) of the records of all schedules, or of a topic's. Raises CorruptRecord at a damaged one."""
-    for table in TABLES:
-        yield from catalog.rows(raw, fmt.prefix(table, topic_id))
+    yield from catalog.rows(raw, fmt.prefix(Table.RECURRENCE, topic_id))

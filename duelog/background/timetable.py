@@ -21,8 +21,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from duelog.store.duration import Duration, duration_ms
-from duelog.store.duration_text import duration_seconds
+from duelog.store.duration import Duration, duration_ms, duration_seconds
 from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.message import MAX_DUE_MS
 

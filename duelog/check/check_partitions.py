@@ -15,8 +15,7 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.partitions.timespan import parse_directory_name
 from duelog.snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
 from duelog.store.codec import format as fmt
-from duelog.store.codec.copies import copied_key
-from duelog.store.codec.format import LedgerRecord, PartitionRecord, PartitionState, Table
+from duelog.store.codec.format import LedgerRecord, PartitionRecord, PartitionState, Table, copied_key
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run
 from duelog.store.codec.sent_ids import KeyRecord, dedup_key_of

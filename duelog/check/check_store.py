@@ -28,7 +28,6 @@ from duelog.store.log.documents import Document
 from duelog.store.log.ledger import applied_tail, find_tail
 from duelog.store.position import Position
 from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
-from duelog.store.wal.older_wal import read_older_wal
 from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import DIRECTORY, read_beside
 
@@ -293,7 +292,6 @@ def _check_wal(path: Path, store_id: bytes, main: Environment, partitions: Parti
     beside a writer, because the log is read before any environment.
     """
     try:
-        read_older_wal(path, store_id)
         groups = read_beside(path, store_id, lambda: catalog.oldest_segment(main)).groups
     except DamagedStore as found:
         yield error("wal", str(found.path), found.reason)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from duelog.store.codec.body import EncodedBatch, encode_one
-from duelog.store.codec.body_extra import occurrence_extra
+from duelog.store.codec.body import EncodedBatch, encode_one, occurrence_extra
 from duelog.store.message import Message, ReceivedMessage
 from duelog.store.position import MessageId
 

@@ -71,7 +71,7 @@ class DelayPolicies:
     # -- what a store is made with -------------------------------------------------------------------
 
     def record(self, config: StoreConfig) -> None:
-        """Have a store that an earlier version made go by the defaults of `config` from now on, once and for all.
+        """Have a store without recorded defaults go by those of `config` from now on, once and for all.
 
         On a full disk nothing is recorded, and everything is kept until a later opening.
         """

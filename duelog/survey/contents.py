@@ -10,7 +10,6 @@ from typing import NamedTuple
 from pyroaring import BitMap, BitMap64
 
 from duelog.cleanup.origin import OriginRecord
-from duelog.partitions.producer_numbers import ProducerRecord
 from duelog.store.codec import format as fmt
 from duelog.store.codec.attempt_rows import unpack_attempts
 from duelog.store.codec.body import decode_body
@@ -42,11 +41,9 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.CURSOR: fmt.CursorRecord.unpack,
     Table.ATTEMPTS: partial(unpack_attempts, 0),
     Table.PAUSE: fmt.unpack_u64,
-    Table.PRODUCER: ProducerRecord.unpack,
     Table.SEQUENCE: BitMap64.deserialize,
     Table.KEY: KeyRecord.unpack,
     Table.ORIGIN: OriginRecord.unpack,
-    Table.SCHEDULE: unpack_schedule,
     Table.RECURRENCE: unpack_schedule,
     **dict.fromkeys((Table.ACKED, Table.CANCELLED, Table.ADMITTED), BitMap.deserialize),
 }

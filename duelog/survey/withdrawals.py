@@ -19,8 +19,7 @@ from pyroaring import BitMap
 from duelog.partitions.cancellations import BLOCK_BITS, members
 from duelog.partitions.due_column import dues_of
 from duelog.store.codec import format as fmt
-from duelog.store.codec.copies import copy_key
-from duelog.store.codec.format import Table
+from duelog.store.codec.format import Table, copy_key
 from duelog.store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment

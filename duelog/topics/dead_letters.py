@@ -28,8 +28,7 @@ from pyroaring import BitMap
 from duelog.markers.pending_entries import NewEntries, PendingEntries
 from duelog.markers.succession import NOTHING
 from duelog.store.clock import Clock
-from duelog.store.codec.body import decode_body, encode_one
-from duelog.store.codec.body_extra import occurrence_extra, occurrence_of
+from duelog.store.codec.body import decode_body, encode_one, occurrence_extra, occurrence_of
 from duelog.store.codec.run import RunKind
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate

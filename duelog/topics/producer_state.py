@@ -14,10 +14,8 @@ from typing import Protocol
 
 from pyroaring import BitMap64
 
-from duelog.partitions import producer_numbers as numbers_of
-from duelog.partitions import sent_numbers
-from duelog.partitions.partition_set import PartitionSet
-from duelog.partitions.producer_numbers import BLOCK_BITS, ProducerRecord
+from duelog.partitions import producer_numbers
+from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.position import MessageId
@@ -63,10 +61,8 @@ class Claim:
 class ProducerState:
     """What a producer has stored and is storing. Thread-safe; leaf lock, except that `claim` reads and waits."""
 
-    def __init__(
-        self, record: ProducerRecord, main: Environment, writer: GroupWriter, topic_id: int, name: str
-    ) -> None:
-        """`record` is what is stored."""
+    def __init__(self, stored: BitMap64, main: Environment, writer: GroupWriter, topic_id: int, name: str) -> None:
+        """`stored` has the numbers that are stored; the state keeps and changes it."""
         self._main = main
         self._writer = writer
         self._topic_id = topic_id
@@ -75,14 +71,13 @@ class ProducerState:
         self._reconciling = threading.Lock()
         self._claims: list[Claim] = []
         self._compress_in = _COMPRESS_EVERY
-        self._watermark = record.watermark
-        self._stored = record.above
+        self._stored = stored
 
     @property
     def last(self) -> int:
         """The highest number stored; -1: none."""
         with self._lock:
-            return ProducerRecord(self._watermark, self._stored).last
+            return _last(self._stored)
 
     def claim(self, claim: Claim, first: int | None, count: int) -> None:
         """Claim those of `count` numbers from `first` on that are not stored; None: above all that were used.
@@ -109,7 +104,7 @@ class ProducerState:
         """
         while True:
             with self._lock:
-                if first == last > self._watermark:  # as most are: without bitmaps for what is there
+                if first == last:  # as most are: without bitmaps for what is there
                     wanted = BitMap64() if first in self._stored else BitMap64((first,))
                     is_mine = first in claim.numbers
                 else:
@@ -131,10 +126,7 @@ class ProducerState:
 
     def _unstored(self, numbers: Sequence[int]) -> BitMap64:
         """Those of some numbers, ascending, that are not stored. REQUIRES: the lock."""
-        wanted = BitMap64(numbers)
-        if numbers[0] <= self._watermark:
-            wanted.remove_range(0, self._watermark + 1)
-        return wanted - self._stored
+        return BitMap64(numbers) - self._stored
 
     def _take(self, claim: Claim, wanted: BitMap64) -> Claim | None:
         """Add numbers to a claim; the claim that has one of them already, with nothing done. REQUIRES: the lock."""
@@ -154,7 +146,7 @@ class ProducerState:
 
     def _next(self) -> int:
         used = [int(each.numbers.max()) for each in self._claims if each.numbers]
-        return max(self._watermark, int(self._stored.max()) if self._stored else -1, *used, -1) + 1
+        return max(_last(self._stored), *used, -1) + 1
 
     def write(self, group: WriteBatch, claim: Claim, sequences: Iterable[int]) -> None:
         """Record claimed numbers in the group that stores their messages. A unit of work: may run again.
@@ -168,7 +160,7 @@ class ProducerState:
             if numbers - claim.numbers or numbers & self._stored:
                 raise BrokenInvariant(f"producer {self._name!r}: {list(numbers)[:10]} are not claimed, or are stored")
         rows = self._writer.main_rows(group)
-        for key, block in numbers_of.blocks(self._topic_id, self._name, numbers):
+        for key, block in producer_numbers.blocks(self._topic_id, self._name, numbers):
             rows.add_numbers(key, block)
         group.after_commit(lambda: self._committed(claim, numbers))
 
@@ -177,13 +169,13 @@ class ProducerState:
     ) -> None:
         """Record the ids of messages by their numbers, ascending, in the group that stores them. A unit of work."""
         rows = self._writer.main_rows(group)
-        for key, fields in sent_numbers.records(self._topic_id, self._name, numbers, ids, starts):
+        for key, fields in producer_numbers.id_records(self._topic_id, self._name, numbers, ids, starts):
             rows.put(key, fields)
 
     def ids(self, first: int, count: int) -> list[MessageId | None]:
         """The ids that `count` numbers from `first` on are stored under, as far as they are known."""
         with self._main.read() as raw:
-            return sent_numbers.find(raw, self._topic_id, self._name, first, count)
+            return producer_numbers.find_ids(raw, self._topic_id, self._name, first, count)
 
     def _committed(self, claim: Claim, numbers: BitMap64) -> None:
         with self._lock:
@@ -219,14 +211,13 @@ class ProducerState:
 class Producers:
     """The named producers of an open store. Thread-safe."""
 
-    def __init__(self, main: Environment, partitions: PartitionSet, writer: GroupWriter | None) -> None:
+    def __init__(self, main: Environment, writer: GroupWriter | None) -> None:
         """`writer`: None where the store is read-only."""
         self._main = main
-        self._partitions = partitions
         self._writer = writer
 
     def of(self, topic: TopicState, name: str) -> ProducerState:
-        """What is known of a producer; all that send under one name share it. O(partitions) at first."""
+        """Return the state of a producer; all that send under one name share it. O(blocks) at first."""
         known: ProducerState | None = topic.producers.get(name)
         if known is None:
             if self._writer is None:
@@ -234,21 +225,20 @@ class Producers:
             with topic.producers_lock:
                 known = topic.producers.get(name)
                 if known is None:
-                    record = self._recorded(topic.topic_id, name)
+                    stored = self._stored(topic.topic_id, name)
                     known = topic.producers[name] = ProducerState(
-                        record, self._main, self._writer, topic.topic_id, name
+                        stored, self._main, self._writer, topic.topic_id, name
                     )
         return known
 
     def last(self, topic: TopicState, name: str) -> int:
-        """The highest number that a producer has stored; -1: none. O(partitions) at first."""
-        return self._recorded(topic.topic_id, name).last if self._writer is None else self.of(topic, name).last
+        """The highest number that a producer has stored; -1: none. O(blocks) at first."""
+        return _last(self._stored(topic.topic_id, name)) if self._writer is None else self.of(topic, name).last
 
-    def _recorded(self, topic_id: int, name: str) -> ProducerRecord:
-        """What every environment has recorded: those of partitions by earlier versions."""
-        record = numbers_of.nothing()
-        for partition in self._partitions.held():
-            with partition.environment.read() as raw:
-                record = record.merged(numbers_of.read(raw, topic_id, name))
-        with self._main.read() as raw:  # last: it takes over what a partition has recorded that is deleted meanwhile
-            return record.merged(numbers_of.read(raw, topic_id, name))
+    def _stored(self, topic_id: int, name: str) -> BitMap64:
+        with self._main.read() as raw:
+            return producer_numbers.read(raw, topic_id, name)
+
+
+def _last(numbers: BitMap64) -> int:
+    return int(numbers.max()) if numbers else -1

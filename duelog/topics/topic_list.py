@@ -50,7 +50,6 @@ class Topics:
         self._main = main
         self._read_only = read_only
         self.run_limits = RunLimits(config.run_entries, config.run_bytes)
-        self._inline_ms = config.inline_delay_ms
         self._ledger_limits = LedgerLimits(config.ledger_max_entries, config.ledger_max_bytes, config.ledger_max_age_ms)
         self._lock = threading.Lock()
         self._by_name: dict[TopicName, TopicState] = {}
@@ -156,7 +155,7 @@ class Topics:
 
     def _load(self, raw: Reads, topic_id: int, name: TopicName) -> TopicState:
         log = ManagedLedger.load(
-            raw, self._main.name, topic_id, self.run_limits, self._ledger_limits, self._inline_ms, self._log_changed
+            raw, self._main.name, topic_id, self.run_limits, self._ledger_limits, self._log_changed
         )
         state = TopicState(topic_id, name, log)
         for _, subscription, record in catalog.cursors(raw, topic_id):

@@ -5,7 +5,7 @@ snapshot and the due column after it, up to where listening began; then what was
 fires.
 
 The kernel is advised to read the partition's file, which it may not have in memory: what was written to a day to come
-was dropped from the page cache (store/env/eviction.py), and messages that are due are read one here, one there. Where
+was dropped from the page cache (store/env/page_cache.py), and messages that are due are read one here, one there. Where
 there is no snapshot that comes first, since the file is then read from beginning to end; else last.
 
 All of it is done by the thread that fires, a slice at a time between batches: a partition of ten million entries takes

@@ -68,7 +68,7 @@ class Buckets:
         """Entries in the bytes of packed buckets; those added to them since are not counted."""
 
     def __len__(self) -> int:
-        """How many buckets, not how many entries."""
+        """Number of buckets, not of entries."""
         return len(self._bitmaps)
 
     def __iter__(self) -> Iterator[Bucket]:
@@ -82,7 +82,7 @@ class Buckets:
             yield Span(start_ms, self._limit_of(start_ms), len(ids))
 
     def starts_after(self, start_ms: int) -> Iterator[int]:
-        """Where the buckets after ``start_ms`` start, ascending; nothing may be added or removed meanwhile."""
+        """Starts of the buckets after ``start_ms``, ascending; nothing may be added or removed meanwhile."""
         yield from self._bitmaps.irange(start_ms, None, (False, True))
 
     def saved_below(self, start_ms: int, limit_id: int) -> tuple[int, bytes] | None:
@@ -147,7 +147,7 @@ class Buckets:
         return sum(map(len, self._bitmaps.values()))
 
     def is_worth_packing(self, entries: int, added: int) -> bool:
-        """Whether ``pack`` should begin, with ``entries`` in all buckets and ``added`` since it last began. O(1)."""
+        """True where ``pack`` should begin, with ``entries`` in all buckets and ``added`` since it last began. O(1)."""
         return min(added, entries - self.packed) > max(entries // _PACKED_SHARE, _PACKED_ENTRIES * len(self))
 
     def pack(self, after_ms: int | None) -> int | None:
@@ -235,19 +235,19 @@ class Buckets:
 
         A packed bucket stays so if none of them is in its bytes, and is not looked into if none can be.
         """
-        found = 0
+        removed = 0
         lowest = ids.min() if ids else 0
         emptied: list[int] = []
         for start_ms, kept in self._bitmaps.items():
-            if found == len(ids):
+            if removed == len(ids):
                 break
             if isinstance(kept, PackedBucket) and kept.limit_id <= lowest:
-                found += kept.discard_added(ids)
+                removed += kept.discard_added(ids)
                 continue
             present = kept.bitmap() if isinstance(kept, PackedBucket) else kept
             hits = present.intersection_cardinality(ids)
             if hits:
-                found += hits
+                removed += hits
                 if isinstance(kept, PackedBucket):
                     self._unpack(start_ms, kept, present)
                 present.difference_update(ids)
@@ -255,7 +255,7 @@ class Buckets:
                     emptied.append(start_ms)
         for start_ms in emptied:
             del self._bitmaps[start_ms]
-        return found
+        return removed
 
     def memory_bytes(self) -> int:
         """Resident bytes, estimated from the sizes of the bitmaps' containers. O(containers)."""
@@ -354,7 +354,7 @@ class Buckets:
     # -- packed and unpacked -------------------------------------------------------------------
 
     def _taking(self, start_ms: int) -> BitMap | None:
-        """What takes entries added to a bucket; None: ``_put`` the first ones. Unpacks nothing."""
+        """Return the function that adds entries to a bucket; None: ``_put`` the first ones. Unpacks nothing."""
         kept = self._bitmaps.get(start_ms)
         return kept.added if isinstance(kept, PackedBucket) else kept
 

@@ -189,7 +189,7 @@ class DelayIndex:
         return self.next_due_ms()
 
     def could_not_read(self) -> bool:
-        """Whether the last exception came from ``due_of``: then nothing has been removed. Told once."""
+        """True once where the last exception came from ``due_of``: then nothing has been removed."""
         failed, self._reading = self._reading, False
         return failed
 
@@ -209,11 +209,11 @@ class DelayIndex:
 
     def discard(self, ids: BitMap) -> int:
         """Remove ``ids`` wherever they are; how many were indexed. O(buckets) and more: hand in many at once."""
-        found = self._window.discard(ids)
-        if found < len(ids):
-            found += self._buckets.discard(ids)
-        self._count -= found
-        return found
+        removed = self._window.discard(ids)
+        if removed < len(ids):
+            removed += self._buckets.discard(ids)
+        self._count -= removed
+        return removed
 
     # -- saving and measuring ------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class DelayIndex:
         return IndexCut(self._buckets, self._window.keys(), self._start_ms, self.bucket_ms, limit_id)
 
     def is_worth_packing(self, added: int) -> bool:
-        """Whether ``pack`` should begin, ``added`` entries after it last did. O(1)."""
+        """True where ``pack`` should begin, ``added`` entries after it last did. O(1)."""
         return self._buckets.is_worth_packing(self._count - len(self._window), added)
 
     def pack(self, after_ms: int | None = None) -> int | None:
@@ -327,7 +327,7 @@ class DelayIndex:
         return self._intact(ids, dues)
 
     def _intact(self, ids: Ids, dues: Dues) -> tuple[Ids, Dues]:
-        """Those with a due time; the rest go to ``unreadable``, and are counted no more."""
+        """Return the entries with a due time; the rest go to ``unreadable`` and are not counted any more."""
         intact = (dues >= self._start_ms) & (dues < self._start_ms + OFFSET_LIMIT_MS)
         if intact.all():
             return ids, dues
@@ -369,7 +369,7 @@ class DelayIndex:
 
 
 def _cuts_of(bucket: Bucket, due_of: DueOf, window_entries: int) -> list[int]:
-    """Where to divide ``bucket``, longer than 1 ms: quantiles of a sample, about half a window apart.
+    """Choose the cuts of ``bucket``, longer than 1 ms: quantiles of a sample, about half a window apart.
 
     A due time that takes several quantiles is cut off on both sides, so that one crowded instant among
     others is alone in its part at once. At least one cut, inside the bucket.

@@ -60,23 +60,23 @@ class IndexCut:
         REQUIRES ``arrange``. O(size of their bitmaps): 3 ms for a million entries.
         """
         pieces: list[Piece] = []
-        found = 0
+        taken = 0
         if not self._buckets_done:
             for start_ms in self._buckets.starts_after(self._last_ms):
                 piece = self._piece(start_ms)
                 self._last_ms = start_ms
                 if piece.entries:
                     pieces.append(piece)
-                    found += piece.entries
-                    if found >= max_entries:
+                    taken += piece.entries
+                    if taken >= max_entries:
                         return pieces
             self._buckets_done = True  # a bucket that comes later holds what came later, or what the window had
-        while self._near and found < max_entries:
+        while self._near and taken < max_entries:
             start_ms, ids = self._near.popitem()
             piece = self._below_limit(start_ms, ids)
             if piece.entries:
                 pieces.append(piece)
-                found += piece.entries
+                taken += piece.entries
         return pieces
 
     def _piece(self, start_ms: int) -> Piece:

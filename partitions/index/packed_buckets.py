@@ -57,7 +57,7 @@ class PackedBucket:
         self.slab = slab
         self.saved = saved
         self.entries = entries
-        """How many are saved."""
+        """Number of entries saved."""
         self.limit_id = limit_id
         """No entry saved is at or after it."""
         self.added: BitMap | None = None

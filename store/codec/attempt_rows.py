@@ -1,4 +1,4 @@
-"""The record of failed deliveries: of which messages a delivery ended unacknowledged, how often, and when.
+"""The record of failed deliveries: the messages that were delivered and not acknowledged, how often, and when.
 
 A record has the messages of one subscription in one block of a main-log ledger, in the order of their entry ids.
 """
@@ -13,14 +13,14 @@ from ..errors import CorruptRecord
 from .format import Table
 
 BLOCK_BITS = 10
-"""A block has 1,024 entries: what one failed delivery has rewritten is at most 22 KiB."""
+"""A block has 1,024 entries, so that one failed delivery rewrites at most 22 KiB."""
 
 _KEY = struct.Struct(">BIQI")
 _ROW = struct.Struct(">HIQQ")
 
 
 class FailedDeliveries(NamedTuple):
-    """Of one message: how many deliveries failed, and when the first and the last of them ended (epoch ms)."""
+    """Failed deliveries of one message: how many, and when the first and the last of them ended (epoch ms)."""
 
     times: int
     first_ms: int
@@ -39,7 +39,7 @@ def split_attempts_key(key: bytes) -> tuple[int, int, int]:
 
 
 def pack_attempts(rows: Mapping[int, FailedDeliveries]) -> bytes:
-    """The fields of a record, of failed deliveries by entry id; all of one block."""
+    """Pack failed deliveries by entry id, all of one block, into the fields of a record."""
     mask = (1 << BLOCK_BITS) - 1
     return b"".join(
         _ROW.pack(entry_id & mask, min(row.times, 2**32 - 1), max(row.first_ms, 0), max(row.last_ms, 0))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .checksum import crc32
 
 Buffer = bytes | bytearray | memoryview
-"""Bytes that are read, wherever they lie."""
+"""Bytes to read, in any buffer."""
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -39,7 +39,7 @@ class Bodies(Sequence[bytes]):
 
     @classmethod
     def of(cls, bodies: Sequence[bytes]) -> Bodies:
-        """Any bodies as these."""
+        """Make columns of any bodies."""
         return bodies if isinstance(bodies, Bodies) else cls(list(bodies))
 
     def __len__(self) -> int:
@@ -60,37 +60,37 @@ class Bodies(Sequence[bytes]):
         return map(self.head.__add__, self.rests) if self.head else iter(self.rests)
 
     def pick(self, rows: Sequence[int]) -> Bodies:
-        """Some of them, by their places."""
+        """Select bodies by their places."""
         rests = list(itemgetter(*rows)(self.rests)) if len(rows) > 1 else [self.rests[row] for row in rows]
         return Bodies(rests, self.head, self.each)
 
     def total(self) -> int:
-        """Bytes of all."""
+        """Bytes of all bodies together."""
         if self.each is not None:
             return self.each * len(self.rests)
         return sum(map(len, self.rests)) + len(self.head) * len(self.rests)
 
     def sizes(self) -> Int64s:
-        """Bytes of each, in a column."""
+        """Bytes of each body, in a column."""
         if self.each is not None:
             return np.full(len(self.rests), self.each, dtype=np.int64)
         sizes = np.fromiter(map(len, self.rests), dtype=np.int64, count=len(self.rests))
         return sizes + len(self.head) if self.head else sizes
 
     def ends(self) -> UInt32s:
-        """Where each ends, counted from where the first begins."""
+        """The end of each body, counted from where the first begins."""
         if self.each:
             return np.arange(self.each, self.each * (len(self.rests) + 1), self.each, dtype="<u4")
         return np.cumsum(self.sizes()).astype("<u4")
 
     def checksums(self) -> bytes:
-        """The CRC-32 of each, as a column of little-endian u32."""
+        """The CRC-32 of each body, as a column of little-endian u32."""
         rests = self.rests
         found = map(crc32, rests, repeat(crc32(self.head))) if self.head else map(crc32, rests)
         return struct.pack(f"<{len(rests)}I", *found)  # numpy takes half as long again to gather them
 
     def parts(self) -> list[bytes]:
-        """What joined gives all of them, one after the other."""
+        """The pieces that give all bodies when joined, one after the other."""
         if not self.head:
             return self.rests
         parts = [self.head] * (2 * len(self.rests))

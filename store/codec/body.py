@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ..duration import Duration
 from ..errors import InvalidArgument, InvalidMessage
-from ..message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, due_at_ms, resolve_due_ms
+from ..message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, Occurrence, due_at_ms, resolve_due_ms
 from .bodies import Bodies
 from .message_fields import (
     Dedup,
@@ -38,7 +38,7 @@ from .message_fields import (
 )
 
 DEDUP = "dedup"
-"""What a body has its message's deduplication key under, in its `extra`."""
+"""Name of the deduplication key in the `extra` of a body."""
 
 _ARRAY_HEADS = [bytes([0x90 + count]) for count in range(6)]
 _NIL = b"\xc0"
@@ -49,7 +49,7 @@ _BARE_FORM = 0x92CF
 _BIN_16 = 0xC5
 _BARE_FROM_MS = 1 << 32
 _BARE_FROM_BYTES, _BARE_TO_BYTES = 1 << 8, (1 << 16) - 1
-"""Where msgpack's shortest forms of the two are those."""
+"""Sizes up to which msgpack's shortest forms of the two are these."""
 
 Body = tuple[int, bytes, str | None, dict[str, str] | None, dict[str, object] | None]
 """publish_ms, payload, key, properties, extra."""
@@ -76,7 +76,7 @@ class EncodedBatch:
         return len(self.bodies)
 
     def rows(self, rows: npt.NDArray[np.intp]) -> EncodedBatch:
-        """Some of the messages, by their places in the batch; without `dedups`."""
+        """Select messages by their places in the batch; without `dedups`."""
         overridden = None if self.overridden is None else self.overridden[rows]
         return EncodedBatch(self.dues[rows], self.delayed[rows], Bodies.of(self.bodies).pick(rows.tolist()), overridden)
 
@@ -273,7 +273,7 @@ def encode_send(
     ttl: Duration | None = None,
     dedup_key: str | None = None,
 ) -> tuple[int, bytes]:
-    """As ``encode_one`` of a Message with these fields: what a plain one needs, without making one."""
+    """Encode a message of these fields, as ``encode_one`` does, without making a Message."""
     if (
         type(payload) is bytes
         and key is None
@@ -355,7 +355,7 @@ def _binary_head(size: int) -> bytes:
 
 
 def _bare_head(packed_now: bytes, size: int, max_message_bytes: int) -> bytes:
-    """What stands before a payload of ``size`` bytes in ``[publish_ms, payload]``; refuses one over the limit."""
+    """Pack the bytes before a payload of ``size`` bytes in ``[publish_ms, payload]``; refuses one over the limit."""
     head = _ARRAY_HEADS[2] + packed_now + _binary_head(size)
     if len(head) + size > max_message_bytes:
         raise too_large(len(head) + size, max_message_bytes)
@@ -388,3 +388,23 @@ def _encode_fields(
         count = 5
     # The payload is joined, not packed: a packer keeps a buffer of the largest thing it ever packed.
     return b"".join((_ARRAY_HEADS[count], before, payload, tail))
+
+
+# -- the schedule in `extra`: it goes along where a message is sent again, postponed, dead or requeued --
+
+_SCHEDULE = "schedule"
+
+
+def occurrence_extra(occurrence: Occurrence | None) -> dict[str, object]:
+    """Make the part of ``extra`` that names the schedule of a message."""
+    return {} if occurrence is None else {_SCHEDULE: list(occurrence)}
+
+
+def occurrence_of(extra: Mapping[str, object] | None) -> Occurrence | None:
+    """Return the occurrence of a schedule that a message is; None: it is none. Raises ValueError."""
+    facts = None if extra is None else extra.get(_SCHEDULE)
+    if facts is None:
+        return None
+    if type(facts) is not list or [type(fact) for fact in facts] != [str, int]:
+        raise ValueError(f"schedule {facts!r} of a body is malformed")
+    return Occurrence(*facts)

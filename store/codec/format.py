@@ -46,9 +46,7 @@ class Table(IntEnum):
     PAUSE = 0x34  # main: subscription id -> u64, until when it is paused (epoch ms)
     CANCELLED = 0x40  # main: partition log's ledger id, block -> roaring bitmap
     ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
-    PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord, of old stores
-    SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack, of old stores
-    SEQUENCE = 0x52  # main, by older versions partitions too: topic id, producer name, block -> roaring bitmap
+    SEQUENCE = 0x52  # main: topic id, producer name, block -> roaring bitmap
     KEY = 0x53  # main: topic id, deduplication key -> its message (sent_ids.py)
     NUMBERED = 0x54  # main: topic id, producer name, last number -> the ids of the messages (sent_ids.py)
     RECURRENCE = 0x55  # main: topic id, schedule name -> msgpack (duelog/background/schedule_record.py)
@@ -144,12 +142,8 @@ def ledger_of_subscription(key: bytes) -> int:
     return int(_U64.unpack(key[5:13])[0])
 
 
-def schedule_key(topic_id: int, name: str, table: Table = Table.RECURRENCE) -> bytes:
-    return _KEY_32.pack(table, topic_id) + name.encode()
-
-
-def producer_key(topic_id: int, name: str) -> bytes:
-    return _KEY_32.pack(Table.PRODUCER, topic_id) + name.encode()
+def schedule_key(topic_id: int, name: str) -> bytes:
+    return _KEY_32.pack(Table.RECURRENCE, topic_id) + name.encode()
 
 
 def sequence_prefix(topic_id: int, name: str) -> bytes:
@@ -209,7 +203,7 @@ def run_prefix(ledger_id: int) -> bytes:
 
 
 def is_run_of(key: bytes | memoryview, ledger_id: int) -> bool:
-    """Whether a key is that of a run of a ledger."""
+    """True for a key of a run of the ledger."""
     return len(key) == RUN_KEY_BYTES and bytes(key[: _KEY_64.size]) == run_prefix(ledger_id)
 
 
@@ -234,7 +228,7 @@ def name_of(key: bytes) -> str:
 
 
 def split_named_key(key: bytes, errors: str = "strict") -> tuple[int, str]:
-    """(topic id, name) of a key of CURSOR, PRODUCER, SCHEDULE or RECURRENCE; `errors` as of bytes.decode."""
+    """(topic id, name) of a key of CURSOR or RECURRENCE; `errors` as of bytes.decode."""
     return leading_u32(key), key[5:].decode(errors=errors)
 
 
@@ -316,7 +310,7 @@ _PARTITION_INFO = struct.Struct(">H16sQQI")
 
 
 class PartitionInfo(NamedTuple):
-    """What a partition's directory says of itself, so that a copied or swapped one is found at open."""
+    """The identity that a partition's directory has in it, so that a copied or swapped one is found at open."""
 
     version: int
     store_id: bytes
@@ -386,3 +380,22 @@ class CursorRecord(NamedTuple):
     @classmethod
     def unpack(cls, fields: bytes) -> CursorRecord:
         return cls(*unpack_fields(_CURSOR, fields, "cursor record"))
+
+
+# -- copies: each small record stands twice, written and removed in the same transaction ------------
+#
+# Nothing but a transaction writes copies, and nothing but `check` and `repair` reads them. They lie under keys of their
+# own, after all other small records, so that one page that went bad does not take both.
+
+NOT_COPIED = frozenset((Table.PARTITION_INFO, Table.ORIGIN, Table.SNAPSHOT_PART, Table.SNAPSHOT_META))
+"""Tables whose records stand once: they can be told from where they lie, or be made again from the log."""
+
+
+def copy_key(key: bytes) -> bytes:
+    """Key of the copy of the record under `key`."""
+    return bytes((Table.COPY,)) + key
+
+
+def copied_key(key: bytes) -> bytes:
+    """Key of the record that the copy under `key` is of."""
+    return key[1:]

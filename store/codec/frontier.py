@@ -1,4 +1,4 @@
-"""The frontier of a partition log: how far its firing has come, and so which of its entries have fired.
+"""The frontier of a partition log: the progress of its firing, which tells the entries that have fired.
 
 The one place that compares entries with a frontier. Also what a due time is where an entry has none to compare:
 HELD and UNREADABLE_DUE lie before every frontier, so callers leave such entries out.
@@ -32,14 +32,14 @@ _FRONTIER = struct.Struct(">QqqIQQIB")
 
 
 def at_or_before(entries: Entries, dues: Dues, due_ms: int, entry_id: int) -> Mask:
-    """Which entries are at or before C = (`due_ms`, `entry_id`)."""
-    found: Mask = dues < due_ms
-    found |= (dues == due_ms) & (entries.astype(np.int64) <= entry_id)
-    return found
+    """Mask the entries that are at or before C = (`due_ms`, `entry_id`)."""
+    mask: Mask = dues < due_ms
+    mask |= (dues == due_ms) & (entries.astype(np.int64) <= entry_id)
+    return mask
 
 
 class FrontierRecord(NamedTuple):
-    """How far the firing of one partition log has come: docs/design.md, "The frontier".
+    """The progress of firing of one partition log: docs/design.md, "The frontier".
 
     Entries with id below `absorbed_end` (T) whose (due_ms, entry_id) is at or before (`due_ms`, `entry_id`) (C)
     have fired, and no others. `fired` counts them. The last marker is the newest one in the main log
@@ -61,11 +61,11 @@ class FrontierRecord(NamedTuple):
         return cls(ledger_id, *NOTHING_FIRED, 0, 0, 0, 0, 0)
 
     def passes(self, entries: Entries, dues: Dues) -> Mask:
-        """Which entries are at or before C: those below T have fired, those from T on are late."""
+        """Mask the entries at or before C: those below T have fired, those from T on are late."""
         return at_or_before(entries, dues, self.due_ms, self.entry_id)
 
     def has_fired(self, entries: Entries, dues: Dues) -> Mask:
-        """Which entries have fired, cancelled ones among them; no other entry has."""
+        """Mask the entries that have fired, cancelled ones among them; no other entry has."""
         below: Mask = entries < self.absorbed_end
         below &= self.passes(entries, dues)
         return below

@@ -1,4 +1,4 @@
-"""What the fields of a message that is sent may be: the check of each, which names the field and the value."""
+"""Checks of the fields of a message that is sent; each refusal names the field and the value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_DEDUP_KEY_BYTES = 256
 
 
 def checked_payload(payload: object, max_message_bytes: int) -> bytes:
-    """A payload as bytes of at most so many. Raises InvalidMessage."""
+    """Check a payload of at most `max_message_bytes`, and return it as bytes. Raises InvalidMessage."""
     if isinstance(payload, str):
         raise InvalidMessage("payload", payload, "expected bytes, not str: encode it, for example with .encode()")
     if not isinstance(payload, (bytes, bytearray, memoryview)):
@@ -28,7 +28,7 @@ def checked_payload(payload: object, max_message_bytes: int) -> bytes:
 
 
 def checked_key(key: object) -> str | None:
-    """A key, or None. Raises InvalidMessage."""
+    """Check a key, or None. Raises InvalidMessage."""
     if key is None:
         return None
     if not isinstance(key, str):
@@ -40,7 +40,7 @@ def checked_key(key: object) -> str | None:
 
 
 def checked_properties(properties: object) -> dict[str, str] | None:
-    """A copy of properties, or None. Raises InvalidMessage."""
+    """Check properties, and return a copy, or None. Raises InvalidMessage."""
     if properties is None:
         return None
     if type(properties) is not dict and not isinstance(properties, Mapping):
@@ -59,7 +59,7 @@ def checked_properties(properties: object) -> dict[str, str] | None:
 
 
 def checked_ttl(ttl: Duration) -> int:
-    """A time to live in ms. Raises InvalidMessage."""
+    """Check a time to live, and return it in ms. Raises InvalidMessage."""
     ttl_ms = duration_ms("ttl", ttl, InvalidMessage)
     if not ttl_ms:
         raise InvalidMessage("ttl", ttl, "it would expire when it is due, and never be delivered")
@@ -67,7 +67,7 @@ def checked_ttl(ttl: Duration) -> int:
 
 
 def checked_dedup_key(key: object, field: str = "dedup_key", error: type[InvalidArgument] = InvalidArgument) -> str:
-    """A deduplication key as a caller gave it: 1 to 256 bytes of UTF-8. Raises `error`."""
+    """Check a deduplication key of a caller: 1 to 256 bytes of UTF-8. Raises `error`."""
     if not isinstance(key, str):
         raise error(field, key, "expected a str")
     try:
@@ -80,7 +80,7 @@ def checked_dedup_key(key: object, field: str = "dedup_key", error: type[Invalid
 
 
 class Dedup(NamedTuple):
-    """What a send asks for: its key, how long it holds at least, and whether it takes the place of what is pending."""
+    """Deduplication of a send: the key, how long it holds at least, and whether it replaces the pending message."""
 
     key: str
     hold_ms: int
@@ -90,7 +90,7 @@ class Dedup(NamedTuple):
     def checked(
         cls, key: object, hold: Duration | None, replace: object, error: type[InvalidArgument] = InvalidArgument
     ) -> Self | None:
-        """What a caller gave; None: no key. Raises `error`."""
+        """Check the arguments of a caller; None without a key. Raises `error`."""
         if key is None:
             if hold is not None:
                 raise error("dedup_for", hold, "goes with dedup_key")
@@ -111,5 +111,5 @@ def _utf8_bytes(field: str, text: str) -> int:
 
 
 def too_large(size: int, max_message_bytes: int) -> InvalidMessage:
-    """The error for an encoded message of so many bytes."""
+    """The error for an encoded message of too many bytes."""
     return InvalidMessage("payload", size, f"the encoded message has this many bytes, over {max_message_bytes=}")

@@ -43,7 +43,7 @@ FLAG_EARLY = 0x0002
 """Entries of a main log that were not due when they were appended are among these: readers look at due times."""
 
 FLAG_TIMED = 0x0004
-"""Of markers: `spare` counts the ms from the largest due time to the firing; without it the time is not known."""
+"""Flag of markers: `spare` has the ms from the largest due time to the firing; without it the time is not known."""
 
 _CRC = struct.Struct("<I")
 _LOCATE = struct.Struct("<I")
@@ -55,7 +55,7 @@ UInt32s = npt.NDArray[np.uint32]
 
 
 class RunKind(IntEnum):
-    """What the entries of a run are."""
+    """The kind of entries that a run has."""
 
     MESSAGES = 1
     MARKERS = 2
@@ -103,7 +103,7 @@ class PackedRun:
         *,
         early: bool = False,
     ) -> None:
-        """As `pack_messages`."""
+        """The value of the run, as `pack_messages` returns it."""
         self.count = len(bodies)
         flags = (FLAG_EARLY if early else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
         header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, self.count, base_ms, 0, 0)
@@ -145,7 +145,7 @@ def pack_groups(dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, i
 
 
 def pack_message(key: bytes, base_ms: int, due_ms: int, body: bytes, *, early: bool = False) -> bytes:
-    """As `pack_messages` of one: the run of a single send, which numpy would cost more than the rest of it."""
+    """Pack the run of a single send, without numpy, which would cost more than the rest of it."""
     flags, offset = FLAG_EARLY if early else 0, due_ms - base_ms
     rest = _SINGLE.pack(RUN_VERSION, RunKind.MESSAGES, flags, 1, base_ms, 0, 0, offset, len(body), crc32(body))
     return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, body))
@@ -169,11 +169,11 @@ def pack_markers(
 
 
 _FEW = 24
-"""So many bodies of a run are read one by one: gathering columns for them would take longer."""
+"""Up to this many bodies of a run are read one by one: gathering columns for them would take longer."""
 
 
 class RunLimits(NamedTuple):
-    """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
+    """Limits at which a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
 
     entries: int = 192
     bytes: int = 256 * 1024
@@ -247,7 +247,7 @@ class Run:
         return self.base_ms + int(_LOCATE.unpack_from(self._value, HEADER_BYTES + 4 * index)[0])
 
     def fired_ms(self) -> int | None:
-        """When the markers were written, epoch ms of the store's clock; None where it is not stored.
+        """Time at which the markers were written, epoch ms of the store's clock; None where it is not stored.
 
         REQUIRES: kind is MARKERS.
         """
@@ -261,7 +261,7 @@ class Run:
         return self._column(1)
 
     def ends(self) -> UInt32s:
-        """Where each body ends, counted from where bodies begin (a view). REQUIRES: kind is MESSAGES."""
+        """The end of each body, counted from where bodies begin (a view). REQUIRES: kind is MESSAGES."""
         return self._column(1)
 
     def body_bytes(self) -> Int64s:
@@ -272,12 +272,12 @@ class Run:
 
     @property
     def bodies_fit(self) -> bool:
-        """Whether every body lies inside the run, after the one before. REQUIRES: kind is MESSAGES."""
+        """True where every body lies inside the run, after the one before. REQUIRES: kind is MESSAGES."""
         sizes = self.body_bytes()
         return int(sizes.min()) >= 0 and self._bodies + int(sizes.sum()) <= len(self._value)
 
     def fixed(self) -> bytes:
-        """What does not depend on which bodies are there: the header's facts, due times, conditions."""
+        """Keep what does not depend on the bodies: the facts of the header, due times, conditions."""
         value, columns = self._value, HEADER_BYTES + 12 * self.count
         parts = (
             value[4:HEADER_BYTES],
@@ -324,7 +324,7 @@ class Run:
         return None if body is None else bytes(body)
 
     def body_view(self, index: int) -> memoryview | bytes | None:
-        """As `body`, where it lies: valid as long as the run."""
+        """Return the body where it lies: valid as long as the run."""
         value = self._value
         count, bodies = self.count, self._bodies
         end_at = HEADER_BYTES + 4 * (count + index)
@@ -342,7 +342,7 @@ class Run:
         return body
 
     def body_views(self, indices: Sequence[int]) -> Iterator[memoryview | bytes | CorruptEntry | None]:
-        """As `body_view` of entries in ascending order; a damaged one comes as its error."""
+        """Return the bodies of entries in ascending order, where they lie; a damaged one comes as its error."""
         if len(indices) < _FEW:
             yield from map(self._body_or_error, indices)
             return

@@ -1,4 +1,4 @@
-"""How long runs are: where a batch of messages is cut, and where short runs that follow each other become one.
+"""Lengths of runs: a batch of messages is cut into runs, and short runs that follow each other become one.
 
 What one send put into the write-ahead log is a run there; in LMDB many short ones cost more than few long ones.
 """
@@ -46,14 +46,14 @@ def cut(
 
 
 def fits_runs(bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits) -> bool:
-    """Whether each group (base_ms, start, limit) of bodies is certain to be one run. O(groups)."""
+    """True where each group (base_ms, start, limit) of bodies is certain to be one run. O(groups)."""
     return max(limit - start for _, start, limit in groups) <= limits.entries and (
         bodies.total() <= limits.bytes or int(bodies.sizes().max()) * limits.entries <= limits.bytes
     )
 
 
 class RunParts(NamedTuple):
-    """What a run of plain messages is made of.
+    """The parts of a run of plain messages.
 
     rows: (due, end, body_crc) of each message; in the value of a run these are columns.
     """
@@ -105,14 +105,14 @@ class ShortRun(Protocol):
 
     @property
     def value(self) -> Buffer:
-        """As stored under its key."""
+        """The bytes that are stored under its key."""
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of the value."""
 
     def parts(self) -> RunParts:
-        """What the value is made of."""
+        """The parts of the value, in order."""
 
 
 def merged_runs(
@@ -145,7 +145,7 @@ def merged_runs(
 
 
 def _merged(key: bytes, runs: Sequence[ShortRun]) -> bytes | None:
-    """One run of several; None: their due times lie too far apart."""
+    """Merge several runs; None: their due times lie too far apart."""
     all_flags, bases, rows, bodies = zip(*[run.parts() for run in runs], strict=True)
     counts = [run.limit - run.first for run in runs]
     columns = np.frombuffer(b"".join(rows), "<u4").reshape(-1, 3).T.copy()

@@ -152,7 +152,7 @@ class BatchRun(NamedTuple):
 
     @property
     def value(self) -> bytes:
-        """The run, made anew each time."""
+        """The run, made at each call."""
         _, base_ms, rows, bodies = self.batch.parts(self.at)
         header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, 0, self.limit - self.first, base_ms, 0, 0)[4:]
         columns = np.frombuffer(rows, "<u4").reshape(-1, 3).T.tobytes()
@@ -170,5 +170,5 @@ _new_run = partial(tuple.__new__, BatchRun)
 
 
 def logs_in(value: Buffer) -> int:
-    """How many logs a stored batch has messages for."""
+    """Number of logs that a stored batch has messages for."""
     return int(_HEAD.unpack_from(value)[0])

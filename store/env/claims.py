@@ -1,7 +1,7 @@
-"""Claims: which of two writers may append to a log now, a group of the write-ahead log or a commit of an environment.
+"""Claims on logs: either a group of the write-ahead log or a commit of an environment may append to a log.
 
 Both give a log's entries their ids before the entries are durable, so a log has one of them at a time. A commit waits
-for a group, which is one flush; a group never waits while it holds a claim, it gives all back and begins anew. So no
+for a group, which is one flush; a group never waits while it holds a claim: it gives all back and starts over. So no
 two wait for each other.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from ..errors import DuelogError, StoreFailed
 
 _LOOK_AGAIN_S = 0.1
-"""How long a wait lasts at most: an interrupt may have come between a release and its notification."""
+"""Longest wait: an interrupt may have come between a release and its notification."""
 
 
 class Conflict(DuelogError):
@@ -33,7 +33,7 @@ class Claims:
         self.publishing = threading.Lock()
         """Held while a group's rows are added to memtables and memory hears of them, or a memtable's are taken."""
         self.torn = False
-        """Whether memtables may have a part of a group: set while its rows are added, for good where that broke off."""
+        """True where memtables may have a part of a group: while its rows are added, for good where that broke off."""
         self.failed: StoreFailed | None = None
         """Why no claim is given any more: a group broke off, and memory may not have what is on disk."""
         self._mutex = threading.Lock()
@@ -43,7 +43,7 @@ class Claims:
         """Threads that wait for a claim; counted before they look, so that who gives one back sees them."""
 
     def take(self, owner: object, claimant: object) -> None:
-        """For a commit: claim the log `owner`, and wait for that. Nothing is done where `claimant` has the claim.
+        """Claim the log `owner` for a commit, and wait for that; nothing happens where `claimant` has the claim.
 
         Raises StoreFailed.
         """
@@ -60,11 +60,11 @@ class Claims:
             raise self.failed or StoreFailed(Path("wal"), "a group was broken off while memory was told of it")
 
     def is_taken(self, owner: object, claimant: object) -> bool:
-        """Claim the log, without waiting; whether `claimant` has the claim."""
+        """Claim the log without waiting; False where another has it."""
         return self._by_owner.setdefault(owner, claimant) is claimant  # one step, without the mutex
 
     def try_take(self, owner: object, claimant: object) -> None:
-        """For a group of the write-ahead log: claim the log. Raises Conflict where a commit has it."""
+        """Claim the log for a group of the write-ahead log. Raises Conflict where a commit has it."""
         if not self.is_taken(owner, claimant):
             raise Conflict(owner)
 

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 _LOOK_AGAIN_S = 1.0
-"""How long a request sleeps at most where the one before it was interrupted before it could wake it."""
+"""Longest sleep of a request where the one before it was interrupted before it could wake it."""
 
 _ATTEMPTS = 100
-"""How many further interrupts a caller outlasts that waits to be decided."""
+"""Further interrupts that a caller outlasts while it waits to be decided."""
 
 
 class Request:
@@ -78,7 +78,7 @@ class CommitQueue:
         self._batch: list[Request] = []
         """The requests that the leader is committing, or the last one has committed."""
         self._led = False
-        """Whether a request leads, or was woken to return or to lead."""
+        """True while a request leads, or was woken to return or to lead."""
 
     def __len__(self) -> int:
         """Requests that wait for a leader."""

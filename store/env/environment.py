@@ -3,20 +3,23 @@
 Writers commit as a group (commit_queue.py): the first in the queue leads, runs all queued work in one transaction,
 commits once and wakes the other writers; then the next one waiting leads.
 
-Contract of a unit of work (a callable that gets a Transaction): it changes nothing but the transaction,
-because it may run more than once (another unit failed, or the map was full and the transaction is dead);
-effects in memory belong into `after_commit` callbacks, which the leader runs in commit order before the
-next transaction begins. It takes no lock that a thread holds while waiting for `write`.
+Contract of a unit of work (a callable that gets a Transaction): it changes nothing but the transaction, because it may
+run more than once (another unit failed, or the map was full and the transaction is dead). Effects in memory belong in
+`after_commit` callbacks, which the leader runs in commit order before the next transaction begins. It takes no lock
+that a thread holds while waiting for `write`.
 
-Guards (docs/design.md, "What LMDB demands"): begin and commit happen in one thread; a child process
-after fork is refused; a commit that raised is in doubt and closes the environment for writing.
+Guards (docs/design.md, "What LMDB demands"): begin and commit happen in one thread; a child process after fork is
+refused; a commit that raised is in doubt and closes the environment for writing.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,29 +27,66 @@ import lmdb
 
 from ..codec.format import RUN_PREFIX, unseal
 from ..config import Durability
-from ..errors import BrokenInvariant, ClosedError, ReadOnly, StoreFailed
-from ..files import pages
+from ..errors import (
+    AlreadyOpen,
+    BrokenInvariant,
+    ClosedError,
+    DuelogError,
+    ReadOnly,
+    ResourceShortage,
+    StoreFailed,
+    StoreFull,
+)
+from ..files import datafile, pages
 from ..files.datafile import InPlace
-from ..files.directory import occupied_bytes
+from ..files.directory import make_directory, occupied_bytes, sync_directory
+from ..files.failpoints import reach
+from ..files.free_space import in_doubt, out_of_space, reserve_lock_file
 from ..files.process import here
-from ..files.system_errors import explain
-from ..listener import StoreListener
+from ..files.system_errors import explain, explained
+from ..listener import StoreListener, call_supplied
 from . import page_cache
 from .commit_queue import CommitQueue, Request
-from .file_opening import open_lmdb
-from .group_commit import CommitCounts, GroupCommit
 from .held_read import HeldRead
-from .map_size import MapSize
 from .memtable import Follow, Memtable, Reads, ReadTransaction, applied_position
+from .page_cache import Eviction
 from .reader_gate import ReaderGate
 from .transaction import Transaction
-from .upkeep import Upkeep
+
+MAX_MAP_BYTES = 1 << 44
+"""Largest map that an environment grows to: virtual address space ends near 2**47."""
+
+COMMITS_A_LOOK = 16
+"""Commits between two looks at the length of the file, for eviction."""
+
+_COMMITS_A_READER_CHECK = 1_000
+"""Commits between two looks for readers that were killed inside a transaction: they would hold pages for ever."""
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
 
 
-class Environment(GroupCommit):
+@dataclass(slots=True)
+class CommitCounts:
+    """Figures of an environment's commits so far: `requests` / `commits` says how many writers shared one."""
+
+    commits: int = 0
+    requests: int = 0
+    entries: int = 0
+    """Entries appended to ledgers."""
+    total_ns: int = 0
+    longest_ns: int = 0
+
+    def add(self, requests: int, entries: int, elapsed_ns: int) -> None:
+        """Count one commit. REQUIRES: the caller leads it."""
+        self.commits += 1
+        self.requests += requests
+        self.entries += entries
+        self.total_ns += elapsed_ns
+        self.longest_ns = max(self.longest_ns, elapsed_ns)
+
+
+class Environment:
     """An open LMDB environment. Thread-safe."""
 
     def __init__(
@@ -65,47 +105,57 @@ class Environment(GroupCommit):
         follow: Follow | None = None,
         before_commit: Callable[[], None] | None = None,
     ) -> None:
-        """Open `path`, a directory; `name` is what errors and findings call it.
+        """Open `path`, a directory; errors and findings call the environment `name`.
 
-        `lock` False, with `read_only` alone: no reader is registered, so that a directory that this process may not
-        write can be read, by as many readers as there are. Only of a file that is not written any more: beside a
-        writer it reads wrong rows silently.
-        `evicts`: what is written does not stay in the page cache, until `stop_evicting` is called (eviction.py).
-        `listeners` hear of its commits and of its failure. `memtable`: what the write-ahead log has of it;
-        `follow`: how that is read where another process writes it;
-        `before_commit` is called by the leader of each commit, before LMDB commits.
-        Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
-        reading it would kill the process.
+        lock: False, with `read_only` alone, registers no reader, so that a directory that this process may not write
+            can be read, by any number of readers. Use it only for a file that nobody writes any more: beside a writer
+            it reads wrong rows silently.
+        evicts: drop written pages from the page cache until `stop_evicting` is called (page_cache.py).
+        listeners: they hear of its commits and of its failure.
+        memtable: the rows of the write-ahead log that are not applied to it yet.
+        follow: reads those rows where another process writes them.
+        before_commit: called by the leader of each commit, before LMDB commits.
+
+        Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that reading it would
+        kill the process.
         """
-        super().__init__(listeners)
         if not lock and not read_only:
             raise BrokenInvariant(f"{name}: a writer without locks")
         self.path = path
         self.name = name
         self.counts = CommitCounts()
-        self._process = here.pid
-        self._durability = durability
-        self._memtable = memtable
-        self._follow = follow
         self.before_commit = before_commit
         """Called by the leader of each commit, before LMDB commits."""
+        self._process = here.pid
+        self._durability = durability
         self._read_only = read_only
-        self._committing = threading.Lock()
+        self._listeners = listeners
+        self._memtable = memtable
+        self._follow = follow
+
+        self._gate = ReaderGate()
         self._queue = CommitQueue(self._check_writable, self._commit_group, self._broke_off)
+        self._committing = threading.Lock()
+        """Held while a group is committed, while pages are given back, and while the environment is closed."""
+        self._syncing = threading.Lock()
+        self._transaction: Transaction | None = None
+        """The transaction of the last attempt to commit, until its claims are given back."""
+        self._publishing = False
+        """Set from LMDB's commit until memory has heard of all that follows from it."""
+        self._unsynced = False
+        self._failed: StoreFailed | None = None
         self._closed = False
         self._released = False
-        self._gate = ReaderGate()
-        self._syncing = threading.Lock()
-        self._upkeep = None
-        self._env, last, map_bytes = open_lmdb(
+
+        self._env, last_key, self._map_bytes = _open_lmdb(
             path, map_bytes=map_bytes, durability=durability, read_only=read_only, create=create, lock=lock
         )
         try:
-            self._last_run = max(last, RUN_PREFIX)
+            self._last_run = max(last_key, RUN_PREFIX)
             self.in_place = InPlace(f"{path}/data.mdb")
-            self._map = MapSize(self._env, self._gate, map_bytes)
-            if not read_only:
-                self._upkeep = Upkeep(path, self._env, self._map.map_anew, synced=durability != "none", evicts=evicts)
+            self._page_bytes: int = self._env.stat()["psize"]
+            evicts = evicts and not read_only and durability != "none"
+            self._eviction = Eviction(path, 2 * self._page_bytes, self._remap) if evicts else None
         except BaseException:
             self._env.close()  # else this process could not open it again
             raise
@@ -114,7 +164,7 @@ class Environment(GroupCommit):
 
     @contextmanager
     def read(self) -> Iterator[Reads]:
-        """A read transaction whose values are memoryviews, valid inside the `with` block only.
+        """Open a read transaction whose values are memoryviews, valid inside the `with` block only.
 
         Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
         """
@@ -135,10 +185,10 @@ class Environment(GroupCommit):
                     return
             if self._gate.held:
                 raise BrokenInvariant(f"{self.name}: the map has to grow for a read inside a read")
-            self._map.follow()
+            self._follow_growth()
 
     def _begin_read(self) -> lmdb.Transaction | None:
-        """None: the writing process has grown the file past this process's map."""
+        """Begin a read transaction; None where the writing process has grown the file past this process's map."""
         try:
             return self._env.begin(buffers=True)
         except lmdb.MapResizedError:
@@ -149,7 +199,7 @@ class Environment(GroupCommit):
             raise explain(self.path, error) from error
 
     def get(self, key: bytes) -> bytes | None:
-        """Fields of a small record, in a read transaction of its own. Raises CorruptRecord."""
+        """Read the fields of a small record, in a read transaction of its own. Raises CorruptRecord."""
         with self.read() as raw:
             value = raw.get(key)
             return None if value is None else unseal(key, value)
@@ -170,36 +220,131 @@ class Environment(GroupCommit):
 
     @property
     def has_unapplied(self) -> bool:
-        """Whether the write-ahead log has rows that are not applied yet."""
+        """True while the write-ahead log has rows that are not applied yet."""
         return bool(self._memtable)
 
     def apply(self) -> None:
-        """Have what is unapplied committed. Raises as `write`, and it stays unapplied."""
+        """Commit the unapplied rows. Raises as `write`, and they stay unapplied."""
         if self._memtable:
             self.write(lambda _: None)
 
-    def _commit_group(self, batch: list[Request]) -> None:
-        with self._committing:
-            self._commit_together(batch)
+    def _commit_group(self, requests: list[Request]) -> None:
+        """Give every request its value or its error, in one commit if all goes well.
 
-    def give_back_pages(self) -> bool:
-        """Have what was read through the map no longer count as memory of this process; it may stay in the page cache.
-
-        For after reading much that will not be read again soon. Does not wait: False, and nothing is done, while a
-        thread reads, copies or commits.
+        A unit of work that fails gets its error alone, and the others are run again without it; a full map is grown,
+        and all are run again.
         """
-        if not self._committing.acquire(blocking=False):
-            return False
-        try:
-            self._check_open()
-            return self._map.map_anew()
-        finally:
-            self._committing.release()
+        with self._committing:
+            if self._publishing and self._failed is None:  # a second interrupt came before `_broke_off`
+                self.fail(KeyboardInterrupt())
+            started_ns = time.perf_counter_ns()
+            try:
+                while requests:
+                    self._give_claims_back()
+                    requests = self._commit_once(requests, started_ns)
+            finally:
+                self._give_claims_back()
 
-    def stop_evicting(self) -> None:
-        """From now on what is written stays in the page cache: it will be read soon. There is no way back."""
-        if self._upkeep is not None:
-            self._upkeep.stop_evicting()
+    def _commit_once(self, requests: list[Request], started_ns: int) -> list[Request]:
+        """Commit requests together; returns those that have to be tried again, [] once each has its value or error.
+
+        The steps, in order: the work of each request; the logs that they staged; LMDB's commit; a look whether the
+        file is still in its place; memory, by the callbacks of the transaction; the requests; figures and listeners.
+        Once LMDB has begun to commit, anything not known to have ended, on disk or in memory, closes the environment
+        for writing.
+        """
+        try:
+            self._check_writable()
+        except DuelogError as error:
+            return self._refuse(requests, error)
+        raw: lmdb.Transaction | None = None
+        current: Request | None = None
+        try:
+            raw = self._env.begin(write=True)
+            transaction = self._transaction = Transaction(raw, self._last_run, self._memtable)
+            for current in requests:
+                current.value = current.work(transaction)
+            current = None
+            transaction.flush()
+            if self.before_commit is not None:
+                self.before_commit()
+            reach("commit.before")
+        except BaseException as error:
+            if raw is not None:
+                raw.abort()
+            if isinstance(error, lmdb.MapFullError):
+                return self._grow_for(requests, error)
+            if not isinstance(error, Exception):
+                raise
+            cause = explain(self.path, error) if raw is None or isinstance(error, lmdb.Error) else error
+            if raw is None and not isinstance(cause, ResourceShortage):  # a shortage leaves nothing in doubt
+                cause = self.fail(error)
+            if current is None:
+                return self._refuse(requests, cause)
+            current.error = cause
+            return [request for request in requests if request is not current]
+        self._publishing = True
+        try:
+            raw.commit()
+            self.in_place.verify(started_ns)
+        except lmdb.MapFullError as error:
+            self._publishing = False
+            return self._grow_for(requests, error)
+        except (lmdb.Error, FileNotFoundError) as error:
+            self._publishing = False
+            full = None if in_doubt(self._env) else out_of_space(self.path, error)
+            return self._refuse(requests, full or self.fail(error))
+        except BaseException:
+            with suppress(lmdb.Error):  # with a transaction left open the environment could not be closed
+                raw.abort()
+            raise
+        self._unsynced = True
+        self._last_run = transaction.last_run
+        reach("commit.after")
+        transaction.committed()
+        for request in requests:
+            request.stored()
+        self._publishing = False
+        elapsed_ns = time.perf_counter_ns() - started_ns
+        self.counts.add(len(requests), transaction.entries, elapsed_ns)
+        self._care_for_file()
+        for listener in self._listeners:
+            call_supplied(listener.committed, self.name, elapsed_ns, len(requests), transaction.entries)
+        return []
+
+    def _grow_for(self, requests: list[Request], error: lmdb.MapFullError) -> list[Request]:
+        """Double the map, so that the requests can be tried again; at MAX_MAP_BYTES all of them get StoreFull."""
+        if self._grow():
+            return requests
+        return self._refuse(requests, StoreFull(self.path, f"the map of {self._map_bytes} bytes is full: {error}"))
+
+    @staticmethod
+    def _refuse(requests: list[Request], error: BaseException) -> list[Request]:
+        for request in requests:
+            request.error = error
+        return []
+
+    def _give_claims_back(self) -> None:
+        if self._transaction is not None:
+            self._transaction.release()
+            self._transaction = None
+
+    def _broke_off(self, error: BaseException) -> None:
+        """Write nothing more where memory may not be what is on disk."""
+        if self._publishing or isinstance(error, Exception):
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> StoreFailed:
+        """Close the environment for writing, for good: the state on disk, or in memory, is not known any more."""
+        reason = str(error) or type(error).__name__
+        if not isinstance(error, Exception):
+            reason = f"{type(error).__name__} amid a commit: whether calls under way have stored theirs is in doubt"
+        failed = StoreFailed(self.path, reason)
+        failed.__cause__ = error
+        self._failed = failed
+        for listener in self._listeners:
+            call_supplied(listener.failed, self.name, failed)
+        return failed
 
     def sync(self) -> None:
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
@@ -216,34 +361,88 @@ class Environment(GroupCommit):
                 self._unsynced = True
                 raise self.fail(error) from error
 
+    # -- the map and the page cache ------------------------------------------------------------
+
+    def _grow(self) -> bool:
+        """Double the map once no reader is inside; False at MAX_MAP_BYTES. REQUIRES: as `_remap`."""
+        if self._map_bytes * 2 > MAX_MAP_BYTES:
+            return False
+        with self._gate.alone():
+            self._map_bytes *= 2
+            self._env.set_mapsize(self._map_bytes)
+        return True
+
+    def _remap(self) -> bool:
+        """Have the pages that were read leave this process's memory; False, and nothing is done, while a thread reads.
+
+        REQUIRES: commits and closing are kept out, and no write transaction is open.
+        """
+        with self._gate.alone_at_once() as alone:
+            if alone:
+                self._env.set_mapsize(self._map_bytes)  # LMDB maps the file again
+            return alone
+
+    def _follow_growth(self) -> None:
+        """Take over the size that the writing process has given the file, once no reader is inside."""
+        with self._gate.alone():
+            self._env.set_mapsize(0)
+
+    def _care_for_file(self) -> None:
+        """Evict pages and drop dead readers, once in several commits so that a small commit does not pay for it."""
+        commits = self.counts.commits
+        if self._eviction is not None and not commits % COMMITS_A_LOOK:
+            self._eviction.look((self._env.info()["last_pgno"] + 1) * self._page_bytes)
+        if not commits % _COMMITS_A_READER_CHECK:
+            with suppress(lmdb.Error):  # the commit stands, whatever becomes of this
+                self._env.reader_check()
+
+    def give_back_pages(self) -> bool:
+        """Have what was read through the map no longer count as memory of this process; it may stay in the page cache.
+
+        For after reading much that will not be read again soon. Does not wait: False, and nothing is done, while a
+        thread reads, copies or commits.
+        """
+        if not self._committing.acquire(blocking=False):
+            return False
+        try:
+            self._check_open()
+            return self._remap()
+        finally:
+            self._committing.release()
+
+    def stop_evicting(self) -> None:
+        """Leave what is written from now on in the page cache: it will be read soon. There is no way back."""
+        if self._eviction is not None:
+            self._eviction.stop()
+
     # -- as a file -----------------------------------------------------------------------------
 
     def find_problems(self) -> list[str]:
-        """What is wrong with the pages of the data file, as of one commit (see pages.find_problems). O(pages).
+        """List the faults of the data file's pages, as of one commit (see pages.find_problems). O(pages).
 
         Reads the file beside LMDB, so that it does not die of what it finds; until it is done no page is reused.
         Raises DamagedStore.
         """
         while True:
             with self.read() as raw:
-                found = pages.find_problems(self.path, raw.id())
-            if found is not None:
-                return found
+                problems = pages.find_problems(self.path, raw.id())
+            if problems is not None:
+                return problems
 
     def unused_bytes(self) -> int:
-        """Of the data file, in pages that no row takes: what commits use before the file grows, but for a few."""
+        """Bytes of the data file in pages without rows: commits use nearly all of them before the file grows."""
         with self._gate.reading():
             self._check_open()
-            pages = self._env.stat()
-            used = pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"]
-            return int((self._env.info()["last_pgno"] + 1 - used) * pages["psize"])
+            stat = self._env.stat()
+            used = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+            return int((self._env.info()["last_pgno"] + 1 - used) * stat["psize"])
 
     def hold(self) -> HeldRead:
-        """What is applied now, until it is released. Raises as `read`."""
+        """Hold the state of this moment, without unapplied rows, until it is released. Raises as `read`."""
         self._gate.enter()
         try:
             self._check_open()
-            return HeldRead(self._env, self._gate, self._begin_read, self._map.follow)
+            return HeldRead(self._env, self._gate, self._begin_read, self._follow_growth)
         except BaseException:
             self._gate.leave()
             raise
@@ -266,12 +465,12 @@ class Environment(GroupCommit):
 
     @property
     def read_only(self) -> bool:
-        """Whether another process may write what is read here."""
+        """True where another process may write what is read here."""
         return self._read_only
 
     @property
     def map_bytes(self) -> int:
-        return self._map.bytes
+        return self._map_bytes
 
     def file_bytes(self) -> int:
         """Bytes that the data file occupies on disk (blocks; sparse tails do not count); 0 once it was removed."""
@@ -292,7 +491,7 @@ class Environment(GroupCommit):
             raise ReadOnly(self.name)
 
     def close(self) -> None:
-        """Close once readers and writers are out. A second call does nothing, or what an interrupt kept from it."""
+        """Close once readers and writers are out. A second call does nothing, or finishes what was interrupted."""
         if here.pid != self._process:
             self._closed = True  # the readers that it would wait for are the parent's
             return
@@ -309,3 +508,52 @@ class Environment(GroupCommit):
             finally:
                 self._env.close()
                 self._released = True
+
+
+def _open_lmdb(
+    path: Path, *, map_bytes: int, durability: Durability, read_only: bool, create: bool, lock: bool
+) -> tuple[lmdb.Environment, bytes, int]:
+    """Open the directory `path`, made if `create`; returns the environment, its last key, and the size of its map.
+
+    The arguments are those of Environment. Raises DamagedStore, StoreUnavailable, StoreFull, AlreadyOpen.
+    """
+    with explained(path):
+        if create:
+            make_directory(path)
+        else:
+            map_bytes = max(map_bytes, datafile.verify(path).file_bytes * 2)
+        if not read_only:
+            reserve_lock_file(path)
+        try:
+            environment = lmdb.open(
+                os.fspath(path),
+                map_size=map_bytes,
+                max_dbs=0,
+                readonly=read_only,
+                create=create,
+                lock=lock,
+                sync=durability != "none",
+                metasync=durability == "commit",
+                meminit=False,
+                readahead=False,
+                max_readers=1024,
+                max_spare_txns=4,
+                lib_version=0,
+            )
+        except lmdb.Error as error:  # no permission, no address space, or another process has just removed it
+            if "already open in this process" in str(error):
+                raise AlreadyOpen(path) from error
+            full = out_of_space(path, error) if create else None
+            if full is not None:
+                raise full from error
+            raise
+        if create:
+            sync_directory(path)
+        try:
+            with environment.begin() as raw:
+                cursor = raw.cursor()
+                last = cursor.key() if cursor.last() else b""
+        except BaseException:
+            environment.close()
+            raise
+        return environment, bytes(last), map_bytes

@@ -1,4 +1,4 @@
-"""One environment as of one commit, for as long as it is held: what a backup copies beside readers and writers.
+"""One environment as of one commit, for as long as it is held; a backup copies it beside readers and writers.
 
 Meanwhile the environment's map does not move, its file reuses no page that the commit can reach, and closing the
 environment waits. Any thread may renew or release it, one at a time.
@@ -47,7 +47,7 @@ class HeldRead:
         return self._raw
 
     def renew(self) -> None:
-        """Have it see the newest commit. Some us."""
+        """Move on to the newest commit. Takes some us."""
         self._abort()
         while (raw := self._begin()) is None:
             self._gate.leave()
@@ -58,12 +58,12 @@ class HeldRead:
         self._raw = raw
 
     def moved(self) -> bool:
-        """Whether there has been a commit after the one that it sees, by whatever process. About 1 us."""
+        """True where any process has committed after the commit that it sees. About 1 us."""
         newest: int = self._environment.info()["last_txnid"]
         return newest != self.raw.id()
 
     def copy(self, path: Path) -> None:
-        """Copy what it sees into `path`, an existing empty directory, compacted and on disk.
+        """Copy the environment as it sees it into `path`, an existing empty directory, compacted and on disk.
 
         Raises StoreFull, ResourceShortage, StoreUnavailable.
         """

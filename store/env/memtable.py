@@ -1,4 +1,4 @@
-"""Memtable: what of one environment is durable in the write-ahead log and not yet applied to LMDB.
+"""Memtable: the rows of one environment that are durable in the write-ahead log and not yet applied to LMDB.
 
 Readers find its rows behind those of LMDB. The unapplied runs of a ledger follow its applied ones, and are applied from
 the first on. So a reader that takes the memtable's view before it begins its transaction misses nothing, and a row of
@@ -81,7 +81,7 @@ class Unapplied(NamedTuple):
         return cls({}, {}, [], {})
 
     def copy(self) -> Unapplied:
-        """The same rows, to which others may be added."""
+        """Copy the rows, so that others may be added."""
         return Unapplied(
             {ledger: list(rows) for ledger, rows in self.runs.items()},
             dict(self.records),
@@ -124,7 +124,7 @@ class Memtable:
         self.claims = claims
         self.limits = limits
         self.view = Unapplied.nothing()
-        """Replaced by what is left when some is applied; rows are added in place."""
+        """Replaced by the rest when some rows are applied; new rows are added in place."""
         self.position = 0
         """The place in the write-ahead log of the last group whose rows are here: segment number << 32 | sequence."""
         self.publishing = claims.publishing
@@ -147,7 +147,7 @@ class Memtable:
 
 
 class Applied:
-    """How much of a memtable a transaction has applied."""
+    """The part of a memtable that a transaction has applied."""
 
     def __init__(self, memtable: Memtable) -> None:
         self._memtable = memtable
@@ -156,35 +156,35 @@ class Applied:
         self._numbers = 0
 
     def rows(self) -> Iterator[tuple[int, LedgerRuns]]:
-        """The runs by ledger that the transaction has not been given yet, and are given now."""
+        """The runs, by ledger, that the transaction has not been given yet, and is given now."""
         runs = self._memtable.view.runs
         for ledger_id in list(runs):
             given = self._runs.get(ledger_id, 0)
-            left = runs[ledger_id][given:]
-            if left:
-                self._runs[ledger_id] = given + len(left)
-                yield ledger_id, LedgerRuns(ledger_id, left)
+            following = runs[ledger_id][given:]
+            if following:
+                self._runs[ledger_id] = given + len(following)
+                yield ledger_id, LedgerRuns(ledger_id, following)
 
     def records(self) -> list[tuple[bytes, bytes]]:
-        """As `rows`, of small records."""
+        """The small records that the transaction has not been given yet, and is given now: (key, fields)."""
         view = self._memtable.view
-        found = [
+        fresh = [
             (key, fields)
             for rows in (view.records, view.ids)
             for key, fields in list(rows.items())
             if self._records.get(key) is not fields
         ]
-        self._records.update(found)
-        return found
+        self._records.update(fresh)
+        return fresh
 
     def numbers(self) -> list[tuple[bytes, BitMap64]]:
-        """As `rows`, of numbers."""
-        found = self._memtable.view.numbers[self._numbers :]
-        self._numbers += len(found)
-        return found
+        """The numbers that the transaction has not been given yet, and is given now: (key, numbers)."""
+        fresh = self._memtable.view.numbers[self._numbers :]
+        self._numbers += len(fresh)
+        return fresh
 
     def committed(self) -> None:
-        """The transaction is on disk: the memtable forgets what was given."""
+        """Have the memtable forget the rows that were given: the transaction is on disk."""
         memtable = self._memtable
         with memtable.publishing:
             runs, records, numbers, ids = memtable.view
@@ -218,7 +218,7 @@ class ReadTransaction:
 
 
 Reads = lmdb.Transaction | ReadTransaction
-"""What can be read from."""
+"""A transaction that can be read from."""
 
 
 def applied_position(raw: Reads) -> int:
@@ -244,12 +244,12 @@ def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, bytes]:
 
 def unapplied_numbers(raw: Reads, prefix: bytes) -> BitMap64:
     """The unapplied numbers of all keys that begin with `prefix`."""
-    found = BitMap64()
+    united = BitMap64()
     if isinstance(raw, ReadTransaction):
         for key, numbers in raw.unapplied.numbers:
             if key.startswith(prefix):
-                found |= numbers
-    return found
+                united |= numbers
+    return united
 
 
 def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:

@@ -1,4 +1,4 @@
-"""Readers inside, or one thread alone: LMDB's map may be resized, and closed, only while no thread reads.
+"""Readers inside, or one thread alone: LMDB's map may be resized and closed only while no thread reads.
 
 An interrupt (KeyboardInterrupt) leaves no reader inside: to be inside is to have a token in a set, and that is taken
 out in one step. Where it comes while a block is left, the token may stay until the interrupt has been handled, when its
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LOOK_AGAIN_S = 0.1
-"""How long a wait lasts at most: an interrupt may have come between leaving and notifying the waiters."""
+"""Longest wait: an interrupt may have come between leaving and notifying the waiters."""
 
 
 class _Depth(threading.local):
-    """How often the calling thread is inside."""
+    """Times that the calling thread has entered and not left."""
 
     value = 0
 
@@ -29,14 +29,14 @@ class ReaderGate:
         self._changed = threading.Condition(self._mutex)
         self._inside: set[object] = set()
         self._entered = 0
-        """How often `enter` was called without `leave`."""
+        """Calls of `enter` without `leave`."""
         self._wanted: dict[object, int] = {}
         """The threads that are alone, or wait for it, by token."""
         self._depth = _Depth()
 
     @property
     def held(self) -> bool:
-        """Whether the calling thread is inside."""
+        """True while the calling thread is inside."""
         return self._depth.value > 0
 
     def enter(self) -> None:
@@ -94,6 +94,6 @@ class ReaderGate:
 
     @contextmanager
     def alone_at_once(self) -> Iterator[bool]:
-        """The same without waiting: False when a reader is inside, and then none is kept out."""
+        """Be alone for the block without waiting; gives False where a reader is inside, and then none is kept out."""
         with self._mutex:
             yield not (self._inside or self._entered)

@@ -1,18 +1,18 @@
-"""A write transaction shared by the work of several callers: sealed records in, sealed records out.
+"""A write transaction shared by the work of several callers; it seals the records that it stores.
 
-It commits nothing itself; the environment does, and says what a unit of work may do.
+It commits nothing itself: the environment does, and says what a unit of work may do.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
 import lmdb
 
 from ..codec.bodies import Buffer
-from ..codec.copies import NOT_COPIED, copy_key
-from ..codec.format import seal, unseal
+from ..codec.format import NOT_COPIED, copy_key, seal, unseal
 from ..errors import BrokenInvariant
 from .claims import Claims
 from .memtable import Applied, Memtable, apply_rows
@@ -31,13 +31,13 @@ class Staged(Protocol):
 S = TypeVar("S", bound=Staged)
 
 
-class StagingTransaction:
-    """What a commit of an environment and a group of the write-ahead log have in common."""
+class StagingTransaction(ABC):
+    """The face that a commit of an environment and a group of the write-ahead log show to a unit of work."""
 
     __slots__ = ("_after", "_claims", "_owners", "_staged", "entries")
 
     def __init__(self, claims: Claims | None) -> None:
-        """`claims`: on the logs that are appended to; None where there is no write-ahead log."""
+        """`claims` are those on the logs that are appended to; None where there is no write-ahead log."""
         self._claims = claims
         self._owners: list[object] = []
         self.entries = 0
@@ -45,24 +45,24 @@ class StagingTransaction:
         self._staged: dict[object, Staged] = {}
         self._after: list[Callable[[], None]] = []
 
+    @abstractmethod
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def insert_run(self, key: bytes, value: Buffer) -> None:
         """Store a run under a key that must be new."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get(self, key: bytes) -> bytes | None:
-        """Fields of a small record."""
-        raise NotImplementedError
+        """Read the fields of a small record."""
 
+    @abstractmethod
     def claim(self, owner: object) -> None:
-        """Have `owner`, a log or a record, be changed by this transaction alone until it ends."""
-        raise NotImplementedError
+        """Reserve `owner`, a log or a record, for this transaction until it ends."""
 
     def stage(self, owner: object, make: Callable[[], S]) -> S:
-        """The collector of the log `owner` in this transaction, made at first use; an owner has those of one type."""
+        """Return the collector of the log `owner`, made at first use; an owner has collectors of one type."""
         staged = self._staged.get(owner)
         if staged is None:
             self.claim(owner)
@@ -93,9 +93,9 @@ class StagingTransaction:
 
 
 class Transaction(StagingTransaction):
-    """A write transaction of LMDB shared by the work of several callers; sealed records in, sealed records out.
+    """A write transaction of LMDB shared by the work of several callers.
 
-    What is unapplied of the environment is its first work, and that of a log is applied before the log is appended to.
+    Its first work is to apply the environment's unapplied rows; those of a log are applied before it is appended to.
     """
 
     __slots__ = ("_applied", "_memtable", "last_run", "raw")
@@ -110,7 +110,7 @@ class Transaction(StagingTransaction):
         self._apply()
 
     def claim(self, owner: object) -> None:
-        """Have `owner`, a log or a record, be changed by this transaction alone; what is unapplied of it is applied."""
+        """Reserve `owner`, a log or a record, for this transaction, and apply its unapplied rows."""
         if self._claims is not None:
             self._owners.append(owner)
             self._claims.take(owner, self)
@@ -121,15 +121,15 @@ class Transaction(StagingTransaction):
             apply_rows(self._applied, self._memtable, self)
 
     def flush(self) -> None:
-        """Write what was staged, after what became unapplied while the work was done.
+        """Apply the rows that came in while the work was done, then write what was staged.
 
-        So no commit says anything of an entry of this environment that is not applied by it or before it.
+        So no commit refers to an entry of this environment that is not applied by it or before it.
         """
         self._apply()
         super().flush()
 
     def get(self, key: bytes) -> bytes | None:
-        """Fields of a small record, verified. Raises CorruptRecord."""
+        """Read and verify the fields of a small record. Raises CorruptRecord."""
         value = self.raw.get(key)
         return None if value is None else unseal(key, value)
 
@@ -147,7 +147,7 @@ class Transaction(StagingTransaction):
         return bool(self.raw.delete(key))
 
     def insert_run(self, key: bytes, value: Buffer) -> None:
-        """Store a run under a key that must be new; past every other key it is appended.
+        """Store a run under a key that must be new, appended where it is past every other key.
 
         Invariant: LMDB answers True; False would mean that nothing was stored.
         """
@@ -158,7 +158,7 @@ class Transaction(StagingTransaction):
             self.last_run = key
 
     def committed(self) -> None:
-        """What was applied is in LMDB, and the callbacks run. For the environment."""
+        """Have the memtable forget the applied rows, and run the callbacks. For the environment."""
         if self._applied is not None:
             self._applied.committed()
         super().committed()

@@ -90,8 +90,8 @@ class InPlace:
             return
 
     def _look(self) -> tuple[int, int]:
-        found = os.stat(self._path)
-        return found.st_dev, found.st_ino
+        status = os.stat(self._path)
+        return status.st_dev, status.st_ino
 
     def verify(self, now_ns: int | None = None) -> None:
         """Raise FileNotFoundError when the file was removed, moved, or replaced by another.
@@ -103,10 +103,10 @@ class InPlace:
                 return
             self._look_at_ns = now_ns + LOOK_NS
         try:
-            there = self._identity in (None, self._look())
+            in_place = self._identity in (None, self._look())
         except (FileNotFoundError, NotADirectoryError):
-            there = False
+            in_place = False
         except OSError:  # it cannot be told: no permission any more, say
             return
-        if not there:
+        if not in_place:
             raise FileNotFoundError(errno.ENOENT, "the file was removed or moved while the store was open", self._path)

@@ -53,7 +53,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Make what was written to a file durable, by whichever process."""
+    """Make the content of a file durable, whichever process wrote it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.fdatasync(descriptor)
@@ -86,7 +86,7 @@ def remove_tree(path: Path) -> None:
 
 
 def discard_tree(path: Path) -> None:
-    """Remove what an operation that failed has left, as far as it can be: the next opening removes the rest."""
+    """Remove the leftovers of a failed operation, as far as possible: the next opening removes the rest."""
     with suppress(OSError):
         remove_tree(path)
 
@@ -101,7 +101,7 @@ def refuse_inside(field: str, path: Path, store: Path) -> None:
 
 
 def children(path: Path) -> list[Path]:
-    """What a directory holds, by name; nothing where none is: another process may just have removed it."""
+    """List a directory by name; nothing where none is: another process may just have removed it."""
     try:
         return sorted(path.iterdir())
     except (FileNotFoundError, NotADirectoryError):

@@ -73,12 +73,12 @@ def _arm_from_environment() -> None:
     if not setting:
         return
     name, _, count = setting.partition(":")
-    left = int(count or 1)
+    remaining = int(count or 1)
 
     def die() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+        nonlocal remaining
+        remaining -= 1
+        if remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     arm(name, die)

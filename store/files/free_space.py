@@ -20,7 +20,7 @@ _LOW_SPACE_BYTES = 1 << 20
 
 
 _LOCK_BYTES = 8192
-"""What is reserved of lock.mdb: its header and some 120 readers at once."""
+"""Bytes reserved of lock.mdb: its header and some 120 readers at once."""
 
 
 def reserve_lock_file(path: Path) -> None:
@@ -42,7 +42,7 @@ def reserve_lock_file(path: Path) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """What the file system of `path` has left for this process. Raises OSError."""
+    """Return the bytes that the file system of `path` has left for this process. Raises OSError."""
     with explained(path):
         space = os.statvfs(path)
     return space.f_bavail * space.f_frsize
@@ -77,7 +77,7 @@ def out_of_space(path: Path, error: Exception) -> StoreFull | None:
 
 
 def in_doubt(environment: lmdb.Environment) -> bool:
-    """Whether it was the root page that a commit could not write: it is in doubt then, for whatever reason."""
+    """True where a commit could not write the root page: it is in doubt then, for whatever reason."""
     try:
         environment.begin().abort()
     except lmdb.PanicError:

@@ -1,4 +1,4 @@
-"""What an error of the operating system, or of LMDB, means for a store: a shortage, no space, no permission, or damage.
+"""Errors of the operating system and of LMDB as errors of a store: a shortage, no space, no permission, or damage.
 
 The one place that decides this. A shortage (of descriptors, memory, disk) is never damage: nothing is quarantined for
 it, and the same call may be made again. LMDB passes most errors on as the system's text, so the number is found by it.
@@ -39,7 +39,7 @@ _DAMAGE = (
     lmdb.VersionMismatchError,
     lmdb.IncompatibleError,
 )
-"""What LMDB says of pages that are not what they should be."""
+"""Errors by which LMDB refuses damaged pages."""
 
 _NUMBERS = {os.strerror(number): number for number in sorted(errno.errorcode)}
 
@@ -58,12 +58,12 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def explain(path: Path, error: BaseException) -> DuelogError:
-    """The error of duelog that says what `error`, its cause, means for `path`; one of duelog's own stays as it is."""
+    """Translate `error` into duelog's error for `path`, with `error` as its cause; duelog's own stay as they are."""
     if isinstance(error, DuelogError):
         return error
-    found = _explain(path, error)
-    found.__cause__ = error
-    return found
+    explained_error = _explain(path, error)
+    explained_error.__cause__ = error
+    return explained_error
 
 
 def _explain(path: Path, error: BaseException) -> DuelogError:
@@ -88,7 +88,7 @@ def _explain(path: Path, error: BaseException) -> DuelogError:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise what an error of the system or of LMDB inside the block means for `path` (`explain`)."""
+    """Raise errors of the system and of LMDB inside the block as duelog's, for `path` (`explain`)."""
     try:
         yield
     except (OSError, lmdb.Error, MemoryError) as error:

@@ -67,7 +67,7 @@ def rows(
 
 
 def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
-    """The same over an environment: lists of at most 1,000 rows, each read in a transaction of its own.
+    """Iterate over rows of an environment in lists of at most 1,000, each read in a transaction of its own.
 
     Memory does not grow with the number of rows (PIP-442); rows added or removed meanwhile may or may
     not be listed.
@@ -143,8 +143,8 @@ def add_ledger(transaction: StagingTransaction, topic_id: int, now_ms: int) -> i
 
 def ledgers(raw: Reads, topic_id: int) -> list[tuple[int, LedgerRecord]]:
     """(ledger id, record) of a topic's main log, oldest first, those being removed included."""
-    found = rows(raw, fmt.prefix(Table.LEDGER, topic_id))
-    return [(fmt.trailing_u64(key), LedgerRecord.unpack(fields)) for key, fields in found]
+    records = rows(raw, fmt.prefix(Table.LEDGER, topic_id))
+    return [(fmt.trailing_u64(key), LedgerRecord.unpack(fields)) for key, fields in records]
 
 
 # -- partitions and frontiers ------------------------------------------------------------------
@@ -152,8 +152,8 @@ def ledgers(raw: Reads, topic_id: int) -> list[tuple[int, LedgerRecord]]:
 
 def partitions(raw: Reads) -> list[tuple[int, PartitionRecord]]:
     """(start_ms, record) of every registered partition, by start."""
-    found = rows(raw, fmt.prefix(Table.PARTITION))
-    return [(fmt.trailing_u64(key), PartitionRecord.unpack(fields)) for key, fields in found]
+    records = rows(raw, fmt.prefix(Table.PARTITION))
+    return [(fmt.trailing_u64(key), PartitionRecord.unpack(fields)) for key, fields in records]
 
 
 def partition(raw: Reads, start_ms: int) -> PartitionRecord | None:
@@ -199,14 +199,14 @@ def attempts(raw: Reads, subscription_id: int) -> Iterator[tuple[int, dict[int, 
 
 
 def pause_ends_ms(raw: Reads, subscription_id: int) -> int | None:
-    """Until when a subscription is paused, if it is; None: for ever."""
+    """Time until which a subscription is paused, if it is; None: for ever."""
     key = fmt.pause_key(subscription_id)
     value = raw.get(key)
     return None if value is None else fmt.unpack_u64(fmt.unseal(key, value))
 
 
 def remove_subscription(transaction: Transaction, subscription_id: int) -> None:
-    """Delete what a subscription has beside its cursor: acknowledgements, failed deliveries, the end of a pause."""
+    """Delete a subscription's records beside its cursor: acknowledgements, failed deliveries, the end of a pause."""
     transaction.delete(fmt.pause_key(subscription_id))
     for table in (Table.ACKED, Table.ATTEMPTS):
         for key, _ in list(rows(transaction.raw, fmt.prefix(table, subscription_id))):

@@ -51,7 +51,7 @@ class Document(NamedTuple):
 class Documents:
     """The documents of an open store, by key. Made by DelayedStore.documents; thread-safe.
 
-    A key is text of 1 to 500 bytes in UTF-8, a value up to 1 MiB. They are read by each call anew, so that a read-only
+    A key is text of 1 to 500 bytes in UTF-8, a value up to 1 MiB. Each call reads them again, so that a read-only
     store sees what another process has written.
     """
 
@@ -150,7 +150,7 @@ def _checked(expected: int | EllipsisType | None) -> int | EllipsisType | None:
 
 
 def _compare(transaction: Transaction, key: str, row: bytes, expected: int | EllipsisType | None) -> None:
-    """Raise DocumentChanged unless what is there has the version that is expected."""
+    """Raise DocumentChanged unless the stored document has the expected version."""
     if isinstance(expected, EllipsisType):
         return
     fields = transaction.get(row)

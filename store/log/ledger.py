@@ -32,10 +32,10 @@ from ..env.transaction import StagingTransaction
 from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument
 
 MARKER_BYTES = 8
-"""Of a ledger's size, for each marker: its columns in a run."""
+"""Bytes of a ledger's size that each marker takes: its columns in a run."""
 
 MAX_RUN_ENTRIES = 65_535
-"""No run holds more entries; the next id after a run whose header is damaged is so many higher."""
+"""Most entries of a run; the next id after a run whose header is damaged is this much higher."""
 
 
 class Replaced(NamedTuple):
@@ -46,7 +46,7 @@ class Replaced(NamedTuple):
 
 
 class Ledger:
-    """Where a ledger ends, as committed. Changed only by the leader of a commit."""
+    """The committed end of a ledger. Only the leader of a commit changes it."""
 
     __slots__ = ("due_by_ms", "entries", "ledger_id", "stored_bytes")
 
@@ -57,10 +57,10 @@ class Ledger:
         self.stored_bytes = stored_bytes
         """Bytes of the runs written since the ledger was opened here, and before where that is known."""
         self.due_by_ms = 0
-        """Of a main log: latest due time of the messages that were not due when they were appended; 0: all were."""
+        """Latest due time of a main log's messages that were not due when they were appended; 0: all were."""
 
     def takes(self, count: int) -> bool:
-        """Whether ids are left for so many more entries."""
+        """True while ids are left for `count` more entries."""
         return self.entries + count <= MAX_ENTRY_ID
 
 
@@ -84,7 +84,7 @@ class PackedMessages:
     def each(
         cls, dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits
     ) -> list[PackedMessages]:
-        """Those of groups (base_ms, start, limit) of rows, which follow each other from 0 on."""
+        """Pack groups (base_ms, start, limit) of rows, which follow each other from 0 on."""
         if not fits_runs(bodies, groups, limits) or len(groups) == 1:
             return [cls(dues[start:limit], bodies[start:limit], base_ms, limits) for base_ms, start, limit in groups]
         found = []
@@ -120,7 +120,7 @@ class _Piece:
 
 
 class StagedLedger:
-    """What one transaction appends to one ledger."""
+    """The appends of one transaction to one ledger."""
 
     __slots__ = ("_callback", "_limits", "_pieces", "_written_bytes", "due_by_ms", "ledger", "next_entry")
 
@@ -269,7 +269,7 @@ class StagedLedger:
 
 
 def _ranges(dues: Int64s, bodies: Bodies, base_ms: int | None, limits: RunLimits) -> Iterable[tuple[int, int]]:
-    """Where messages are cut into runs (`cut`)."""
+    """The places at which messages are cut into runs (`cut`)."""
     if base_ms is not None and len(bodies) <= limits.entries and bodies.total() <= limits.bytes:
         return ((0, len(bodies)),)
     return cut(dues, bodies.sizes(), limits.entries, limits.bytes, base_ms)
@@ -290,7 +290,7 @@ def find_tail(raw: Reads, environment: str, ledger_id: int) -> int:
 
 
 def applied_tail(raw: Reads, environment: str, ledger_id: int) -> int:
-    """As `find_tail`, of what is applied."""
+    """Find the end of the applied entries, as `find_tail` does of all."""
     try:
         run = last_applied_run(raw, environment, ledger_id)
     except CorruptEntry as error:

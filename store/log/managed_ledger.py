@@ -10,8 +10,9 @@ is closed in the commit that fills it, so that it can be trimmed as soon as ever
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,16 +23,15 @@ from ..codec.format import LedgerRecord, LedgerState, ledger_key
 from ..codec.run import Int64s, RunLimits, UInt32s
 from ..env.memtable import Reads
 from ..env.transaction import StagingTransaction
-from ..errors import CorruptRecord
+from ..errors import BrokenInvariant, CorruptRecord
 from ..position import Position
 from . import catalog
 from .ledger import MARKER_BYTES, Ledger, StagedLedger, find_tail
 from .scan import measured
-from .visibility import Hidden, first_hidden, still_hidden
 
 
 class LedgerLimits(NamedTuple):
-    """When a ledger is full (StoreConfig.ledger_max_*)."""
+    """Limits at which a ledger is full (StoreConfig.ledger_max_*)."""
 
     entries: int
     bytes: int
@@ -53,7 +53,7 @@ class LedgerInfo(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Where consecutive entries of an append went: [first_entry, first_entry + count) of one ledger."""
+    """The place of consecutive entries of an append: [first_entry, first_entry + count) of one ledger."""
 
     ledger_id: int
     first_entry: int
@@ -124,14 +124,9 @@ class ManagedLedger:
         topic_id: int,
         runs_: RunLimits,
         limits: LedgerLimits,
-        inline_ms: int = 0,
         changed: Callable[[int, bool], None] | None = None,
     ) -> ManagedLedger:
-        """The main log as the catalog has it; reads the headers of the open ledger's runs.
-
-        inline_ms: how long messages may lie inline before they are visible. Ledgers closed within that time before the
-        open one was made are read too: earlier versions did not let `closed_ms` cover their due times.
-        """
+        """Load the main log that the catalog has; reads the headers of the open ledger's runs."""
         closed: list[LedgerInfo] = []
         tail: Ledger | None = None
         created_ms = 0
@@ -145,10 +140,6 @@ class ManagedLedger:
                 closed.append(_info(ledger_id, record))
         if tail is None:
             raise CorruptRecord(f"topic {topic_id} has no open ledger")
-        for at, info in enumerate(closed):
-            if info.closed_ms <= created_ms < info.closed_ms + inline_ms:
-                _, due_by_ms = measured(raw, environment, info.ledger_id)
-                closed[at] = info._replace(closed_ms=max(info.closed_ms, due_by_ms))
         return cls(topic_id, _view(tuple(closed), tail, created_ms), runs_, limits, changed)
 
     # -- the list --------------------------------------------------------------------------------
@@ -159,7 +150,7 @@ class ManagedLedger:
         tail = view.tail
         return [
             *view.closed,
-            LedgerInfo(tail.ledger_id, view.tail_created_ms, 0, tail.entries, tail.stored_bytes, False),
+            LedgerInfo(tail.ledger_id, view.tail_created_ms, 0, tail.entries, tail.stored_bytes, closed=False),
         ]
 
     def entries_of(self, ledger_id: int) -> int | None:
@@ -176,18 +167,18 @@ class ManagedLedger:
         return LedgerSnapshot(view, Position(view.tail.ledger_id, view.tail.entries))
 
     def visible(self, now_ms: int) -> LedgerSnapshot:
-        """What of it may be read at `now_ms`. REQUIRES: a time that never goes back while `hides_some`."""
+        """The part that may be read at `now_ms`. REQUIRES: a time that never goes back while `hides_some`."""
         all_of_it = self.snapshot()  # first: what it shows is waited for by then
         first = first_hidden(self._hidden, now_ms)
         return all_of_it if first is None else LedgerSnapshot(all_of_it.view, min(all_of_it.end, first.first))
 
     @property
     def hides_some(self) -> bool:
-        """Whether an entry was written that is not yet visible; true until the first firing after it is visible."""
+        """True while an entry was written that is not yet visible, and until the first firing after it is."""
         return bool(self._hidden)
 
     def next_visible_ms(self, now_ms: int) -> int | None:
-        """When more may be read than at `now_ms`, if nothing more is appended; None: never."""
+        """Time from which more may be read than at `now_ms`, if nothing more is appended; None: never."""
         first = first_hidden(self._hidden, now_ms)
         return None if first is None else first.due_ms
 
@@ -231,7 +222,7 @@ class ManagedLedger:
         self._publish(None, look)
 
     def hide(self, dues: Int64s, now_ms: int) -> None:
-        """Have what is appended next be visible from `dues` on. REQUIRES: as `appended`."""
+        """Hide the entries that are appended next until `dues`. REQUIRES: as `appended`."""
         self._hidden = still_hidden(self._hidden, [self.end], [len(dues)], dues, now_ms)
 
     # -- changes ---------------------------------------------------------------------------------
@@ -300,7 +291,7 @@ class ManagedLedger:
         return True
 
     def age_due_ms(self) -> int | None:
-        """When the open ledger is to be rolled for its age; None while it is empty."""
+        """Time at which the open ledger is rolled for its age; None while it is empty."""
         view = self._view
         return view.tail_created_ms + self._limits.age_ms if view.tail.entries else None
 
@@ -352,7 +343,7 @@ class _StagedLog:
         self.hidden = log._hidden
 
     def hide(self, segments: list[Segment], dues: Int64s, now_ms: int) -> None:
-        """Make entries visible from their due times on; what is visible by now is forgotten."""
+        """Make entries visible from their due times on; forget those that are visible by now."""
         places = [Position(segment.ledger_id, segment.first_entry) for segment in segments]
         lengths = [segment.length for segment in segments]
         self.hidden = still_hidden(self.hidden, places, lengths, dues, now_ms)
@@ -396,3 +387,38 @@ class _StagedLog:
             staged.committed()
         view = _view(tuple(self.closed), self.current.ledger, self.created_ms) if self.changed else None
         self._log._publish(view, look)
+
+
+class Hidden(NamedTuple):
+    """Nothing of a log from `first` on is read before `due_ms`."""
+
+    due_ms: int
+    first: Position
+
+
+def first_hidden(hidden: Iterable[Hidden], now_ms: int) -> Hidden | None:
+    """The first of ascending `hidden` that is not visible at `now_ms`; None: all are."""
+    return next((wait for wait in hidden if wait.due_ms > now_ms), None)
+
+
+def still_hidden(
+    hidden: Iterable[Hidden], firsts: Sequence[Position], lengths: Sequence[int], dues: Int64s, now_ms: int
+) -> tuple[Hidden, ...]:
+    """Return those of `hidden` that are not visible at `now_ms`, and those of entries appended after them.
+
+    The entries lie at `firsts`, so many in a row as `lengths` says, and are due at `dues`. An entry is not
+    visible before those in front of it are, so that a log is read in order.
+    """
+    kept = [wait for wait in hidden if wait.due_ms > now_ms]
+    before_ms = kept[-1].due_ms if kept else now_ms
+    due_by = np.maximum.accumulate(np.maximum(dues, before_ms))
+    ends = np.cumsum(lengths)
+    for index in np.flatnonzero(np.diff(due_by, prepend=before_ms)).tolist():
+        at = int(np.searchsorted(ends, index, side="right"))
+        ledger_id, entry_id = firsts[at]
+        kept.append(Hidden(int(due_by[index]), Position(ledger_id, entry_id + index - int(ends[at]) + lengths[at])))
+    # Invariant: what is later in the log is visible later.
+    for one, other in pairwise(kept):
+        if not (one.due_ms < other.due_ms and one.first < other.first):
+            raise BrokenInvariant(f"{other} behind {one}")
+    return tuple(kept)

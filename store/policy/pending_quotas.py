@@ -1,7 +1,7 @@
 """Quotas of pending messages: a send that would have more of a topic pending than its policies allow is refused whole.
 
 A bound of how many messages are pending is kept for each topic that has a quota and is sent to: what is sent is added
-before it is written. What fires or is cancelled only marks the bound as too high; it is counted anew when a send does
+before it is written. What fires or is cancelled only marks the bound as too high; it is counted again when a send does
 not fit any more, with no send under way. So a refusal is always by a fresh count, and what is counted at most once for
 each time that something fired: O(partitions), each opened if it is not. Nothing of this is stored: after a restart the
 first send counts. A message that was to take the place of another (a rescheduling, `replace`) when the process died, or
@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
 
 
 class PendingQuotas(StoreListener):
-    """Of one open store. Thread-safe."""
+    """The quotas of one open store. Thread-safe."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class PendingQuotas(StoreListener):
         self._lock = threading.Lock()
         self._seen = -1
         self._most: dict[int, int] = {}
-        """By topic id, at most so many are pending; a topic that is not there is not counted."""
+        """Upper bounds of pending messages by topic id; a topic that is not in it is not counted."""
         self._fewer: set[int] = set()
-        """Those that may be fewer by now."""
+        """Topics whose bound may be too high by now."""
         self._admissions = 0
 
     @contextmanager
@@ -78,7 +78,7 @@ class PendingQuotas(StoreListener):
                         self._forget(wanted)
                         raise
                     return
-            self._count_anew(short)
+            self._recount(short)
 
     def check(self, wanted: Wanted) -> None:
         """Raise QuotaExceeded where messages would be refused now."""
@@ -92,16 +92,16 @@ class PendingQuotas(StoreListener):
             if self._seen != self._version():
                 self._seen = self._version()
                 self._most.clear()
-            for each in wanted if refused else ():
-                limit = self._effective(each.topic).max_pending
-                if limit and each.messages and self._most.get(each.topic_id, limit) + each.messages > limit:
-                    return each
+            for topic in wanted if refused else ():
+                limit = self._effective(topic.topic).max_pending
+                if limit and topic.messages and self._most.get(topic.topic_id, limit) + topic.messages > limit:
+                    return topic
             for topic_id, _, count in wanted:
                 if topic_id in self._most:
                     self._most[topic_id] += count
         return None
 
-    def _count_anew(self, wanted: Wanted) -> None:
+    def _recount(self, wanted: Wanted) -> None:
         """Count what is pending of a topic if that may be less than is known. Raises QuotaExceeded: it is too much."""
         with self._gate.alone():
             pending = self._most.get(wanted.topic_id)
@@ -113,7 +113,7 @@ class PendingQuotas(StoreListener):
                 raise QuotaExceeded(str(wanted.topic), wanted.messages, pending, limit, set_at)
 
     def _counted(self, topic_id: int) -> int:
-        """What is pending of a topic, as the bound from now on."""
+        """Count the pending messages of a topic; the count is the bound from now on."""
         while True:
             self._fewer.discard(topic_id)
             before = self._admissions
@@ -127,8 +127,8 @@ class PendingQuotas(StoreListener):
 
     def _forget(self, wanted: Sequence[Wanted]) -> None:
         with self._lock:
-            for each in wanted:
-                self._most.pop(each.topic_id, None)
+            for topic in wanted:
+                self._most.pop(topic.topic_id, None)
 
     # -- what happens --------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ _DAY_MS = 86_400_000
 
 PolicyValue = bool | int | str
 PolicyChange = PolicyValue | timedelta | None
-"""What may be set for a field: a ``timedelta`` becomes ms, None unsets it."""
+"""Value that may be set for a field: a ``timedelta`` becomes ms, None unsets it."""
 
 _NUMBERS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
@@ -85,8 +85,8 @@ class DelayedDeliveryPolicies:
 
     def fields_set(self) -> dict[str, PolicyValue]:
         """The fields that are set, in their order."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DelayedDeliveryPolicies):
@@ -147,11 +147,11 @@ class Policies(DelayedDeliveryPolicies):
 DELAY_FIELDS = tuple(field.name for field in fields(DelayedDeliveryPolicies))
 POLICY_FIELDS = tuple(field.name for field in fields(Policies))
 CONFIG_FIELDS = tuple(name for name in POLICY_FIELDS if name in {field.name for field in fields(StoreConfig)})
-"""Those that `StoreConfig` has the defaults of."""
+"""Fields that `StoreConfig` has the defaults of."""
 
 _OF_TOPICS = (*DELAY_FIELDS, "retention_ms", "retention_bytes", "max_pending")
 SUBSCRIPTION_FIELDS = tuple(name for name in POLICY_FIELDS if name not in _OF_TOPICS)
-"""Those that may be set for a subscription: it has no log of its own, and no producer sends to it."""
+"""Fields that may be set for a subscription: it has no log of its own, and no producer sends to it."""
 
 _DEFAULTS: dict[str, PolicyValue] = {
     "active": True,
@@ -159,11 +159,10 @@ _DEFAULTS: dict[str, PolicyValue] = {
     **{name: default for name, (default, _, _) in _NUMBERS.items()},
 }
 DEFAULTS: Mapping[str, PolicyValue] = MappingProxyType({name: _DEFAULTS[name] for name in POLICY_FIELDS})
-"""What is in force where no scope sets a field: `StoreConfig`'s own defaults, in the values of policies."""
+"""Values in force where no scope sets a field: `StoreConfig`'s own defaults, as values of policies."""
 
 KEEP_ALL: Mapping[str, PolicyValue] = MappingProxyType({**DEFAULTS, "retention_ms": _INT64_MAX})
-"""The same for a store that an earlier version made and that no program has opened since: what it is to
-keep is not known yet, so all of it."""
+"""Values in force in a store whose record of defaults is lost: it keeps everything."""
 
 
 def delay_part(policies: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
@@ -207,7 +206,7 @@ def _in_config(config: StoreConfig) -> dict[str, PolicyValue]:
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicies:
-    """What is in force for a topic, or one of its subscriptions: every field has a value; see `Policies`.
+    """The policies in force for a topic, or one of its subscriptions: every field has a value; see `Policies`.
 
     set_at: by field name, where its value comes from: "default", "store", "namespace tenant/namespace",
     "topic persistent://tenant/namespace/name" or "subscription NAME of topic persistent://tenant/namespace/name".
@@ -231,7 +230,7 @@ class EffectivePolicies:
 
     @property
     def is_plain(self) -> bool:
-        """Whether due times are taken as they are asked for."""
+        """True where due times are taken as they are asked for."""
         return (
             self.active
             and self.tick_time_ms <= 1
@@ -260,7 +259,7 @@ class EffectivePolicies:
         return dues
 
     def overridden(self, dues: npt.NDArray[np.int64], now_ms: int) -> npt.NDArray[np.bool_]:
-        """Which of the messages that ask for `dues` at `now_ms` ask for a delay, and get the fixed one in its place."""
+        """Mask the messages whose own delay, asked for by `dues` at `now_ms`, the fixed one replaces."""
         if not (self.active and self.fixed_delivery_delay_ms):
             return np.zeros(len(dues), dtype=np.bool_)
         fixed_ms = min(now_ms + self.fixed_delivery_delay_ms, MAX_DUE_MS)
@@ -268,7 +267,7 @@ class EffectivePolicies:
         return in_place
 
     def over_limit(self, dues: npt.NDArray[np.int64], now_ms: int) -> int:
-        """How many of `dues` the maximum refuses."""
+        """Count those of `dues` that the maximum refuses."""
         return int(np.count_nonzero(dues - now_ms > self.max_delivery_delay_ms))
 
 
@@ -276,7 +275,7 @@ def merge(
     scopes: Sequence[tuple[str, DelayedDeliveryPolicies]],
     defaults: Mapping[str, PolicyValue] = DEFAULTS,
 ) -> EffectivePolicies:
-    """What is in force by the policies of these scopes, the narrowest first, each with its name for `set_at`."""
+    """Merge the policies of scopes, the narrowest first, each with its name for `set_at`, over `defaults`."""
     values = dict(defaults)
     set_at = dict.fromkeys(POLICY_FIELDS, "default" if defaults is DEFAULTS else "nothing recorded yet")
     for where, policies in reversed(scopes):

@@ -1,8 +1,8 @@
-"""Where policies stand: one record for the store, each namespace and each topic that has any.
+"""Records of policies: one for the store, for each namespace and for each topic that has any.
 
 A topic's record holds those of its subscriptions too, since the names of both would not fit into one key. The store's
-record says that the defaults of the program that made the store are in it (`recorded`); without that it was made by an
-earlier version, and what is in force keeps everything. Functions from transactions to values; nothing is cached here.
+record says that the defaults of the program that made the store are in it (`recorded`); without that it was lost,
+and the store keeps everything. Functions from transactions to values; nothing is cached here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STORE = "store"
 
 
 class Scope(NamedTuple):
-    """Where policies are set: a record, and in a topic's the subscription."""
+    """The place of policies: a record, and in a topic's the subscription."""
 
     key: str
     subscription: str | None = None
@@ -65,14 +65,14 @@ class Scope(NamedTuple):
         return self.key == _STORE
 
     def __str__(self) -> str:
-        """As people read it: "store", "namespace a/b", "topic persistent://a/b/c", "subscription s of topic ..."."""
+        """Show it as "store", "namespace a/b", "topic persistent://a/b/c", "subscription s of topic ..."."""
         if self.is_store:
             return "store"
         name = f"topic {self.key}" if self.key.startswith(SCHEME) else f"namespace {self.key}"
         return name if self.subscription is None else f"subscription {self.subscription} of {name}"
 
     def includes(self, topic: TopicName) -> bool:
-        """Whether what is set here may count for the topic or one of its subscriptions."""
+        """True where policies set here may count for the topic or one of its subscriptions."""
         return self.key in (_STORE, topic.namespace_name, str(topic))
 
 
@@ -80,7 +80,7 @@ STORE_SCOPE = Scope(_STORE)
 
 
 class PolicyRecord(NamedTuple):
-    """What one record says. recorded: of the store's only, see above."""
+    """The policies of one record. recorded: in the store's only, see above."""
 
     policies: Policies = Policies()
     subscriptions: Mapping[str, Policies] = {}
@@ -90,7 +90,7 @@ class PolicyRecord(NamedTuple):
         """Fields of the record: a msgpack map."""
         named = {
             *self.policies.fields_set(),
-            *(name for each in self.subscriptions.values() for name in each.fields_set()),
+            *(name for policies in self.subscriptions.values() for name in policies.fields_set()),
         }
         version = 2 if named.isdisjoint(_NEW_IN_3) else RECORD_VERSION
         fields: dict[str, Any] = {"version": version, **self.policies.fields_set()}
@@ -103,14 +103,11 @@ class PolicyRecord(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> PolicyRecord:
-        """Read a record of this version, or of version 1, which had the delay policies alone and no version in it.
-
-        Raises CorruptRecord, FormatMismatch (a later version).
-        """
+        """Read the fields of a record. Raises CorruptRecord, FormatMismatch (another version)."""
         try:
             fields = msgpack.unpackb(packed)
-            version = fields.pop("version", 1)
-            if version not in (1, 2, RECORD_VERSION):
+            version = fields.pop("version", None)
+            if version not in (2, RECORD_VERSION):
                 raise FormatMismatch(Path("main"), "version of a policy record", version, RECORD_VERSION)
             recorded = bool(fields.pop("recorded", False))
             subscriptions = {name: Policies(**of_one) for name, of_one in fields.pop("subscriptions", {}).items()}
@@ -119,11 +116,11 @@ class PolicyRecord(NamedTuple):
             raise CorruptRecord(f"policies cannot be read: {error}") from error
 
     def at(self, subscription: str | None) -> Policies:
-        """What is set at the record's own scope, or for one of its subscriptions."""
+        """The policies set at the record's own scope, or for one of its subscriptions."""
         return self.policies if subscription is None else self.subscriptions.get(subscription, Policies())
 
     def with_(self, subscription: str | None, policies: Policies) -> PolicyRecord:
-        """The record with these in place of what is set there."""
+        """Return the record with `policies` in place of those set there."""
         if subscription is None:
             return self._replace(policies=policies)
         others = {name: set_ for name, set_ in self.subscriptions.items() if name != subscription}
@@ -140,7 +137,7 @@ _NOTHING = PolicyRecord()
 
 
 def find(raw: Reads, scope: Scope) -> Policies | None:
-    """The policies set at a scope; None: nothing is. Raises CorruptRecord."""
+    """Read the policies set at a scope; None: nothing is set. Raises CorruptRecord."""
     policies = _read(raw, scope.key).at(scope.subscription)
     return policies if policies.fields_set() else None
 
@@ -174,12 +171,12 @@ def record_defaults(transaction: Transaction, policies: Policies) -> bool:
 
 
 def is_recorded(raw: Reads) -> bool:
-    """Whether the store knows what it is to keep."""
+    """True once the store has its defaults recorded."""
     return _read(raw, _STORE).recorded
 
 
 def forget_subscription(transaction: Transaction, topic: TopicName, subscription: str) -> bool:
-    """Remove what is set for a subscription that is removed; False: nothing was."""
+    """Remove the policies of a subscription that is removed; False: it had none."""
     record = _read(transaction.raw, str(topic))
     if subscription not in record.subscriptions:
         return False
@@ -189,17 +186,17 @@ def forget_subscription(transaction: Transaction, topic: TopicName, subscription
 
 def scopes_set(raw: Reads) -> list[tuple[Scope, Policies]]:
     """(scope, policies) of every scope at which something is set."""
-    found = []
+    scopes = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.POLICY)):
         name, record = fmt.name_of(key), PolicyRecord.unpack(fields)
         if record.policies.fields_set():
-            found.append((Scope(name), record.policies))
-        found += [(Scope(name, subscription), each) for subscription, each in record.subscriptions.items()]
-    return found
+            scopes.append((Scope(name), record.policies))
+        scopes += [(Scope(name, subscription), each) for subscription, each in record.subscriptions.items()]
+    return scopes
 
 
 def effective(raw: Rows, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
-    """What is in force for a topic, or one of its subscriptions. Three lookups. Raises CorruptRecord."""
+    """Return the policies in force for a topic or subscription. Three lookups. Raises CorruptRecord."""
     return merge(*in_force(raw, topic, subscription))
 
 

@@ -1,4 +1,4 @@
-"""What groups that were read hold of each environment, by columns: batches may have rows of half a million logs."""
+"""The rows of each environment in groups that were read, by columns: batches may be of half a million logs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class EnvironmentRows:
     """Rows of one environment, in order."""
 
     others: list[tuple[int, Row]] = field(default_factory=list)
-    """Those that are no runs, with the places of their groups."""
+    """Rows that are no runs, with the places of their groups."""
     _runs: _Runs = _NO_RUNS
     _made: Sequence[LedgerRow] = ()
     """The rows of the log that have runs, of this environment or of others."""
@@ -69,7 +69,7 @@ class EnvironmentRows:
         return max([*(at for at, _ in self.others[-1:]), *of_runs])
 
     def after(self, position: int) -> EnvironmentRows:
-        """Those of groups after the one at a place."""
+        """Select the rows of groups after the one at a place."""
         others = [(at, row) for at, row in self.others if at > position]
         first = np.searchsorted(self._positions, position, "right")
         runs = self._runs.take(slice(np.searchsorted(self._runs.rows, first), None))
@@ -86,8 +86,8 @@ class EnvironmentRows:
 
 
 def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
-    """By start of the partition, or MAIN. O(rows, and logs of batches)."""
-    found: dict[int, EnvironmentRows] = defaultdict(EnvironmentRows)
+    """Group rows by the start of the partition, or MAIN. O(rows, and logs of batches)."""
+    environments: dict[int, EnvironmentRows] = defaultdict(EnvironmentRows)
     starts_ms, ledger_ids, firsts, counts = array("q"), array("Q"), array("I"), array("I")
     made: list[LedgerRow] = []
     positions, lengths = array("q"), array("I")
@@ -112,7 +112,7 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
                 made.append(batch)
                 lengths.append(len(batch.counts))
             else:
-                found[row.start_ms].others.append((position, row))
+                environments[row.start_ms].others.append((position, row))
                 continue
             positions.append(position)
     places = np.array(positions)
@@ -120,9 +120,9 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
     rows = np.repeat(np.arange(len(made)), lengths)
     runs = _Runs(np.array(ledger_ids, dtype=np.int64), begins, begins + np.array(counts), rows)
     for start_ms, part in _split(np.array(starts_ms), runs):
-        environment = found[start_ms]
+        environment = environments[start_ms]
         environment._runs, environment._made, environment._positions = part, made, places
-    return found
+    return environments
 
 
 def _split(values: Int64s, runs: _Runs) -> Iterator[tuple[int, _Runs]]:

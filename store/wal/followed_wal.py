@@ -1,4 +1,4 @@
-"""What another process has put into the write-ahead log and not applied yet, by environment, for a store open to read.
+"""The unapplied rows that another process has in the write-ahead log, by environment, for a store open to read.
 
 A reader of an environment looks here first and begins its transaction then. What was acknowledged before the look is
 in the log, or in LMDB by the time the transaction begins. The rows of groups that the transaction finds applied
@@ -39,10 +39,10 @@ class FollowedWal:
         """The last group whose rows are in `_rows`."""
         self._rows: dict[int, list[_Placed]] = {}
         self._made: dict[int, tuple[int, int, Unapplied]] = {}
-        """By environment, the rows of groups after one place, up to another."""
+        """Rows of groups after one place, up to another, by environment."""
 
     def of(self, start_ms: int) -> Follow:
-        """How the rows of the environment of a partition, or of the main one (MAIN), are read."""
+        """Return the reader of rows of a partition's environment, or of the main one (MAIN)."""
         return partial(self._look, start_ms)
 
     def _look(self, start_ms: int) -> Look:

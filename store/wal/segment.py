@@ -38,7 +38,7 @@ from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from .segment_file import SECTOR, SegmentFile, make_file
 
 SEGMENT_VERSION = 2
-"""Version 1 has no batches."""
+"""Version of a segment; one of another version is refused."""
 
 MAIN = -1
 """In place of a partition's start: the main environment."""
@@ -54,11 +54,11 @@ _PLACE = struct.Struct("<Q")
 
 _GROUPS_AT = 4096
 _ENDING_BYTES = SECTOR
-"""Kept for the group that ends a segment."""
+"""Bytes kept for the group that ends a segment."""
 
 
 class RowKind(IntEnum):
-    """What a row does to its environment."""
+    """The effect of a row on its environment."""
 
     RUN = 1
     """A run of a ledger is inserted."""
@@ -94,7 +94,7 @@ class Group(NamedTuple):
         return place_of(self.number, self.sequence)
 
     def rows(self) -> Iterator[Row]:
-        """What is in it, in order."""
+        """Iterate over its rows, in order."""
         content, copy, at = self.content, b"", 0
         for _ in range(self.row_count):
             kind, start_ms, key_length, length = _ROW.unpack_from(content, at)
@@ -109,13 +109,13 @@ class Group(NamedTuple):
 
 
 def group_bytes(rows: Sequence[Row]) -> int:
-    """Bytes that rows take in a segment as one group, at most."""
+    """Upper bound of the bytes that rows take in a segment as one group."""
     needed = sum(_ROW.size + len(row.key) + len(row.value) for row in rows)
     return _CRC.size + _GROUP.size + needed + SECTOR
 
 
 def row_weight(rows: Sequence[Row]) -> int:
-    """As how many rows they count: each log of a batch is half a row, by the time that reading it back takes."""
+    """Weigh rows by the time that reading them back takes: each log of a batch is half a row."""
     return sum(1 if row.kind != RowKind.BATCH else 1 + logs_in(row.value) // 2 for row in rows)
 
 
@@ -130,7 +130,7 @@ def place_of(number: int, sequence: int) -> int:
 
 
 def file_name(number: int) -> str:
-    """Of a segment."""
+    """Name of the file of a segment."""
     return f"{number:012d}.wal"
 
 
@@ -160,14 +160,14 @@ class Segment:
             _make(self._path, store_id, size)
         self._file = SegmentFile(self._path)
         try:
-            self.version, self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id)
+            self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id)
         except BaseException:
             self._file.close()
             raise
         self._at = at
         self._sequence = self._flushed = sequence
         self.ended = False
-        """Whether its last group was appended."""
+        """True once its last group was appended."""
 
     @property
     def used(self) -> int:
@@ -180,7 +180,7 @@ class Segment:
         return place_of(self.number, self._sequence)
 
     def fits(self, size: int) -> bool:
-        """Whether a group of so many bytes (`group_bytes`) can be appended, and the last one after it."""
+        """True where a group of `size` bytes (`group_bytes`) can be appended, and the last one after it."""
         return self._at + size <= self.size - _ENDING_BYTES
 
     def append(self, rows: Sequence[Row], *, flush: bool) -> None:
@@ -214,7 +214,7 @@ class Segment:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether every group is known to be on disk."""
+        """True while every group is known to be on disk."""
         return self._flushed == self._sequence
 
     def flush(self) -> None:
@@ -229,7 +229,7 @@ class Segment:
 
 
 class SegmentContent(NamedTuple):
-    """What a segment holds: its groups in order; `ended`: the log goes on in the next segment; `size`: the file's."""
+    """The content of a segment: its groups in order; `ended`: the log goes on in the next one; `size`: the file's."""
 
     groups: list[Group]
     ended: bool
@@ -247,7 +247,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
     """
     path = directory / file_name(number)
     content = path.read_bytes()
-    _, size = _read_header(content, path, store_id)
+    size = _read_header(content, path, store_id)
     if len(content) < size:
         raise DamagedStore(path, f"ends at byte {len(content)} of {size}")
     groups: list[Group] = []
@@ -258,7 +258,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
         unflushed = begins[group.flushed]
         at = _aligned(at + _CRC.size + _GROUP.size + len(group.content))
         if not group.row_count:
-            return SegmentContent(groups, True, size, unflushed, at)
+            return SegmentContent(groups, ended=True, size=size, unflushed=unflushed, end=at)
         groups.append(group)
     for beyond in _places_of(content, number, at + SECTOR):
         lost = read_group(content, beyond, store_id, number)
@@ -266,7 +266,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
             raise DamagedStore(
                 path, f"group {len(groups)} at byte {at} cannot be read, and was flushed before group {lost.sequence}"
             )
-    return SegmentContent(groups, False, size, unflushed, at)
+    return SegmentContent(groups, ended=False, size=size, unflushed=unflushed, end=at)
 
 
 def _places_of(content: bytes, number: int, begin: int) -> list[int]:
@@ -311,7 +311,7 @@ def read_group(content: bytes, at: int, store_id: bytes, number: int | None, pla
 
 
 class SegmentFollower:
-    """What a segment holds, read on while it is written, by this process or another. For one thread at a time."""
+    """Reads a segment on while it is written, by this process or another. For one thread at a time."""
 
     def __init__(self, directory: Path, number: int, store_id: bytes) -> None:
         self._path = directory / file_name(number)
@@ -319,7 +319,7 @@ class SegmentFollower:
         self._store_id = store_id
         self._at = _GROUPS_AT
         self.groups: list[Group] = []
-        """What was read so far, in order."""
+        """The groups read so far, in order."""
         self.ended = False
 
     def follow(self) -> None:
@@ -349,21 +349,21 @@ def _aligned(at: int) -> int:
 
 
 def _seed(at: int, store_id: bytes) -> int:
-    """What the checksum of a group begins with: a payload that holds a WAL is none."""
+    """Begin the checksum of a group with its place, so that a payload that holds a WAL is none."""
     return crc32(store_id, crc32(_PLACE.pack(at)))
 
 
-def _read_header(content: bytes, path: Path, store_id: bytes) -> tuple[int, int]:
-    """The version and the size that a header says. Raises DamagedStore, FormatMismatch."""
+def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
+    """Check a header, and return the size that it says. Raises DamagedStore, FormatMismatch."""
     fields = content[_CRC.size : _CRC.size + _HEADER.size]
     if len(fields) < _HEADER.size or crc32(fields) != _CRC.unpack_from(content, 0)[0]:
         raise DamagedStore(path, "does not begin like a segment of the write-ahead log")
-    version, size, found = _HEADER.unpack(fields)
-    if found != store_id:
+    version, size, owner = _HEADER.unpack(fields)
+    if owner != store_id:
         raise DamagedStore(path, "belongs to another store")
-    if version > SEGMENT_VERSION:
+    if version != SEGMENT_VERSION:
         raise FormatMismatch(path, "version", version, SEGMENT_VERSION)
-    return version, size
+    return int(size)
 
 
 def _make(path: Path, store_id: bytes, size: int) -> None:

@@ -19,21 +19,21 @@ from ..files.directory import move
 SECTOR = 512
 _MOST_DIRECT_BYTES = 64 * 1024
 _PIECE_BYTES = 1024 * 1024
-"""Of a file that is made: one call with all of a large one takes several times as long."""
+"""Bytes that one call writes of a new file: one call for all of a large one takes several times as long."""
 
 
 def make_file(path: Path, head: bytes, size: int) -> None:
-    """A file of zeros behind a head, so that no write has the file system allocate blocks or write its own log."""
+    """Make a file of zeros behind a head, so that no write has the file system allocate blocks or write its own log."""
     temporary = path.with_suffix(".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         zeros = bytes(min(size, _PIECE_BYTES))
-        piece, left = head.ljust(len(zeros), b"\0"), size
-        while left:
+        piece, remaining = head.ljust(len(zeros), b"\0"), size
+        while remaining:
             if os.write(descriptor, piece) != len(piece):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(temporary))
-            left -= len(piece)
-            piece = zeros[:left]
+            remaining -= len(piece)
+            piece = zeros[:remaining]
         os.fsync(descriptor)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ class SegmentFile:
             raise
 
     def read(self, length: int) -> bytes:
-        """The first bytes."""
+        """Read the first bytes."""
         return os.pread(self._descriptor, length, 0)
 
     def write(self, content: bytes, at: int) -> None:
@@ -79,7 +79,7 @@ class SegmentFile:
             self.flush()
 
     def _write_direct(self, content: bytes, at: int) -> bool:
-        """False: nothing was written, as that cannot be done here."""
+        """Write past the page cache; False, with nothing written, where that cannot be done."""
         length = -(-len(content) // SECTOR) * SECTOR
         if self._direct < 0 or length > _MOST_DIRECT_BYTES:
             return False
@@ -102,7 +102,7 @@ class SegmentFile:
         self._in_place.verify(time.perf_counter_ns())
 
     def close(self) -> None:
-        """A second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -115,7 +115,7 @@ class SegmentFile:
 
 
 def _open_direct(path: Path) -> int:
-    """A descriptor for writes past the page cache; -1: the file system has none."""
+    """Open a descriptor for writes past the page cache; -1 where the file system has none."""
     try:
         return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_DSYNC | os.O_CLOEXEC)
     except OSError as error:

@@ -14,11 +14,11 @@ from ..files.system_errors import explained
 from .segment import Group, SegmentContent, SegmentFollower, file_name, numbers_in, read_segment, write_segment
 
 DIRECTORY = "wal"
-"""Of the segments, in the store's."""
+"""Name of the directory of segments, in the store's directory."""
 
 
 class WalContent(NamedTuple):
-    """What a write-ahead log holds.
+    """The content of a write-ahead log.
 
     groups: in the order in which they were written; some may be applied. last: the number of the last segment, whether
     it is used or not; 0: there is none. tail: where the last one ends, None where the log has not been begun.
@@ -34,7 +34,7 @@ class WalContent(NamedTuple):
 
 
 def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
-    """What the log of the store in `path` holds, from the segment `oldest` on (catalog.WAL). O(bytes).
+    """Read the log of the store in `path` from the segment `oldest` on (catalog.WAL). O(bytes).
 
     Raises DamagedStore where a segment or a group that was flushed is missing, FormatMismatch.
     """
@@ -60,8 +60,8 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
             break
         number += 1
     following = number + 1
-    found = read_segment(directory, following, store_id) if (directory / file_name(following)).exists() else None
-    if found is not None and (found.groups or found.ended):
+    later = read_segment(directory, following, store_id) if (directory / file_name(following)).exists() else None
+    if later is not None and (later.groups or later.ended):
         raise DamagedStore(
             directory / file_name(number),
             f"its end, from byte {content.end} on, cannot be read, and {following} follows",
@@ -70,7 +70,7 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
 
 
 def flush_wal(path: Path, content: WalContent) -> None:
-    """Have what was read be on disk: what a killed process has written may not be, and is built upon from now on.
+    """Flush the segments that were read: the writes of a killed process may not be on disk, and are built upon now.
 
     Groups that none behind them says to be flushed are written again: a page that the disk once refused looks clean in
     the page cache, and a flush passes it over. Raises OSError.
@@ -100,21 +100,21 @@ def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int)
 
 
 def read_beside(path: Path, store_id: bytes, oldest: Callable[[], int | None]) -> WalContent:
-    """As `read_wal`, beside the process that writes the log; `oldest` reads the record.
+    """Read the log beside the process that writes it; `oldest` reads the record of the oldest segment.
 
     What was read while it was being written looks like damage, at another place each time: damage is what is found
     twice. Raises as `read_wal`.
     """
-    found: tuple[int | None, str] | None = None
+    seen: tuple[int | None, str] | None = None
     while True:
         first = oldest()
         try:
             with explained(path / DIRECTORY):
                 return read_wal(path, store_id, first)
         except DamagedStore as error:
-            if found == (first, str(error)):
+            if seen == (first, str(error)):
                 raise
-            found = first, str(error)
+            seen = first, str(error)
 
 
 class WalFollower:
@@ -130,10 +130,10 @@ class WalFollower:
 
         What is missing of those was applied before the call began, or written after it: nothing is between them.
         """
-        there = numbers_in(self._directory)
-        for number in set(self._segments) - set(there):
+        numbers = numbers_in(self._directory)
+        for number in set(self._segments) - set(numbers):
             del self._segments[number]
-        for number in there:
+        for number in numbers:
             self._follow(number)
         later = False
         for number in sorted(self._segments, reverse=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.directory import make_directory, move
 from ..files.failpoints import reach
-from .segment import SEGMENT_VERSION, Row, Segment, capacity_of, empty_segment, file_name, numbers_in
+from .segment import Row, Segment, capacity_of, empty_segment, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
 
 
@@ -24,7 +24,7 @@ class WriteAheadLog:
     """The log of a store open for writing. For one thread at a time, but `flush`."""
 
     def __init__(self, path: Path, store_id: bytes, found: WalContent) -> None:
-        """`path` is the store's directory, `found` what its log held when it was opened; groups go behind that."""
+        """`path` is the store's directory, `found` the content of its log when it was opened; groups go behind that."""
         self._directory = path / DIRECTORY
         self._store_id = store_id
         self._flushing = threading.Lock()
@@ -32,7 +32,7 @@ class WriteAheadLog:
         self._next_number = found.last + 1
         self._active: Segment | None = None
         self._recovered = found.tail is not None
-        """Whether the active segment is that of before a crash or a close: nothing more is appended to it."""
+        """True while the active segment is that of before a crash or a close: nothing more is appended to it."""
         if found.tail is not None:
             sequence, at = len(found.tail.groups), found.tail.end
             self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
@@ -49,12 +49,12 @@ class WriteAheadLog:
         return self._active
 
     def fits(self, size: int) -> bool:
-        """Whether a group of so many bytes (`group_bytes`) can be appended to the active segment."""
+        """True where a group of `size` bytes (`group_bytes`) can be appended to the active segment."""
         active = self._active
         return active is not None and not self._recovered and not active.ended and active.fits(size)
 
     def append(self, rows: Sequence[Row], *, flush: bool) -> int:
-        """Append a group (`Segment.append`); its place. REQUIRES: it fits."""
+        """Append a group (`Segment.append`), and return its place. REQUIRES: it fits."""
         if self._active is None:
             raise BrokenInvariant("no segment has been begun")
         position = self._active.position
@@ -69,7 +69,7 @@ class WriteAheadLog:
                 active.flush()
 
     def prepare_segment(self, size: int, group: int) -> Segment:
-        """The next segment, of `size` bytes or what one group of `group` bytes needs. Raises OSError.
+        """Prepare the next segment, of `size` bytes or as many as one group of `group` bytes needs. Raises OSError.
 
         It is for `begin_segment`, or to be closed; another call prepares the same again.
         """
@@ -78,14 +78,14 @@ class WriteAheadLog:
         prepared = self._directory / file_name(self._next_number)
         with suppress(DamagedStore, FormatMismatch):
             segment = Segment(self._directory, self._next_number, self._store_id, size)
-            if segment.size == prepared.stat().st_size and segment.version == SEGMENT_VERSION:
+            if segment.size == prepared.stat().st_size:
                 return segment
             segment.close()
-        prepared.unlink()  # it was applied, and is damaged since, or of an earlier version: nothing in it counts
+        prepared.unlink()  # it was applied, and is damaged since: nothing in it counts
         return Segment(self._directory, self._next_number, self._store_id, size)
 
     def begin_segment(self, following: Segment) -> int | None:
-        """Go on in the segment that was prepared; the number of the last one, of which all groups are on disk then.
+        """Go on in the prepared segment; returns the number of the one before, whose groups are all on disk then.
 
         Raises OSError; the log is of no use then.
         """
@@ -107,7 +107,7 @@ class WriteAheadLog:
         return before.number
 
     def _prepare(self, number: int, size: int) -> None:
-        """Have a spare segment of about the size be that of `number`; others are removed."""
+        """Make a spare segment of about the size the one of `number`; other spares are removed."""
         make_directory(self._directory)
         prepared = self._directory / file_name(number)
         if prepared.exists():  # and not begun
@@ -125,9 +125,9 @@ class WriteAheadLog:
             self._spare.pop()
 
     def release(self, number: int) -> None:
-        """A segment and those before it are applied, and the record says so: their files may be used again."""
-        self._spare += [each for each in self._ended if each <= number]
-        self._ended = [each for each in self._ended if each > number]
+        """Free a segment and those before it, which are applied by the record too: their files may be used again."""
+        self._spare += [ended for ended in self._ended if ended <= number]
+        self._ended = [ended for ended in self._ended if ended > number]
 
     def leave_empty(self) -> None:
         """Leave one segment of the least size at a clean close; nothing is appended any more. Raises OSError.

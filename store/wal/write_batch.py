@@ -50,7 +50,7 @@ class EnvironmentBatch(StagingTransaction):
         return self._read(key) if fields is None else fields
 
     def claim(self, owner: object) -> None:
-        """Have `owner`, a log or a record, be changed by the group alone. Raises Conflict."""
+        """Reserve `owner`, a log or a record, for the group. Raises Conflict."""
         self._claim_in_group(owner)
 
     def put(self, key: bytes, fields: bytes) -> None:
@@ -69,7 +69,7 @@ class EnvironmentBatch(StagingTransaction):
         self.rows.append(Row(RowKind.NUMBERS, self.start_ms, key, bytes(numbers.serialize())))
 
     def publish(self, position: int) -> None:
-        """The group at `position` is durable: the memtable gets the rows, and the callbacks run."""
+        """Add the rows to the memtable and run the callbacks: the group at `position` is durable."""
         claims = self.memtable.claims
         with claims.publishing:
             claims.torn = True
@@ -107,7 +107,7 @@ class WriteBatch:
         self._after.append(callback)
 
     def flush(self) -> list[Row]:
-        """All rows, once all work is done."""
+        """Return all rows, once all work is done."""
         rows: list[Row] = []
         for batch in self._batches.values():
             batch.flush()
@@ -120,7 +120,7 @@ class WriteBatch:
         return sum(batch.entries for batch in self._batches.values())
 
     def publish(self, position: int) -> None:
-        """The group at `position` is durable: memory hears of it, environment by environment."""
+        """Publish the rows environment by environment: the group at `position` is durable."""
         for batch in self._batches.values():
             batch.publish(position)
         for callback in self._after:
@@ -152,7 +152,7 @@ def rows_by_log(group: Group) -> Iterator[Row | BatchRow]:
 
 
 def single_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows with, in place of a batch, a run for each of its logs."""
+    """Replace each batch among rows by a run for each of its logs."""
     for row in rows:
         if row.kind == RowKind.BATCH:
             for start_ms, ledger_id, run in ScatteredBatch(row.value).by_log():

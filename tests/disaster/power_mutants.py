@@ -9,7 +9,6 @@ from typing import Any
 
 import lmdb
 
-from duelog.sending.checkpoint import Checkpoint
 from duelog.snapshot import writer
 from duelog.store.env import environment
 from duelog.store.env.environment import Environment
@@ -90,15 +89,13 @@ def _append_flushing_nothing(self: Any, append: Any, rows: Any, *, flush: bool) 
 def released_before_sync() -> None:
     """The record of the oldest segment moves on before the partitions that have its rows are on disk."""
 
-    def apply_alone(self: Any, partition: Any) -> None:
-        with self._partitions.lease(partition):
-            partition.environment.apply()
+    sync = Environment.sync
 
-    def apply_all(self: Any) -> None:
-        for partition in self._partitions.unapplied():
-            apply_alone(self, partition)
+    def sync_main_alone(self: Environment) -> None:
+        if self.name == "main":
+            sync(self)
 
-    Checkpoint._apply_rest = apply_all  # type: ignore[method-assign]
+    Environment.sync = sync_main_alone  # type: ignore[method-assign]
 
 
 def apply(name: str) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import StoreFull
-from duelog.store.env import map_size
+from duelog.store.env import environment as environment_module
 from tests.conftest import OpenStore
 from tests.disaster import io_child
 from tests.disaster.running import memory, module
@@ -171,9 +171,9 @@ def test_a_full_map_passes_when_there_is_space(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A map that may not grow gives StoreFull; what is there is handed out, and sending goes on once it may."""
-    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 20)
     store = open_store(config=CONFIG)
-    live_through_full(store, clock, lambda: monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30))
+    live_through_full(store, clock, lambda: monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 30))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from duelog import ManualClock, Message
 from duelog.errors import StoreFailed, StoreFull
 from duelog.sending.wal_segments import CHECKPOINT_MS
-from duelog.store.env import map_size
+from duelog.store.env import environment as environment_module
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from duelog.store.wal import segment, segment_file
@@ -208,7 +208,7 @@ def test_full_maps_lose_nothing_of_the_wal(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     """Maps that may not grow: sends come to StoreFull, and everything acknowledged is there when they may."""
-    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 20)
     sent = Sent(open_store(config=CONFIG))
 
     def fill() -> None:
@@ -221,7 +221,7 @@ def test_full_maps_lose_nothing_of_the_wal(
     assert sent.has_unapplied
     if closed:
         sent.store.close()
-    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30)
+    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 30)
     if closed:
         sent.store = open_store(config=CONFIG)
         sent.topic = sent.store.topic("a")
@@ -331,7 +331,7 @@ def test_a_partition_without_space_for_unapplied_entries_does_not_hold_back_what
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is due fires all the same, and is handed out."""
-    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 20)
     store = open_store(config=replace(CONFIG, wal_bytes=256 << 10))
     topic = store.topic("a")
     reader = topic.subscribe("reader")
@@ -349,7 +349,7 @@ def test_a_partition_without_space_for_unapplied_entries_does_not_hold_back_what
     with contextlib.suppress(StoreFull):
         store.tick()
     assert [message.payload for message in reader.receive(9, timeout=0)] == [b"early"]
-    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30)
+    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 30)
     clock.advance(CHECKPOINT_MS)
     store.tick()
     assert not store._engine.partitions.unapplied()

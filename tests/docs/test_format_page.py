@@ -23,7 +23,7 @@ from duelog.store.codec.attempt_rows import FailedDeliveries, attempts_key, pack
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import encode_one
 from duelog.store.codec.checksum import crc32
-from duelog.store.codec.copies import copy_key
+from duelog.store.codec.format import copy_key
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import pack_markers, pack_message, pack_messages
 from duelog.store.codec.scattered import ScatteredBatch

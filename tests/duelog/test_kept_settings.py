@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
 from duelog.assembly import open_engine
+from duelog.store.codec.format import policy_key
+from duelog.store.env.environment import Environment
 from duelog.store.policy.policy_records import STORE_SCOPE, PolicyRecord
 from tests.conftest import START_MS, OpenStore
 from tests.fixtures.freeze import CONFIG as FROZEN_CONFIG
@@ -66,16 +69,19 @@ def test_retention_is_not_lost_by_looking_at_another_topic_on_the_command_line(t
             assert all_again(reader) == ALL
 
 
-def old_store(tmp_path: Path) -> Path:
-    """A store that a version before settings were kept has written."""
+def store_without_settings(tmp_path: Path) -> Path:
+    """A store whose record of its settings is gone."""
     with tarfile.open(FROZEN) as packed:
         packed.extractall(tmp_path, filter="data")
-    return tmp_path / "store"
+    path = tmp_path / "store"
+    with closing(Environment(path / "main", name="main")) as main:
+        assert main.write(lambda transaction: transaction.delete(policy_key(STORE_SCOPE.key)))
+    return path
 
 
-def test_a_store_of_an_earlier_version_takes_over_the_settings_of_the_first_program(tmp_path: Path) -> None:
+def test_a_store_without_settings_takes_over_those_of_the_first_program(tmp_path: Path) -> None:
     """Once: what a later opening asks for changes nothing."""
-    path, clock = old_store(tmp_path), ManualClock(START_MS * 2)
+    path, clock = store_without_settings(tmp_path), ManualClock(START_MS * 2)
     first = StoreConfig(partition_ms=FROZEN_CONFIG.partition_ms, retention_ms=WEEK_MS, max_redeliveries=3)
     with DelayedStore.open(path, first, clock=clock) as store:
         assert store.policies() == Policies(retention_ms=WEEK_MS, max_redeliveries=3)
@@ -87,9 +93,9 @@ def test_a_store_of_an_earlier_version_takes_over_the_settings_of_the_first_prog
         assert (effective.max_redeliveries, effective.set_at["max_redeliveries"]) == (3, "store")
 
 
-def test_commands_record_no_settings_over_a_store_of_an_earlier_version(tmp_path: Path) -> None:
+def test_commands_record_no_settings_in_a_store_without_them(tmp_path: Path) -> None:
     """They let go of nothing: the retention in force is for ever until a program says what is to be kept."""
-    path = old_store(tmp_path)
+    path = store_without_settings(tmp_path)
     ok("send", "--create", path, "other", "x")
     ok("policies", "set", path, "--max-delay", "7d")
     config = StoreConfig(partition_ms=FROZEN_CONFIG.partition_ms, background=False, retention_ms=WEEK_MS)
@@ -112,7 +118,7 @@ def test_commands_record_no_settings_over_a_store_of_an_earlier_version(tmp_path
 def test_an_import_of_an_archive_records_no_settings_either(tmp_path: Path) -> None:
     """It opens the store, finds that it is not empty, and leaves it as it was."""
     pytest.importorskip("pyarrow")
-    path = old_store(tmp_path)
+    path = store_without_settings(tmp_path)
     ok("send", "--create", tmp_path / "other", "t", "x")
     ok("export", tmp_path / "other", tmp_path / "archive")
     assert run("import", path, "--parquet", tmp_path / "archive").exit_code == 2

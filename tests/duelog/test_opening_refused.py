@@ -92,7 +92,7 @@ def test_a_store_of_a_later_format_is_refused_with_both_versions(path: Path, ver
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\0" * 100, b"not json", b"[]", b"{}", b"5", b"\xff\xfe", b'{"format": 1, "crc": 0}'], ids=repr
+    "content", [b"", b"\0" * 100, b"not json", b"[]", b"{}", b"5", b"\xff\xfe", b'{"format": 2, "crc": 0}'], ids=repr
 )
 def test_a_damaged_store_file_is_refused_by_name(path: Path, content: bytes) -> None:
     """What was found is in the error."""
@@ -284,16 +284,14 @@ def test_a_partition_that_lost_what_had_fired_is_refused(path: Path) -> None:
     assert "entries were lost" in error.reason
 
 
-def test_a_store_of_version_1_is_of_version_2_once_it_was_opened_for_writing(tmp_path: Path) -> None:
-    """Version 1 knows nothing of the write-ahead log: it would give ids out again. Reading changes nothing."""
+def test_a_store_of_a_version_that_was_never_released_is_refused(tmp_path: Path) -> None:
+    """Version 1 knew nothing of the write-ahead log; the file says which version it is, and stays as it is."""
     DelayedStore.open(tmp_path).close()
     fields = json.loads((tmp_path / "STORE").read_text())
     fields.pop("crc")
     fields["format"] = 1
-    older = json.dumps({**fields, "crc": crc32(json.dumps(fields, sort_keys=True).encode())})
-    (tmp_path / "STORE").write_text(older)
-    DelayedStore.open(tmp_path, read_only=True).close()
-    assert (tmp_path / "STORE").read_text() == older
-    DelayedStore.open(tmp_path).close()
-    assert json.loads((tmp_path / "STORE").read_text())["format"] == 2
-    DelayedStore.open(tmp_path).close()
+    before = json.dumps({**fields, "crc": crc32(json.dumps(fields, sort_keys=True).encode())})
+    (tmp_path / "STORE").write_text(before)
+    error = refused(tmp_path, FormatMismatch)
+    assert (error.field, error.found, error.expected) == ("format", 1, 2)
+    assert (tmp_path / "STORE").read_text() == before

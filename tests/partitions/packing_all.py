@@ -38,7 +38,7 @@ class Column:
 
 
 def pairs(taken: tuple[Ids, Dues]) -> list[tuple[int, int]]:
-    """What was taken as (due_ms, entry_id)."""
+    """The entries taken, as (due_ms, entry_id)."""
     ids, dues = taken
     assert ids.dtype == np.uint32
     assert dues.dtype == np.int64

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from duelog.partitions import partition as partition_module
-from duelog.partitions.open_environments import OpenEnvironments
 from duelog.partitions.partition import Partition, PartitionLog
+from duelog.partitions.partition_set import OpenEnvironments
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, send
 

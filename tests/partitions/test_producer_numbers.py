@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from duelog.partitions import producer_numbers as producers
-from duelog.partitions.producer_numbers import ProducerRecord
 from duelog.store.codec import format as fmt
 from duelog.store.codec.run import RunLimits
 from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable
-from duelog.store.log.catalog import add_topic
+from duelog.store.log.catalog import rows
 
 NUMBERS = st.sets(st.integers(0, 300_000) | st.sampled_from((2**32, 2**62 - 1, 65_535, 65_536)), max_size=40)
 
@@ -67,43 +66,23 @@ def test_what_was_added_is_read_of_that_producer_alone(numbers: Numbers) -> None
                 assert not numbers.memtable
         with numbers.main.read() as raw:
             for (topic_id, name), stored in twin.items():
-                assert set(producers.read(raw, topic_id, name).above) == stored
+                assert set(producers.read(raw, topic_id, name)) == stored
         for topic_id in (1, 112):
             numbers.main.write(lambda transaction: producers.remove(transaction, topic_id))  # noqa: B023
         with numbers.main.read() as raw:
-            assert producers.all_rows(raw) == []
+            assert list(rows(raw, fmt.prefix(fmt.Table.SEQUENCE))) == []
 
     check()
 
 
 def test_consecutive_numbers_cost_a_row_of_a_few_bytes_for_each_65536(numbers: Numbers) -> None:
-    """However they came: one by one, or from partitions that each had some of them."""
-    main = numbers.main
-    main.write(lambda transaction: add_topic(transaction, "persistent://a/b/c", 0))
+    """However they came: in sevenths, in blocks, or one by one."""
     for part in range(7):
-        rows: list[tuple[bytes, bytes]] = []
-        for block in range(4):
-            block_numbers = BitMap64(range(block * 65_536 + part, (block + 1) * 65_536, 7))
-            rows.append((fmt.sequence_key(1, "p", block), block_numbers.serialize()))
-        main.write(lambda transaction: producers.take_over(transaction, rows))  # noqa: B023
+        numbers.add(1, "p", range(part, 4 * 65_536, 7))
+        numbers.main.apply()
     numbers.add(1, "p", range(4 * 65_536, 5 * 65_536 - 1))
     numbers.add(1, "p", [5 * 65_536 - 1])
-    main.apply()
-    with main.read() as raw:
-        assert producers.read(raw, 1, "p").above == BitMap64(range(5 * 65_536))
-        assert [len(fields) < 60 for _, fields in producers.all_rows(raw)] == [True] * 5
-
-
-def test_the_record_of_an_old_store_counts_beside_the_new_ones(numbers: Numbers) -> None:
-    """Up to its watermark everything is taken for stored; it is taken over with the rest, unless the topic is gone."""
-    old = ProducerRecord(7, BitMap64([9, 12]))
-    rows = [(fmt.producer_key(topic_id, "p"), old.pack()) for topic_id in (1, 2)]
-    main = numbers.main
-    main.write(lambda transaction: add_topic(transaction, "persistent://a/b/c", 0))
-    known = ProducerRecord(3, BitMap64([5])).pack()
-    main.write(lambda transaction: transaction.put(fmt.producer_key(1, "p"), known))
-    numbers.add(1, "p", [4, 20])
-    main.write(lambda transaction: producers.take_over(transaction, rows))
-    with main.read() as raw:
-        assert producers.read(raw, 1, "p") == ProducerRecord(7, BitMap64([9, 12, 20]))
-        assert producers.read(raw, 2, "p") == producers.nothing()
+    numbers.main.apply()
+    with numbers.main.read() as raw:
+        assert producers.read(raw, 1, "p") == BitMap64(range(5 * 65_536))
+        assert [len(fields) < 60 for _, fields in rows(raw, fmt.prefix(fmt.Table.SEQUENCE))] == [True] * 5

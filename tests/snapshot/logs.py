@@ -50,7 +50,7 @@ class Log:
         self.frontier = self.frontier._replace(due_ms=due_ms, entry_id=entry_id, absorbed_end=self.tail)
 
     def pending(self) -> list[tuple[int, int]]:
-        """What is left to fire, in order."""
+        """The entries left to fire, in order."""
         passed = (self.frontier.due_ms, self.frontier.entry_id)
         return [key for key in self.keys() if key[1] >= self.frontier.absorbed_end or key > passed]
 
@@ -70,7 +70,7 @@ class Log:
     def restore(
         self, environment: Environment, passed_over: list[str] | None = None, *, bucket_ms: int = BUCKET_MS
     ) -> Restored | None:
-        """What a start makes of the snapshots there are."""
+        """Restore from the snapshots there are, as a start does."""
         reasons: list[str] = [] if passed_over is None else passed_over
         steps = restore_steps(
             environment,
@@ -90,7 +90,7 @@ class Log:
                 return restored
 
     def restored(self, environment: Environment) -> Restored:
-        """What a start makes of the snapshots there are, one of which can be used."""
+        """Restore from the snapshots there are, one of which can be used."""
         found = self.restore(environment)
         assert found is not None
         return found

@@ -68,7 +68,7 @@ def keys_of(written: SnapshotWritten) -> list[bytes]:
 
 
 def value_at(environment: Environment, key: bytes) -> bytes:
-    """What is stored, seal included."""
+    """The stored value, seal included."""
     with environment.read() as raw:
         return bytes(raw.get(key) or b"")
 
@@ -88,7 +88,7 @@ def small_snapshot(environment: Environment) -> tuple[Log, list[bytes]]:
 
 
 def assert_never_wrong(environment: Environment, log: Log) -> None:
-    """What is restored, if anything is, is right."""
+    """If anything is restored, it is right."""
     restored = log.restore(environment)
     if restored is not None:
         assert restored.tail == log.tail

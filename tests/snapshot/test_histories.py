@@ -164,7 +164,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def at_most_one_is_unfinished(self) -> None:
-        """What a crash leaves of a snapshot does not gather."""
+        """The remains of snapshots that crashes leave do not gather."""
         found = list(inspect_snapshots(self._environment()))
         assert sum(info.state.value == "torn" for info in found) <= 1
 

@@ -69,7 +69,7 @@ def test_a_frontiers_bucket_too_large_for_the_window_is_left_to_be_read_in_parts
 
 
 def test_later_buckets_are_restored_packed(environment: Environment) -> None:
-    """Of a snapshot in several parts, with the frontier in it, only the buckets after that one, and no bitmap made."""
+    """A snapshot in several parts with the frontier in it gives only the later buckets, and no bitmap is made."""
     log = Log(scattered(5_000))
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(1_000)
@@ -99,7 +99,7 @@ def test_many_entries_at_one_instant_are_cut_at_the_entry(environment: Environme
 
 
 def test_entries_after_the_tail_are_left_to_the_replay(environment: Environment) -> None:
-    """What was appended since is not in the index, and the tail says where to go on."""
+    """Entries appended since are not in the index, and the tail says where to go on."""
     log = Log(scattered(100))
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.dues += scattered(50, seed=2)

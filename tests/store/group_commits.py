@@ -33,7 +33,7 @@ def putting(key: bytes, fields: bytes) -> Callable[[Transaction], None]:
 
 
 def raw_value(raw: Reads, key: bytes) -> bytes:
-    """What is stored under a key, checksum and all."""
+    """The stored value of a key, checksum and all."""
     value = raw.get(key)
     assert value is not None
     return bytes(value)
@@ -157,7 +157,7 @@ class Spy:
 def spy_on(environment: Environment) -> Spy:
     """Put a spy between an environment and LMDB."""
     spy = Spy(environment)
-    environment._env = environment._map._environment = spy  # type: ignore[assignment]
+    environment._env = spy  # type: ignore[assignment]
     return spy
 
 

@@ -1,4 +1,4 @@
-"""What the kernel is asked to have in memory and what it has: a recording stand-in, and the truth."""
+"""The page cache in tests: a recording stand-in for the kernel's calls, and the pages that are in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Calls(list[Asked]):
     """All calls so far."""
 
     def ranges(self, file: Path, advice: int) -> list[tuple[int, int]]:
-        """What was asked of one file."""
+        """The ranges of one file that were asked for."""
         inode = file.stat().st_ino
         return [(call.begin, call.end) for call in self if (call.inode, call.advice) == (inode, advice)]
 

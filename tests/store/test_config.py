@@ -122,7 +122,7 @@ def test_every_field_is_explained() -> None:
 
 
 def test_a_config_cannot_be_changed() -> None:
-    """What was checked stays as it was checked."""
+    """The values stay as they were checked."""
     config = StoreConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.fire_batch = 1  # type: ignore[misc]
@@ -138,7 +138,7 @@ def test_what_is_documented_is_taken(name: str, value: object) -> None:
 
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_other_values_are_refused_by_name(name: str, value: object) -> None:
-    """What lies beyond a range, is of another type (nothing is converted silently), or is no choice or name."""
+    """A value beyond its range, of another type (nothing is converted silently), or that is no choice or name."""
     with pytest.raises(InvalidArgument) as caught:
         make(**{name: value})
     assert caught.value.field == name

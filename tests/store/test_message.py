@@ -103,7 +103,7 @@ def test_no_datetime_is_early_and_none_late_by_a_millisecond(at: datetime) -> No
     ],
 )
 def test_deliver_after_rounds_up_to_the_millisecond(after: Any, delay_ms: int) -> None:
-    """What was asked in whole milliseconds is kept, what is finer rounded up."""
+    """Whole milliseconds are kept, finer times rounded up."""
     due = resolve_due_ms(Message(b"", deliver_after=after), NOW)
     assert due == NOW + delay_ms
     assert type(due) is int
@@ -205,7 +205,7 @@ def test_what_a_received_message_makes_on_demand_is_what_it_was_given() -> None:
 
 
 def test_bodies_of_one_batch_are_told_apart_by_all_that_stands_before_the_payload() -> None:
-    """Of one size but published at another time, with a key, with facts added: each gives its own."""
+    """Messages of one size, published at another time, with a key, with facts added: each gives its own."""
     maker = MessageMaker("t", "s")
     places = map(place_of, (MessageId(1, number) for number in count()))
 

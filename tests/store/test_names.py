@@ -126,7 +126,7 @@ def test_the_longest_namespace_leaves_space_for_a_topic() -> None:
 def test_a_good_name_of_a_namespace_or_subscription_is_returned_as_it_is(
     validate: Callable[[str], str], texts: list[str]
 ) -> None:
-    """Of a namespace it is tenant and namespace."""
+    """The parts of a namespace are tenant and namespace."""
     assert [validate(text) for text in texts] == texts
 
 

@@ -85,7 +85,13 @@ def test_cancelling_waits_for_what_has_begun_and_lets_nothing_else_begin() -> No
         done.append(1)
 
     jobs = Jobs([slow, lambda: done.append(2)])
-    canceller = threading.Thread(target=lambda: (begun.wait(PATIENCE_S), jobs.cancel(), done.append(3)))
+
+    def cancel() -> None:
+        assert begun.wait(PATIENCE_S)
+        jobs.cancel()
+        done.append(3)
+
+    canceller = threading.Thread(target=cancel)
     with jobs._jobs[1].lock:  # the thread is at the first
         jobs.start(1)
         canceller.start()

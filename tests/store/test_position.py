@@ -55,7 +55,7 @@ def test_ids_order_by_ledger_then_entry() -> None:
     ],
 )
 def test_other_texts_are_refused(text: object) -> None:
-    """What str() of an id cannot give is refused with field and value."""
+    """A text that str() of an id cannot give is refused with field and value."""
     with pytest.raises(InvalidArgument) as caught:
         MessageId.parse(text)  # type: ignore[arg-type]
     assert caught.value.field == "message_id"

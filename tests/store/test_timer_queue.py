@@ -1,4 +1,4 @@
-"""What comes next by time, against a dict that is searched."""
+"""A queue of keys by time, against a dict that is searched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_each_key_comes_up_once_at_the_last_time_it_was_given(steps: list[tuple[str, int, int]]) -> None:
-    """Of keys with one time the one that got it first; pushing never makes a key later."""
+    """The first of keys with one time is the one that got it first; pushing never makes a key later."""
     queue: TimerQueue[int] = TimerQueue()
     twin: dict[int, tuple[int, int]] = {}  # key -> time, number of the step that gave it
     for number, (step, key, at_ms) in enumerate(steps):

@@ -225,7 +225,7 @@ def chosen(path: Path, table: Table) -> list[tuple[Path, bytes]]:
     return found
 
 
-TABLES = [table for table in Table if table not in (Table.ORIGIN, Table.SET_ASIDE, Table.PRODUCER, Table.SCHEDULE)]
+TABLES = [table for table in Table if table not in (Table.ORIGIN, Table.SET_ASIDE)]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ... import DeadLetter
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
 from ..asking import Ask, asked, dead_letter
 from ..output import answer, payload_fields, preview, write_json_lines, write_table

@@ -8,7 +8,7 @@ import typer
 
 from ... import DelayedStore, StoreConfig
 from ...opening import stored_span_ms
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
 from ...store.policy.policies import DEFAULTS
 from ..output import answer

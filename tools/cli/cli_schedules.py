@@ -13,8 +13,7 @@ import typer
 
 from ... import Schedule
 from ...background.timetable import Due
-from ...store.duration import duration_ms
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_ms, duration_seconds
 from ...store.errors import InvalidArgument
 from ..asking import asked, schedule
 from ..output import answer, payload_fields, preview, write_json, write_json_lines, write_table

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
 from ..asking import asked

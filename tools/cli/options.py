@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_seconds
 from ...store.policy.policies import PolicyValue
 from ..fleet import Outcome
 from ..output import printable, progress_bar, say

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
 from ..asking import asked
 from ..cli.options import Json, Store, SubscriptionName, TopicName

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_seconds
 from ..asking import asked, received_message
 from ..cli.options import Create, Json, Store, SubscriptionName, TopicName
 from ..output import answer, message_json, message_line, say

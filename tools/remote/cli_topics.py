@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
 from ...store.position import MessageId

@@ -25,7 +25,6 @@ from pyroaring import BitMap
 
 from ...background.schedule_record import schedule_rows, unpack_schedule
 from ...store.codec import format as fmt
-from ...store.codec.copies import copied_key, copy_key
 from ...store.codec.format import (
     CursorRecord,
     LedgerRecord,
@@ -35,6 +34,8 @@ from ...store.codec.format import (
     PartitionState,
     Table,
     TopicRecord,
+    copied_key,
+    copy_key,
 )
 from ...store.codec.run import Run, RunKind
 from ...store.env.environment import Environment

@@ -24,7 +24,6 @@ from ...store.errors import DamagedStore
 from ...store.files.directory import make_directory, move, remove_tree
 from ...store.log import catalog
 from ...store.log.scan import runs
-from ...store.wal.older_wal import FILE_NAME, read_older_wal
 from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, numbers_in, place_of, salvage
 from ...store.wal.wal_reader import DIRECTORY, read_wal
 from ...store.wal.write_batch import single_rows
@@ -128,11 +127,6 @@ class WalRepair:
                         raw = body if isinstance(body, bytes) else b""
                         reason = f"its partition, from {start_ms} on, is gone; this is from {_THE_LOG}"
                         self._account.discard(Discarded(_THE_LOG, run.ledger_id, entry_id, reason, raw))
-        try:  # opening replays the file of an older version, unless it is damaged
-            read_older_wal(self._path, self._store_id)
-        except DamagedStore as error:
-            self._discard("repair-older-wal", self._path / FILE_NAME)
-            self._account.say(f"{FILE_NAME}: {error.reason}; discarded")
         if self._damage is None:
             return
         directory = self._path / DIRECTORY

@@ -29,7 +29,7 @@ from typing import IO, Any, NamedTuple
 from ... import Message
 from ...store.codec.body import encode_one
 from ...store.codec.message_fields import Dedup
-from ...store.duration_text import duration_seconds
+from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument, InvalidMessage
 from ...store.names import TopicName
 from ..asking import Ask

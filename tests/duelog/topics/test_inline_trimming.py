@@ -8,9 +8,6 @@ from dataclasses import replace
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
-from duelog.store.codec import format as fmt
-from duelog.store.codec.format import LedgerRecord
-from duelog.store.env.transaction import Transaction
 from duelog.store.names import TopicName
 from tests.conftest import OpenStore, applied
 from tests.duelog.consuming import payloads
@@ -50,29 +47,6 @@ def test_after_a_restart_what_waits_inline_is_still_not_trimmed(
     subscription = store.topic("t").subscribe("s")
     clock.advance(HOUR_MS // 2)
     assert len(payloads(subscription)) == 5
-
-
-def test_a_ledger_closed_by_an_earlier_version_is_read_for_what_waits_in_it(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """Its record says when it was closed only; the runs say the rest."""
-    store = open_store(config=CONFIG)
-    store.topic("t").send_batch([Message(b"%d" % number, deliver_after=1_800) for number in range(5)])
-    engine = store._engine
-    topic_id = engine.topics.get(TopicName.parse("t")).topic_id
-
-    def as_before(transaction: Transaction) -> None:
-        for info in engine.topics.get(TopicName.parse("t")).log.ledgers()[:-1]:
-            key = fmt.ledger_key(topic_id, info.ledger_id)
-            record = LedgerRecord.unpack(transaction.get(key) or b"")
-            transaction.put(key, record._replace(closed_ms=clock.now_ms()).pack())
-
-    engine.main.write(as_before)
-    store.close()
-    store = open_store(config=CONFIG)
-    assert store.tick().trimmed == 0
-    clock.advance(HOUR_MS // 2)
-    assert len(payloads(store.topic("t").subscribe("s"))) == 5
 
 
 def test_a_ledger_that_waits_holds_those_behind_it_and_goes_when_it_is_due(

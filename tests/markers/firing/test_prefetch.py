@@ -11,8 +11,8 @@ from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.markers.firing import loaded
 from duelog.markers.firing.loading import Loading, LoadStep
 from duelog.snapshot.restore import PartRead, RestoreStep
-from duelog.store.env import eviction as behind
-from duelog.store.env import page_cache, upkeep
+from duelog.store.env import environment as environment_module
+from duelog.store.env import page_cache
 from tests.conftest import START_MS, OpenStore, applied
 from tests.store.group_commits import until
 from tests.store.page_cache_calls import (
@@ -34,9 +34,9 @@ NEXT_MS = START_MS - START_MS % HOUR_MS + HOUR_MS
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(behind, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(behind, "KEPT_BYTES", PIECE)
-    monkeypatch.setattr(upkeep, "COMMITS_A_LOOK", 1)
+    monkeypatch.setattr(page_cache, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(page_cache, "KEPT_BYTES", PIECE)
+    monkeypatch.setattr(environment_module, "COMMITS_A_LOOK", 1)
     monkeypatch.setattr(page_cache, "_READ_BYTES", PIECE // 4)
 
 

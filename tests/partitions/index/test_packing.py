@@ -67,7 +67,7 @@ def entries_in(pieces: list[Piece]) -> dict[int, list[int]]:
 
 
 def test_all_buckets_but_the_earliest_are_packed_and_fire_in_order() -> None:
-    """What came before, between and after two rounds of packing comes out as if nothing had been packed."""
+    """Entries added before, between and after two rounds of packing come out as if nothing had been packed."""
     growing = Growing(20)
     for _ in range(3):
         growing.add(2_000)
@@ -242,7 +242,7 @@ def packed_index(*, together: int = 4) -> DelayIndex:
 
 
 def slabs_of(index: DelayIndex) -> list[Slab]:
-    """What is kept of the bytes restored."""
+    """The slabs of restored bytes that an index keeps."""
     kept = index._buckets._bitmaps.values()
     return list({id(each.slab): each.slab for each in kept if isinstance(each, PackedBucket)}.values())
 

@@ -233,7 +233,7 @@ def test_no_extra_and_an_empty_one_are_the_same() -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_payloads_are_copied_to_bytes(kind: Any) -> None:
-    """What the caller does to its buffer afterwards changes nothing."""
+    """The caller may change its buffer afterwards; the body stays."""
     buffer = bytearray(b"payload")
     encoded = encode_batch([Message(kind(buffer))], NOW, LIMIT)
     buffer[:] = b"changed"

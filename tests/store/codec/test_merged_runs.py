@@ -83,7 +83,7 @@ def test_runs_that_are_merged_are_those_that_packing_at_once_gives(
 @settings(max_examples=100, deadline=None)
 @given(dues=st.lists(st.integers(0, 10**12), min_size=2, max_size=8), early=st.booleans())
 def test_single_messages_with_bases_of_their_own_get_the_earliest(dues: list[int], early: bool) -> None:
-    """As sends into a main log have; where they lie too far apart they stay single."""
+    """Sends into a main log have such bases; where they lie too far apart they stay single."""
     bodies = [b"%d" % due for due in dues]
     values = [pack_message(KEY(at), due, due, bodies[at], early=early) for at, due in enumerate(dues)]
     found = list(merged_runs(KEY, whole_runs(values), RunLimits(100, 1 << 20)))
@@ -140,7 +140,7 @@ def test_groups_that_are_packed_at_once_are_as_packed_one_by_one(
 
 
 def test_markers_between_messages_stay_runs_of_their_own() -> None:
-    """What is merged lies on one side of them."""
+    """Messages are merged on one side of them only."""
     messages = [packed(at, 1_000, [(at, b"m")]) for at in (0, 1, 4, 5)]
     markers = [pack_markers(KEY(at), 3, 1_000, np.array([at], np.uint32), np.array([1_001], np.int64)) for at in (2, 3)]
     runs = whole_runs([*messages[:2], *markers, *messages[2:]])

@@ -50,7 +50,7 @@ def alone(ledger_id: int, first: int, start_ms: int, messages: Messages) -> byte
 def test_the_run_of_each_log_is_that_of_its_messages_alone(
     logs: list[tuple[int, Messages]], data: st.DataObject
 ) -> None:
-    """As it was packed, and as it is read back."""
+    """Both the packed batch and the one that is read back."""
     firsts = [data.draw(st.integers(0, 2**32 - 10)) for _ in logs]
     batch = packed(logs, firsts)
     for each in (batch, ScatteredBatch(bytes(batch.value))):

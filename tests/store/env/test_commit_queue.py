@@ -22,7 +22,7 @@ class Committed:
         self.batches: list[list[int]] = []
         self.got: list[tuple[int, Any]] = []
         self.before: dict[int, Callable[[], None]] = {}
-        """What the leader does before it commits a batch, by its place."""
+        """Callbacks that the leader runs before it commits a batch, by its place."""
         self._threads: list[threading.Thread] = []
 
     def _commit_group(self, batch: list[Request]) -> None:

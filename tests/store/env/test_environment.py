@@ -11,7 +11,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from duelog.store.env import map_size
+from duelog.store.env import environment as environment_module
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, DuelogError, StoreFull
@@ -49,7 +49,7 @@ def test_many_threads_need_fewer_commits_than_requests(environment: Environment)
 
 
 def test_a_failing_unit_of_work_harms_no_neighbour(environment: Environment) -> None:
-    """What it had put is not stored, its error reaches its caller alone, and the others are stored."""
+    """Its puts are not stored, its error reaches its caller alone, and the others are stored."""
 
     def failing(transaction: Transaction) -> None:
         transaction.put(b"\x01bad", b"v")
@@ -191,13 +191,13 @@ def test_a_map_at_its_bound_is_full_and_goes_on_when_there_is_space(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """StoreFull names the size; what was there stays, smaller things still go in, and space cures it."""
-    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 20)
     environment.write(putting(b"\x01old", b"v"))
     with pytest.raises(StoreFull, match="1048576"):
         environment.write(putting(KEY, bytes(2 << 20)))
     assert environment.get(KEY) is None
     environment.write(putting(b"\x01small", b"v"))
-    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30)
+    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 30)
     environment.write(putting(KEY, bytes(2 << 20)))
     assert environment.get(b"\x01old") == environment.get(b"\x01small") == b"v"
 

@@ -42,7 +42,7 @@ def test_an_interrupted_leader_interrupts_no_other(environment: Environment) -> 
 
 
 def test_a_listener_that_raises_after_the_commit_makes_no_stored_message_an_error(environment: Environment) -> None:
-    """What is stored stands for all of the group, and nothing is done twice."""
+    """The commit stands for all of the group, and nothing is done twice."""
 
     def count(transaction: Transaction) -> None:
         transaction.put(KEY, b"%d" % (int(transaction.get(KEY) or b"0") + 1))
@@ -130,7 +130,7 @@ def test_a_commit_that_breaks_off_leaves_no_transaction_open(
 
 
 def test_a_transaction_that_cannot_begin_closes_for_writing(environment: Environment) -> None:
-    """What LMDB says is in the error."""
+    """The error has LMDB's reason."""
     spy = spy_on(environment)
     spy.fail_begin = lmdb.PanicError("mdb_txn_begin: MDB_PANIC")
     with pytest.raises(StoreFailed, match="MDB_PANIC"):

@@ -1,4 +1,4 @@
-"""What LMDB would do silently, or die of, and an environment refuses instead."""
+"""Refusals of an environment where LMDB would go on silently, or die."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import pytest
 
 from duelog.store.codec.format import run_key
 from duelog.store.config import Durability
-from duelog.store.env import eviction as behind
 from duelog.store.env import page_cache
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -36,13 +35,13 @@ Open = Callable[..., Environment]
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(behind, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(behind, "KEPT_BYTES", KEPT)
+    monkeypatch.setattr(page_cache, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(page_cache, "KEPT_BYTES", KEPT)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What the kernel is asked for."""
+    """The calls to the kernel."""
     return record(monkeypatch)
 
 
@@ -78,13 +77,12 @@ def used_bytes(environment: Environment) -> int:
 
 def dropped_bytes(environment: Environment) -> int:
     """Up to which byte the file was dropped."""
-    assert environment._upkeep is not None
-    assert environment._upkeep._eviction is not None
-    return environment._upkeep._eviction._dropped
+    assert environment._eviction is not None
+    return environment._eviction._dropped
 
 
 def data_file(environment: Environment) -> Path:
-    """What LMDB writes to."""
+    """The file that LMDB writes to."""
     return environment.path / "data.mdb"
 
 
@@ -162,7 +160,7 @@ def test_one_that_is_read_only_has_nothing_to_keep(opened: Open, calls: Calls) -
 
 
 def test_one_that_is_opened_again_drops_from_the_beginning(opened: Open, calls: Calls) -> None:
-    """What was kept at the end when it was closed would else stay for ever."""
+    """Pages kept at the end when it was closed would else stay for ever."""
     environment = opened()
     fill(environment, 100)
     environment.close()
@@ -194,7 +192,7 @@ def test_a_kernel_that_refuses_fails_no_commit(opened: Open, monkeypatch: pytest
 
 
 def test_where_there_is_no_such_call_nothing_is_done(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on systems that are not Linux."""
+    """Systems other than Linux have none."""
     monkeypatch.delattr(os, "posix_fadvise")
     environment = opened()
     fill(environment, 200)
@@ -219,8 +217,7 @@ def test_eviction_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls:
 def test_pages_are_dropped_with_the_lock_that_stopping_takes(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once `stop_evicting` has returned nothing is on its way either."""
     environment = opened()
-    assert environment._upkeep is not None
-    dropping = environment._upkeep._eviction
+    dropping = environment._eviction
     assert dropping is not None
     locked: list[bool] = []
     record(monkeypatch, lambda asked: locked.append(dropping._lock.locked()))
@@ -242,7 +239,7 @@ def test_one_that_is_told_to_keep_just_before_it_drops_does_not(tmp_path: Path, 
         def __exit__(self, *error: object) -> None:
             pass
 
-    dropping = behind.Eviction(tmp_path, ROOTS, lambda: True)
+    dropping = page_cache.Eviction(tmp_path, ROOTS, lambda: True)
     (tmp_path / "data.mdb").touch()
     dropping._lock = Told()  # type: ignore[assignment]
     dropping.look(1 << 20)

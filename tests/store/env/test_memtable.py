@@ -66,7 +66,7 @@ def add(memtable: Memtable, ledger_id: int, first: int, count: int) -> None:
 
 
 def add_batch(memtable: Memtable, ends: dict[int, int], counts: dict[int, int]) -> None:
-    """As `add`, of several ledgers, in one batch."""
+    """Add runs of several ledgers in one batch."""
     bodies = [b"%d" % (ends[ledger_id] + at) for ledger_id, count in counts.items() for at in range(count)]
     limits = list(accumulate(counts.values()))
     groups = [(0, limit - count, limit) for limit, count in zip(limits, counts.values(), strict=True)]
@@ -77,7 +77,7 @@ def add_batch(memtable: Memtable, ends: dict[int, int], counts: dict[int, int]) 
 
 
 def entries(raw: Reads, ledger_id: int, start: int = 0, limit: int | None = None) -> list[int]:
-    """What the runs of a ledger say."""
+    """The entries of a ledger's runs."""
     found: list[int] = []
     for run in runs(raw, "e", ledger_id, start, limit):
         assert isinstance(run, Run)
@@ -90,7 +90,7 @@ def entries(raw: Reads, ledger_id: int, start: int = 0, limit: int | None = None
 
 @contextmanager
 def applied(environment: Environment) -> Iterator[lmdb.Transaction]:
-    """What LMDB has."""
+    """The rows of LMDB."""
     held = environment.hold()
     try:
         yield held.raw
@@ -211,7 +211,7 @@ def test_a_commit_that_fails_leaves_everything_unapplied(
         with pytest.raises(LookupError):
             opened.write(refuse)
     else:
-        monkeypatch.setattr(opened._map, "grow", lambda: False)
+        monkeypatch.setattr(opened, "_grow", lambda: False)
         with pytest.raises(StoreFull):
             opened.write(fill)
     assert runs_in_lmdb(opened, 7) == []
@@ -343,7 +343,7 @@ class Views(RuleBasedStateMachine):
             assert {ledger: find_tail(raw, "e", ledger) for ledger in self.ends} == self.ends
 
     def check(self, raw: Reads, ends: dict[int, int], record: bytes, numbers: set[int]) -> None:
-        """What is read is what there was, or more."""
+        """A reader finds the rows there were, or more."""
         for ledger, end in ends.items():
             tail = find_tail(raw, "e", ledger)
             assert end <= tail <= self.ends[ledger]

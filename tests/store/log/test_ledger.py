@@ -123,7 +123,7 @@ def test_a_commit_that_fails_leaves_the_ledger_as_it_was(environment: Environmen
 
 
 def test_the_listener_hears_first_entry_and_due_times_once_a_commit(environment: Environment) -> None:
-    """Of all callers together, in commit order; a conditional entry is heard as held."""
+    """It hears those of all callers together, in commit order, and of a conditional entry as held."""
     ledger = Ledger(7)
     heard: list[tuple[int, list[int]]] = []
 
@@ -232,7 +232,7 @@ def test_messages_packed_before_the_commit_are_stored_as_any(batches: list[list[
 
 
 def test_a_ledger_ends_at_the_last_entry_id_there_can_be(environment: Environment) -> None:
-    """What would pass it is refused and nothing of it stored; what just fits is taken."""
+    """An append past it is refused and nothing of it stored; one that just fits is taken."""
     ledger = Ledger(7, entries=MAX_ENTRY_ID - 2)
     with pytest.raises(InvalidArgument, match="would pass"):
         environment.write(appending(ledger, [b"x"] * 3))

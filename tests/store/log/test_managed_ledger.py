@@ -65,7 +65,7 @@ def visible(log: ManagedLedger, now_ms: int) -> list[Position]:
 
 
 def content(environment: Environment, segments: list[Segment]) -> list[bytes | int]:
-    """What lies at the places of an append: bodies of messages, targets of markers."""
+    """The entries at the places of an append: bodies of messages, targets of markers."""
     found: list[bytes | int] = []
     with environment.read() as raw:
         for ledger_id, first, length in segments:

@@ -27,7 +27,7 @@ def resolve(
     of_namespace: DelayedDeliveryPolicies | None,
     of_topic: DelayedDeliveryPolicies | None,
 ) -> EffectivePolicies:
-    """What is in force for a topic."""
+    """The policies in force for a topic."""
     return merge(scopes_of(topic, of_store, of_namespace, of_topic))
 
 

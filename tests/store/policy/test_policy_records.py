@@ -31,18 +31,12 @@ POLICIES = FIELDS.map(policies_of)
 def test_a_record_keeps_every_field_of_its_scope_and_of_the_subscriptions(
     policies: Policies, subscriptions: dict[str, Policies], recorded: bool
 ) -> None:
-    """What is not set is still not set."""
+    """Fields that are not set stay unset."""
     record = PolicyRecord(policies, subscriptions, recorded)
     assert PolicyRecord.unpack(record.pack()) == record
 
 
-def test_a_record_of_the_first_version_is_read() -> None:
-    """It has delay policies and no version, and never says that defaults were recorded."""
-    old = msgpack.packb({"active": False, "max_delivery_delay_ms": 5})
-    assert PolicyRecord.unpack(old) == PolicyRecord(Policies(active=False, max_delivery_delay_ms=5))
-
-
-def test_a_record_of_a_later_version_is_refused_and_not_taken_for_damage() -> None:
+def test_a_record_of_another_version_is_refused_and_not_taken_for_damage() -> None:
     """The error says which version it is."""
     with pytest.raises(FormatMismatch) as caught:
         PolicyRecord.unpack(msgpack.packb({"version": 4, "retention_ms": 5}))

@@ -58,7 +58,7 @@ def make_segment(
 
 
 class Disk:
-    """What is written to files of a log and not flushed, so that a power cut may take any sector of it."""
+    """Writes to files of a log that are not flushed, so that a power cut may take any sector of them."""
 
     def __init__(self, path: Path, patch: pytest.MonkeyPatch, rng: random.Random) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class Disk:
         self.event: Callable[[], None] = lambda: None
         """Called after each write and before each flush."""
         self.refuses = False
-        """Whether the next flush fails, for once."""
+        """True where the next flush fails, once."""
         self._write, self._write_direct, self._flush = os.pwrite, os.pwritev, os.fdatasync
         patch.setattr(os, "pwrite", self._pwrite)
         patch.setattr(os, "pwritev", self._pwritev)
@@ -136,7 +136,7 @@ class Disk:
 
 
 def can_write_directly(directory: Path) -> bool:
-    """Whether the file system has writes past the page cache."""
+    """True where the file system has writes past the page cache."""
     file = directory / "probe"
     file.touch()
     descriptor = segment_file._open_direct(file)

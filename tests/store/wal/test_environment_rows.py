@@ -1,4 +1,4 @@
-"""What groups hold of each environment: as going over their rows one by one finds it."""
+"""The rows of each environment in groups are those that going over the rows one by one finds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENTS = (MAIN, 0, 1_000, 2_000)
 
 
 def run(start_ms: int, ledger_id: int, first: int) -> Row:
-    """Of one message."""
+    """Make a row of one message."""
     key = run_key(ledger_id, first)
     return Row(RowKind.RUN, start_ms, key, pack_message(key, max(start_ms, 0), max(start_ms, 0) + 5, b"%d" % first))
 
@@ -57,7 +57,7 @@ def written(groups: Sequence[Sequence[Row]]) -> list[Group]:
 
 
 def one_by_one(groups: Sequence[Group], applied: int) -> Found:
-    """What is not applied, row by row."""
+    """The rows that are not applied, one by one."""
     found: Found = {}
     for group in groups:
         for row in single_rows(group.rows()) if group.position > applied else ():
@@ -89,7 +89,7 @@ def by_columns(groups: Sequence[Group], applied: int) -> Found:
 
 
 def has(group: Group, start_ms: int) -> bool:
-    """Whether a group has a row of an environment."""
+    """True where a group has a row of an environment."""
     return any(row.start_ms == start_ms for row in single_rows(group.rows()))
 
 

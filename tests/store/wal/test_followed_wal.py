@@ -30,13 +30,13 @@ def record(number: int, start_ms: int = MAIN) -> Row:
 
 
 def of(number: int, *keys: int) -> dict[bytes, bytes]:
-    """What is unapplied after rows of `record`."""
+    """The rows that are unapplied after those of `record`."""
     return {counter_key(str(each)): b"%d" % each for each in (number, *keys)}
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Of the segments."""
+    """The directory of segments."""
     (tmp_path / DIRECTORY).mkdir()
     return tmp_path / DIRECTORY
 
@@ -122,7 +122,7 @@ def test_a_segment_that_was_renamed_is_forgotten(directory: Path) -> None:
 
 
 def test_a_log_that_may_not_be_read_is_no_empty_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system refuses is told as for the rest of the store."""
+    """The refusal of the system is told as for the rest of the store."""
     segment = Segment(directory, 1, STORE_ID, SIZE)
     segment.append([record(0)], flush=True)
     segment.close()

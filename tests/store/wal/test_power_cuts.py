@@ -49,7 +49,7 @@ class Machine:
         self.disk.event = self.look
 
     def look(self) -> None:
-        """What a power cut now leaves is a prefix, and has all that was flushed."""
+        """The log after a power cut now is a prefix, and has all that was flushed."""
         for _ in range(2):
             self.disk.cut(self._cut)
             found = told(read_wal(self._cut, STORE_ID, self.oldest).groups)

@@ -162,7 +162,7 @@ def test_without_space_for_a_segment_none_is_left(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("size", [5_000, 1 << 20, (1 << 20) + 1, (3 << 20) - 1])
 def test_a_file_that_is_made_is_zeros_behind_its_head(tmp_path: Path, size: int) -> None:
-    """Whether it is one piece, several, or ends within one."""
+    """The file may be one piece, several, or end within one."""
     make_file(tmp_path / "made", b"head", size)
     assert (tmp_path / "made").read_bytes() == b"head".ljust(size, b"\0")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
@@ -234,7 +234,7 @@ def test_a_damaged_group_before_the_end_of_a_segment_is_damage(tmp_path: Path) -
 
 
 def test_groups_that_were_not_flushed_may_be_lost_in_any_order(tmp_path: Path) -> None:
-    """What follows the first hole is not read, though it is whole; what was flushed before must be there."""
+    """Groups after the first hole are not read, though they are whole; flushed groups must be there."""
     with closing(Segment(tmp_path, 7, STORE_ID, SIZE)) as made:
         for number in range(2):
             made.append([row(number)], flush=False)

@@ -59,7 +59,7 @@ def test_a_missing_segment_is_an_error(log: Path, tmp_path: Path, number: int) -
 
 
 def test_a_damaged_end_before_a_segment_with_groups_is_an_error(log: Path, tmp_path: Path) -> None:
-    """What follows it would be lost silently."""
+    """The groups that follow it would be lost silently."""
     flip(log / file_name(4), GROUPS_AT + SECTOR + 20)
     with pytest.raises(DamagedStore, match="its end, from byte 4608 on, cannot be read, and 5 follows") as caught:
         read_wal(tmp_path, STORE_ID, 3)

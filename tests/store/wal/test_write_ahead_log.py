@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from duelog.store.errors import BrokenInvariant
-from duelog.store.wal import segment
 from duelog.store.wal.segment import MAIN, Row, RowKind, Segment, capacity_of, file_name, group_bytes, place_of
 from duelog.store.wal.wal_reader import DIRECTORY, flush_wal, read_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
@@ -106,21 +105,6 @@ def test_files_of_segments_that_are_applied_are_used_again(tmp_path: Path) -> No
         assert log.active.size == SIZE
         log.append([row(9)], flush=True)
     assert numbers(read_wal(tmp_path, STORE_ID, 6).groups) == [[9]]
-
-
-def test_a_file_of_an_earlier_version_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its header would say that no batch is in it."""
-    with monkeypatch.context() as patch:
-        patch.setattr(segment, "SEGMENT_VERSION", 1)
-        make_segment(tmp_path / DIRECTORY, 2, [[2]], ended=True)
-        make_segment(tmp_path / DIRECTORY, 3, [[3]])
-    with closing(opened(tmp_path, 3)) as log:
-        begin(log)
-        assert log.active is not None
-        assert log.active.version == segment.SEGMENT_VERSION == 2
-        log.append([row(4)], flush=True)
-        assert files(tmp_path) == [file_name(number) for number in (3, 4)]
-    assert numbers(read_wal(tmp_path, STORE_ID, 3).groups) == [[3], [4]]
 
 
 def test_segments_are_released_with_those_before_them(tmp_path: Path) -> None:

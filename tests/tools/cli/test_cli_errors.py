@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from duelog.store.env import file_opening as opening
+from duelog.store.env import environment as opening
 from duelog.tools import store_check
 from tests.tools.command_line import FUTURE_MS, make_store, ok, process, refused
 

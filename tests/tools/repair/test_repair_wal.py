@@ -14,8 +14,7 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import FormatMismatch
 from duelog.opening import read_identity
 from duelog.store.codec import format as fmt
-from duelog.store.codec.copies import copy_key
-from duelog.store.codec.format import Table
+from duelog.store.codec.format import Table, copy_key
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.log import catalog
