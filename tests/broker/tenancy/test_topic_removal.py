@@ -48,7 +48,7 @@ def test_duelog_topics_delete_beside_a_running_broker_refuses_a_topic_with_produ
         return done.returncode, done.stderr
 
     async def main() -> None:
-        async with administered(path) as (broker, rest, store):
+        async with administered(path, keep_alive_interval_seconds=600) as (broker, rest, store):
             client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
             for kept in ("t", "p-partition-1"):
                 if kept != "t":
