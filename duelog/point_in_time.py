@@ -56,8 +56,8 @@ class PointInTime:
         REQUIRES: deletion and adoption are held back, and no other backup is made by this process.
         """
         self._engine = engine
-        self._partitions = engine.partitions
-        self._wal = WalFollower(engine.path, engine.store_id)
+        self._partitions = engine.storage.partitions
+        self._wal = WalFollower(engine.storage.path, engine.storage.store_id)
         self._held: dict[_Generation, HeldPartition] = {}
         self._left: set[_Generation] | None = None
         """What there is to be copied; None: not known yet."""
@@ -67,13 +67,15 @@ class PointInTime:
         """The store's time at the instant."""
         self.wal: list[Group] = []
         """What the write-ahead log held at the instant, some of it applied."""
-        read_beside(engine.path, engine.store_id, lambda: catalog.oldest_segment(engine.main))  # refuses damage
+        read_beside(
+            engine.storage.path, engine.storage.store_id, lambda: catalog.oldest_segment(engine.storage.main)
+        )  # refuses damage
         self.oldest_segment: int | None = None
         """The first segment of the log that the copy needs; None: it has none."""
-        self.main = engine.main.hold()
+        self.main = engine.storage.main.hold()
         try:
             self._hold_each(self._partitions.watch(self._opened))
-            if engine.read_only:
+            if engine.storage.read_only:
                 self._hold_all()
             self._find_instant()
         except BaseException:
@@ -86,7 +88,9 @@ class PointInTime:
         until = time.monotonic() + _PATIENCE_S
         while not self._is_instant():
             if time.monotonic() > until:
-                raise StoreBusy(self._engine.path, f"no instant between two commits was found in {_PATIENCE_S:.0f} s")
+                raise StoreBusy(
+                    self._engine.storage.path, f"no instant between two commits was found in {_PATIENCE_S:.0f} s"
+                )
 
     def _is_instant(self) -> bool:
         for held in list(self._held.values()):
@@ -99,7 +103,7 @@ class PointInTime:
             return False
         found = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
         left = {(start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in found}
-        if self._engine.read_only and left - self._held.keys():
+        if self._engine.storage.read_only and left - self._held.keys():
             self._hold_all()  # it has come, or has been replaced, since
             return False
         self._left = left
@@ -174,7 +178,7 @@ class PointInTime:
         start_ms, name = generation
         partition = self._partitions.get(start_ms)
         if partition is None:
-            raise DamagedStore(partition_path(self._engine.path, start_ms, 1).parent / name, "is missing")
+            raise DamagedStore(partition_path(self._engine.storage.path, start_ms, 1).parent / name, "is missing")
         with self._partitions.lease(partition):
             if generation not in self._held:
                 raise self._unheld or DamagedStore(partition.path, f"is not generation {name}")

@@ -1,4 +1,4 @@
-"""What opening does before a store is put to use: the lock, the identity, and what a crash left behind.
+"""Recovery: the lock, the identity and the remains of a crash, before a store is put to use.
 
 Afterwards the disk is as after a clean close: half-done deletions and half-made partitions are gone, and every message
 that was in the write-ahead log is in its partition.
@@ -15,12 +15,12 @@ from duelog.cleanup.older_replay import replay_older_wal
 from duelog.cleanup.sweep import sweep
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.storage import Storage
 from duelog.store.clock import Clock, StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.run import RunLimits
 from duelog.store.config import StoreConfig
 from duelog.store.env.claims import Claims
-from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable
 from duelog.store.files.directory import make_directory
 from duelog.store.listener import Listeners
@@ -30,7 +30,6 @@ from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import WalContent
 
 from .opening import (
-    Identity,
     StoreLock,
     create,
     open_main,
@@ -44,32 +43,24 @@ from .sending.wal_replay import replay_wal
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What was found in a store's directory, and is open.
+    """An opened store, and the state that only opening knows.
 
     lock: held while this process writes; None: read-only. clock: never behind what has fired.
-    wal: what the write-ahead log holds, in the memtables where it is not applied; `memtable` is that of `main`.
-    listeners: those of `main` and `partitions`.
+    wal: the content of the write-ahead log; its unapplied rows are in the memtables. memtable: that of the main
+    environment.
     """
 
-    path: Path
-    identity: Identity
+    storage: Storage
     lock: StoreLock | None
-    main: Environment
-    memtable: Memtable
-    partitions: PartitionSet
-    claims: Claims
     clock: StoreClock
+    memtable: Memtable
+    claims: Claims
     run_limits: RunLimits
     wal: WalContent
-    listeners: Listeners
-
-    @property
-    def read_only(self) -> bool:
-        return self.lock is None
 
 
 def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, read_only: bool) -> Recovered:
-    """Open the store in `path`, or make one, and bring it to where a crash cannot be told; `undo` closes it again.
+    """Open or make the store in `path`, and finish what a crash interrupted; `undo` closes it again.
 
     Read-only, nothing is changed: another process may be writing. Raises the errors of DelayedStore.open, and
     CorruptRecord.
@@ -108,4 +99,5 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
     if not read_only:
         recount(path, identity.store_id, main, store_clock.now_ms())
-    return Recovered(path, identity, lock, main, memtable, partitions, claims, store_clock, limits, wal, listeners)
+    storage = Storage(path, identity.store_id, config, read_only, main, partitions, listeners)
+    return Recovered(storage, lock, store_clock, memtable, claims, limits, wal)

@@ -30,7 +30,7 @@ def close_day(store: DelayedStore, clock: ManualClock, day: int = 0) -> None:
 
 def partition_of(store: DelayedStore, day: int = 0) -> Partition:
     """A day's partition."""
-    partition = store._engine.partitions.get(DAY + day * DAY_MS)
+    partition = store._engine.storage.partitions.get(DAY + day * DAY_MS)
     assert partition is not None
     return partition
 
@@ -38,7 +38,7 @@ def partition_of(store: DelayedStore, day: int = 0) -> Partition:
 @contextmanager
 def source_of(store: DelayedStore, day: int = 0) -> Iterator[Environment]:
     """The environment of a day's partition, as an open store has it."""
-    with store._engine.partitions.lease(partition_of(store, day)) as partition:
+    with store._engine.storage.partitions.lease(partition_of(store, day)) as partition:
         yield partition.environment
 
 
@@ -55,7 +55,7 @@ def plan_compaction(main: Environment, partition: Partition) -> CompactionPlan:
 def plan_of(store: DelayedStore, day: int = 0) -> CompactionPlan:
     """What compaction of a day would drop."""
     with source_of(store, day):
-        return plan_compaction(store._engine.main, partition_of(store, day))
+        return plan_compaction(store._engine.storage.main, partition_of(store, day))
 
 
 def finish(store: DelayedStore, day: int = 0, plan: CompactionPlan | None = None) -> Finished:

@@ -85,7 +85,7 @@ def test_a_plan_is_made_of_the_generation_and_claims_that_were_pickled(store: De
     with source_of(store) as source:
         with source.read() as raw:
             logs = partition_logs(raw)
-        with store._engine.main.read() as raw:
+        with store._engine.storage.main.read() as raw:
             claims = claims_of_logs(raw, read_claims(raw, "main", [DAY])[DAY], logs)
         packed = pickle.dumps(claims)
         expected = plan_of(store)

@@ -85,7 +85,7 @@ def test_one_admitted_behind_the_frontier_outlives_a_restart(
     topic = store.topic("t")
     moved = gone_ahead(topic, clock)
     if saved == "before it was admitted":
-        saving = lambda entries, logs: store._engine.firing.loaded.save_all(clock.now_ms())  # noqa: E731
+        saving = lambda entries, logs: store._engine.delivery.firing.loaded.save_all(clock.now_ms())  # noqa: E731
         monkeypatch.setattr(PendingEntries, "sync", saving)
     new = topic.reschedule(moved, deliver_at=AHEAD_MS - 1)
     assert new is not None
@@ -128,10 +128,10 @@ def test_admitting_below_t_is_refused(
     topic.send(b"b", deliver_at=AHEAD_MS + 1)
 
     def fire_in_between(entries: PendingEntries, logs: object) -> None:
-        gate, store._engine.firing.gate = store._engine.firing.gate, ReaderGate()
+        gate, store._engine.delivery.firing.gate = store._engine.delivery.firing.gate, ReaderGate()
         clock.advance(4)
-        assert store._engine.firing.fire(clock.now_ms()) == 1
-        store._engine.firing.gate = gate
+        assert store._engine.delivery.firing.fire(clock.now_ms()) == 1
+        store._engine.delivery.firing.gate = gate
 
     monkeypatch.setattr(PendingEntries, "sync", fire_in_between)
     with pytest.raises(BrokenInvariant, match="admitted behind the frontier"):

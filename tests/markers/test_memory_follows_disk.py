@@ -84,7 +84,7 @@ def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
     with suppress(KeyboardInterrupt, StoreFailed):
         store.tick()
     monkeypatch.undo()
-    if store._engine.main.failed is not None:  # after a broken invariant nothing goes on
+    if store._engine.storage.main.failed is not None:  # after a broken invariant nothing goes on
         store.close()
         store = open_store(config=CONFIG)
     clock.advance(60_000)
@@ -114,7 +114,7 @@ def test_an_interrupt_anywhere_in_a_firing_neither_loses_nor_doubles(
     with pytest.raises(KeyboardInterrupt):
         store.tick()
     monkeypatch.undo()
-    if store._engine.main.failed is not None:
+    if store._engine.storage.main.failed is not None:
         store.close()
         store = open_store(config=CONFIG)
     store.tick()
@@ -152,7 +152,7 @@ def test_an_interrupt_after_the_commit_of_a_firing_doubles_nothing(
     with pytest.raises(KeyboardInterrupt):
         store.tick()
     monkeypatch.undo()
-    assert store._engine.firing.fired == 2
+    assert store._engine.delivery.firing.fired == 2
     store.tick()
     assert delivered(store) == EACH_ONCE
 
@@ -162,10 +162,10 @@ def test_a_partition_whose_closing_was_interrupted_after_its_commit_is_closed(
 ) -> None:
     """Nothing is appended to it any more, as the disk says; one sent for its time comes at once."""
     clock.advance(4_000_000)
-    assert store._engine.firing.fire(clock.now_ms()) == 2
+    assert store._engine.delivery.firing.fire(clock.now_ms()) == 2
     monkeypatch.setattr(Environment, "write", raising(KeyboardInterrupt, after=True)(Environment.write))
     with pytest.raises(KeyboardInterrupt):
-        list(store._engine.firing.close_finished(clock.now_ms()))
+        list(store._engine.delivery.firing.close_finished(clock.now_ms()))
     monkeypatch.undo()
     assert [each.state for each in store.partitions()] == ["closed"]
     store.topic("a").send(b"late", deliver_at=START_MS + 2_000)

@@ -263,7 +263,7 @@ class Stage(RuleBasedStateMachine):
     def _add_delayed(self, topic: TwinTopic, message: TwinMessage) -> None:
         """The engine has appended a message to a partition without giving its id back: it is the next of the log."""
         part = self.twin.add_partition(message.due_ms)
-        partitions = self.store._engine.partitions
+        partitions = self.store._engine.storage.partitions
         engine_part = partitions.get(part.start_ms)
         assert engine_part is not None
         with partitions.lease(engine_part):

@@ -226,7 +226,7 @@ def test_upkeep_gives_way_once_to_who_is_to_be_woken_and_never_twice(
         clock.set(START_MS + 1)
         store.tick()
         consumer.ack(consumer.receive(1))  # to be flushed at START_MS + 101
-    flusher = store._engine.flusher
+    flusher = store._engine.delivery.flusher
     flushed: list[int] = []
     flush = flusher.flush
 

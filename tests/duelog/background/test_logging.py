@@ -95,7 +95,7 @@ def test_a_schedule_that_cannot_be_read_is_heard_to_recur_no_more(
     """At the opening; `check` has it too."""
     store = open_store()
     store.topic("t").every("beat", interval=60)
-    main = store._engine.main
+    main = store._engine.storage.main
     with main.read() as raw:
         cursor = raw.cursor()
         assert cursor.set_range(fmt.prefix(fmt.Table.RECURRENCE))

@@ -434,8 +434,8 @@ def test_a_misfire_that_could_not_be_taken_back_at_first_does_not_come_later(
     with topic.subscribe("s") as consumer:
         clock.advance(5 * HOUR_MS + HOUR_MS // 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store._engine.firing, "fire", lambda *_: 0)
-            patch.setattr(store._engine.recurring, "withdraw", lambda *_: None)
+            patch.setattr(store._engine.delivery.firing, "fire", lambda *_: 0)
+            patch.setattr(store._engine.upkeep.recurring, "withdraw", lambda *_: None)
             store.tick()
         assert received(store, consumer) == []
         clock.advance(HOUR_MS // 2)

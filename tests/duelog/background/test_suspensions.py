@@ -77,7 +77,7 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
     for hour in range(3):
         topic.send(b"%d" % hour, deliver_at=first_ms + hour * HOUR_MS + 1_000)
     clock.set(first_ms + 3 * HOUR_MS)
-    damaged = next(iter(store._engine.partitions)).path
+    damaged = next(iter(store._engine.storage.partitions)).path
     with failing(datafile, "inspect", lambda directory: bool(directory == damaged)):
         result = store.tick()
     assert result.fired == 2
@@ -175,7 +175,7 @@ def test_one_schedule_that_fails_holds_up_no_other(store: DelayedStore, topic: T
     topic.subscribe("s").close()
     for name in "abc":
         topic.every(name, interval=60, payload=name.encode())
-    with failing(store._engine.recurring, "_advance", lambda key: bool(key[1] == "b")):
+    with failing(store._engine.upkeep.recurring, "_advance", lambda key: bool(key[1] == "b")):
         clock.advance(60_000)
         result = store.tick()
         assert [(found.task, found.schedule) for found in result.suspended] == [("recur", "b")]
@@ -198,7 +198,9 @@ def test_a_partition_that_cannot_be_removed_holds_up_no_other(open_store: OpenSt
     first_ms = store.partitions()[0].start_ms
     refused = functools.partial(PermissionError, errno.EACCES, "Permission denied")
     clock.advance(4 * HOUR_MS)
-    with failing(store._engine.maintenance, "_delete_one", lambda each: bool(each.start_ms == first_ms), refused):
+    with failing(
+        store._engine.upkeep.maintenance, "_delete_one", lambda each: bool(each.start_ms == first_ms), refused
+    ):
         payloads_of(store, "t")
         clock.advance(500)
         store.tick()
@@ -281,7 +283,7 @@ def threaded(open_store: OpenStore, watched: WatchedManualClock) -> DelayedStore
 
 def in_next_tick(store: DelayedStore, error: BaseException) -> threading.Event:
     """Have the next tick raise where no part can be told; set once it has."""
-    maintenance, raised = store._engine.maintenance, threading.Event()
+    maintenance, raised = store._engine.upkeep.maintenance, threading.Event()
     original = maintenance._next_due_ms
 
     def raising(now_ms: int) -> int | None:
@@ -336,7 +338,7 @@ def test_an_error_after_which_nothing_can_go_on_is_raised_by_every_waiting_and_l
     consumer = topic.subscribe("s")
     with waiting(consumer, watched) as received:
         in_next_tick(threaded, error)
-        threaded._engine.wakeups.wake()
+        threaded._engine.waking.wakeups.wake()
         with pytest.raises(StoreFailed) as caught:
             received.result(LIMIT_S)
     assert caught.value.__cause__ is error
@@ -345,7 +347,7 @@ def test_an_error_after_which_nothing_can_go_on_is_raised_by_every_waiting_and_l
             call()
     (found,) = threaded.suspended()
     assert (found.task, found.since_ms, found.error) == ("store", START_MS, caught.value)
-    threaded._engine.scheduler._thread.join(LIMIT_S)  # type: ignore[union-attr]
+    threaded._engine.waking.scheduler._thread.join(LIMIT_S)  # type: ignore[union-attr]
     assert ("duelog.scheduler", "CRITICAL") in {(record.name, record.levelname) for record in caplog.records}
     threaded.close()
 
@@ -357,7 +359,7 @@ def test_a_receiver_is_woken_when_a_commit_of_another_thread_has_failed(
     topic = threaded.topic("t")
     topic.send(b"first", deliver_after=HOUR_MS)
     with waiting(topic.subscribe("s"), watched) as received:
-        threaded._engine.main.fail(OSError(errno.EIO, "Input/output error"))
+        threaded._engine.storage.main.fail(OSError(errno.EIO, "Input/output error"))
         with pytest.raises(StoreFailed, match="Input/output error"):
             received.result(LIMIT_S)
     threaded.close()

@@ -137,7 +137,9 @@ def test_nothing_is_lost_or_doubled_between_producers_and_consumers(
             store.tick()
         assert store.partitions() == []
     else:
-        commits = store.stats().commits + sum(p.environment.counts.commits for p in store._engine.partitions.held())
+        commits = store.stats().commits + sum(
+            p.environment.counts.commits for p in store._engine.storage.partitions.held()
+        )
         print(f"{PRODUCERS * EACH} sends, {commits} transactions: {PRODUCERS * EACH / commits:.1f} sends each")
         assert commits < PRODUCERS * EACH
 

@@ -56,7 +56,7 @@ def test_what_has_fired_is_known_after_a_crash(open_store: OpenStore, clock: Man
         assert seen.topic("a").stats().entries == 3
         assert [message.payload for message in seen.topic("a").scheduled()] == [b"1", b"3", b"5"]
     again = open_store(copy, ROOM)
-    assert again._engine.firing.fired == 0
+    assert again._engine.delivery.firing.fired == 0
     assert delivered(again) == [b"0", b"2", b"4"]
     clock.advance(HOUR_MS)
     assert delivered(again) == [b"1", b"3", b"5"]
@@ -168,6 +168,6 @@ def test_a_firing_that_no_group_takes_is_given_back(
     with monkeypatch.context() as patch:
         patch.setattr(WalWriter, "write", refuse)
         store.tick()
-        assert store._engine.firing.fired == 0
+        assert store._engine.delivery.firing.fired == 0
     clock.advance(60_000)
     assert delivered(store) == [b"1"]

@@ -23,7 +23,7 @@ class Held:
     """Holds every commit of a store's main environment until it is let go."""
 
     def __init__(self, store: DelayedStore) -> None:
-        writer = store._engine.wal_writer
+        writer = store._engine.sending.wal_writer
         assert writer is not None
         self._writer = writer
         self._write = self._writer.write
@@ -77,7 +77,7 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
     while topic.put(b"x" * 500, done=_nothing, wait=False):
         taken += 1
     assert taken
-    assert 0 < small._engine.outbox._bytes <= 4_000
+    assert 0 < small._engine.sending.outbox._bytes <= 4_000
     sent = threading.Event()
 
     def send() -> None:
@@ -93,7 +93,7 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
     thread.join()
     wait(futures, LIMIT_S)
     assert all(future.exception() is None for future in futures)
-    assert small._engine.outbox._bytes == 0
+    assert small._engine.sending.outbox._bytes == 0
 
 
 def _nothing(results: Outcomes) -> None:
@@ -204,7 +204,7 @@ def test_a_message_whose_thread_cannot_be_started_is_refused_and_not_written_lat
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(ResourceShortage, match="thread"):
             topic.send_async(b"refused")
-    assert small._engine.outbox._bytes == 0
+    assert small._engine.sending.outbox._bytes == 0
     for number in range(3):
         topic.send_async(b"%d" % number).result(LIMIT_S)
     with topic.subscribe("s") as consumer:

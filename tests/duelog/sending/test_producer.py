@@ -161,7 +161,7 @@ def test_ids_of_numbers_go_when_what_they_are_of_is_gone(open_store: OpenStore, 
         consumer.ack(consumer.receive())
         store.tick()
     assert producer.send_batch([Message(b"again")] * 4, first_sequence_id=0)[::3] == [None, kept]
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         assert len(list(catalog.rows(raw, fmt.prefix(fmt.Table.NUMBERED)))) == 2  # those of numbers 2 and 3
 
 
@@ -341,7 +341,7 @@ def test_a_call_that_has_ended_cannot_store_numbers_that_another_has_claimed(ope
     """What it left to other threads is refused, also before the other call has stored them."""
     store = open_store()
     state = store.topic("t").producer("p")._producer
-    wal_writer = store._engine.wal_writer
+    wal_writer = store._engine.sending.wal_writer
     assert wal_writer is not None
     ended, now = Claim(), Claim()
     with ended.calling:

@@ -189,12 +189,12 @@ def test_delay_policies_apply_topic_by_topic(store: DelayedStore) -> None:
 def test_two_thousand_new_topics_are_one_commit_of_the_main_environment(store: DelayedStore) -> None:
     """And so are their logs in a partition few: ids of ledgers are reserved in blocks."""
     store.topic("first").send(b"x", deliver_after=5)
-    before = store._engine.main.counts.commits
+    before = store._engine.storage.main.counts.commits
     store.send_batch([(f"t{number}", Message(b"x", deliver_after=5)) for number in range(2_000)])
-    assert store._engine.main.counts.commits - before < 12
-    before = store._engine.main.counts.commits
+    assert store._engine.storage.main.counts.commits - before < 12
+    before = store._engine.storage.main.counts.commits
     store.send_batch([(f"t{number}", Message(b"x", deliver_after=5)) for number in range(2_000)])
-    assert store._engine.main.counts.commits == before
+    assert store._engine.storage.main.counts.commits == before
 
 
 @pytest.mark.parametrize(("point", "there"), [("wal.before", False), ("wal.after", True)])

@@ -90,7 +90,7 @@ def story(path: Path) -> None:
                 sent |= under_way
                 under_way.clear()
                 if number % 4 == 1:
-                    store._engine.main.apply()
+                    store._engine.storage.main.apply()
     assert len(crashes) > 10, "few crashes"
     for crash in crashes:
         left = delivered(crash.path)

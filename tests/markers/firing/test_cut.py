@@ -34,7 +34,7 @@ def test_a_copy_taken_while_threads_append_is_of_one_instant(
     source = np.random.default_rng(5)
     topic.send_batch([Message(b"m", deliver_at=START_MS + ms) for ms in source.integers(1, 600_000, 3_000).tolist()])
     store.tick()
-    (log,) = (log for logs in store._engine.firing.loaded.logs.values() for log in logs.values())
+    (log,) = (log for logs in store._engine.delivery.firing.loaded.logs.values() for log in logs.values())
     stop = threading.Event()
 
     def append(seed: int) -> None:
