@@ -1,4 +1,4 @@
-"""What compaction of a closed partition would drop: a small value that can be sent to another machine.
+"""The plan of compacting a closed partition: a small value that can be sent to another machine.
 
 Made from the claims on the partition (claims.py), which are picklable too, and the headers of its runs; no body is
 read, nothing is written.
@@ -29,7 +29,7 @@ from .origin import OriginRecord, Relied
 
 
 class LogPlan(NamedTuple):
-    """What is to become of one log: `needed` is a serialised bitmap of entries whose bodies stay.
+    """The plan for one log: `needed` is a serialised bitmap of entries whose bodies stay.
 
     dead_entries, dead_bytes: bodies that go; body_bytes: all bodies there are now.
     """
@@ -45,7 +45,7 @@ class LogPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What compaction of a partition would drop, and of which generation. Picklable.
+    """The bodies that compaction of a partition would drop, and the generation it starts from. Picklable.
 
     transaction: number of the source's last LMDB transaction; file_bytes: the length of its file. relied_on: see
     cleanup/origin.py.
@@ -62,7 +62,7 @@ class CompactionPlan:
 
     @property
     def partition(self) -> str:
-        """What the partition's directory is called."""
+        """The name of the partition's directory."""
         return directory_name(self.start_ms)
 
     @property
@@ -84,13 +84,13 @@ class CompactionPlan:
         return self.dead_bytes / total if total else 0.0
 
     def origin(self) -> OriginRecord:
-        """What the new generation says of where it comes from."""
+        """The origin record of the new generation."""
         return OriginRecord(
             self.generation, self.transaction, self.file_bytes, self.dead_entries, self.dead_bytes, self.relied_on
         )
 
     def info(self) -> PartitionInfo:
-        """What the new generation says of itself."""
+        """The description record of the new generation."""
         return PartitionInfo(fmt.FORMAT_VERSION, self.store_id, self.start_ms, self.end_ms, self.generation + 1)
 
     def described(self) -> dict[bytes, bytes]:
@@ -111,7 +111,7 @@ class CompactionPlan:
 
 
 def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> CompactionPlan:
-    """What can be dropped from a sealed generation, by the claims on each of its logs (`claims_of_logs`).
+    """Plan what can be dropped from a sealed generation, by the claims on each of its logs (`claims_of_logs`).
 
     Reads the headers of its runs, and nothing else; O(entries). REQUIRES: at the time of the claims the catalog had
     the partition as CLOSED. Raises DamagedStore, CorruptRecord.
@@ -192,7 +192,7 @@ def _conditional(read: Iterable[Run | CorruptEntry]) -> BitMap | None:
 
 
 def can_be_thinned(run: Run) -> bool:
-    """Whether it is known where its bodies are; else it is copied as it is."""
+    """Return whether the bodies of a run can be located; a run whose bodies cannot is copied as it is."""
     return run.kind == RunKind.MESSAGES and run.bodies_fit
 
 

@@ -1,4 +1,4 @@
-"""What is still claimed of a partition log: which entries may yet be delivered, by the markers in the main log.
+"""Claims on a partition log: the entries that may yet be delivered, by the markers in the main log.
 
 Owns the rule of what compaction may drop. Everything is read in the caller's one transaction of the main environment,
 so that it is of one point in time; one pass over a topic's main log is for all its partitions, and markers are read as
@@ -35,7 +35,7 @@ from .retention import ledgers_kept
 
 
 class LogClaims(NamedTuple):
-    """What the main environment says of one topic's log in one partition.
+    """The claims of the main environment on one topic's log in one partition.
 
     topic: full name, None when the topic was deleted. marked: entries that markers in kept ledgers (not being trimmed)
     point at. acknowledged: those of them that every subscription has acknowledged, less what retention keeps; empty

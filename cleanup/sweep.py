@@ -1,4 +1,4 @@
-"""What a crash left behind, finished when a store is opened for writing.
+"""The sweep: the remains of a crash are finished or removed when a store is opened for writing.
 
 Deletions that were recorded, ledgers that were trimmed, directories in staging/ and trash/, and
 partition directories that were never registered: nothing in those was ever acknowledged to a producer.

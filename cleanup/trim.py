@@ -1,4 +1,4 @@
-"""Trimming: whole ledgers removed from the front of a main log, and what follows from it.
+"""Trimming: removal of whole ledgers from the front of a main log, and its consequences.
 
 A ledger goes when every subscription's mark-delete position is past it and retention allows. One
 transaction marks it TRIMMING and releases each closed partition whose last marker of this topic lay in
@@ -23,7 +23,7 @@ _RUNS_A_PART = 512
 
 
 def passed(ledger: LedgerInfo, mark_deletes: Sequence[Position]) -> bool:
-    """Whether every entry of a closed ledger is at or before each of the mark-delete positions.
+    """Return whether every entry of a closed ledger is at or before each of the mark-delete positions.
 
     True without subscriptions: what a topic without subscriptions has fired is never going to be read.
     """

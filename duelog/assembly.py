@@ -20,17 +20,13 @@ from duelog.store.errors import CorruptRecord, DamagedStore, StoreFull
 from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
-from .background.adopting import Adopting
-from .background.expiry import Expiry
-from .background.id_sweep import IdSweep
 from .background.maintenance import Maintenance, Tasks
-from .background.policy_changes import PolicyChanges
+from .background.policies_in_force import Expiry, PolicyChanges
 from .background.quarantine import Quarantine
+from .background.reclaiming import Adopting, IdSweep, Trimming
 from .background.recurring import Recurring
 from .background.removal import Removal
-from .background.scheduler import Scheduler
-from .background.trimming import Trimming
-from .background.wakeups import Wakeups
+from .background.scheduler import Scheduler, Wakeups
 from .engine import Delivery, Engine, Pending, Sending, Upkeep, Waking
 from .keys.keyed_batches import KeyedBatches
 from .keys.keyed_messages import KeyedMessages
@@ -41,7 +37,7 @@ from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter
 from .sending.sender import Sender
-from .sending.topic_withdrawals import TopicWithdrawals
+from .sending.topic_sender import TopicWithdrawals
 from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
 from .shutdown import OpenState

@@ -34,7 +34,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BackupResult:
-    """What a backup holds: partitions, bytes of its files, and the store's time at the instant that it is of."""
+    """The content of a backup: partitions, bytes of its files, and the store's time at its instant."""
 
     path: Path
     partitions: int

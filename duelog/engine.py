@@ -1,4 +1,4 @@
-"""An open store: its parts, whether it may be used, and how it closes. DelayedStore, Topic and Subscription use it.
+"""An open store: its parts, its state, and the order in which it closes. DelayedStore, Topic and Subscription use it.
 
 Order of locks, outermost first: maintenance, a subscription, then leaf locks (conditions, queues, sets).
 No thread waits for a commit with a subscription's lock in hand.
@@ -21,12 +21,11 @@ from duelog.store.names import TopicName
 from duelog.store.position import MessageId, Position
 
 from .background.maintenance import Maintenance, TickResult
-from .background.policy_changes import PolicyChanges
+from .background.policies_in_force import PolicyChanges
 from .background.quarantine import Quarantine
 from .background.recurring import Recurring
 from .background.removal import Removal
-from .background.scheduler import Scheduler
-from .background.wakeups import Wakeups
+from .background.scheduler import Scheduler, Wakeups
 from .control.control_server import ControlServer, MakeOperations
 from .keys.keyed_messages import KeyedMessages
 from .keys.topic_keys import TopicKeys
@@ -35,8 +34,7 @@ from .opening import StoreLock
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.sender import Sender
-from .sending.topic_sender import StoreSender, TopicSender
-from .sending.topic_withdrawals import TopicWithdrawals
+from .sending.topic_sender import StoreSender, TopicSender, TopicWithdrawals
 from .sending.wal_writer import WalWriter
 from .shutdown import OpenState, Shutdown
 from .stats import Figures
@@ -176,14 +174,14 @@ class Engine:
         return self.clock.now_ms()
 
     def writer(self) -> WalWriter:
-        """What appends to the write-ahead log. Raises as `check_writable`."""
+        """The writer of the write-ahead log. Raises as `check_writable`."""
         self.check_writable()
         if self.sending.wal_writer is None:
             raise BrokenInvariant("a store open for writing has no write-ahead log")
         return self.sending.wal_writer
 
     def sender_to(self, name: TopicName) -> TopicSender:
-        """What sends to the topic of a name, which need not exist."""
+        """A sender to the topic of a name, which need not exist."""
         return TopicSender(
             name,
             self.topics,
@@ -197,7 +195,7 @@ class Engine:
         )
 
     def sender_to_topics(self) -> StoreSender:
-        """What sends to several topics at once."""
+        """A sender to several topics at once."""
         return StoreSender(
             self.topics,
             self.policies,
@@ -208,7 +206,7 @@ class Engine:
         )
 
     def place_of(self, topic: TopicState, field: str, given: Position) -> Position:
-        """Where in the main log it is: of a delayed message's id its marker, anything else as it is.
+        """Return the position in the main log: a delayed message's marker, any other position unchanged.
 
         Raises InvalidArgument, which names `field`, for a message that has not fired.
         """
@@ -238,12 +236,12 @@ class Engine:
             return self.delivery.firing.loaded.save_all(self.clock.now_ms())
 
     def slice(self) -> tuple[TickResult, bool]:
-        """A piece of a tick, and whether there is more to do now."""
+        """Run a piece of a tick, and return whether there is more to do now."""
         self.check_writable()
         return self.upkeep.maintenance.slice()
 
     def start_control(self, operations: MakeOperations) -> None:
-        """Listen at the control socket, where the store is to have one; once."""
+        """Listen at the control socket if the store is configured to have one. A second call is a no-op."""
         wanted = self.storage.config.control
         if wanted is None:
             wanted = not isinstance(self.clock.wrapped, ManualClock)
@@ -254,9 +252,9 @@ class Engine:
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Persist acknowledgements, end the thread, close every environment, give the lock back; whatever is raised.
+        """Persist acknowledgements, end the thread, close every environment and release the lock, whatever is raised.
 
-        A second call does nothing, or what the first was kept from.
+        A second call takes the steps that the first did not complete.
         """
         self._shutdown.run()
 

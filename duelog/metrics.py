@@ -140,10 +140,10 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 _BYTES = tuple(float(1 << bits) for bits in range(10, 33, 2))
 COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 50_000.0)
 BOUNDARIES = {"s": _SECONDS, "By": _BYTES}
-"""Of a histogram's buckets, by its unit: an SDK's own are for milliseconds."""
+"""Bucket boundaries of a histogram, by its unit: an SDK's own are for milliseconds."""
 
 Attributes = dict[str, str]
-"""Of one instrument, each set of values is one object as long as its store is open."""
+"""Attributes of a measurement. Each set of values is one object as long as its store is open."""
 
 
 class Instruments:
@@ -177,7 +177,7 @@ class Instruments:
 
     @property
     def listening(self) -> bool:
-        """Whether an SDK is in force: the meter, or the provider behind it, is not the API's own."""
+        """True when an SDK is in force: the meter, or the provider behind it, is not the API's own."""
         api = "opentelemetry.metrics"
         if not type(self._meter).__module__.startswith(api):
             return True
@@ -205,7 +205,7 @@ def instruments() -> Instruments:
 
 @dataclass(eq=False, repr=False)
 class StoreMetrics(StoreListener):
-    """What one store reports: counters and histograms as events come, gauges when they are collected. `close` ends it.
+    """Reports of one store: counters and histograms at each event, gauges at collection. `close` ends them.
 
     Appended to the listeners of the store when all its parts are there. `_cluster`: `StoreConfig.cluster`. Gauges
     report nothing once `_state` is closed, and in a child process.
@@ -313,7 +313,7 @@ class StoreMetrics(StoreListener):
     # -- read by gauges ------------------------------------------------------------------------------
 
     def observe(self, name: str) -> list[Observation]:
-        """What a gauge shows now. Each gauge is read once a collection: a second reading surveys the store anew."""
+        """Return the present values of a gauge. Reading the same gauge again surveys the store again."""
         if name in (SUSPENDED, SUSPENDED_TIME):  # also where the store cannot be surveyed
             return self._suspended(name)
         with self._lock:

@@ -44,7 +44,7 @@ _OWN_NAMES = {"CONTROL", "LOCK", "STORE.tmp", "attempts", "main", "partitions", 
 
 
 class Identity(NamedTuple):
-    """What the STORE file says: written once, checked at every open."""
+    """The content of the STORE file: written once, checked at every open."""
 
     store_id: bytes
     partition_ms: int
@@ -111,7 +111,7 @@ def _command(pid: int) -> str:
 
 
 def _is_worker() -> bool:
-    """Whether this process is one of several that its parent has made of one program: by multiprocessing, or a fork.
+    """Return whether this process is one of several workers of one program, by multiprocessing or a fork.
 
     A fork has the command of its parent, or a title that begins alike: "gunicorn: worker", "gunicorn: master".
     """
@@ -166,7 +166,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def _has_been_used(main: Path) -> bool:
-    """Whether a main environment holds more than the one commit that makes it: its store has lost its STORE file."""
+    """Return whether a main environment has more than its first commit, so that its store has lost its STORE file."""
     if not (main / "data.mdb").exists():
         return False
     try:

@@ -60,13 +60,13 @@ class PointInTime:
         self._wal = WalFollower(engine.storage.path, engine.storage.store_id)
         self._held: dict[_Generation, HeldPartition] = {}
         self._left: set[_Generation] | None = None
-        """What there is to be copied; None: not known yet."""
+        """Generations still to be copied; None: not known yet."""
         self._unheld: DuelogError | None = None
         """Why a partition that was opened is not held."""
         self.taken_ms = 0
         """The store's time at the instant."""
         self.wal: list[Group] = []
-        """What the write-ahead log held at the instant, some of it applied."""
+        """Groups in the write-ahead log at the instant, some of them applied."""
         read_beside(
             engine.storage.path, engine.storage.store_id, lambda: catalog.oldest_segment(engine.storage.main)
         )  # refuses damage

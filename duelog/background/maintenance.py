@@ -1,4 +1,4 @@
-"""What a store does when time passes: load, fire, close, save, trim, delete, persist. One tick at a time.
+"""The tick of a store: load, fire, close, save, expire, persist, trim, delete. One tick at a time.
 
 A tick does whatever is due now, in that order, and says when the next thing is. It is run by the
 scheduler thread, by the program, or by `receive` where there is no thread.
@@ -36,11 +36,9 @@ from duelog.store.listener import call_supplied
 
 from ..sending.wal_writer import WalWriter
 from ..topics.ack_flusher import AckFlusher
-from .adopting import Adopting
-from .expiry import Expiry
-from .id_sweep import IdSweep
+from .policies_in_force import Expiry
+from .reclaiming import Adopting, IdSweep, Trimming
 from .recurring import Recurring
-from .trimming import Trimming
 
 T = TypeVar("T")
 
@@ -53,12 +51,12 @@ _GIVE_WAY_MS = 3
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one tick did, and when the next thing is due.
+    """The counts of one tick, and when the next thing is due.
 
     fired: messages whose markers were written. closed, deleted: partitions. trimmed: main-log ledgers.
     snapshots: delay indexes saved. next_due_ms: epoch ms of the next thing to do, None: nothing is planned.
-    adopted: partitions that compaction has made anew. suspended: parts of the upkeep that have failed, and are tried
-    again later.
+    adopted: partitions replaced by their compacted generation. suspended: parts of the upkeep that failed, and are
+    tried again later.
     """
 
     fired: int
@@ -229,7 +227,7 @@ class Maintenance:
         self._quarantine.flush()
 
     def _stopped(self, error: Exception) -> DuelogError:
-        """What a slice raises that could not go on; after a broken invariant the store has stopped."""
+        """Turn the error that ended a slice into the one to raise; a broken invariant stops the store."""
         if isinstance(error, AssertionError):
             return self._main.fail(error)
         if self._main.failed is not None:

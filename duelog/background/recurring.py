@@ -81,12 +81,12 @@ class Recurring:
         return min((due_ms for due_ms in dues if due_ms is not None), default=None)
 
     def is_late(self, now_ms: int) -> bool:
-        """Whether `withdraw` has something to do."""
+        """Return whether `withdraw` has an occurrence to take back."""
         return any(from_ms <= now_ms for from_ms in list(self._misfires.values()))
 
     def withdraw(self, now_ms: int, suspensions: Suspensions) -> None:
         """Take back what waits and is too late at `now_ms`, before it fires. Raises StoreFull, StoreFailed."""
-        self._each(self._misfires, now_ms, suspensions, False, True)
+        self._each(self._misfires, now_ms, suspensions, firing=False, withdrawing=True)
 
     def run(self, now_ms: int, suspensions: Suspensions, *, firing: bool) -> bool:
         """Schedule what follows each occurrence that is due by `now_ms`; whether there is more to send now.
@@ -94,20 +94,22 @@ class Recurring:
         firing: not all that is due has fired, so what was missed after one that has not waits. A schedule for which
         that fails is suspended. Raises StoreFull, StoreFailed.
         """
-        return bool(self._due) and self._each(self._due, now_ms, suspensions, firing, False)
+        return bool(self._due) and self._each(self._due, now_ms, suspensions, firing=firing, withdrawing=False)
 
-    def _each(self, times: dict[_Key, int], now_ms: int, suspensions: Suspensions, *how: bool) -> bool:
+    def _each(
+        self, times: dict[_Key, int], now_ms: int, suspensions: Suspensions, *, firing: bool, withdrawing: bool
+    ) -> bool:
         more = False
         with self._lock:
             for key in [key for key, due_ms in times.items() if due_ms <= now_ms]:
-                advance = functools.partial(self._advance, key, now_ms, *how)
+                advance = functools.partial(self._advance, key, now_ms, firing=firing, withdrawing=withdrawing)
                 more = suspensions.run(_part(key), now_ms, advance, otherwise=False) or more
         return more
 
-    def _advance(self, key: _Key, now_ms: int, firing: bool, before: bool) -> bool:
-        """Send what was missed, as far as it is to come, and schedule the next; whether there is more to send.
+    def _advance(self, key: _Key, now_ms: int, *, firing: bool, withdrawing: bool) -> bool:
+        """Send the missed occurrences that are still to be sent, schedule the next, and return whether more remain.
 
-        What waits and is too late is taken back. firing: as of `run`. before: this is `withdraw`.
+        A waiting occurrence that is too late is taken back. firing: as in `run`. withdrawing: called by `withdraw`.
         """
         topic = self._topics.by_id(key[0])
         try:
@@ -124,7 +126,7 @@ class Recurring:
         late = list(itertools.islice(rule.late(nominal_ms, now_ms, misfired=misfired), _AT_ONCE + 1))
         if misfired and not late and schedule.misfires == "latest":
             misfired = False  # it is the latest itself
-            if before:
+            if withdrawing:
                 self._misfires.pop(key, None)
                 return False
         if late and firing and not misfired and waiting is not None and is_pending(waiting):

@@ -21,7 +21,7 @@ from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from ..topics.trim_agenda import TrimAgenda
 from .maintenance import Maintenance
-from .policy_changes import PolicyChanges
+from .policies_in_force import PolicyChanges
 from .schedule_record import schedule_rows
 
 

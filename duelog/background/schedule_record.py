@@ -60,14 +60,14 @@ class Schedule:
 
     @property
     def recurrence(self) -> Recurrence:
-        """What it says of time."""
+        """The times of the schedule."""
         table = Timetable(self.cron, self.interval_ms, self.timezone)
         seed = f"{self.topic}\0{self.name}".encode()
         return Recurrence(table, seed, self.until_ms, self.jitter_ms, self.misfires, self.grace_ms)
 
     @property
     def message(self) -> Message:
-        """What it sends."""
+        """The message of each occurrence."""
         return Message(self.payload, key=self.key, properties=self.properties)
 
     @property
@@ -78,7 +78,7 @@ class Schedule:
         return self.next_due_ms + (self.grace_ms or 0) + 1
 
     def says_the_same(self, other: Schedule) -> bool:
-        """Whether both were asked for in the same words, whatever has become of them."""
+        """Return whether both were asked for with the same arguments, whatever their progress."""
         return all(getattr(self, name) == getattr(other, name) for name in _ASKED)
 
 

@@ -54,7 +54,7 @@ class DelayPolicies:
         self.shortest_ttl_ms: int | None = None
         """The shortest time to live that is set anywhere; None: none is."""
         self.limits_pending = False
-        """Whether a quota of pending messages is set anywhere."""
+        """True when a quota of pending messages is set anywhere."""
         self.version = 0
         """Another number after each change."""
         self._listeners = listeners
@@ -99,7 +99,7 @@ class DelayPolicies:
     # -- by scope ------------------------------------------------------------------------------------
 
     def get(self, scope: Scope) -> Policies | None:
-        """What is set at a scope, None: nothing."""
+        """Return the policies set at a scope, None: there are none."""
         with self._main.read() as raw:
             return rows.find(raw, scope)
 
@@ -153,7 +153,7 @@ class DelayPolicies:
             self._look()
 
     def effective(self, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
-        """What is in force for a topic or a subscription, and where each field comes from. O(1) once worked out."""
+        """Return the policies in force for a topic or a subscription, each field with its scope. O(1) once cached."""
         found = self._known.get((topic, subscription))
         if found is not None:
             return found
@@ -202,7 +202,7 @@ class DelayPolicies:
     def apply_each(
         self, topics: Sequence[TopicName], owners: npt.NDArray[np.intp], batch: EncodedBatch, now_ms: int
     ) -> None:
-        """As `apply`, of messages of several topics; `owners`: whose each is, as a place in `topics`."""
+        """Apply policies to messages of several topics; `owners`: the topic of each, as an index into `topics`."""
         if not self._any:
             return
         order = owners.argsort(kind="stable")

@@ -46,11 +46,11 @@ Also = Callable[[WriteBatch, range, Stored], None]
 """Writes more in the group that stores the messages at some places of a batch; a unit of work, so it may run again."""
 
 GroupAlso = Callable[[WriteBatch, Stored], None]
-"""As `Also`, of all the messages of a group."""
+"""An `Also` for all the messages of a group."""
 
 
 def at_places(also: Also, places: range) -> GroupAlso:
-    """What is written with a part of a batch."""
+    """Bind `also` to the places of a part of a batch."""
     return lambda group, stored: also(group, places, stored)
 
 
@@ -289,7 +289,7 @@ class ScatteredAppend(AppendWork):
         delayed: DelayedBatch,
         otherwise: Callable[[WriteBatch], Segments],
     ) -> None:
-        """Of `delayed`, whose logs are all there; `otherwise` does the same among other work."""
+        """Pack `delayed`, all of whose logs exist; `otherwise` appends it among other work."""
         self.topics = topics
         self.partitions = partitions
         self.logs = logs

@@ -32,17 +32,17 @@ _log = logging.getLogger("duelog.outbox")
 
 _GROUP_ENTRIES = 5_000
 _MESSAGE_BYTES = 500
-"""What a message in flight takes besides its body: its fields, and places in queues."""
+"""Memory of a message in flight besides its body: its fields, and places in queues."""
 
 _ROW_BYTES = 192
-"""What a row of the write-ahead log takes besides a body or numbers, at most."""
+"""Most bytes of a row of the write-ahead log besides a body or numbers."""
 
 _BLOCK_BYTES = 8_192
-"""What the numbers of a range take in a row, at most."""
+"""Most bytes of the numbers of a range in a row."""
 
 
 class Duplicate(Enum):
-    """What became of a message whose numbers are all stored already; `DUPLICATE` is its one value."""
+    """Outcome of a message whose numbers are all stored already; `DUPLICATE` is its one value."""
 
     DUPLICATE = "duplicate"
 
@@ -50,7 +50,7 @@ class Duplicate(Enum):
 DUPLICATE = Duplicate.DUPLICATE
 
 PutOutcome = MessageId | Duplicate | Exception
-"""What became of a message: its id once it is durable, DUPLICATE, or why it is not stored (a DuelogError)."""
+"""Outcome of a message: its id once it is durable, DUPLICATE, or the DuelogError that kept it from being stored."""
 
 Done = Callable[[list[tuple[Any, PutOutcome]]], object]
 """Hears what became of messages: (token, outcome) of each, in the order in which they were put in."""
@@ -65,7 +65,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def checked(cls, numbers: tuple[str, int, int]) -> Self:
-        """What a caller gave. Raises InvalidArgument."""
+        """Check the numbers of a caller. Raises InvalidArgument."""
         if not isinstance(numbers, tuple) or len(numbers) != 3:
             raise InvalidArgument("numbers", numbers, "expected (name of a producer, first number, last number)")
         name, first, last = numbers
@@ -197,10 +197,10 @@ class Outbox:
                 try:
                     done(results)
                 except Exception:
-                    _log.exception("%s: what hears of %d messages raised", self._path, len(results))
+                    _log.exception("%s: done callback failed for %d messages", self._path, len(results))
 
     def _take(self) -> list[Outgoing]:
-        """What is written next, a group of it; nothing else takes any."""
+        """Take the next group to write. REQUIRES: one caller at a time."""
         taken: list[Outgoing] = []
         waiting, left = self._items, self._group_bytes
         while waiting and len(taken) < _GROUP_ENTRIES:

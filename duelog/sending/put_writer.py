@@ -1,4 +1,4 @@
-"""What the outbox holds, written: messages of any topics and their producers' numbers as one group.
+"""The writer of the outbox: messages of any topics and their producers' numbers as one group.
 
 A message with numbers that are all stored is a duplicate: neither it nor anything else is written. Else its numbers are
 rows of the group that stores it, so both are there after a crash, or neither. Numbers are claimed before the group is
@@ -117,7 +117,7 @@ class PutWriter:
         return message_id
 
     def _gather(self, items: Sequence[Outgoing], outcomes: list[PutOutcome | None], calling: ExitStack) -> _Group:
-        """What is to be written, numbers claimed; the others have their outcome."""
+        """Gather the messages to write and claim their numbers; the others get their outcome."""
         group = _Group()
         places: dict[Callable[[int], TopicState], tuple[int, TopicState] | Exception] = {}
         for row, item in enumerate(items):
@@ -160,7 +160,7 @@ class PutWriter:
         return group
 
     def _claim(self, topic: TopicState, numbers: Numbers, group: _Group, calling: ExitStack) -> bool | None:
-        """As `ProducerState.claim_range`, for the group."""
+        """Claim a range of numbers for the group; returns as `ProducerState.claim_range`."""
         producer = self._producer(topic, numbers.producer)
         claim = group.claims.get(producer)
         if claim is None:

@@ -48,15 +48,15 @@ Places = npt.NDArray[np.intp]
 Work = Callable[[WriteBatch], Segments]
 
 _ROW_BYTES = 128
-"""What a run takes in the log besides bodies and columns, at most."""
+"""Most bytes of a run in the log besides bodies and columns."""
 
 _COLUMN_BYTES = 12
 
 _ALSO_BYTES = 32
-"""What the id of a numbered message takes, at most."""
+"""Most bytes of the id of a numbered message."""
 
 _GROUP_BYTES = 4 * KIB
-"""What a group takes besides its runs: its frame, and the numbers of a producer."""
+"""Bytes of a group besides its runs: its frame, and the numbers of a producer."""
 
 
 class Sender:
@@ -129,7 +129,7 @@ class Sender:
         *,
         refused: bool = True,
     ) -> AbstractContextManager[None]:
-        """What a batch is sent in; `owners` as of `send_all`."""
+        """Hold the quotas of a batch while it is sent; `owners` as in `send_all`."""
         if not self._policies.limits_pending:
             return nullcontext()
         later = batch.dues > now_ms
@@ -258,7 +258,7 @@ class Sender:
         now_ms: int,
         leases: ExitStack,
     ) -> tuple[list[Part], DelayedBatch | None, Places | None]:
-        """What goes into main logs and into partitions, and the places of the messages in the batch; None: in order."""
+        """Split a batch into parts for main logs and partitions; also the order of its messages, None: as given."""
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
             if batch.dedups:
@@ -291,7 +291,7 @@ class Sender:
     def _by_log(
         self, owners: Places | None, dues: Int64s, places: Places | None
     ) -> tuple[Places, list[tuple[int, int, int, int]]]:
-        """As `group_by_log`, of the messages at some places; None: of all."""
+        """Group the messages at `places` by log, as `group_by_log` does; None: all messages."""
         if places is not None:
             dues = dues[places]
         if owners is None:

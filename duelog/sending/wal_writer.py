@@ -35,10 +35,10 @@ T = TypeVar("T")
 Work = Callable[[WriteBatch], T]
 
 _FIRED_BYTES = 512
-"""Of a group, at most, for an entry that fires, alone in its log."""
+"""Most bytes of a group for an entry that fires alone in its log."""
 
 _ADDED_BYTES = 64 * KIB
-"""What is stored with a message besides what counts for its size."""
+"""Most bytes stored with a message beyond its counted size."""
 
 
 class _Action:

@@ -86,7 +86,7 @@ class Saving:
             self._job = None
 
     def is_due(self) -> bool:
-        """Whether `step` has something to do, but for what is suspended."""
+        """Return whether `step` has a log to save, suspended ones apart."""
         return self._job is not None or any(
             account.heard >= account.due_at and self._suspensions.retry_ms(Part("snapshot", start_ms=start_ms)) is None
             for start_ms, account in self._accounts.items()

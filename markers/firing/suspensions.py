@@ -64,7 +64,7 @@ class Suspension:
     retry_ms: int
 
     def __str__(self) -> str:
-        """What is suspended.
+        """Name the suspended part.
 
         >>> str(Suspension("fire", "persistent://public/default/t", 0, None, "", Exception(), 0, 1, 0, 0))
         'fire, topic persistent://public/default/t, partition 19700101T000000Z'
@@ -93,11 +93,11 @@ class Suspensions:
         return len(self._suspended)
 
     def all(self) -> list[Suspension]:
-        """What is suspended now, the longest first."""
+        """The present suspensions, the longest first."""
         return sorted(self._suspended.copy().values(), key=lambda found: found.since_ms)
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Whether nothing may go on after an error."""
+        """Return whether an error ends all upkeep."""
         if self._main.failed is not None or not isinstance(error, Exception):
             return True
         return isinstance(error, (AssertionError, ClosedError))
@@ -115,7 +115,7 @@ class Suspensions:
         return value
 
     def is_suspended(self, part: Part, now_ms: int) -> bool:
-        """Whether a part is suspended and not to be tried yet; a clock that was set back holds nothing up."""
+        """Return whether a part is suspended and not to be tried yet; a clock that was set back holds nothing up."""
         found = self._suspended.get(part) if self._suspended else None
         return found is not None and found.failed_ms <= now_ms < found.retry_ms
 
@@ -172,7 +172,7 @@ class Suspensions:
         return min((found.retry_ms for found in self.all() if found.retry_ms > now_ms), default=None)
 
     def holds(self, start_ms: int) -> bool:
-        """Whether a log of the partition at `start_ms` is suspended."""
+        """Return whether a log of the partition at `start_ms` is suspended."""
         return any(part.start_ms == start_ms and part.topic_id is not None for part in self._suspended)
 
     def keep(self, task: str, is_left: Callable[[int], bool]) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.cleanup.compaction import copy_generation, discard, stage_generation
-from duelog.cleanup.compaction_check import verify_generation
+from duelog.cleanup.compaction import copy_generation, discard, stage_generation, verify_generation
 from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
 from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.cleanup.origin import OriginRecord

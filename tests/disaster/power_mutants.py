@@ -9,7 +9,7 @@ from typing import Any
 
 import lmdb
 
-from duelog.sending.checkpoint import Checkpoint
+from duelog.sending.wal_segments import Checkpoint
 from duelog.snapshot import writer
 from duelog.store.env import environment
 from duelog.store.env.environment import Environment
@@ -94,11 +94,7 @@ def released_before_sync() -> None:
         with self._partitions.lease(partition):
             partition.environment.apply()
 
-    def apply_all(self: Any) -> None:
-        for partition in self._partitions.unapplied():
-            apply_alone(self, partition)
-
-    Checkpoint._apply_rest = apply_all  # type: ignore[method-assign]
+    Checkpoint._apply = apply_alone  # type: ignore[method-assign]
 
 
 def apply(name: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import DamagedStore, ResourceShortage, StoreFull
 from duelog.markers import reader
-from duelog.markers.received import MessageMaker
+from duelog.markers.reader import MessageMaker
 from duelog.metrics import instruments
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from duelog.background.expiry import Expiry
+from duelog.background.policies_in_force import Expiry
 from duelog.engine import Engine
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.firing_batch import FiringBatch

@@ -45,10 +45,10 @@ def failing(
     """Have a function raise within the block, where it is called with a first argument that `applies` takes."""
     original = getattr(owner, name)
 
-    def raising(*arguments: Any) -> Any:
+    def raising(*arguments: Any, **named: Any) -> Any:
         if applies(arguments[0]):
             raise error()
-        return original(*arguments)
+        return original(*arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, raising)

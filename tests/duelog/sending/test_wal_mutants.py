@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message
+from duelog import DelayedStore, ManualClock, Message, recovery
 from duelog.errors import DuelogError
-from duelog.sending import wal_replay
 from duelog.store.files import failpoints
 from duelog.store.jobs import Jobs
 from duelog.store.wal.segment import Row, Segment
@@ -125,12 +124,12 @@ def recorded_before_applied(patch: pytest.MonkeyPatch) -> None:
 
 def replayed_twice(patch: pytest.MonkeyPatch) -> None:
     """What is applied is not told from what is not."""
-    patch.setattr(wal_replay, "applied_position", lambda raw: -1)
+    patch.setattr(recovery, "applied_position", lambda raw: -1)
 
 
 def replay_skipped(patch: pytest.MonkeyPatch) -> None:
     """What the log holds is left there."""
-    patch.setattr(wal_replay, "fill_memtables", lambda *arguments: None)
+    patch.setattr(recovery, "fill_memtables", lambda *arguments: None)
 
 
 def not_atomic(patch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId
 from duelog.errors import ClosedError, StoreFailed, StoreFull
-from duelog.sending.checkpoint import Checkpoint
-from duelog.sending.wal_segments import CHECKPOINT_MS
+from duelog.sending.wal_segments import CHECKPOINT_MS, Checkpoint
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files import failpoints

@@ -14,8 +14,7 @@ from pyroaring import BitMap
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.markers.firing import loaded
 from duelog.markers.firing.loaded import LoadedPartitions
-from duelog.markers.firing.log_state import Taken
-from duelog.markers.firing.pending_log import PendingLog
+from duelog.markers.firing.pending_log import PendingLog, Taken
 from duelog.partitions.index import buckets
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.store.codec.frontier import FrontierRecord

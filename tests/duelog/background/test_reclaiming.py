@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from duelog import ManualClock, StoreConfig
-from duelog.background import trimming as module
+from duelog.background import reclaiming as module
 from duelog.cleanup import trim
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
