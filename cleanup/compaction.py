@@ -189,7 +189,7 @@ Progress = Callable[[int], object]
 
 
 def other_rows(raw: Reads) -> Rows:
-    """Every row but those that say what a generation is."""
+    """Yield every row but those that describe the generation."""
     cursor = raw.cursor()
     more = cursor.first()
     while more:

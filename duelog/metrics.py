@@ -238,7 +238,7 @@ class StoreMetrics(StoreListener):
             self._listeners.remove(self)
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
-        """Have the same store report to others as well, until what is returned is closed."""
+        """Have the store report to other instruments as well, until the returned object is closed."""
         also = replace(self, _shared=instruments)
         self._listeners.append(also)
         return also

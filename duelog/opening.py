@@ -240,7 +240,7 @@ def read_identity(path: Path, config: StoreConfig) -> Identity:
 
 
 def stored_span_ms(path: Path) -> int | None:
-    """The partition span of an existing store, for tools that open what is there; None: no store."""
+    """The partition span of an existing store, for tools; None: there is no store."""
     try:
         fields = json.loads((path / "STORE").read_bytes())
         return int(fields["partition_ms"])

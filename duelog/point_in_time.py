@@ -40,7 +40,7 @@ _Generation = tuple[int, str]
 
 
 class HeldPartition(NamedTuple):
-    """A partition under a lease, and what is seen of it."""
+    """A partition under a lease, and the view of it that is copied."""
 
     partition: Partition
     environment: Environment

@@ -161,7 +161,7 @@ def _fill(path: Path, name: str, raw: Reads, memtable: Memtable, rows: Environme
 
 
 def _refuse_gap(path: Path, name: str, raw: Reads, ledger: LedgerRows) -> None:
-    """Raise DamagedStore where the unapplied runs of a ledger do not follow what is applied of it."""
+    """Raise DamagedStore where the unapplied runs of a ledger do not follow its applied runs."""
     ledger_id = ledger.ledger_id
     try:
         run = last_applied_run(raw, name, ledger_id)

@@ -186,7 +186,7 @@ class PendingEntries:
     # -- inside the transaction ----------------------------------------------------------------------
 
     def cancel(self, transaction: Transaction, topic_id: int, found: FoundEntries, outcomes: list[Outcome]) -> None:
-        """Cancel what has not fired, and say so in `outcomes`; the index hears of it from the commit."""
+        """Cancel entries that have not fired, and set their `outcomes`; the commit tells the index."""
         if _gone(found, transaction.get(fmt.partition_key(found.partition.start_ms))):
             for row in found.rows:
                 outcomes[row] = Outcome.UNKNOWN

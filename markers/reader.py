@@ -383,7 +383,7 @@ class _Batch:
             self.fill(run, at.tolist(), range(first, first + len(places)))
 
     def fill(self, run: Run, indices: Sequence[int], slots: Sequence[int]) -> None:
-        """Make the messages of bodies of a run; what cannot be read is quarantined, what was dropped is `gone`."""
+        """Make the messages of bodies of a run; unreadable ones are quarantined, dropped ones are `gone`."""
         make = self.maker.make
         for index, slot, body in zip(indices, slots, run.body_views(indices), strict=True):
             if body is None:

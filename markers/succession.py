@@ -148,7 +148,7 @@ class Succession:
             return self._main.write(work)
 
     def _begin(self, batch: Replacing, now_ms: int, leases: ExitStack) -> tuple[list[_Found], list[NewEntries]]:
-        """Locate what is replaced, and append what replaces it, on disk and under `leases`."""
+        """Locate the replaced message, and append its successor, on disk and under `leases`."""
         log, olds = batch.log, batch.olds
         by_partition: dict[Partition, list[MessageId]] = {}
         for old, partition in olds.values():

@@ -133,7 +133,7 @@ class Maintenance:
         return result
 
     def slice(self) -> tuple[TickResult, bool]:
-        """Do a piece of what is due, and say whether there is more; then `next_due_ms` is now, or when to go on.
+        """Run a slice of a tick, and return whether there is more; `next_due_ms` is then now, or when to go on.
 
         Raises as `tick`, and DuelogError where not even the time could be told, or when to go on.
         """
@@ -310,14 +310,14 @@ class Maintenance:
         return delete_partition(self._storage.path, self._main, self._partitions, partition)
 
     def _adopt(self) -> tuple[int, bool]:
-        """Adopt one generation, so that what is due is fired between two: how many, and whether there is more."""
+        """Adopt at most one generation, so that firing comes between two. Returns the number, and whether more wait."""
         if self._deletion_holds:
             return 0, False
         return self.tasks.adopting.run(at_most=1), self.tasks.adopting.more
 
     @contextmanager
     def deletions_held(self) -> Iterator[None]:
-        """No directory of a partition is removed or replaced inside the block; what was released waits for its end."""
+        """Keep every partition directory in place inside the block; released ones are removed after it."""
         with self.lock:
             self._deletion_holds += 1
         try:

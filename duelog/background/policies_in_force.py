@@ -55,7 +55,7 @@ class Expiry:
         self._due_ms = 0
 
     def run(self, now_ms: int, suspensions: Suspensions) -> None:
-        """Acknowledge what has expired, if it is time to look; a topic that cannot be read is suspended."""
+        """Acknowledge expired messages, if it is time to look; a topic that cannot be read is suspended."""
         shortest_ms = self._policies.shortest_ttl_ms
         if shortest_ms is None or now_ms < self._due_ms:
             return

@@ -66,7 +66,7 @@ class Trimming:
     """Starts of partitions that no topic holds any more, to be deleted."""
 
     def look_at_all(self) -> None:
-        """Have every main log looked at: after opening, what may be trimmed is not known."""
+        """Have every main log looked at: after opening it is not known which may be trimmed."""
         for page in catalog.pages(self._main, fmt.prefix(fmt.Table.LEDGER)):
             for key, _ in page:
                 self._agenda.plan(fmt.leading_u32(key), 0)
@@ -221,12 +221,12 @@ class Adopting:
         self.more = bool(done) and ready.exists()
         refused = [f"{each.name}: {each.reason}" for each in done if not isinstance(each, Adopted)]
         for each in refused:
-            _log.warning("%s: what was compacted is thrown away: %s", self._path, each)
+            _log.warning("%s: a compacted generation is thrown away: %s", self._path, each)
         self.refused += refused
         return sum(isinstance(each, Adopted) for each in done)
 
     def _reason_against(self, relied_on: Sequence[Relied]) -> str | None:
-        """Why what a generation relies on does not hold here: a subscription that has gone back, or retention."""
+        """Return why a generation cannot be adopted: a subscription went back, or retention. None: it can."""
         with self._main.read() as raw:
             retained = reason_to_keep(raw, relied_on, self._clock.now_ms())
         return retained or self._gone_back(relied_on)
@@ -325,7 +325,7 @@ class IdSweep:
 
 
 def _remove(transaction: Transaction, stale: dict[bytes, bytes]) -> None:
-    """Remove records that are still what they were; one that was written meanwhile is of another message."""
+    """Remove unchanged records; one that was written meanwhile is of another message."""
     for key, fields in stale.items():
         if transaction.get(key) == fields:
             transaction.delete(key)

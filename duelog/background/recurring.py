@@ -71,7 +71,7 @@ class Recurring:
                     try:
                         self._note(number, unpack_schedule(fields, name, ""))
                     except CorruptRecord as error:  # a finding of `check`, too
-                        _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
+                        _log.error("%s: a schedule stopped recurring: %s", self._main.path.parent, error)
 
     # -- for Maintenance -----------------------------------------------------------------------------
 
@@ -85,11 +85,11 @@ class Recurring:
         return any(from_ms <= now_ms for from_ms in list(self._misfires.values()))
 
     def withdraw(self, now_ms: int, suspensions: Suspensions) -> None:
-        """Take back what waits and is too late at `now_ms`, before it fires. Raises StoreFull, StoreFailed."""
+        """Take back waiting occurrences too late at `now_ms`, before they fire. Raises StoreFull, StoreFailed."""
         self._each(self._misfires, now_ms, suspensions, firing=False, withdrawing=True)
 
     def run(self, now_ms: int, suspensions: Suspensions, *, firing: bool) -> bool:
-        """Schedule what follows each occurrence that is due by `now_ms`; whether there is more to send now.
+        """Schedule the occurrence after each that is due by `now_ms`; returns whether there is more to send now.
 
         firing: not all that is due has fired, so what was missed after one that has not waits. A schedule for which
         that fails is suspended. Raises StoreFull, StoreFailed.
@@ -115,7 +115,7 @@ class Recurring:
         try:
             schedule = None if topic is None else self._read(topic, key[1])
         except CorruptRecord as error:
-            _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
+            _log.error("%s: a schedule stopped recurring: %s", self._main.path.parent, error)
             schedule = None
         if topic is None or schedule is None or schedule.next_nominal_ms is None:
             self._forget(key)

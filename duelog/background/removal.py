@@ -67,7 +67,7 @@ class Removal:
             self._maintenance.delete_released(freed)
 
     def remove_subscription(self, topic: TopicState, name: str) -> None:
-        """Remove a subscription durably; what only it held becomes free.
+        """Remove a subscription durably, and release ledgers and partitions that only it held.
 
         Raises ConsumerBusy, UnknownSubscription, UnknownTopic.
         """

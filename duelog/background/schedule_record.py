@@ -1,4 +1,4 @@
-"""Kept schedules as records: what one has, its fields on disk, and reading those of older versions.
+"""Records of schedules: their fields, their form on disk, and reading those of older versions.
 
 Table RECURRENCE holds them. One of table SCHEDULE is of a version that had no end, jitter or misfires; it is read as
 one without these, and moves to the other table when it changes.

@@ -88,7 +88,7 @@ class Scheduler:
             self._failed()
 
     def _go_on(self) -> None:
-        """Tick until `stop`. Raises what nothing can go on after."""
+        """Tick until `stop`. Raises an error after which the store cannot go on."""
         failures = since_ms = 0
         while True:
             try:
@@ -140,7 +140,7 @@ class Wakeups(StoreListener):
     _scheduler: Scheduler | None
 
     def wake(self) -> None:
-        """Something may be due earlier than what is waited for: have the scheduler, or receivers, look again."""
+        """Have the scheduler, or receivers, look again: a message may be due earlier than they wait for."""
         if self._scheduler is not None:
             self._scheduler.wake()
         elif not isinstance(self._clock.wrapped, ManualClock):  # receivers without a thread do not wait by one

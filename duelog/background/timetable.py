@@ -62,7 +62,7 @@ class Timetable:
 
     @classmethod
     def make(cls, cron: str | None, interval: Duration | None, timezone: str) -> Timetable:
-        """Check what a caller gives. Raises InvalidArgument naming `cron`, `interval` or `timezone`."""
+        """Check the arguments of a caller. Raises InvalidArgument naming `cron`, `interval` or `timezone`."""
         if (cron is None) == (interval is None):
             raise InvalidArgument("cron", cron, f"expected one of cron and interval, interval={interval!r}")
         if not isinstance(timezone, str):

@@ -40,7 +40,7 @@ class AppendGroup:
         return sum(self._counts.values())
 
     def add(self, work: AppendWork) -> object:
-        """Give messages their ids; what the work is worth then. None: something else has to be decided."""
+        """Give the messages their ids, and return the work's value. None: the work cannot be appended in place."""
         if isinstance(work, LoneMessage):
             return self._add_lone(work)
         if isinstance(work, ScatteredAppend):

@@ -130,14 +130,14 @@ class DelayPolicies:
         self._change(scope, compare)
 
     def update(self, scope: Scope, given: Mapping[str, PolicyChange]) -> Policies:
-        """Set these fields at a scope, None: unset them, and leave the others; returns what is set there then."""
+        """Set some fields at a scope and leave the others; a value of None unsets one. Returns the new policies."""
         values = {name: setting_ms(name, value) for name, value in given.items()}
         for name, value in values.items():
             check_value(name, value)
         return self._change(scope, lambda before: replace(before, **values))[1]  # type: ignore[arg-type]
 
     def remove(self, scope: Scope) -> bool:
-        """Remove what is set at a scope, durably; False: nothing was."""
+        """Remove the policies of a scope, durably. Returns False if it had none."""
         return bool(self._change(scope, lambda before: Policies())[0].fields_set())
 
     def _change(self, scope: Scope, work: Callable[[Policies], DelayedDeliveryPolicies]) -> tuple[Policies, Policies]:
@@ -146,7 +146,7 @@ class DelayPolicies:
         return changed
 
     def changed(self) -> None:
-        """Forget what was worked out: rows were written."""
+        """Forget cached policies after rows were written."""
         with self._lock:
             self._known.clear()
             self._shared.clear()
@@ -233,7 +233,7 @@ class DelayPolicies:
             raise
 
     def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | int | None) -> None:
-        """Count messages that did not get the delay they asked for: those that `apply` marked, or so many; on disk."""
+        """Count durable messages that did not get the delay they asked for: those that `apply` marked, or a number."""
         if isinstance(overridden, np.ndarray):
             overridden = int(np.count_nonzero(overridden))
         count = int(overridden or 0)

@@ -223,7 +223,7 @@ def with_more(message: LoneMessage, also: PlaceRecord | GroupAlso | None) -> Cal
 
 
 class FiringAppend(AppendWork):
-    """The markers of what fires, and what is stored with them."""
+    """The markers of a firing, with its frontiers and clock mark."""
 
     __slots__ = ("_main_rows", "firing")
 
@@ -302,7 +302,7 @@ class ScatteredAppend(AppendWork):
     def of(
         cls, delayed: DelayedBatch, limits: RunLimits, otherwise: Callable[[WriteBatch], Segments]
     ) -> ScatteredAppend | None:
-        """None: a partition has closed, or what is for a log is more than a run."""
+        """None: a partition has closed, or the messages of a log exceed a run."""
         partitions = [partition for partition in delayed.partitions if partition is not None]
         logs = [log for log in delayed.logs if log is not None]
         if not len(partitions) == len(logs) == len(delayed.groups):

@@ -76,7 +76,7 @@ class Numbers(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One checked message, delay policies applied, and who hears what becomes of it."""
+    """One checked message, delay policies applied, and the callback for its outcome."""
 
     name: TopicName
     topic: Callable[[int], TopicState]
@@ -173,7 +173,7 @@ class Outbox:
             raise ResourceShortage(self._path, "a thread that writes cannot be started", EAGAIN) from error
 
     def _work(self) -> None:
-        """Write what waits, group by group, until nothing does."""
+        """Write the waiting messages, group by group, until none wait."""
         self._own.working = True
         while items := self._take():
             wanted = [item for item in items if item.wanted is None or item.wanted(item.token)]
@@ -215,7 +215,7 @@ class Outbox:
         return taken
 
     def close(self) -> None:
-        """Take nothing more, and write what is in flight. A thread that waits for capacity gets ClosedError.
+        """Refuse further messages, and write those in flight. A thread that waits for capacity gets ClosedError.
 
         Raises DuelogError, with nothing done, in a callback, whose end it would wait for for ever.
         """

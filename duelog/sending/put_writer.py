@@ -31,7 +31,7 @@ from .topic_sender import SendKeyed
 
 
 class _Group:
-    """Messages that are written together, as places in what was given."""
+    """Messages that are written together, as places in the list given."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -44,17 +44,17 @@ class _Group:
         self.dedups: dict[int, Dedup] = {}
         """By place in `rows`."""
         self.end = 0
-        """How many of what was given were looked at; what follows does not go with them."""
+        """Number of messages looked at; the others are not part of this group."""
 
     def write_numbers(self, batch: WriteBatch, _: Stored) -> None:
-        """A unit of work: record what is claimed."""
+        """Record the claimed numbers, as a unit of work."""
         for producer, claim in self.claims.items():
             if claim.numbers:
                 producer.write(batch, claim, claim.numbers)
 
 
 class PutWriter:
-    """Writes what was put into an outbox. For its thread."""
+    """Writes the messages of an outbox. For its thread."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class PutWriter:
         self._keyed = keyed
 
     def write(self, items: Sequence[Outgoing], *, again: bool = True) -> Sequence[PutOutcome]:
-        """Store what is not stored, in one group of the write-ahead log; what became of each.
+        """Store the messages not stored yet, in one group of the write-ahead log; returns the outcome of each.
 
         again: where a topic is deleted meanwhile, each topic is written alone, and that one comes into being anew.
         """

@@ -347,7 +347,7 @@ class Sender:
     def send_one(
         self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, more: PlaceRecord | GroupAlso | None = None
     ) -> MessageId:
-        """Append one message: `send` without what a batch needs.
+        """Append one message, without the overhead of a batch.
 
         more: stored with it: a record of where it is, then it does not wait inline; or what `send_all` takes.
         """
@@ -378,6 +378,6 @@ class Sender:
         return MessageId(*written)
 
     def close(self) -> None:
-        """Take no more; those that were begun are written."""
+        """Refuse further batches; those that were begun are written."""
         if self._wal is not None:
             self._wal.close()

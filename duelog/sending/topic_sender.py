@@ -110,7 +110,7 @@ class TopicSender:
         return message_id
 
     def check(self, message: Message, *, allow_past: bool = False) -> None:
-        """Raise what `Topic.send` would of a message that cannot be taken now."""
+        """Raise the error that `Topic.send` would, for a message that cannot be taken now."""
         now_ms = self._writing_at()
         Dedup.checked(message.dedup_key, message.dedup_for, message.replace, InvalidMessage)
         due_ms, _ = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
@@ -202,7 +202,7 @@ class TopicSender:
         self._policies.apply(self._name, batch, now_ms)
 
     def write(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
-        """Append what `encode` gave, or the like."""
+        """Append an encoded batch."""
         if batch.dedups:
             return self._send_keyed(batch, now_ms, policies=False)
         return self._sender.send(self.topic(now_ms), batch, now_ms)

@@ -48,11 +48,11 @@ class Checkpoint:
         return self._jobs.are_tried
 
     def begin(self, threads: int) -> None:
-        """Have so many threads apply the partitions; what they leave `finish` applies."""
+        """Have `threads` threads apply the partitions; `finish` applies the rest."""
         self._jobs.start(threads)
 
     def finish(self) -> None:
-        """Wait until everything is applied, in this thread what no other has. Raises StoreFull, StoreFailed.
+        """Apply in this thread what no other has taken, and wait for the others. Raises StoreFull, StoreFailed.
 
         What could not be applied is tried again by the next call.
         """
@@ -70,7 +70,7 @@ class Checkpoint:
         reach("wal.released")
 
     def cancel(self) -> None:
-        """Leave what is not applied to the next opening, and wait for the threads."""
+        """Leave unapplied partitions to the next opening, and wait for the threads."""
         self._jobs.cancel()
 
     def _apply(self, partition: Partition) -> None:
@@ -89,7 +89,7 @@ _USUAL_BYTES = 8 * MIB
 
 _BYTES_A_PARTITION = 256 * KIB
 _BYTES_A_ROW = KIB
-"""For so many bytes of the largest segment there is a row at most: some 600 of memory, however small its messages."""
+"""Bytes of the largest segment for each row allowed in it: a row takes some 600 of memory, however small."""
 
 _KEPT_BYTES = MIB
 """Bytes of the disk kept for commits that make space."""
@@ -150,7 +150,7 @@ class WalSegments:
         return self._wal.fits(size) and (not self._rows or self._rows + rows <= self._most_rows)
 
     def make_space(self, size: int, rows: int) -> None:
-        """Have a segment that takes a group of so many bytes and rows. Raises as `begin_next`."""
+        """Make sure that the segment takes a group of `size` bytes and `rows` rows. Raises as `begin_next`."""
         if not self._takes(size, rows):
             self.begin_next(size)
         active = self._wal.active
@@ -291,7 +291,7 @@ class WalSegments:
         return checkpoint is not None and checkpoint.is_ready
 
     def flush_if_due(self, now_ms: int) -> None:
-        """Flush what has waited for `relaxed_ms`. Raises StoreFailed."""
+        """Flush rows that have waited for `relaxed_ms`. Raises StoreFailed."""
         if self._flushed_ms is None or now_ms >= self._flushed_ms + self._relaxed_ms:
             self._flushed_ms = now_ms
             self.sync()

@@ -48,7 +48,7 @@ def _fire_part(log: PendingLog) -> Part:
 
 @dataclass(eq=False, repr=False)
 class Firing:
-    """Fires what is due in the loaded partitions of a store.
+    """Fires the due messages of the loaded partitions of a store.
 
     `_clock` never goes back behind the time of a firing; `_listeners` hear of it; the rest as LoadedPartitions.
     """
@@ -172,7 +172,7 @@ class Firing:
     def _take(
         self, log: PendingLog, now_ms: int, until_ms: int, capacity: int
     ) -> tuple[Taken | None, ManagedLedger | None]:
-        """Take what a log has to fire, with its main log; None: the log is suspended, or torn."""
+        """Take the due entries of a log, with its main log; None: the log is suspended, or torn."""
         if self.suspensions and self.suspensions.is_suspended(_fire_part(log), now_ms):
             return None, None
         taken: Taken | None = None

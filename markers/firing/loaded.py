@@ -48,7 +48,7 @@ class ReadyQueue:
             return self._armed.push(log, due_ms) and self._armed.next() == (due_ms, log)
 
     def postpone(self, log: PendingLog, armed_ms: int, due_ms: int | None) -> None:
-        """`log` was armed at `armed_ms`, too early: have it come up at `due_ms`, unless it was armed anew.
+        """`log` was armed at `armed_ms`, too early: have it come up at `due_ms`, unless it was armed again.
 
         The caller arms it once more by what is left of it then, so that an entry that came in between,
         and found it armed early enough, is not forgotten.
@@ -84,8 +84,7 @@ class ReadyQueue:
 
 
 LOADED_AT_ONCE = 4
-"""The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
-one has closed."""
+"""Partitions with indexes in memory: the first that are open and have begun. The next is loaded when one closes."""
 
 _LOAD_SLICE_S = 0.02
 """How long `load` goes on before it lets others fire."""
@@ -189,7 +188,7 @@ class LoadedPartitions:
         self._loading = partition, loading.steps()
 
     def _load_more(self) -> bool:
-        """One step; whether the partition is loaded with it."""
+        """Take one step, and return whether the partition is loaded now."""
         if self._loading is None:
             raise BrokenInvariant("no partition is being loaded")
         partition, steps = self._loading
@@ -207,7 +206,7 @@ class LoadedPartitions:
             raise
 
     def recover(self) -> None:
-        """Have memory follow the disk after what did not come to its end: what is torn is forgotten, and loaded anew.
+        """Have memory follow the disk after an interrupt: torn logs are forgotten, and loaded again.
 
         REQUIRES: nothing is being fired.
         """
@@ -251,7 +250,7 @@ class LoadedPartitions:
             self._wake()
 
     def unload(self, partition: Partition) -> None:
-        """Forget a partition; what an interrupt kept from it is done when it is called again."""
+        """Forget a partition. A call after an interrupted one completes it."""
         partition.listener = None
         self.saving.forget(partition.start_ms)
         for log in self.logs.get(partition.start_ms, {}).values():
@@ -268,7 +267,7 @@ class LoadedPartitions:
         return self.saving.step(self._saveable(), now_ms) if self.saving.is_due() or self.suspensions else 0
 
     def save_all(self, now_ms: int) -> int:
-        """Save what the next start would take long to replay; returns how many snapshots. Before the store closes."""
+        """Save the logs that the next start would take long to replay; returns the number of snapshots."""
         return self.saving.save_all(self._saveable(), now_ms)
 
     def give_back_pages(self) -> None:

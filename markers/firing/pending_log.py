@@ -8,8 +8,8 @@ A firing is three steps: `take` chooses a bounded batch and moves the frontier i
 and the new frontier record in one transaction, then `confirm`, from the commit itself, or `roll_back`. One firing at a
 time; appends may arrive meanwhile, and are late or not by the frontier that `take` left.
 
-A change that does not come to its end, interrupted or by an error, leaves the log TORN: what it has in memory is not
-known to be what the disk says is left to fire. Its owner closes it, and loads the partition anew (loaded.py).
+A change that an interrupt or an error breaks off leaves the log TORN: its memory may differ from the disk. Its owner
+closes it, and loads the partition again (loaded.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LateEntries:
         self.dues = np.concatenate((self.dues, dues))[kept]
 
     def first(self, count: int) -> tuple[UInt32s, Int64s]:
-        """The first so many appended, in firing order."""
+        """Return the first `count` appended entries, in firing order."""
         entries, dues = self.entries[:count], self.dues[:count]
         order = np.lexsort((entries, dues))
         return entries[order], dues[order]
@@ -94,13 +94,13 @@ class LogState(Enum):
     FIRING = "firing"
     """A batch was taken, and is neither confirmed nor rolled back."""
     TORN = "torn"
-    """A change has begun; where it did not come to its end, the log stays so, and is to be loaded anew."""
+    """A change has begun; an interrupted one leaves the log so, to be loaded again."""
     CLOSED = "closed"
     """Its partition was unloaded, or its topic deleted: nothing of it fires any more."""
 
 
 class Taken(NamedTuple):
-    """A batch on its way into the main log, in firing order, and what is to be recorded with it."""
+    """A batch on its way into the main log, in firing order, and the frontier to be recorded with it."""
 
     entries: UInt32s
     dues: Int64s
@@ -214,7 +214,7 @@ class PendingLog:
             self.tail = max(self.tail, limit)
 
     def finish_loading(self) -> None:
-        """The log has been read up to where listening began: take what was heard since, and fire from now on.
+        """End loading once the log is read up to where listening began: add the entries heard since, then fire.
 
         Appends meanwhile wait for the last few entries only.
         """
@@ -295,7 +295,7 @@ class PendingLog:
         self._place(np.arange(first_entry, self.tail, dtype=np.uint32), dues)
 
     def _place(self, entries: UInt32s, dues: Int64s) -> None:
-        """Put entries where they belong by the frontier; what has fired is left out. REQUIRES: none is in the index."""
+        """Put entries where they belong by the frontier; fired ones are left out. REQUIRES: none is in the index."""
         passed, fired = self.frontier.passes(entries, dues), self.frontier.has_fired(entries, dues)
         late = passed & ~fired
         if late.any():  # an admitted one may have been read back as well

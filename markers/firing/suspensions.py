@@ -151,7 +151,7 @@ class Suspensions:
         self._log.log(logging.ERROR, text, *values, error=None if expected else error)
 
     def succeeded(self, part: Part, now_ms: int) -> None:
-        """A part has done what it had to: it is not suspended any more."""
+        """End the suspension of a part that has succeeded."""
         found = self._suspended.pop(part, None) if self._suspended else None
         if found is not None:
             lasted_ms = now_ms - found.since_ms
@@ -182,7 +182,7 @@ class Suspensions:
                 self._suspended.pop(part, None)
 
     def forget(self, *, topic_id: int | None = None, start_ms: int | None = None) -> None:
-        """A topic or a partition is no more: nothing of it is tried again."""
+        """Drop the suspensions of a topic or a partition that is gone."""
         for part in list(self._suspended):
             if (topic_id is not None and part.topic_id == topic_id) or (
                 start_ms is not None and part.start_ms == start_ms

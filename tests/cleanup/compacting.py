@@ -43,7 +43,7 @@ def source_of(store: DelayedStore, day: int = 0) -> Iterator[Environment]:
 
 
 def plan_compaction(main: Environment, partition: Partition) -> CompactionPlan:
-    """What can be dropped from a closed partition, by the claims as of now. REQUIRES: a lease."""
+    """Plan what can be dropped from a closed partition, by the claims as of now. REQUIRES: a lease."""
     with partition.environment.read() as raw:
         logs = partition_logs(raw)
     with main.read() as raw:
@@ -53,7 +53,7 @@ def plan_compaction(main: Environment, partition: Partition) -> CompactionPlan:
 
 
 def plan_of(store: DelayedStore, day: int = 0) -> CompactionPlan:
-    """What compaction of a day would drop."""
+    """Plan the compaction of a day."""
     with source_of(store, day):
         return plan_compaction(store._engine.storage.main, partition_of(store, day))
 

@@ -133,7 +133,7 @@ class SideBySide:
         self.tick()
 
     def tick(self) -> None:
-        """What is due is done, adoption too."""
+        """Do everything that is due, adoption too."""
         fired = [side.store.tick().fired for side in self.sides]
         assert fired[0] == fired[1]
         self._look()
@@ -213,7 +213,7 @@ class SideBySide:
                 self._staged.append(stage_generation(self.compacted.path, partition.environment, plan))
 
     def hand_over(self) -> None:
-        """What was copied longest ago."""
+        """Take the copy made longest ago."""
         if self._staged:
             hand_over(self.compacted.path, self._staged.pop(0))
 

@@ -43,7 +43,7 @@ LEFT = [b"%d" % at for at in range(20) if at not in (3, 5, 7, 8, 9, 10, 11)]
 
 
 def payloads(subscription: Subscription) -> list[bytes]:
-    """What a subscription receives now."""
+    """Return the payloads that a subscription receives now."""
     found: list[bytes] = []
     while batch := subscription.receive(7):
         found += [message.payload for message in batch]
@@ -56,7 +56,7 @@ def generations(store: DelayedStore, day: int = 0) -> list[str]:
 
 
 def leftovers(path: Path) -> list[str]:
-    """What lies in staging/ and trash/."""
+    """List the entries of staging/ and trash/."""
     return sorted(child.name for folder in ("staging", "trash") for child in (path / folder).iterdir())
 
 
@@ -96,7 +96,7 @@ def test_opening_a_store_adopts_what_is_ready_and_removes_the_rest(store: Delaye
 
 
 def test_a_generation_can_be_compacted_again(store: DelayedStore) -> None:
-    """What has been acknowledged since goes with the next one."""
+    """Messages acknowledged since go with the next one."""
     finish(store)
     assert store.tick().adopted == 1
     with store.topic("a").subscribe("one") as subscription:
@@ -169,7 +169,7 @@ def test_what_retention_keeps_for_seeking_back_is_not_trimmed(
 def test_a_topic_without_subscriptions_keeps_what_it_fired_for_the_next_one(
     store: DelayedStore, clock: ManualClock
 ) -> None:
-    """What its last subscription had acknowledged is not dropped once that has gone."""
+    """Messages that its last subscription acknowledged are not dropped once that has gone."""
     finish(store)
     agenda = store._engine.waking.agenda  # nothing looks at the log for what may be trimmed
     agenda._due.clear()

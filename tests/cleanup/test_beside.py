@@ -52,7 +52,7 @@ class Beside:
         assert not (self.path / "staging" / "ready").exists()
 
     def read_all(self) -> None:
-        """What a reader may ask, and the answers."""
+        """The questions of a reader, and the answers."""
         found = [self.store.topic("b").get(each) for each in self.ids["b"]]
         assert [message.payload for message in found if message is not None] == [b"b"] * 8
         assert [row.messages for row in self.store.partitions()] == [16]

@@ -1,4 +1,4 @@
-"""What is still claimed of a partition log: markers, acknowledgements, cancellations, retention, damage."""
+"""Claims on a partition log: markers, acknowledgements, cancellations, retention, damage."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_cancelled_and_replaced_entries_are_not_needed(open_store: OpenStore, cl
 def test_a_log_of_which_all_was_cancelled_has_no_frontier_and_needs_nothing(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """What is known of it is read by its ledger id."""
+    """The facts about it are read by its ledger id."""
     store = open_store()
     store.topic("a").subscribe("one")
     store.topic("b").subscribe("one")
@@ -133,7 +133,7 @@ def test_claims_are_small_to_send(open_store: OpenStore, clock: ManualClock) -> 
 
 
 def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: OpenStore, clock: ManualClock) -> None:
-    """What cannot be handed out any more goes, whether or not it was acknowledged."""
+    """Bodies that cannot be handed out any more go, acknowledged or not."""
     store = open_store(config=StoreConfig(ledger_max_entries=4))
     subscription = store.topic("a").subscribe("one")
     store.topic("b").subscribe("slow")

@@ -107,12 +107,12 @@ claims_by_all = log_claims.acknowledged_by_all
 
 
 def too_little(log: LogClaims, tail: int, conditional: BitMap | None) -> BitMap:
-    """What no subscription acknowledged is needed; what has a marker and no subscription is not."""
+    """Unacknowledged messages are needed; those with a marker and no subscription are not."""
     return log.marked - log.acknowledged if log.subscriptions else BitMap()
 
 
 def by_all(cursors: object, ledger_id: int, tail: int) -> BitMap:
-    """As it should be."""
+    """The claims as they should be."""
     return claims_by_all(cursors, ledger_id, tail)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What is in the write-ahead log when a store is opened: each row counts once, or opening says what is missing."""
+"""Replay of the write-ahead log: each row counts once, or opening names the missing ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def messages(*hours: int) -> list[Message]:
 
 
 def delivered(store: DelayedStore, clock: ManualClock) -> list[bytes]:
-    """What a topic delivers once all of it is due."""
+    """Return the messages of a topic once all of it is due."""
     clock.advance(1_000 * HOUR_MS)
     found: list[bytes] = []
     with store.topic("a").subscribe("all") as consumer:
@@ -155,7 +155,7 @@ def test_the_ledgers_of_a_main_log_that_were_rolled_in_the_log_are_there_after_a
 def test_the_numbers_of_a_producer_are_there_after_a_crash_if_its_messages_are(
     open_store: OpenStore, tmp_path: Path, clock: ManualClock
 ) -> None:
-    """Of every group that was written; none is stored again, however much of it was applied."""
+    """No written group is stored again, however much of it was applied."""
     store = open_store(config=ROOM)
     producer = store.topic("a").producer("p")
     before = producer.send_batch(messages(0, 1, 2))

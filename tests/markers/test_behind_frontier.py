@@ -36,7 +36,7 @@ def gone_ahead(topic: Topic, clock: LeadingClock) -> MessageId:
 
 
 def delivered(topic: Topic) -> list[bytes]:
-    """What the subscription gets once all that is due has fired, acknowledged durably."""
+    """Fire everything due, receive it and acknowledge it durably."""
     topic._engine.tick()
     with topic.subscribe("s") as subscription:
         found = subscription.receive(100)
@@ -80,7 +80,7 @@ def test_an_occurrence_a_few_ms_ahead_is_not_lost(open_store: OpenStore, clock: 
 def test_one_admitted_behind_the_frontier_outlives_a_restart(
     open_store: OpenStore, clock: LeadingClock, saved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is on disk, T above all, says that it has not fired; also beside a snapshot from before its admission."""
+    """The disk, T above all, says that it has not fired; also beside a snapshot from before its admission."""
     store = open_store(config=SAVING if saved == "before it was admitted" else CONFIG)
     topic = store.topic("t")
     moved = gone_ahead(topic, clock)

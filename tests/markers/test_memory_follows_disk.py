@@ -45,7 +45,7 @@ def raising(error: type[BaseException], at: int = 1, *, after: bool = False) -> 
 
 
 def delivered(store: DelayedStore) -> dict[str, list[bytes]]:
-    """What each topic's subscription gets once all that is due has fired."""
+    """Return what each topic's subscription receives once everything due has fired."""
     store.tick()
     got = {}
     for name in ("a", "b"):
@@ -79,7 +79,7 @@ def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
 ) -> None:
-    """What the other log gave to the batch is given back, or fires, and both have fired once the error is over."""
+    """The other log's entries are given back, or fire, and both have fired once the error is over."""
     monkeypatch.setattr(PendingLog, "take", raising(error, 2)(PendingLog.take))
     with suppress(KeyboardInterrupt, StoreFailed):
         store.tick()
@@ -177,7 +177,7 @@ def test_a_partition_whose_closing_was_interrupted_after_its_commit_is_closed(
 def test_a_loading_that_was_interrupted_begins_anew(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
 ) -> None:
-    """What was registered of it is forgotten, and the next tick loads the partition."""
+    """Its registration is forgotten, and the next tick loads the partition."""
     store = open_store(config=CONFIG)
     for topic in ("a", "b"):
         store.topic(topic).subscribe("s").close()

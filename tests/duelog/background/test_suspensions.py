@@ -1,4 +1,4 @@
-"""What fails in the upkeep of a store is suspended, said, and tried again after a pause; all else goes on."""
+"""Failures in the upkeep of a store are suspended, logged, and tried again after a pause; all else goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FULL_NAME = "persistent://public/default/"
 
 
 def shortage() -> OSError:
-    """What the system says when no descriptor is left."""
+    """The system's error when no descriptor is left."""
     return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
@@ -56,7 +56,7 @@ def failing(
 
 
 def of_topic(store: DelayedStore, name: str) -> Callable[[Any], bool]:
-    """Whether a log is the topic's."""
+    """Return a test whether a log is the topic's."""
     topic_id = store._engine.topics.get(store.topic(name)._name).topic_id
     return lambda log: bool(log.topic_id == topic_id)
 
@@ -190,7 +190,7 @@ def test_one_schedule_that_fails_holds_up_no_other(store: DelayedStore, topic: T
 
 
 def test_a_partition_that_cannot_be_removed_holds_up_no_other(open_store: OpenStore, clock: ManualClock) -> None:
-    """Of two partitions that nothing refers to one is removed now and the other a second later."""
+    """One of two partitions that nothing refers to is removed now, the other a second later."""
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=1))
     topic = store.topic("t")
     topic.subscribe("s").close()

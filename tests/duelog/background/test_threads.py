@@ -158,7 +158,7 @@ def test_receive_wakes_when_a_message_is_due(open_store: OpenStore, background: 
 
 
 def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store: OpenStore) -> None:
-    """What is sent last is due first, in a partition of its own, and comes first."""
+    """The message sent last is due first, in a partition of its own, and comes first."""
     clock = WatchedClock()
     store = open_store(config=StoreConfig(partition_ms=1_000), clock_=clock)
     topic = store.topic("t")

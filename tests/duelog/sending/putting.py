@@ -1,4 +1,4 @@
-"""What was put, and what became of it; puts that are one group."""
+"""Puts and their outcomes; puts that are one group."""
 
 from __future__ import annotations
 

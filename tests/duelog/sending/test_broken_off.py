@@ -53,7 +53,7 @@ def once(patch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool) -> N
 
 
 def reopened(store: DelayedStore, open_store: OpenStore) -> list[bytes]:
-    """What the store holds when it is closed and opened again."""
+    """Return the messages of the store after it is closed and opened again."""
     store.close()
     return sorted(held(open_store(config=CONFIG)).values())
 

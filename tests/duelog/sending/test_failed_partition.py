@@ -34,7 +34,7 @@ def bad(store: DelayedStore, topic: Topic) -> Partition:
 
 
 def fail(store: DelayedStore, partition: Partition) -> None:
-    """As a commit does that the disk refused."""
+    """Fail the partition, like a commit that the disk refused."""
     with store._engine.storage.partitions.lease(partition):
         partition.environment.fail(OSError(5, "Input/output error"))
 

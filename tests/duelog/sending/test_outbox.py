@@ -46,7 +46,7 @@ def small(open_store: OpenStore) -> DelayedStore:
 
 
 def test_futures_have_the_ids_and_a_topic_keeps_the_order(open_store: OpenStore) -> None:
-    """What one thread sends is in the log in that order."""
+    """Messages of one thread are in the log in its order."""
     store = open_store()
     topic = store.topic("t")
     futures = [topic.send_async(str(number).encode()) for number in range(500)]

@@ -310,7 +310,7 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
 def test_a_number_whose_group_is_in_doubt_is_refused_until_the_store_is_opened_again(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """As is every other; then it is known to be stored."""
+    """Every other number is too; then it is known to be stored."""
     store = open_store(config=HOURS)
     producer = store.topic("t").producer("p")
     producer.send_batch(batch_of(2, lambda at: at + 1), first_sequence_id=0)
@@ -338,7 +338,7 @@ def test_a_number_whose_group_is_in_doubt_is_refused_until_the_store_is_opened_a
 
 
 def test_a_call_that_has_ended_cannot_store_numbers_that_another_has_claimed(open_store: OpenStore) -> None:
-    """What it left to other threads is refused, also before the other call has stored them."""
+    """Numbers left to other threads are refused, also before the other call has stored them."""
     store = open_store()
     state = store.topic("t").producer("p")._producer
     wal_writer = store._engine.sending.wal_writer

@@ -229,7 +229,7 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule()
     def close_and_open(self) -> None:
-        """What is known of a producer comes from the disk."""
+        """The state of a producer comes from the disk."""
         self.reopen(self.store.path)
 
     def receive(self) -> None:

@@ -84,7 +84,7 @@ def test_everything_that_send_takes_put_takes(open_store: OpenStore) -> None:
 
 
 def test_without_capacity_put_says_so_and_does_nothing_until_a_group_is_done(open_store: OpenStore) -> None:
-    """What was refused may be put again when `done` has been called."""
+    """A refused message may be put again when `done` has been called."""
     store, heard = open_store(config=StoreConfig(max_in_flight_bytes=3_000)), Heard()
     topic = store.topic("t")
     taken: list[int] = []
@@ -261,7 +261,7 @@ def test_a_number_that_is_stored_is_a_duplicate_however_it_comes_again(open_stor
 
 
 def test_a_range_is_one_message_and_a_duplicate_where_all_of_it_is_stored(open_store: OpenStore) -> None:
-    """What is stored in part is stored: delivering twice goes before never."""
+    """A range stored in part is stored: delivering twice goes before never."""
     store, heard = open_store(), Heard()
     topic = store.topic("t")
     ranges = [(0, 9), (3, 5), (8, 12), (0, 12), (13, 13), (11, 14)]

@@ -43,7 +43,7 @@ def stored(store: DelayedStore) -> dict[str, list[bytes]]:
 
 
 def of(pairs: list[tuple[str, Message]]) -> dict[str, list[bytes]]:
-    """As `stored`, of what was sent."""
+    """Return the sent messages in the form of `stored`."""
     found: dict[str, list[bytes]] = {}
     for topic, message in pairs:
         found.setdefault(topic, []).append(bytes(message.payload))
@@ -73,7 +73,7 @@ def test_each_topic_gets_its_messages_and_each_message_its_id(store: DelayedStor
 
 
 def test_messages_of_one_topic_and_due_time_keep_their_order(store: DelayedStore, clock: ManualClock) -> None:
-    """As they were given, among those of other topics."""
+    """Messages keep their given order among those of other topics."""
     pairs = [(f"t{number % 3}", Message(b"%03d" % number, deliver_after=60)) for number in range(90)]
     pairs += [(f"t{number % 3}", Message(b"%03d" % number)) for number in range(90, 120)]
     store.send_batch(pairs)

@@ -1,4 +1,4 @@
-"""What is done to a store while what was sent is still unapplied: as after it is applied, and after a crash too."""
+"""Operations on a store with unapplied messages: the same as after they are applied, and after a crash."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 class Unlucky(random.Random):
-    """Of what is not flushed a power cut leaves nothing."""
+    """A power cut leaves nothing that is not flushed."""
 
     def choice(self, seq: Any) -> Any:
         """The first."""
@@ -99,7 +99,7 @@ def story(path: Path) -> None:
 
 
 def delivered(path: Path) -> Counter[bytes]:
-    """What a copy delivers once all of it is due."""
+    """Return the messages of a copy once all of it is due."""
     clock = ManualClock(START_MS)
     found: Counter[bytes] = Counter()
     with DelayedStore.open(path, CONFIG, clock=clock) as store, store.topic("a").subscribe("all") as consumer:
@@ -123,12 +123,12 @@ def recorded_before_applied(patch: pytest.MonkeyPatch) -> None:
 
 
 def replayed_twice(patch: pytest.MonkeyPatch) -> None:
-    """What is applied is not told from what is not."""
+    """Applied rows are not told from unapplied ones."""
     patch.setattr(recovery, "applied_position", lambda raw: -1)
 
 
 def replay_skipped(patch: pytest.MonkeyPatch) -> None:
-    """What the log holds is left there."""
+    """The rows of the log are left there."""
     patch.setattr(recovery, "fill_memtables", lambda *arguments: None)
 
 

@@ -413,7 +413,7 @@ def test_a_backup_of_a_store_that_was_closed_has_everything(
 
 
 def test_the_close_of_a_store_that_failed_leaves_its_log(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in doubt is for the next opening."""
+    """Groups in doubt are left to the next opening."""
     sent = fill(store, range(5))
     log = {file.name: file.stat().st_size for file in log_files(store.path)}
 

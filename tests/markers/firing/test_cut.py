@@ -97,7 +97,7 @@ def test_a_copy_is_thrown_away_when_something_fires_in_between(monkeypatch: pyte
 
 
 def test_a_copy_ends_before_the_first_late_entry_that_waits() -> None:
-    """What was appended behind the frontier and has not fired is replayed, with all that came after it."""
+    """Unfired entries behind the frontier are replayed, with all that came after them."""
     log = new_log(START_MS + np.array([5, 100]))
     taken = log.take(START_MS + 5, 10)
     assert taken is not None

@@ -42,7 +42,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What the kernel is asked for."""
+    """The ranges that the kernel is asked for."""
     return record(monkeypatch)
 
 

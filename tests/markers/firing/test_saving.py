@@ -67,7 +67,7 @@ def test_a_snapshot_is_written_after_so_many_entries(open_store: OpenStore) -> N
 
 
 def test_the_entries_of_all_topics_count_and_the_longest_tails_are_saved(open_store: OpenStore) -> None:
-    """What a start would replay of a partition is the sum; little logs wait until they matter."""
+    """A partition counts by the sum of its replays; little logs wait until they matter."""
     store = open_store(config=CONFIG)
     for count, topic in ((300, "a"), (10, "b"), (700, "c")):
         send(store, count, topic)
