@@ -121,7 +121,7 @@ def _adopt(
         return refuse(directory, reason)
     before = partition_path(path, info.start_ms, origin.generation)
     target = partition_path(path, info.start_ms, info.generation)
-    sizes = [(each / "data.mdb").stat().st_size for each in (before, directory)]
+    sizes = [(generation / "data.mdb").stat().st_size for generation in (before, directory)]
     throw_away(path, target)  # what an adoption whose transaction failed has left: nothing refers to it
     move(directory, target)
     reach("compact.published")

@@ -104,9 +104,9 @@ class CompactionPlan:
 
     def require_source(self, source: Environment, raw: Reads) -> None:
         """Refuse a source that is not the generation that was planned, as it was. Raises DamagedStore."""
-        found = _info(source, raw)
-        if found != self.info()._replace(generation=self.generation) or raw.id() != self.transaction:
-            message = f"is {found} as of transaction {raw.id()}, not generation {self.generation}"
+        info = _info(source, raw)
+        if info != self.info()._replace(generation=self.generation) or raw.id() != self.transaction:
+            message = f"is {info} as of transaction {raw.id()}, not generation {self.generation}"
             raise DamagedStore(source.path, f"{message} as of {self.transaction}, for which compaction was planned")
 
 
@@ -119,18 +119,18 @@ def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> Compact
     known = {(row.topic_id, row.ledger_id): row for row in claims}
     with source.read() as raw:
         info = _info(source, raw)
-        found = []
+        logs = []
         for log in partition_logs(raw):
             if log not in known:
                 raise BrokenInvariant(f"{source.name}: the claims were not read of log {log[1]} of topic {log[0]}")
-            found.append(known[log])
-        planned = tuple(_plan_log(raw, source.name, each) for each in found)
+            logs.append(known[log])
+        planned = tuple(_plan_log(raw, source.name, claims_of_log) for claims_of_log in logs)
         transaction = raw.id()
     relied_on = tuple(
-        Relied(each.topic_id, ledger_id, positions.serialize())
-        for each in sorted(found, key=lambda each: each.topic_id)
-        if each.topic is not None and not each.frontier.released
-        for ledger_id, positions in sorted(each.relied_on.items())
+        Relied(claims_of_log.topic_id, ledger_id, positions.serialize())
+        for claims_of_log in sorted(logs, key=lambda claims_of_log: claims_of_log.topic_id)
+        if claims_of_log.topic is not None and not claims_of_log.frontier.released
+        for ledger_id, positions in sorted(claims_of_log.relied_on.items())
     )
     file_bytes = (source.path / "data.mdb").stat().st_size
     return CompactionPlan(
@@ -140,8 +140,8 @@ def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> Compact
 
 def partition_logs(raw: Reads) -> list[tuple[int, int]]:
     """(topic id, ledger id) of every log of a partition, in a read transaction of its environment. O(logs)."""
-    found = catalog.rows(raw, fmt.prefix(Table.LOG))
-    return [(fmt.trailing_u32(key), fmt.unpack_u64(fields)) for key, fields in found]
+    rows = catalog.rows(raw, fmt.prefix(Table.LOG))
+    return [(fmt.trailing_u32(key), fmt.unpack_u64(fields)) for key, fields in rows]
 
 
 def _info(source: Environment, raw: Reads) -> PartitionInfo:
@@ -180,15 +180,15 @@ def _plan_log(raw: Reads, name: str, claims: LogClaims) -> LogPlan:
 
 def _conditional(read: Iterable[Run | CorruptEntry]) -> BitMap | None:
     """The conditional entries of a log, by its runs in order; None where one of them cannot be read."""
-    found = BitMap()
+    needed = BitMap()
     expected = 0
     for run in read:
         if isinstance(run, CorruptEntry) or run.first_entry != expected:
             return None
         expected = run.limit
         if run.conditional:
-            found.add_range(run.first_entry, run.limit)
-    return found
+            needed.add_range(run.first_entry, run.limit)
+    return needed
 
 
 def can_be_thinned(run: Run) -> bool:

@@ -103,10 +103,10 @@ SPECS = (
     Spec(RESCHEDULED, "counter", "{message}", _TOPIC, "Messages given another due time"),
     Spec(SENT, "counter", "{message}", _TOPIC, "Messages sent to the topic, and durable"),
     Spec(RECEIVED, "counter", "{message}", _SUBSCRIPTION, "Messages handed to consumers, each time again"),
-    Spec(REDELIVERED, "counter", "{message}", _SUBSCRIPTION, "Those of them that had been handed out before"),
+    Spec(REDELIVERED, "counter", "{message}", _SUBSCRIPTION, "Messages handed out that had been handed out before"),
     Spec(ACKNOWLEDGED, "counter", "{message}", _SUBSCRIPTION, "Messages acknowledged by consumers, or skipped"),
     Spec(DEAD_LETTERED, "counter", "{message}", _SUBSCRIPTION, "Messages moved to the dead-letter topic"),
-    Spec(EXPIRED, "counter", "{message}", _SUBSCRIPTION, "Messages acknowledged because they outlived their time"),
+    Spec(EXPIRED, "counter", "{message}", _SUBSCRIPTION, "Messages acknowledged by time to live"),
     Spec(DELAYED, "gauge", "{message}", _SUBSCRIPTION, "Messages of the subscription not due yet"),
     Spec(BACKLOG, "gauge", "{message}", _SUBSCRIPTION, "Messages fired and not acknowledged"),
     Spec(OLDEST, "gauge", "s", _SUBSCRIPTION, "How long the oldest message of the backlog has been due; 0: none is"),
@@ -301,14 +301,14 @@ class StoreMetrics(StoreListener):
             self._shared.counters[name].add(count, self._of(topic))
 
     def _of(self, topic: TopicName) -> Attributes:
-        found = self._labels.get(topic)
-        if found is None:
-            found = self._labels[topic] = {
+        labels = self._labels.get(topic)
+        if labels is None:
+            labels = self._labels[topic] = {
                 "pulsar.cluster": self._cluster,
                 "pulsar.namespace": topic.namespace_name,
                 "pulsar.topic": str(topic),
             }
-        return found
+        return labels
 
     # -- read by gauges ------------------------------------------------------------------------------
 
@@ -328,43 +328,43 @@ class StoreMetrics(StoreListener):
     def _suspended(self, name: str) -> list[Observation]:
         now_ms = self._clock.now_ms()
         times: dict[str, list[float]] = {}
-        for found in self._firing.suspensions.all():
-            times.setdefault(found.task, []).append(max(now_ms - found.since_ms, 0) / 1000)
+        for suspension in self._firing.suspensions.all():
+            times.setdefault(suspension.task, []).append(max(now_ms - suspension.since_ms, 0) / 1000)
         return [
             Observation(len(values) if name == SUSPENDED else max(values), {**self._store, "duelog.task": task})
             for task, values in times.items()
         ]
 
     def _look(self) -> dict[str, list[Observation]]:
-        found: dict[str, list[Observation]] = {name: [] for name in OF_TOPICS}
+        observations: dict[str, list[Observation]] = {name: [] for name in OF_TOPICS}
         for topic in self._figures.survey():
             attributes = self._of(topic.name)
-            found[INDEX].append(Observation(topic.index_bytes, attributes))
-            found[PENDING].append(Observation(topic.pending, attributes))
-            found[SENT].append(Observation(topic.sent, attributes))
+            observations[INDEX].append(Observation(topic.index_bytes, attributes))
+            observations[PENDING].append(Observation(topic.pending, attributes))
+            observations[SENT].append(Observation(topic.sent, attributes))
             for stats in topic.subscriptions:
                 named = {**attributes, "pulsar.subscription": stats.name}
-                found[DELAYED].append(Observation(topic.in_partitions + stats.inline, named))
-                found[BACKLOG].append(Observation(stats.backlog, named))
-                found[OLDEST].append(Observation(stats.oldest_unacknowledged_ms / 1000, named))
+                observations[DELAYED].append(Observation(topic.in_partitions + stats.inline, named))
+                observations[BACKLOG].append(Observation(stats.backlog, named))
+                observations[OLDEST].append(Observation(stats.oldest_unacknowledged_ms / 1000, named))
                 if stats.longest_running_ms is not None:
-                    found[RUNNING].append(Observation(stats.longest_running_ms / 1000, named))
+                    observations[RUNNING].append(Observation(stats.longest_running_ms / 1000, named))
                 for name, value in delivered(stats).items():
-                    found[name].append(Observation(value, named))
-        return found
+                    observations[name].append(Observation(value, named))
+        return observations
 
     def _look_at_partitions(self) -> dict[str, list[Observation]]:
-        found = {FIRING_LAG: [Observation(self._figures.firing_lag_ms() / 1000, self._store)]}
+        observations = {FIRING_LAG: [Observation(self._figures.firing_lag_ms() / 1000, self._store)]}
         states = dict.fromkeys(("future", "current", "closed"), 0)
-        found[PARTITION_SIZE] = []
+        observations[PARTITION_SIZE] = []
         for partition in self._figures.of_partitions():
             states[partition.state] = states.get(partition.state, 0) + 1
             labels = {**self._store, "duelog.partition": directory_name(partition.start_ms)}
-            found[PARTITION_SIZE].append(Observation(partition.disk_bytes, labels))
-        found[PARTITIONS] = [
+            observations[PARTITION_SIZE].append(Observation(partition.disk_bytes, labels))
+        observations[PARTITIONS] = [
             Observation(count, {**self._store, "duelog.partition.state": state}) for state, count in states.items()
         ]
-        return found
+        return observations
 
 
 def serve_prometheus(port: int = 9464, address: str = "127.0.0.1") -> None:

@@ -1,7 +1,7 @@
 """Making a store, opening one, and the lock that keeps a second writer out.
 
 A new store is complete once its STORE file is there, which is written last: a directory without it holds
-nothing that was acknowledged, and is made anew if it holds nothing else either.
+nothing that was acknowledged, and is made again if it holds nothing else either.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class StoreLock:
         self._descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         status = os.fstat(self._descriptor)
         self._file = here.pid, status.st_dev, status.st_ino
-        told = json.dumps(_Holder.here()._asdict()).encode() + b"\n"
+        holder = json.dumps(_Holder.here()._asdict()).encode() + b"\n"
         with _Held.lock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,8 +142,8 @@ class StoreLock:
                     raise (AlreadyOpen(path) if self._file in _Held.files else _locked(path, held.read())) from None
             _Held.files.add(self._file)
         with suppress(OSError):  # a full disk keeps no store from being opened
-            os.write(self._descriptor, told)
-            os.ftruncate(self._descriptor, len(told))
+            os.write(self._descriptor, holder)
+            os.ftruncate(self._descriptor, len(holder))
 
     def release(self) -> None:
         """Give it back; a second call does nothing."""
@@ -278,11 +278,11 @@ def open_main(
         raise AlreadyOpen(path) from error
     try:
         fields = environment.get(fmt.PARTITION_INFO_KEY)
-        found = None if fields is None else PartitionInfo.unpack(fields)
-        if found is None or found.store_id != identity.store_id:
+        info = None if fields is None else PartitionInfo.unpack(fields)
+        if info is None or info.store_id != identity.store_id:
             raise DamagedStore(path / "main", "belongs to another store")
-        if found.version > fmt.FORMAT_VERSION:
-            raise FormatMismatch(path / "main", "format", found.version, fmt.FORMAT_VERSION)
+        if info.version > fmt.FORMAT_VERSION:
+            raise FormatMismatch(path / "main", "format", info.version, fmt.FORMAT_VERSION)
     except BaseException:
         environment.close()
         raise

@@ -101,12 +101,14 @@ class PointInTime:
         self.main.renew()
         if self._wal.follow()[-1:] != self.wal[-1:] or any(held.read.moved() for held in list(self._held.values())):
             return False
-        found = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
-        left = {(start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in found}
-        if self._engine.storage.read_only and left - self._held.keys():
+        rows = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
+        generations = {
+            (start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in rows
+        }
+        if self._engine.storage.read_only and generations - self._held.keys():
             self._hold_all()  # it has come, or has been replaced, since
             return False
-        self._left = left
+        self._left = generations
         oldest = self.main.raw.get(_WAL_KEY)
         self.oldest_segment = None if oldest is None else fmt.unpack_u64(fmt.unseal(_WAL_KEY, oldest))
         return True

@@ -149,15 +149,15 @@ def fill_memtables(
 
 def _fill(path: Path, name: str, raw: Reads, memtable: Memtable, rows: EnvironmentRows) -> None:
     """`raw` reads what is applied of an environment."""
-    left = rows.after(applied_position(raw))
-    if not left:
+    unapplied = rows.after(applied_position(raw))
+    if not unapplied:
         return
-    for _, row in left.others:
+    for _, row in unapplied.others:
         add_row(memtable, row)
-    for ledger in left.ledgers():
+    for ledger in unapplied.ledgers():
         _refuse_gap(path, name, raw, ledger)
         memtable.view.runs[ledger.ledger_id] = ledger.rows
-    memtable.position = left.last
+    memtable.position = unapplied.last
 
 
 def _refuse_gap(path: Path, name: str, raw: Reads, ledger: LedgerRows) -> None:

@@ -13,7 +13,7 @@ every view needs no index any more and is pruned; a seek back reads the log agai
 Against the code under review for PIP-448: reads do not depend on mark-delete moving, so nothing starves
 behind it; pruning goes by the views' own time, so a view without a mark-delete cannot stop it; a view is
 registered under the lock under which an idle tracker is freed; nothing is bucketed before it is exact, so
-nothing fires a tick early; and there is no timer here: `next_due_ms` is asked anew before every wait.
+nothing fires a tick early; and there is no timer here: `next_due_ms` is asked again before every wait.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class TopicDelayTracker:
         """See to it that everything from `position` on that is due after `floor_ms` is indexed."""
         if self._start is None:
             self._start = self._cursor = position
-        elif floor_ms + 1 < self._pruned_ms:  # what was forgotten is asked for again: read it all anew
+        elif floor_ms + 1 < self._pruned_ms:  # forgotten entries are asked for: read all of it again
             self._start = min(position, self._start)
             self._forget()
         elif position < self._start:

@@ -128,7 +128,7 @@ class Maintenance:
         result, more = self.slice()
         while more:
             following, more = self.slice()
-            sums = {each: getattr(result, each) + getattr(following, each) for each in _COUNTS}
+            sums = {name: getattr(result, name) + getattr(following, name) for name in _COUNTS}
             result = replace(following, **sums)
         return result
 

@@ -74,8 +74,8 @@ class Expiry:
 
     def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
         with subscription.lock:
-            found = list(expired(self._main, topic.log, subscription.acks, before_ms))
-            count = sum(subscription.acknowledge({ledger_id: entries}, topic.log) for ledger_id, entries in found)
+            runs = list(expired(self._main, topic.log, subscription.acks, before_ms))
+            count = sum(subscription.acknowledge({ledger_id: entries}, topic.log) for ledger_id, entries in runs)
             subscription.counts.expired += count
             return count
 

@@ -219,11 +219,13 @@ class Adopting:
             self._path, self._main, self._store_id, self._partitions, self._reason_against, at_most=at_most
         )
         self.more = bool(done) and ready.exists()
-        refused = [f"{each.name}: {each.reason}" for each in done if not isinstance(each, Adopted)]
-        for each in refused:
-            _log.warning("%s: a compacted generation is thrown away: %s", self._path, each)
+        refused = [
+            f"{generation.name}: {generation.reason}" for generation in done if not isinstance(generation, Adopted)
+        ]
+        for refusal in refused:
+            _log.warning("%s: a compacted generation is thrown away: %s", self._path, refusal)
         self.refused += refused
-        return sum(isinstance(each, Adopted) for each in done)
+        return sum(isinstance(generation, Adopted) for generation in done)
 
     def _reason_against(self, relied_on: Sequence[Relied]) -> str | None:
         """Return why a generation cannot be adopted: a subscription went back, or retention. None: it can."""
@@ -241,8 +243,8 @@ class Adopting:
             positions = BitMap.deserialize(serialised)
             for subscription in list(topic.subscriptions.values()):
                 with subscription.lock:
-                    left = subscription.acks.unacked(ledger_id, 0, max(positions, default=-1) + 1)
-                if left & positions:
+                    unacknowledged = subscription.acks.unacked(ledger_id, 0, max(positions, default=-1) + 1)
+                if unacknowledged & positions:
                     return f"subscription {subscription.name!r} of {topic.name} has gone back to what was dropped"
         return None
 

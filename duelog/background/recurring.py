@@ -91,7 +91,7 @@ class Recurring:
     def run(self, now_ms: int, suspensions: Suspensions, *, firing: bool) -> bool:
         """Schedule the occurrence after each that is due by `now_ms`; returns whether there is more to send now.
 
-        firing: not all that is due has fired, so what was missed after one that has not waits. A schedule for which
+        firing: due messages are still unfired, so occurrences missed after an unfired one wait. A schedule for which
         that fails is suspended. Raises StoreFull, StoreFailed.
         """
         return bool(self._due) and self._each(self._due, now_ms, suspensions, firing=firing, withdrawing=False)
@@ -132,14 +132,14 @@ class Recurring:
         if late and firing and not misfired and waiting is not None and is_pending(waiting):
             return False
         old = waiting if misfired else None
-        left = None if schedule.count is None else max(schedule.count - schedule.sent, 0)
-        if left is not None and old is not None and is_pending(old):
-            left += 1
+        remaining = None if schedule.count is None else max(schedule.count - schedule.sent, 0)
+        if remaining is not None and old is not None and is_pending(old):
+            remaining += 1
         more = len(late) > _AT_ONCE
-        late = late[:_AT_ONCE] if left is None else late[: min(left, _AT_ONCE)]
+        late = late[:_AT_ONCE] if remaining is None else late[: min(remaining, _AT_ONCE)]
         last_ms = late[-1].nominal_ms if late else nominal_ms
         following: Due | None = None
-        if left is None or len(late) < left:
+        if remaining is None or len(late) < remaining:
             following = late[-1] if more else rule.following(last_ms, now_ms)
         wanted = replace(
             _at(schedule, following), sent=schedule.sent + len(late) + (following is not None and not more)
@@ -157,46 +157,46 @@ class Recurring:
         Raises InvalidArgument where it would have no occurrence.
         """
         with self._lock:
-            found = self._read(topic, asked.name)
-            if found is not None and found.says_the_same(asked):
-                return found
+            kept = self._read(topic, asked.name)
+            if kept is not None and kept.says_the_same(asked):
+                return kept
             first = first_occurrence(asked, self._clock.now_ms())
-            old = None if found is None else found.next_id
-            made = self._put(topic, replace(_at(asked, first), sent=1), old, anew=True)
+            old = None if kept is None else kept.next_id
+            made = self._put(topic, replace(_at(asked, first), sent=1), old, replaces=True)
             if made is None:  # deleted meanwhile
                 raise UnknownTopic(str(topic.name))
-            return replace(made, replaced=found)
+            return replace(made, replaced=kept)
 
     def pause(self, topic: TopicState, name: str) -> Schedule | None:
         """Take the waiting occurrence back until `resume`; None: no such schedule."""
         with self._lock:
-            found = self._read(topic, name)
-            if found is None or found.paused or found.ended:
-                return found
-            return self._put(topic, replace(_at(found, None), paused=True, ended=False), found.next_id)
+            schedule = self._read(topic, name)
+            if schedule is None or schedule.paused or schedule.ended:
+                return schedule
+            return self._put(topic, replace(_at(schedule, None), paused=True, ended=False), schedule.next_id)
 
     def resume(self, topic: TopicState, name: str) -> Schedule | None:
         """Go on with the first occurrence after now, if there is one; None: no such schedule."""
         with self._lock:
-            found = self._read(topic, name)
-            if found is None or not found.paused:
-                return found
-            spent = found.count is not None and found.sent >= found.count
-            first = None if spent else found.recurrence.after(self._clock.now_ms())
-            return self._put(topic, replace(_at(found, first), sent=found.sent + (first is not None)), None)
+            schedule = self._read(topic, name)
+            if schedule is None or not schedule.paused:
+                return schedule
+            spent = schedule.count is not None and schedule.sent >= schedule.count
+            first = None if spent else schedule.recurrence.after(self._clock.now_ms())
+            return self._put(topic, replace(_at(schedule, first), sent=schedule.sent + (first is not None)), None)
 
     def remove(self, topic: TopicState, name: str) -> bool:
         """Remove a schedule and take its waiting occurrence back; False: there was none."""
         with self._lock:
-            found = self._read(topic, name)
-            if found is None:
+            schedule = self._read(topic, name)
+            if schedule is None:
                 return False
 
             def record(transaction: Transaction, *_: object) -> bool:
                 _delete(transaction, topic.topic_id, name)
                 return True
 
-            self._succession.succeed(topic.log, found.next_id, None, b"", record)
+            self._succession.succeed(topic.log, schedule.next_id, None, b"", record)
             self._forget((topic.topic_id, name))
             return True
 
@@ -204,8 +204,8 @@ class Recurring:
         """The topic's schedules by name. Raises CorruptRecord."""
         with self._main.read() as raw:
             rows = list(schedule_rows(raw, topic.topic_id))
-        found = [unpack_schedule(fields, fmt.split_named_key(key)[1], str(topic.name)) for key, fields in rows]
-        return sorted(found, key=lambda schedule: schedule.name.encode())
+        schedules = [unpack_schedule(fields, fmt.split_named_key(key)[1], str(topic.name)) for key, fields in rows]
+        return sorted(schedules, key=lambda schedule: schedule.name.encode())
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -224,12 +224,12 @@ class Recurring:
         late: list[Due] | None = None,
         *,
         sends_next: bool = True,
-        anew: bool = False,
+        replaces: bool = False,
         must_exist: bool = False,
     ) -> Schedule | None:
         """Record a schedule, with its occurrence in place of `old` and those that are late; None: it is gone.
 
-        sends_next: its next occurrence is to be sent, it is none of those late. anew: `old` is another one's, and was
+        sends_next: its next occurrence is to be sent, it is none of those late. replaces: `old` is another one's, and was
         not counted. REQUIRES: the lock.
         """
         topic_id, name = topic.topic_id, schedule.name
@@ -243,7 +243,7 @@ class Recurring:
             if transaction.get(topic_key) is None or not exists:
                 return False
             new_id, due_ms = (None, schedule.next_due_ms) if new is None else new
-            sent = schedule.sent - (withdrawn and not anew)
+            sent = schedule.sent - (withdrawn and not replaces)
             done.append(replace(schedule, next_id=new_id, next_due_ms=due_ms, sent=sent))
             _delete(transaction, topic_id, name)
             transaction.put(fmt.schedule_key(topic_id, name), pack_schedule(done[0]))
@@ -255,7 +255,7 @@ class Recurring:
             extra = occurrence_extra(Occurrence(name, nominal_ms))
             return encode_one(schedule.message, now_ms, self._max_message_bytes, extra)[1]
 
-        passed = [Passed(each.due_ms, body(each.nominal_ms)) for each in late or ()]
+        passed = [Passed(occurrence.due_ms, body(occurrence.nominal_ms)) for occurrence in late or ()]
         due_ms = schedule.next_due_ms if sends_next else None
         next_body = b"" if due_ms is None else body(schedule.next_nominal_ms or 0)
         if not self._succession.succeed(topic.log, old, due_ms, next_body, record, passed):

@@ -100,10 +100,12 @@ def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
     """The schedule of a record's fields, of either table. Raises CorruptRecord."""
     try:
         fields = msgpack.unpackb(packed)
-        known = {each: fields[each] for each in _FIELDS if each in fields}
+        known = {field_name: fields[field_name] for field_name in _FIELDS if field_name in fields}
         next_id = None if known.pop("next_id", None) is None else MessageId(*fields["next_id"])
-        required = {each: known.pop(each) for each in ("timezone", "payload", "properties", "paused")}
-        optional = {each: known.pop(each, None) for each in ("cron", "interval_ms", "key", "next_due_ms")}
+        required = {field_name: known.pop(field_name) for field_name in ("timezone", "payload", "properties", "paused")}
+        optional = {
+            field_name: known.pop(field_name, None) for field_name in ("cron", "interval_ms", "key", "next_due_ms")
+        }
         nominal_ms = known.pop("next_nominal_ms", optional["next_due_ms"])
         schedule = Schedule(
             name=name, topic=topic, next_id=next_id, next_nominal_ms=nominal_ms, **required, **optional, **known
@@ -121,7 +123,7 @@ def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
             or (schedule.paused or schedule.ended) != (schedule.next_due_ms is None)
             or (nominal_ms is None) != (schedule.next_due_ms is None)
             or schedule.misfires not in MISFIRES
-            or not all(type(each) is int and each >= 0 for each in numbers)
+            or not all(type(number) is int and number >= 0 for number in numbers)
         ):
             raise ValueError("its fields contradict each other")
         Timetable(schedule.cron, schedule.interval_ms, "UTC").after(nominal_ms or 0, 0)

@@ -2,7 +2,7 @@
 
 Cron expressions are cronsim's (those of Debian's cron, with a seconds field in front if there are six), and so is what
 happens when clocks change: a job at a fixed time of day that the clock skips runs right after the gap, one whose time
-comes twice runs once; one that runs every so many minutes follows the real time. An interval is real time always.
+comes twice runs once; one that runs every few minutes follows the real time. An interval is real time always.
 `@hourly`, `@daily`, `@weekly`, `@monthly` and `@yearly` stand for expressions, `@every 90m` for an interval.
 
 An occurrence has a nominal time, which the timetable says, and a due time, which jitter puts after it. The due time
@@ -123,10 +123,10 @@ class Timetable:
             steps = (now_ms - anchor_ms) // self.interval_ms - _STEPS_BACK
             return anchor_ms + max(steps, 0) * self.interval_ms
         try:
-            found = list(itertools.islice(self._from(now_ms, reverse=True), _STEPS_BACK))
+            times = list(itertools.islice(self._from(now_ms, reverse=True), _STEPS_BACK))
         except OverflowError:
-            found = []
-        return max(found[-1] - 1, anchor_ms) if found else anchor_ms
+            times = []
+        return max(times[-1] - 1, anchor_ms) if times else anchor_ms
 
     def _from(self, now_ms: int, *, reverse: bool = False) -> Iterator[int]:
         """Yield the times of the cron expression from `now_ms` on."""

@@ -154,19 +154,19 @@ class DelayPolicies:
 
     def effective(self, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
         """Return the policies in force for a topic or a subscription, each field with its scope. O(1) once cached."""
-        found = self._known.get((topic, subscription))
-        if found is not None:
-            return found
+        policies = self._known.get((topic, subscription))
+        if policies is not None:
+            return policies
         with self._lock:  # so that nothing is kept that was read before a change and comes after it
             with self._main.read() as raw:
                 scopes, defaults = rows.in_force(raw, topic, subscription)
-            found = self._shared.get((scopes, defaults is DEFAULTS))
-            if found is None:
-                found = merge(scopes, defaults)
+            policies = self._shared.get((scopes, defaults is DEFAULTS))
+            if policies is None:
+                policies = merge(scopes, defaults)
             if self._keeps:
-                self._shared[scopes, defaults is DEFAULTS] = found
-                self._known[topic, subscription] = found
-            return found
+                self._shared[scopes, defaults is DEFAULTS] = policies
+                self._known[topic, subscription] = policies
+            return policies
 
     def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> tuple[int, bool]:
         """(the due time that the policies in force ask for, whether it is `overridden`) of one message.

@@ -202,10 +202,10 @@ class Outbox:
     def _take(self) -> list[Outgoing]:
         """Take the next group to write. REQUIRES: one caller at a time."""
         taken: list[Outgoing] = []
-        waiting, left = self._items, self._group_bytes
+        waiting, room = self._items, self._group_bytes
         while waiting and len(taken) < _GROUP_ENTRIES:
-            left -= waiting[0].group_size
-            if left < 0 and taken:
+            room -= waiting[0].group_size
+            if room < 0 and taken:
                 break
             taken.append(waiting.popleft())
         if not taken:

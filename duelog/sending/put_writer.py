@@ -72,7 +72,7 @@ class PutWriter:
     def write(self, items: Sequence[Outgoing], *, again: bool = True) -> Sequence[PutOutcome]:
         """Store the messages not stored yet, in one group of the write-ahead log; returns the outcome of each.
 
-        again: where a topic is deleted meanwhile, each topic is written alone, and that one comes into being anew.
+        again: where a topic is deleted meanwhile, each topic is written alone, and that one is created again.
         """
         if len(items) == 1 and items[0].once is None:
             return [self._write_one(items[0], again=again)]
@@ -95,10 +95,10 @@ class PutWriter:
         if over_quota:  # which of them has place is found by halves, in order
             middle = len(items) // 2
             return [*self.write(items[:middle], again=again), *self.write(items[middle:], again=again)]
-        left = [row for row in range(group.end) if outcomes[row] is None]
-        if left:
+        undecided = [row for row in range(group.end) if outcomes[row] is None]
+        if undecided:
             for state in group.topics:
-                rows = [row for row in left if items[row].name == state.name]
+                rows = [row for row in undecided if items[row].name == state.name]
                 for row, outcome in zip(rows, self.write([items[row] for row in rows], again=False), strict=True):
                     outcomes[row] = outcome
         if group.end < len(items):

@@ -148,10 +148,10 @@ class Sender:
     def pieces(self, batch: EncodedBatch, more: int) -> list[tuple[int, int]]:
         """Where a batch is cut that one group does not take; `more`: bytes that are written besides each message."""
         bodies, most = Bodies.of(batch.bodies), self.group_bytes
-        each = _ROW_BYTES + _COLUMN_BYTES + more
-        if bodies.total() + each * len(bodies) <= most:
+        row_bytes = _ROW_BYTES + _COLUMN_BYTES + more
+        if bodies.total() + row_bytes * len(bodies) <= most:
             return [(0, len(bodies))]
-        ends = np.cumsum(bodies.sizes() + each)
+        ends = np.cumsum(bodies.sizes() + row_bytes)
         pieces, start = [], 0
         while start < len(bodies):
             before = int(ends[start - 1]) if start else 0
@@ -283,10 +283,10 @@ class Sender:
             for owner, low, high in direct_groups
         ]
         ahead = len(direct)
-        found = None
+        delayed_batch = None
         if groups:
-            found = self._to_partitions(topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms, leases)
-        return parts, found, None if alone else order
+            delayed_batch = self._to_partitions(topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms, leases)
+        return parts, delayed_batch, None if alone else order
 
     def _by_log(
         self, owners: Places | None, dues: Int64s, places: Places | None
@@ -296,10 +296,10 @@ class Sender:
             dues = dues[places]
         if owners is None:
             order, groups = group_by_partition(dues, self._span_ms)
-            found = [(start_ms, 0, low, high) for start_ms, low, high in groups]
+            groups_by_log = [(start_ms, 0, low, high) for start_ms, low, high in groups]
         else:
-            order, found = group_by_log(owners if places is None else owners[places], dues, self._span_ms)
-        return order if places is None else places[order], found
+            order, groups_by_log = group_by_log(owners if places is None else owners[places], dues, self._span_ms)
+        return order if places is None else places[order], groups_by_log
 
     def _to_partitions(
         self,

@@ -2,7 +2,7 @@
 
 Partitions that have begun are loaded, a bounded number at a time, in order; a loaded one hears of each append in commit
 order. One that cannot be loaded is suspended, and others are loaded meanwhile. Memory follows the disk: what an
-interrupt or an error has left half done, in a log or in the queue of what is due, is forgotten and loaded anew
+interrupt or an error has left half done, in a log or in the queue of what is due, is forgotten and loaded again
 (`recover`). Does not fire: firing.py.
 """
 

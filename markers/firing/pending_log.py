@@ -390,9 +390,9 @@ class PendingLog:
                 self._state = LogState.LOADED
 
     def roll_back(self, taken: Taken) -> None:
-        """Nothing was written: everything taken is left to fire again, and the frontier is as before.
+        """Put a batch that was not written back, to be fired again, and the frontier with it.
 
-        A torn log stays as it is: it is loaded anew.
+        A torn log stays as it is, to be loaded again.
         """
         with self._lock:
             if self._state is not LogState.FIRING:
