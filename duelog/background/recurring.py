@@ -229,8 +229,8 @@ class Recurring:
     ) -> Schedule | None:
         """Record a schedule, with its occurrence in place of `old` and those that are late; None: it is gone.
 
-        sends_next: its next occurrence is to be sent, it is none of those late. replaces: `old` is another one's, and was
-        not counted. REQUIRES: the lock.
+        sends_next: its next occurrence is to be sent, it is none of those late. replaces: `old` is of another schedule,
+        and was not counted. REQUIRES: the lock.
         """
         topic_id, name = topic.topic_id, schedule.name
         topic_key = fmt.topic_key(str(topic.name))

@@ -204,7 +204,7 @@ class WalSegments:
     # -- segments and checkpoints ------------------------------------------------------------------
 
     def begin_next(self, group: int = 0) -> None:
-        """Begin a segment that takes a group of `size` bytes, and a checkpoint of the one before.
+        """Begin a segment that takes a group of `group` bytes, and a checkpoint of the one before.
 
         Waits for the checkpoint before: producers are held back, and nothing is queued without bound. Raises as
         `Checkpoint.finish`; StoreFull.
