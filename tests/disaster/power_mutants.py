@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lmdb
 
@@ -94,7 +95,14 @@ def released_before_sync() -> None:
         with self._partitions.lease(partition):
             partition.environment.apply()
 
+    finish = Checkpoint.finish
+
+    def finish_without_syncs(self: Any) -> None:
+        with patch.object(self._partitions, "held", lambda _: ()):
+            finish(self)
+
     Checkpoint._apply = apply_alone  # type: ignore[method-assign]
+    Checkpoint.finish = finish_without_syncs  # type: ignore[method-assign]
 
 
 def apply(name: str) -> None:
