@@ -57,7 +57,7 @@ class Refused(NamedTuple):
 
 
 def in_memory_nothing(relied_on: Sequence[Relied]) -> str | None:
-    """For a store that no process has open: what is on disk is all there is."""
+    """The state on disk is complete while no process has the store open."""
     return None
 
 
@@ -70,7 +70,7 @@ def adopt_ready(
     *,
     at_most: int | None = None,
 ) -> list[Adopted | Refused]:
-    """Adopt or throw away the finished generations of the store in `path`, or `at_most` so many of them.
+    """Adopt or throw away the finished generations of the store in `path`, or at most `at_most` of them.
 
     partitions: those of the open store, which go over to the new generations; None: none is open. One that this
     process may not move or read is left where it is. REQUIRES: the store's lock, no deletion or backup beside it.
@@ -95,7 +95,7 @@ def _adopt(
     reason_in_memory: ReasonInMemory,
     directory: Path,
 ) -> Adopted | Refused:
-    """Adopt or throw away one generation. Raises OSError with nothing done, StoreFull likewise, StoreFailed."""
+    """Adopt or throw away one generation. Raises OSError and StoreFull with nothing done, StoreFailed."""
 
     def refuse(where: Path, reason: str) -> Refused:
         throw_away(path, where)
@@ -121,7 +121,7 @@ def _adopt(
         return refuse(directory, reason)
     before = partition_path(path, info.start_ms, origin.generation)
     target = partition_path(path, info.start_ms, info.generation)
-    sizes = [(each / "data.mdb").stat().st_size for each in (before, directory)]
+    sizes = [(generation / "data.mdb").stat().st_size for generation in (before, directory)]
     throw_away(path, target)  # what an adoption whose transaction failed has left: nothing refers to it
     move(directory, target)
     reach("compact.published")
@@ -174,7 +174,7 @@ def reason_against(raw: Reads, info: PartitionInfo, origin: OriginRecord, store_
 
 
 def _taken_back(raw: Reads, topic_id: int, relied_on: list[Relied]) -> str | None:
-    """A topic's subscription that has not acknowledged what is relied on; None: all have, or it is gone anyway."""
+    """Return a topic's subscription that has not acknowledged the relied-on positions; None: there is none."""
     name = catalog.topic_name(raw, topic_id)
     if name is None:
         return None

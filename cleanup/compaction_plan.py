@@ -1,4 +1,4 @@
-"""What compaction of a closed partition would drop: a small value that can be sent to another machine.
+"""The plan of compacting a closed partition: a small value that can be sent to another machine.
 
 Made from the claims on the partition (claims.py), which are picklable too, and the headers of its runs; no body is
 read, nothing is written.
@@ -29,7 +29,7 @@ from .origin import OriginRecord, Relied
 
 
 class LogPlan(NamedTuple):
-    """What is to become of one log: `needed` is a serialised bitmap of entries whose bodies stay.
+    """The plan for one log: `needed` is a serialised bitmap of entries whose bodies stay.
 
     dead_entries, dead_bytes: bodies that go; body_bytes: all bodies there are now.
     """
@@ -45,7 +45,7 @@ class LogPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What compaction of a partition would drop, and of which generation. Picklable.
+    """The bodies that compaction of a partition would drop, and the generation it starts from. Picklable.
 
     transaction: number of the source's last LMDB transaction; file_bytes: the length of its file. relied_on: see
     cleanup/origin.py.
@@ -62,7 +62,7 @@ class CompactionPlan:
 
     @property
     def partition(self) -> str:
-        """What the partition's directory is called."""
+        """The name of the partition's directory."""
         return directory_name(self.start_ms)
 
     @property
@@ -84,13 +84,13 @@ class CompactionPlan:
         return self.dead_bytes / total if total else 0.0
 
     def origin(self) -> OriginRecord:
-        """What the new generation says of where it comes from."""
+        """The origin record of the new generation."""
         return OriginRecord(
             self.generation, self.transaction, self.file_bytes, self.dead_entries, self.dead_bytes, self.relied_on
         )
 
     def info(self) -> PartitionInfo:
-        """What the new generation says of itself."""
+        """The description record of the new generation."""
         return PartitionInfo(fmt.FORMAT_VERSION, self.store_id, self.start_ms, self.end_ms, self.generation + 1)
 
     def described(self) -> dict[bytes, bytes]:
@@ -104,14 +104,14 @@ class CompactionPlan:
 
     def require_source(self, source: Environment, raw: Reads) -> None:
         """Refuse a source that is not the generation that was planned, as it was. Raises DamagedStore."""
-        found = _info(source, raw)
-        if found != self.info()._replace(generation=self.generation) or raw.id() != self.transaction:
-            message = f"is {found} as of transaction {raw.id()}, not generation {self.generation}"
+        info = _info(source, raw)
+        if info != self.info()._replace(generation=self.generation) or raw.id() != self.transaction:
+            message = f"is {info} as of transaction {raw.id()}, not generation {self.generation}"
             raise DamagedStore(source.path, f"{message} as of {self.transaction}, for which compaction was planned")
 
 
 def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> CompactionPlan:
-    """What can be dropped from a sealed generation, by the claims on each of its logs (`claims_of_logs`).
+    """Plan what can be dropped from a sealed generation, by the claims on each of its logs (`claims_of_logs`).
 
     Reads the headers of its runs, and nothing else; O(entries). REQUIRES: at the time of the claims the catalog had
     the partition as CLOSED. Raises DamagedStore, CorruptRecord.
@@ -119,18 +119,18 @@ def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> Compact
     known = {(row.topic_id, row.ledger_id): row for row in claims}
     with source.read() as raw:
         info = _info(source, raw)
-        found = []
+        logs = []
         for log in partition_logs(raw):
             if log not in known:
                 raise BrokenInvariant(f"{source.name}: the claims were not read of log {log[1]} of topic {log[0]}")
-            found.append(known[log])
-        planned = tuple(_plan_log(raw, source.name, each) for each in found)
+            logs.append(known[log])
+        planned = tuple(_plan_log(raw, source.name, claims_of_log) for claims_of_log in logs)
         transaction = raw.id()
     relied_on = tuple(
-        Relied(each.topic_id, ledger_id, positions.serialize())
-        for each in sorted(found, key=lambda each: each.topic_id)
-        if each.topic is not None and not each.frontier.released
-        for ledger_id, positions in sorted(each.relied_on.items())
+        Relied(claims_of_log.topic_id, ledger_id, positions.serialize())
+        for claims_of_log in sorted(logs, key=lambda claims_of_log: claims_of_log.topic_id)
+        if claims_of_log.topic is not None and not claims_of_log.frontier.released
+        for ledger_id, positions in sorted(claims_of_log.relied_on.items())
     )
     file_bytes = (source.path / "data.mdb").stat().st_size
     return CompactionPlan(
@@ -140,8 +140,8 @@ def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> Compact
 
 def partition_logs(raw: Reads) -> list[tuple[int, int]]:
     """(topic id, ledger id) of every log of a partition, in a read transaction of its environment. O(logs)."""
-    found = catalog.rows(raw, fmt.prefix(Table.LOG))
-    return [(fmt.trailing_u32(key), fmt.unpack_u64(fields)) for key, fields in found]
+    rows = catalog.rows(raw, fmt.prefix(Table.LOG))
+    return [(fmt.trailing_u32(key), fmt.unpack_u64(fields)) for key, fields in rows]
 
 
 def _info(source: Environment, raw: Reads) -> PartitionInfo:
@@ -180,19 +180,19 @@ def _plan_log(raw: Reads, name: str, claims: LogClaims) -> LogPlan:
 
 def _conditional(read: Iterable[Run | CorruptEntry]) -> BitMap | None:
     """The conditional entries of a log, by its runs in order; None where one of them cannot be read."""
-    found = BitMap()
+    needed = BitMap()
     expected = 0
     for run in read:
         if isinstance(run, CorruptEntry) or run.first_entry != expected:
             return None
         expected = run.limit
         if run.conditional:
-            found.add_range(run.first_entry, run.limit)
-    return found
+            needed.add_range(run.first_entry, run.limit)
+    return needed
 
 
 def can_be_thinned(run: Run) -> bool:
-    """Whether it is known where its bodies are; else it is copied as it is."""
+    """Return whether the bodies of a run can be located; a run whose bodies cannot is copied as it is."""
     return run.kind == RunKind.MESSAGES and run.bodies_fit
 
 

@@ -81,8 +81,8 @@ def finish_deletion(path: Path, main: Environment, partitions: PartitionSet, par
 
 def _has_quarantined(transaction: Transaction, ledger_id: int) -> bool:
     cursor = transaction.raw.cursor()
-    found = cursor.set_range(fmt.quarantine_key(ledger_id, 0))
-    return bool(found) and bytes(cursor.key()) < fmt.quarantine_key(ledger_id + 1, 0)
+    more = cursor.set_range(fmt.quarantine_key(ledger_id, 0))
+    return bool(more) and bytes(cursor.key()) < fmt.quarantine_key(ledger_id + 1, 0)
 
 
 def remove_recorded(path: Path, main: Environment, start_ms: int, generation: int) -> None:

@@ -1,4 +1,4 @@
-"""What is still claimed of a partition log: which entries may yet be delivered, by the markers in the main log.
+"""Claims on a partition log: the entries that may yet be delivered, by the markers in the main log.
 
 Owns the rule of what compaction may drop. Everything is read in the caller's one transaction of the main environment,
 so that it is of one point in time; one pass over a topic's main log is for all its partitions, and markers are read as
@@ -35,7 +35,7 @@ from .retention import ledgers_kept
 
 
 class LogClaims(NamedTuple):
-    """What the main environment says of one topic's log in one partition.
+    """The claims of the main environment on one topic's log in one partition.
 
     topic: full name, None when the topic was deleted. marked: entries that markers in kept ledgers (not being trimmed)
     point at. acknowledged: those of them that every subscription has acknowledged, less what retention keeps; empty
@@ -63,17 +63,17 @@ def read_claims(raw: Reads, main_name: str, starts: Iterable[int], *, now_ms: in
     now_ms: when retention is judged by: acknowledged entries count as needed where it keeps the main-log ledger of
     their marker (retention.py). 0: what it will let go some day is kept. Raises CorruptRecord.
     """
-    found: dict[int, list[LogClaims]] = {start_ms: [] for start_ms in starts}
+    claims: dict[int, list[LogClaims]] = {start_ms: [] for start_ms in starts}
     wanted: dict[int, list[tuple[int, FrontierRecord]]] = {}
     for topic_id, start_ms, frontier in catalog.frontiers(raw):
-        if start_ms in found:
+        if start_ms in claims:
             wanted.setdefault(topic_id, []).append((start_ms, frontier))
     for topic_id, rows in sorted(wanted.items()):
         topic = catalog.topic_name(raw, topic_id)
         log = _read_main_log(raw, main_name, topic_id, {row.ledger_id for _, row in rows}, now_ms)
         for start_ms, frontier in rows:
-            found[start_ms].append(_claims(raw, topic_id, topic, frontier, log))
-    return found
+            claims[start_ms].append(_claims(raw, topic_id, topic, frontier, log))
+    return claims
 
 
 def claims_of_logs(raw: Reads, known: Iterable[LogClaims], logs: Iterable[tuple[int, int]]) -> list[LogClaims]:
@@ -202,16 +202,16 @@ def acknowledged_by_all(
 
     cursors: each with its serialised bitmaps by ledger id (`catalog.acked`). Without any: none.
     """
-    found: BitMap | None = None
+    acknowledged: BitMap | None = None
     for cursor, rows in cursors:
         row = rows.get(ledger_id)
-        mine = BitMap() if row is None else BitMap.deserialize(row)
+        positions = BitMap() if row is None else BitMap.deserialize(row)
         if cursor.ledger_id > ledger_id:
-            mine.add_range(0, tail)
+            positions.add_range(0, tail)
         elif cursor.ledger_id == ledger_id:
-            mine.add_range(0, min(cursor.next_entry, tail))
-        found = mine if found is None else found & mine
-    return BitMap() if found is None else found & _all(tail)
+            positions.add_range(0, min(cursor.next_entry, tail))
+        acknowledged = positions if acknowledged is None else acknowledged & positions
+    return BitMap() if acknowledged is None else acknowledged & _all(tail)
 
 
 def _quarantined(raw: Reads, ledger_id: int) -> BitMap:
@@ -226,5 +226,5 @@ def bitmap_of(ids: npt.NDArray[np.integer]) -> BitMap:
 
 def ids_of(entries: BitMap) -> UInt32s:
     """The entry ids of a bitmap, ascending."""
-    found: UInt32s = np.frombuffer(entries.to_array(), dtype=np.uint32)
-    return found
+    entry_ids: UInt32s = np.frombuffer(entries.to_array(), dtype=np.uint32)
+    return entry_ids

@@ -1,4 +1,4 @@
-"""What a generation that compaction made says of where it comes from: the record by which it is adopted or thrown away.
+"""The origin record of a compacted generation, by which it is adopted or thrown away.
 
 It stands in the generation itself, so that adoption needs nothing else, and stays there afterwards.
 
@@ -30,7 +30,7 @@ class Relied(NamedTuple):
 
 
 class OriginRecord(NamedTuple):
-    """What a generation was made from, what was dropped, and what that rests on."""
+    """The source of a generation, the amount dropped, and the acknowledgements that allowed it."""
 
     generation: int
     transaction: int

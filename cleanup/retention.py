@@ -37,11 +37,11 @@ def ledgers_kept(raw: Reads, topic_id: int, now_ms: int) -> set[int]:
 
 def retention_by_topic(raw: Reads) -> dict[int, tuple[int, int]]:
     """The policies `retention_ms` and `retention_bytes` in force, by topic id. Raises CorruptRecord."""
-    found = {}
+    retention = {}
     for key, name in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME)):
         policies = effective(raw, TopicName.parse(name.decode()))
-        found[fmt.trailing_u32(key)] = (policies.retention_ms, policies.retention_bytes)
-    return found
+        retention[fmt.trailing_u32(key)] = (policies.retention_ms, policies.retention_bytes)
+    return retention
 
 
 def kept_of(

@@ -1,4 +1,4 @@
-"""What a crash left behind, finished when a store is opened for writing.
+"""The sweep: the remains of a crash are finished or removed when a store is opened for writing.
 
 Deletions that were recorded, ledgers that were trimmed, directories in staging/ and trash/, and
 partition directories that were never registered: nothing in those was ever acknowledged to a producer.
@@ -22,7 +22,7 @@ from .trim import remove_ledgers, unfinished
 
 
 def sweep(path: Path, main: Environment) -> None:
-    """Finish what a crash left. REQUIRES: the store's lock, and no partition open.
+    """Finish or remove the remains of a crash. REQUIRES: the store's lock, and no partition open.
 
     Raises DamagedStore, and removes nothing, for a partition that holds messages and that the catalog does not know:
     one is registered before it is used, so the catalog has lost it.

@@ -1,4 +1,4 @@
-"""Trimming: whole ledgers removed from the front of a main log, and what follows from it.
+"""Trimming: removal of whole ledgers from the front of a main log, and its consequences.
 
 A ledger goes when every subscription's mark-delete position is past it and retention allows. One
 transaction marks it TRIMMING and releases each closed partition whose last marker of this topic lay in
@@ -23,9 +23,9 @@ _RUNS_A_PART = 512
 
 
 def passed(ledger: LedgerInfo, mark_deletes: Sequence[Position]) -> bool:
-    """Whether every entry of a closed ledger is at or before each of the mark-delete positions.
+    """Return whether every entry of a closed ledger is at or before each of the mark-delete positions.
 
-    True without subscriptions: what a topic without subscriptions has fired is never going to be read.
+    True without subscriptions: nobody is ever going to read the fired messages of such a topic.
     """
     last = Position(ledger.ledger_id, ledger.entries - 1)
     return all(mark_delete >= last for mark_delete in mark_deletes)
@@ -123,14 +123,14 @@ def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequen
 
     def part(transaction: Transaction) -> int:
         cursor = transaction.raw.cursor()
-        left = _RUNS_A_PART
+        budget = _RUNS_A_PART
         done = 0
         for topic_id, ledger_id in ledgers[:_RUNS_A_PART]:
             more = cursor.set_range(fmt.run_prefix(ledger_id))
-            while more and left and fmt.is_run_of(cursor.key(), ledger_id):
+            while more and budget and fmt.is_run_of(cursor.key(), ledger_id):
                 more = cursor.delete()
-                left -= 1
-            if not left:
+                budget -= 1
+            if not budget:
                 break
             transaction.delete(fmt.ledger_key(topic_id, ledger_id))
             done += 1
@@ -149,9 +149,9 @@ def _last_run(transaction: Transaction) -> bytes:
 
 def unfinished(main: Environment) -> list[tuple[int, int]]:
     """(topic id, ledger id) of the ledgers that were trimmed and not yet removed."""
-    found = []
+    rows = []
     for page in catalog.pages(main, fmt.prefix(fmt.Table.LEDGER)):
         for key, fields in page:
             if fmt.LedgerRecord.unpack(fields).state is LedgerState.TRIMMING:
-                found.append((fmt.leading_u32(key), fmt.trailing_u64(key)))
-    return found
+                rows.append((fmt.leading_u32(key), fmt.trailing_u64(key)))
+    return rows

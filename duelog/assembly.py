@@ -1,4 +1,4 @@
-"""The parts of an open store put together, bottom up: each gets what it uses when it is made."""
+"""Assembly of an open store, bottom up: each part is given the parts that it uses when it is made."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from duelog.markers.firing.suspensions import Suspensions
 from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.succession import Succession
 from duelog.markers.withdrawal import Withdrawals
-from duelog.store.clock import Clock, ManualClock
+from duelog.partitions.storage import Storage
+from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import CorruptRecord, DamagedStore, StoreFull
 from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
-from .background.adopting import Adopting
-from .background.expiry import Expiry
-from .background.id_sweep import IdSweep
-from .background.maintenance import Maintenance
-from .background.policy_changes import PolicyChanges
+from .background.maintenance import Maintenance, Tasks
+from .background.policies_in_force import Expiry, PolicyChanges
 from .background.quarantine import Quarantine
+from .background.reclaiming import Adopting, IdSweep, Trimming
 from .background.recurring import Recurring
 from .background.removal import Removal
-from .background.scheduler import Scheduler
-from .background.trimming import Trimming
-from .background.wakeups import Wakeups
-from .engine import Engine
+from .background.scheduler import Scheduler, Wakeups
+from .engine import Delivery, Engine, Pending, Sending, Upkeep, Waking
 from .keys.keyed_batches import KeyedBatches
 from .keys.keyed_messages import KeyedMessages
 from .keys.topic_keys import TopicKeys
@@ -40,7 +37,7 @@ from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter
 from .sending.sender import Sender
-from .sending.topic_withdrawals import TopicWithdrawals
+from .sending.topic_sender import TopicWithdrawals
 from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
 from .shutdown import OpenState
@@ -65,64 +62,133 @@ def open_engine(
     """
     with ExitStack() as undo:
         try:
-            found = recover(path, config, clock, undo, read_only=read_only)
-            engine = assemble(found, config, undo, records_defaults=records_defaults)
+            recovered = recover(path, config, clock, undo, read_only=read_only)
+            engine = assemble(recovered, undo, records_defaults=records_defaults)
         except CorruptRecord as error:
             raise DamagedStore(path / "main", str(error)) from error
         undo.pop_all()
     return engine
 
 
-def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_defaults: bool) -> Engine:
-    """The parts of a store that was recovered, and the scheduler's thread where it is to have one.
+def assemble(recovered: Recovered, undo: ExitStack, *, records_defaults: bool) -> Engine:
+    """Make the parts of a recovered store, bottom up, and start the scheduler's thread where the store has one.
 
     `undo` ends what was begun. Raises StoreFull, ResourceShortage.
     """
-    main, partitions, clock, listeners = found.main, found.partitions, found.clock, found.listeners
-    limits = found.run_limits
-    state = OpenState(found.path)
-
-    # What waits, and what wakes it.
-    background = config.background if config.background is not None else not isinstance(clock.wrapped, ManualClock)
-    scheduler: Scheduler | None = None
-    if background and not found.read_only:
-        scheduler = Scheduler(clock, main)
+    storage, clock = recovered.storage, recovered.clock
+    config, listeners = storage.config, storage.listeners
+    scheduler = Scheduler(clock, storage.main) if _has_thread(storage, clock) else None
     wake_scheduler = _nothing if scheduler is None else scheduler.wake
     agenda = TrimAgenda(wake_scheduler)
-    topic_events = TopicEvents(found.path)
-    delivery_log = None if found.read_only else DeliveryLog(found.path, found.identity.store_id)
-    topics = Topics(main, config, agenda, topic_events, delivery_log, read_only=found.read_only)
-    suspensions = Suspensions(main, topics.name_of)
-    wakeups = Wakeups(main, topics, suspensions, clock, scheduler)
+    topic_events = TopicEvents(storage.path)
+    delivery_log = None if storage.read_only else DeliveryLog(storage.path, storage.store_id)
+    topics = Topics(storage.main, config, agenda, topic_events, delivery_log, read_only=storage.read_only)
+    suspensions = Suspensions(storage.main, topics.name_of)
+    waking = Waking(scheduler, Wakeups(storage.main, topics, suspensions, clock, scheduler), agenda)
+    policies = _policies(storage, records_defaults=records_defaults)
+    wal_writer = None if storage.read_only else _wal_writer(recovered, waking, undo)
 
-    # From messages to durable entries.
-    policies = DelayPolicies(main, listeners, read_only=found.read_only)
-    if records_defaults and not found.read_only:
-        policies.record(config)
-    policies.warn_of(config)
-    wal_writer: WalWriter | None = None
-    if not found.read_only:
-        segments = WalSegments(
-            main,
-            partitions,
-            WriteAheadLog(found.path, found.identity.store_id, found.wal),
-            clock,
-            config,
-            wakeups.wake,
-            unapplied=bool(found.memtable or partitions.unapplied()),
-            background=scheduler is not None,
-        )
-        wal_writer = WalWriter(main, found.memtable, found.claims, segments, config, listeners)
-        undo.callback(wal_writer.close)
-        if config.durability == "relaxed":
-            main.before_commit = partitions.before_commit = wal_writer.sync
-    producers = Producers(main, wal_writer)
-
-    # From due messages to consumers.
-    quarantine = Quarantine(main, listeners)
-    loaded = LoadedPartitions(
-        main, partitions, config, suspensions, listeners, topics.main_log, quarantine.add, wakeups.wake
+    delivery, entries = _delivery(recovered, topics, suspensions, waking, wal_writer, delivery_log)
+    pending = _pending(storage, clock, delivery, entries, policies)
+    figures = Figures(
+        storage.path,
+        storage.main,
+        storage.partitions,
+        topics,
+        delivery.firing,
+        delivery.inline,
+        delivery.quarantine,
+        clock,
     )
+    quotas = PendingQuotas(
+        policies.effective, lambda: policies.version, figures.all_pending_of, by_time=bool(config.inline_delay_ms)
+    )
+    sending = _sending(recovered, topics, policies, quotas, pending, wal_writer)
+    upkeep = _upkeep(storage, clock, topics, topic_events, policies, waking, wal_writer, pending, delivery)
+    if not storage.read_only:
+        try:
+            upkeep.maintenance.tasks.adopting.run()
+        except StoreFull as error:
+            _log.warning("compacted generations are not adopted for now: %s", error)
+
+    state = OpenState(storage.path)
+    listeners += [waking.wakeups, quotas]
+    metrics: StoreMetrics | None = None
+    if not storage.read_only:
+        metrics = StoreMetrics(
+            storage.path, config.cluster, state, topics, delivery.firing, clock, figures, listeners, instruments()
+        )
+        undo.callback(metrics.close)
+        listeners.append(metrics)
+    engine = Engine(
+        storage=storage,
+        lock=recovered.lock,
+        state=state,
+        clock=clock,
+        topics=topics,
+        topic_events=topic_events,
+        policies=policies,
+        waking=waking,
+        sending=sending,
+        pending=pending,
+        delivery=delivery,
+        upkeep=upkeep,
+        figures=figures,
+        metrics=metrics,
+    )
+    if scheduler is not None:
+        scheduler.start(lambda: upkeep.maintenance.slice()[0].next_due_ms, topics.wake_receivers)
+    return engine
+
+
+def _has_thread(storage: Storage, clock: StoreClock) -> bool:
+    if storage.read_only:
+        return False
+    background = storage.config.background
+    return not isinstance(clock.wrapped, ManualClock) if background is None else background
+
+
+def _policies(storage: Storage, *, records_defaults: bool) -> DelayPolicies:
+    policies = DelayPolicies(storage.main, storage.listeners, read_only=storage.read_only)
+    if records_defaults and not storage.read_only:
+        policies.record(storage.config)
+    policies.warn_of(storage.config)
+    return policies
+
+
+def _wal_writer(recovered: Recovered, waking: Waking, undo: ExitStack) -> WalWriter:
+    storage = recovered.storage
+    main, partitions = storage.main, storage.partitions
+    segments = WalSegments(
+        main,
+        partitions,
+        WriteAheadLog(storage.path, storage.store_id, recovered.wal),
+        recovered.clock,
+        storage.config,
+        waking.wakeups.wake,
+        unapplied=bool(recovered.memtable or partitions.unapplied()),
+        background=waking.scheduler is not None,
+    )
+    wal_writer = WalWriter(main, recovered.memtable, recovered.claims, segments, storage.config, storage.listeners)
+    undo.callback(wal_writer.close)
+    if storage.config.durability == "relaxed":
+        main.before_commit = partitions.before_commit = wal_writer.sync
+    return wal_writer
+
+
+def _delivery(
+    recovered: Recovered,
+    topics: Topics,
+    suspensions: Suspensions,
+    waking: Waking,
+    wal_writer: WalWriter | None,
+    delivery_log: DeliveryLog | None,
+) -> tuple[Delivery, PendingEntries]:
+    storage, clock = recovered.storage, recovered.clock
+    main, partitions, config, listeners = storage.main, storage.partitions, storage.config, storage.listeners
+    wake = waking.wakeups.wake
+    quarantine = Quarantine(main, listeners)
+    loaded = LoadedPartitions(main, partitions, config, suspensions, listeners, topics.main_log, quarantine.add, wake)
     firing = Firing(
         main,
         partitions,
@@ -132,113 +198,87 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         listeners,
         topics.main_log,
         quarantine.add,
-        wakeups.wake,
+        wake,
         main.write if wal_writer is None else wal_writer.fire,
         config.fire_batch if wal_writer is None else wal_writer.largest_firing,
     )
-    pending = PendingEntries(main, partitions, firing, config.partition_ms, limits)
-    withdrawals = Withdrawals(main, firing.gate, clock, pending)
-    flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake, delivery_log)
+    entries = PendingEntries(main, partitions, firing, config.partition_ms, recovered.run_limits)
+    flusher = AckFlusher(main, config.ack_flush_ms, clock, waking.agenda, wake, delivery_log)
     inline = InlineMessages(main, partitions, clock, config, flusher, quarantine.add, listeners)
-    figures = Figures(found.path, main, partitions, topics, firing, inline, quarantine, clock)
-    quotas = PendingQuotas(
-        policies.effective, lambda: policies.version, figures.all_pending_of, by_time=bool(config.inline_delay_ms)
-    )
-    sender = Sender(partitions, config, limits, wal_writer, policies, quotas)
-    succession = Succession(main, firing.gate, clock, pending)
-    topic_keys = TopicKeys(main, partitions, withdrawals)
-    keyed_batches = KeyedBatches(policies, topic_keys, sender, succession, quotas, listeners)
-    put_writer = PutWriter(sender, policies, producers.of, keyed_batches.send_all)
-    outbox = Outbox(put_writer.write, config.max_in_flight_bytes, sender.group_bytes, found.path)
-    dead_letters = DeadLetters(main, topics, flusher, clock, firing.gate, pending, wakeups.wake)
+    dead_letters = DeadLetters(main, topics, flusher, clock, firing.gate, entries, wake)
+    return Delivery(quarantine, firing, flusher, inline, dead_letters), entries
 
-    # When time passes.
-    expiry = Expiry(main, topics, agenda, flusher, policies)
+
+def _pending(
+    storage: Storage, clock: StoreClock, delivery: Delivery, entries: PendingEntries, policies: DelayPolicies
+) -> Pending:
+    gate = delivery.firing.gate
+    withdrawals = Withdrawals(storage.main, gate, clock, entries)
+    succession = Succession(storage.main, gate, clock, entries)
+    keys = TopicKeys(storage.main, storage.partitions, withdrawals)
+    topic_withdrawals = TopicWithdrawals(withdrawals, policies, delivery.inline, keys.are_used, storage.listeners)
+    return Pending(entries, withdrawals, succession, keys, topic_withdrawals)
+
+
+def _sending(
+    recovered: Recovered,
+    topics: Topics,
+    policies: DelayPolicies,
+    quotas: PendingQuotas,
+    pending: Pending,
+    wal_writer: WalWriter | None,
+) -> Sending:
+    storage = recovered.storage
+    partitions, config, listeners = storage.partitions, storage.config, storage.listeners
+    producers = Producers(storage.main, wal_writer)
+    sender = Sender(partitions, config, recovered.run_limits, wal_writer, policies, quotas)
+    batches = KeyedBatches(policies, pending.keys, sender, pending.succession, quotas, listeners)
+    put_writer = PutWriter(sender, policies, producers.of, batches.send_all)
+    outbox = Outbox(put_writer.write, config.max_in_flight_bytes, sender.group_bytes, storage.path)
     keyed = KeyedMessages(
         topics,
         partitions,
         policies,
-        topic_keys,
+        pending.keys,
         sender,
-        withdrawals,
-        keyed_batches,
+        pending.withdrawals,
+        batches,
         listeners,
         config.max_message_bytes,
     )
-    recurring = Recurring(main, topics, succession, clock, config.max_message_bytes, wakeups.wake)
-    adopting = Adopting(found.path, main, partitions, topics, found.identity.store_id, clock)
-    maintenance = Maintenance(
-        found.path,
-        main,
-        partitions,
-        firing,
-        flusher,
-        quarantine,
-        clock,
-        config,
-        Trimming(main, topics, agenda, flusher, config, policies, listeners),
-        expiry,
-        listeners,
-        wake_scheduler,
+    return Sending(wal_writer, sender, producers, keyed, outbox)
+
+
+def _upkeep(
+    storage: Storage,
+    clock: StoreClock,
+    topics: Topics,
+    topic_events: TopicEvents,
+    policies: DelayPolicies,
+    waking: Waking,
+    wal_writer: WalWriter | None,
+    pending: Pending,
+    delivery: Delivery,
+) -> Upkeep:
+    main, partitions, config = storage.main, storage.partitions, storage.config
+    agenda, flusher = waking.agenda, delivery.flusher
+    wake_scheduler = _nothing if waking.scheduler is None else waking.scheduler.wake
+    recurring = Recurring(main, topics, pending.succession, clock, config.max_message_bytes, waking.wakeups.wake)
+    expiry = Expiry(main, topics, agenda, flusher, policies)
+    tasks = Tasks(
         recurring,
+        expiry,
+        Trimming(main, topics, agenda, flusher, config, policies, storage.listeners),
+        Adopting(storage.path, main, partitions, topics, storage.store_id, clock),
         IdSweep(main, partitions, topics),
-        adopting,
-        wal_writer,
+    )
+    maintenance = Maintenance(
+        storage, clock, delivery.firing, flusher, delivery.quarantine, wal_writer, tasks, wake_scheduler
     )
     policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, wake_scheduler)
-    if not found.read_only:
-        try:
-            adopting.run()
-        except StoreFull as error:
-            _log.warning("what was compacted is not taken over for now: %s", error)
-
-    # What is seen from outside.
-    metrics: StoreMetrics | None = None
-    listeners += [wakeups, quotas]
-    if not found.read_only:
-        metrics = StoreMetrics(
-            found.path, config.cluster, state, topics, firing, clock, figures, listeners, instruments()
-        )
-        undo.callback(metrics.close)
-        listeners.append(metrics)
-    engine = Engine(
-        path=found.path,
-        config=config,
-        read_only=found.read_only,
-        store_id=found.identity.store_id,
-        lock=found.lock,
-        state=state,
-        main=main,
-        partitions=partitions,
-        clock=clock,
-        scheduler=scheduler,
-        wakeups=wakeups,
-        agenda=agenda,
-        topics=topics,
-        topic_events=topic_events,
-        policies=policies,
-        policy_changes=policy_changes,
-        wal_writer=wal_writer,
-        sender=sender,
-        producers=producers,
-        keyed=keyed,
-        outbox=outbox,
-        quarantine=quarantine,
-        firing=firing,
-        topic_withdrawals=TopicWithdrawals(withdrawals, policies, inline, topic_keys.are_used, listeners),
-        flusher=flusher,
-        inline=inline,
-        dead_letters=dead_letters,
-        recurring=recurring,
-        maintenance=maintenance,
-        removal=Removal(main, topics, agenda, firing, maintenance, policy_changes, topic_events),
-        figures=figures,
-        metrics=metrics,
-    )
-    if scheduler is not None:
-        scheduler.start(lambda: maintenance.slice()[0].next_due_ms, topics.wake_receivers)
-    return engine
+    removal = Removal(main, topics, agenda, delivery.firing, maintenance, policy_changes, topic_events)
+    return Upkeep(maintenance, recurring, policy_changes, removal)
 
 
 def _nothing() -> None:
-    """There is no scheduler to be woken."""
+    """Stand in for waking a scheduler in a store without one."""

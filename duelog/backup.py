@@ -34,7 +34,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BackupResult:
-    """What a backup holds: partitions, bytes of its files, and the store's time at the instant that it is of."""
+    """The content of a backup: partitions, bytes of its files, and the store's time at its instant."""
 
     path: Path
     partitions: int
@@ -47,11 +47,11 @@ def back_up(engine: Engine, destination: Path) -> BackupResult:
 
     Raises InvalidArgument, StoreFull, StoreBusy, DamagedStore, and StoreFailed or ClosedError for a store that is.
     """
-    refuse_inside("dest", destination, engine.path)
+    refuse_inside("dest", destination, engine.storage.path)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise InvalidArgument("dest", str(destination), "expected an empty directory, or none")
     make_directory(destination)
-    with engine.backing_up, engine.maintenance.deletions_held(), closing(PointInTime(engine)) as point:
+    with engine.backing_up, engine.upkeep.maintenance.deletions_held(), closing(PointInTime(engine)) as point:
         try:
             return _copy_all(engine, point, destination)
         except BaseException:
@@ -63,7 +63,7 @@ def back_up(engine: Engine, destination: Path) -> BackupResult:
 def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupResult:
     for name in ("partitions", "staging", "trash"):
         make_directory(destination / name)
-    _copy(engine.main, point.main, destination / "main")
+    _copy(engine.storage.main, point.main, destination / "main")
     point.main.release()
     partitions = 0
     for partition, environment, read in point.partitions():
@@ -72,12 +72,12 @@ def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupRe
         partitions += 1
     files = sorted(path for path in destination.rglob("data.mdb"))
     if point.oldest_segment is not None:
-        files += write_wal(destination, engine.store_id, point.wal, point.oldest_segment)
-    write_file(destination / "STORE", (engine.path / "STORE").read_bytes())
+        files += write_wal(destination, engine.storage.store_id, point.wal, point.oldest_segment)
+    write_file(destination / "STORE", (engine.storage.path / "STORE").read_bytes())
     sync_directory(destination)
     files.append(destination / "STORE")
     listed = {str(path.relative_to(destination)): describe(path) for path in files}
-    manifest = {"format": fmt.FORMAT_VERSION, "store_id": engine.store_id.hex(), "taken_ms": point.taken_ms}
+    manifest = {"format": fmt.FORMAT_VERSION, "store_id": engine.storage.store_id.hex(), "taken_ms": point.taken_ms}
     write_file(destination / MANIFEST, json.dumps({**manifest, "files": listed}, indent=1).encode() + b"\n")
     return BackupResult(destination, partitions, sum(size for size, _ in listed.values()), point.taken_ms)
 

@@ -84,11 +84,11 @@ class DelayedStore(StorePolicies):
 
     @property
     def path(self) -> Path:
-        return self._engine.path
+        return self._engine.storage.path
 
     @property
     def config(self) -> StoreConfig:
-        return self._engine.config
+        return self._engine.storage.config
 
     @property
     def clock(self) -> Clock:
@@ -144,7 +144,7 @@ class DelayedStore(StorePolicies):
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions, and release all it holds. Raises UnknownTopic."""
         self._engine.check_writable()
-        self._engine.removal.remove_topic(self._engine.topics.get(TopicName.parse(name)))
+        self._engine.upkeep.removal.remove_topic(self._engine.topics.get(TopicName.parse(name)))
 
     def send_batch(
         self, messages: Iterable[tuple[str | Topic, Message]], *, allow_past: bool = False
@@ -203,7 +203,7 @@ class DelayedStore(StorePolicies):
         self._engine.check_open()
         before_ms = None if older_than is None else self._engine.clock.now_ms() - duration_ms("older_than", older_than)
         origin = None if topic is None else TopicName.parse(topic)
-        return self._engine.dead_letters.held(origin, subscription, reason, key, before_ms)
+        return self._engine.delivery.dead_letters.held(origin, subscription, reason, key, before_ms)
 
     def requeue_dead_letters(self, letters: Letters, *, delay: Duration = 0) -> int:
         """Move dead letters back to where they came from, due in `delay`, atomically; how many.
@@ -212,12 +212,12 @@ class DelayedStore(StorePolicies):
         Raises UnknownTopic, UnknownSubscription, InvalidArgument, StoreFull, StoreFailed; then nothing was moved.
         """
         self._engine.check_writable()
-        return self._engine.dead_letters.requeue(checked_letters(letters), duration_ms("delay", delay))
+        return self._engine.delivery.dead_letters.requeue(checked_letters(letters), duration_ms("delay", delay))
 
     def purge_dead_letters(self, letters: Letters) -> int:
         """Drop dead letters for good, in one transaction; how many were dropped. Raises as `requeue_dead_letters`."""
         self._engine.check_writable()
-        return self._engine.dead_letters.purge(checked_letters(letters))
+        return self._engine.delivery.dead_letters.purge(checked_letters(letters))
 
     def tick(self) -> TickResult:
         """Do whatever is due now: fire, close, trim, delete, persist; and say what it did and what is next.
@@ -231,8 +231,8 @@ class DelayedStore(StorePolicies):
     def accept_clock(self) -> None:
         """Go on firing by the clock as it is now, after ClockJumped."""
         self._engine.check_writable()
-        self._engine.maintenance.accept_clock()
-        self._engine.wakeups.wake()
+        self._engine.upkeep.maintenance.accept_clock()
+        self._engine.waking.wakeups.wake()
 
     def save_snapshots(self) -> int:
         """Save the delay indexes in memory of which the next start would have to read much; how many were saved.
@@ -244,7 +244,7 @@ class DelayedStore(StorePolicies):
     def flush(self) -> None:
         """Persist every acknowledgement taken so far. Raises StoreFull, StoreFailed."""
         self._engine.check_writable()
-        self._engine.flusher.flush()
+        self._engine.delivery.flusher.flush()
 
     def check(self, *, deep: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
         """Every problem found in the store, as values; nothing is changed. Also for stores open read-only.
@@ -255,15 +255,15 @@ class DelayedStore(StorePolicies):
         """
         self._engine.check_open()
         engine = self._engine
-        with explained(self.path), engine.maintenance.lock:
+        with explained(self.path), engine.upkeep.maintenance.lock:
             findings = check(
-                engine.path,
-                engine.store_id,
-                engine.main,
-                engine.partitions,
-                engine.firing.suspensions,
-                engine.quarantine,
-                read_only=engine.read_only,
+                engine.storage.path,
+                engine.storage.store_id,
+                engine.storage.main,
+                engine.storage.partitions,
+                engine.delivery.firing.suspensions,
+                engine.delivery.quarantine,
+                read_only=engine.storage.read_only,
                 deep=deep,
                 progress=progress,
             )
@@ -296,7 +296,7 @@ class DelayedStore(StorePolicies):
     def suspended(self) -> list[Suspension]:
         """What of the store's upkeep has failed and is tried again later, the longest first; reads nothing. O(them)."""
         self._engine.check_open()
-        return self._engine.firing.suspensions.all()
+        return self._engine.delivery.firing.suspensions.all()
 
     def partitions(self) -> list[PartitionStats]:
         """Every time partition, by start; O(partition logs)."""
@@ -332,5 +332,5 @@ class DelayedStore(StorePolicies):
 def _name_in(engine: Engine, topic: Topic) -> TopicName:
     """The name of a topic of the open store of `engine`. Raises InvalidArgument for one of another."""
     if topic._engine is not engine:
-        raise InvalidArgument("topic", topic.name, f"a topic of another open store, {topic._engine.path}")
+        raise InvalidArgument("topic", topic.name, f"a topic of another open store, {topic._engine.storage.path}")
     return topic._name

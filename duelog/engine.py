@@ -1,4 +1,4 @@
-"""An open store: its parts, whether it may be used, and how it closes. DelayedStore, Topic and Subscription use it.
+"""An open store: its parts, its state, and the order in which it closes. DelayedStore, Topic and Subscription use it.
 
 Order of locks, outermost first: maintenance, a subscription, then leaf locks (conditions, queues, sets).
 No thread waits for a commit with a subscription's lock in hand.
@@ -7,35 +7,34 @@ No thread waits for a commit with a subscription's lock in hand.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
 
 from duelog.markers.firing.firing import Firing
-from duelog.partitions.partition_set import PartitionSet
+from duelog.markers.pending_entries import PendingEntries
+from duelog.markers.succession import Succession
+from duelog.markers.withdrawal import Withdrawals
+from duelog.partitions.storage import Storage
 from duelog.store.clock import ManualClock, StoreClock
-from duelog.store.config import StoreConfig
-from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, InvalidArgument, ReadOnly
 from duelog.store.log.documents import Documents
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, Position
 
 from .background.maintenance import Maintenance, TickResult
-from .background.policy_changes import PolicyChanges
+from .background.policies_in_force import PolicyChanges
 from .background.quarantine import Quarantine
 from .background.recurring import Recurring
 from .background.removal import Removal
-from .background.scheduler import Scheduler
-from .background.wakeups import Wakeups
+from .background.scheduler import Scheduler, Wakeups
 from .control.control_server import ControlServer, MakeOperations
 from .keys.keyed_messages import KeyedMessages
+from .keys.topic_keys import TopicKeys
 from .metrics import Instruments, StoreMetrics
 from .opening import StoreLock
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.sender import Sender
-from .sending.topic_sender import StoreSender, TopicSender
-from .sending.topic_withdrawals import TopicWithdrawals
+from .sending.topic_sender import StoreSender, TopicSender, TopicWithdrawals
 from .sending.wal_writer import WalWriter
 from .shutdown import OpenState, Shutdown
 from .stats import Figures
@@ -50,64 +49,96 @@ from .topics.topic_state import TopicState
 from .topics.trim_agenda import TrimAgenda
 
 
-@dataclass(eq=False)
-class Engine:
-    """The parts of an open store, made by `assemble` (assembly.py). `close` ends them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Sending:
+    """From messages to durable entries. A read-only store has no write-ahead log: `wal_writer` is None."""
 
-    None where the store has none of it: scheduler (no thread), wal_writer (no write-ahead log), lock and metrics
-    (read-only).
-    """
-
-    path: Path
-    config: StoreConfig
-    read_only: bool
-    store_id: bytes
-    lock: StoreLock | None
-    state: OpenState
-    main: Environment
-    partitions: PartitionSet
-    clock: StoreClock
-    scheduler: Scheduler | None
-    wakeups: Wakeups
-    agenda: TrimAgenda
-    topics: Topics
-    topic_events: TopicEvents
-    policies: DelayPolicies
-    policy_changes: PolicyChanges
     wal_writer: WalWriter | None
     sender: Sender
     producers: Producers
     keyed: KeyedMessages
     outbox: Outbox
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """Messages that have not fired: looked up, cancelled, replaced."""
+
+    entries: PendingEntries
+    withdrawals: Withdrawals
+    succession: Succession
+    keys: TopicKeys
+    topic_withdrawals: TopicWithdrawals
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """From due messages to acknowledgements."""
+
     quarantine: Quarantine
     firing: Firing
-    topic_withdrawals: TopicWithdrawals
     flusher: AckFlusher
     inline: InlineMessages
     dead_letters: DeadLetters
-    recurring: Recurring
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waking:
+    """The threads that wait for the next due time. `scheduler` is None where the store has no thread of its own."""
+
+    scheduler: Scheduler | None
+    wakeups: Wakeups
+    agenda: TrimAgenda
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upkeep:
+    """Work that the passing of time, or an operator, asks for."""
+
     maintenance: Maintenance
+    recurring: Recurring
+    policy_changes: PolicyChanges
     removal: Removal
+
+
+@dataclass(eq=False)
+class Engine:
+    """The parts of an open store, made by `assemble` (assembly.py). `close` ends them.
+
+    A read-only store has no `lock` and no `metrics`. `control` is None while nothing listens at the control socket.
+    """
+
+    storage: Storage
+    lock: StoreLock | None
+    state: OpenState
+    clock: StoreClock
+    topics: Topics
+    topic_events: TopicEvents
+    policies: DelayPolicies
+    waking: Waking
+    sending: Sending
+    pending: Pending
+    delivery: Delivery
+    upkeep: Upkeep
     figures: Figures
     metrics: StoreMetrics | None
     control: ControlServer | None = None
-    """None: no socket is listened at."""
     backing_up: Lock = field(default_factory=Lock)
     """One backup at a time."""
 
     def __post_init__(self) -> None:
-        self.documents = Documents(self.main, self.check_open, self.check_writable)
+        self.documents = Documents(self.storage.main, self.check_open, self.check_writable)
         self._shutdown = Shutdown(
             [
-                self.outbox.close,
+                self.sending.outbox.close,
                 self._stop,
                 self._join_control,
                 self._persist,
                 self._end,
-                self.sender.close,
+                self.sending.sender.close,
                 self.topic_events.close,
-                self.partitions.close,
-                self.main.close,
+                self.storage.partitions.close,
+                self.storage.main.close,
                 self._unlock,
             ]
         )
@@ -125,16 +156,16 @@ class Engine:
     def check_writable(self) -> None:
         """Raise ClosedError as `check_open`, ReadOnly, and StoreFailed where nothing is written any more."""
         self.state.check()
-        if self.read_only:
-            raise ReadOnly(f"store {self.path}")
-        if self.main.failed is not None:
-            raise self.main.failed
+        if self.storage.read_only:
+            raise ReadOnly(f"store {self.storage.path}")
+        if self.storage.main.failed is not None:
+            raise self.storage.main.failed
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
         """See `StoreMetrics.report_to`. Raises ClosedError, ReadOnly."""
         self.state.check()
         if self.metrics is None:
-            raise ReadOnly(f"store {self.path}")
+            raise ReadOnly(f"store {self.storage.path}")
         return self.metrics.report_to(instruments)
 
     def writing_at(self) -> int:
@@ -143,46 +174,46 @@ class Engine:
         return self.clock.now_ms()
 
     def writer(self) -> WalWriter:
-        """What appends to the write-ahead log. Raises as `check_writable`."""
+        """The writer of the write-ahead log. Raises as `check_writable`."""
         self.check_writable()
-        if self.wal_writer is None:
+        if self.sending.wal_writer is None:
             raise BrokenInvariant("a store open for writing has no write-ahead log")
-        return self.wal_writer
+        return self.sending.wal_writer
 
     def sender_to(self, name: TopicName) -> TopicSender:
-        """What sends to the topic of a name, which need not exist."""
+        """A sender to the topic of a name, which need not exist."""
         return TopicSender(
             name,
             self.topics,
             self.policies,
-            self.sender,
-            self.outbox,
-            self.producers.of,
-            self.keyed.send_all,
+            self.sending.sender,
+            self.sending.outbox,
+            self.sending.producers.of,
+            self.sending.keyed.send_all,
             self.writing_at,
-            self.config.max_message_bytes,
+            self.storage.config.max_message_bytes,
         )
 
     def sender_to_topics(self) -> StoreSender:
-        """What sends to several topics at once."""
+        """A sender to several topics at once."""
         return StoreSender(
             self.topics,
             self.policies,
-            self.sender,
-            self.keyed.send_all,
+            self.sending.sender,
+            self.sending.keyed.send_all,
             self.writing_at,
-            self.config.max_message_bytes,
+            self.storage.config.max_message_bytes,
         )
 
     def place_of(self, topic: TopicState, field: str, given: Position) -> Position:
-        """Where in the main log it is: of a delayed message's id its marker, anything else as it is.
+        """Return the position in the main log: a delayed message's marker, any other position unchanged.
 
         Raises InvalidArgument, which names `field`, for a message that has not fired.
         """
         if topic.log.entries_of(given.ledger_id) is not None:
             return given
-        position = self.topic_withdrawals.position_of(topic, given)
-        state = "fired" if position is not None else self.topic_withdrawals.state(topic, given)
+        position = self.pending.topic_withdrawals.position_of(topic, given)
+        state = "fired" if position is not None else self.pending.topic_withdrawals.state(topic, given)
         if state in ("scheduled", "cancelled"):
             raise InvalidArgument(field, given, f"the message with this id is {state}: it was not delivered")
         return position or given
@@ -193,57 +224,57 @@ class Engine:
             to = MessageId.parse(to, "to")
         if isinstance(to, MessageId):
             to = self.place_of(topic, "to", to)
-        return position_of(self.main, self.inline, topic, to, self.clock.now_ms())
+        return position_of(self.storage.main, self.delivery.inline, topic, to, self.clock.now_ms())
 
     def tick(self) -> TickResult:
         self.check_writable()
-        return self.maintenance.tick()
+        return self.upkeep.maintenance.tick()
 
     def save_snapshots(self) -> int:
         self.check_writable()
-        with self.maintenance.lock:
-            return self.firing.loaded.save_all(self.clock.now_ms())
+        with self.upkeep.maintenance.lock:
+            return self.delivery.firing.loaded.save_all(self.clock.now_ms())
 
     def slice(self) -> tuple[TickResult, bool]:
-        """A piece of a tick, and whether there is more to do now."""
+        """Run a piece of a tick, and return whether there is more to do now."""
         self.check_writable()
-        return self.maintenance.slice()
+        return self.upkeep.maintenance.slice()
 
     def start_control(self, operations: MakeOperations) -> None:
-        """Listen at the control socket, where the store is to have one; once."""
-        wanted = self.config.control
+        """Listen at the control socket if the store is configured to have one. A second call is a no-op."""
+        wanted = self.storage.config.control
         if wanted is None:
             wanted = not isinstance(self.clock.wrapped, ManualClock)
-        if wanted and not self.read_only and self.control is None:
-            server = ControlServer(self.path, operations, self.config.max_message_bytes)
+        if wanted and not self.storage.read_only and self.control is None:
+            server = ControlServer(self.storage.path, operations, self.storage.config.max_message_bytes)
             self.control = server if server.start() else None
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Persist acknowledgements, end the thread, close every environment, give the lock back; whatever is raised.
+        """Persist acknowledgements, end the thread, close every environment and release the lock, whatever is raised.
 
-        A second call does nothing, or what the first was kept from.
+        A second call takes the steps that the first did not complete.
         """
         self._shutdown.run()
 
     def _stop(self) -> None:
         if self.control is not None and not self.state.forked:
             self.control.stop()
-        self.maintenance.stopping = True
+        self.upkeep.maintenance.stopping = True
         if self.metrics is not None:
             self.metrics.close()
-        if self.scheduler is not None:
-            self.scheduler.stop()
+        if self.waking.scheduler is not None:
+            self.waking.scheduler.stop()
 
     def _persist(self) -> None:
-        if not self.read_only and self.main.failed is None and not self.state.forked:
-            with self.maintenance.lock:
-                self.flusher.flush()
-                self.quarantine.flush()
-                self.firing.loaded.save_all(self.clock.now_ms())
-                if self.flusher.log is not None:
-                    self.flusher.log.discard()
+        if not self.storage.read_only and self.storage.main.failed is None and not self.state.forked:
+            with self.upkeep.maintenance.lock:
+                self.delivery.flusher.flush()
+                self.delivery.quarantine.flush()
+                self.delivery.firing.loaded.save_all(self.clock.now_ms())
+                if self.delivery.flusher.log is not None:
+                    self.delivery.flusher.log.discard()
 
     def _end(self) -> None:
         self.state.closed = True

@@ -103,10 +103,10 @@ SPECS = (
     Spec(RESCHEDULED, "counter", "{message}", _TOPIC, "Messages given another due time"),
     Spec(SENT, "counter", "{message}", _TOPIC, "Messages sent to the topic, and durable"),
     Spec(RECEIVED, "counter", "{message}", _SUBSCRIPTION, "Messages handed to consumers, each time again"),
-    Spec(REDELIVERED, "counter", "{message}", _SUBSCRIPTION, "Those of them that had been handed out before"),
+    Spec(REDELIVERED, "counter", "{message}", _SUBSCRIPTION, "Messages handed out that had been handed out before"),
     Spec(ACKNOWLEDGED, "counter", "{message}", _SUBSCRIPTION, "Messages acknowledged by consumers, or skipped"),
     Spec(DEAD_LETTERED, "counter", "{message}", _SUBSCRIPTION, "Messages moved to the dead-letter topic"),
-    Spec(EXPIRED, "counter", "{message}", _SUBSCRIPTION, "Messages acknowledged because they outlived their time"),
+    Spec(EXPIRED, "counter", "{message}", _SUBSCRIPTION, "Messages acknowledged by time to live"),
     Spec(DELAYED, "gauge", "{message}", _SUBSCRIPTION, "Messages of the subscription not due yet"),
     Spec(BACKLOG, "gauge", "{message}", _SUBSCRIPTION, "Messages fired and not acknowledged"),
     Spec(OLDEST, "gauge", "s", _SUBSCRIPTION, "How long the oldest message of the backlog has been due; 0: none is"),
@@ -140,10 +140,10 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 _BYTES = tuple(float(1 << bits) for bits in range(10, 33, 2))
 COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 50_000.0)
 BOUNDARIES = {"s": _SECONDS, "By": _BYTES}
-"""Of a histogram's buckets, by its unit: an SDK's own are for milliseconds."""
+"""Bucket boundaries of a histogram, by its unit: an SDK's own are for milliseconds."""
 
 Attributes = dict[str, str]
-"""Of one instrument, each set of values is one object as long as its store is open."""
+"""Attributes of a measurement. Each set of values is one object as long as its store is open."""
 
 
 class Instruments:
@@ -177,7 +177,7 @@ class Instruments:
 
     @property
     def listening(self) -> bool:
-        """Whether an SDK is in force: the meter, or the provider behind it, is not the API's own."""
+        """True when an SDK is in force: the meter, or the provider behind it, is not the API's own."""
         api = "opentelemetry.metrics"
         if not type(self._meter).__module__.startswith(api):
             return True
@@ -205,7 +205,7 @@ def instruments() -> Instruments:
 
 @dataclass(eq=False, repr=False)
 class StoreMetrics(StoreListener):
-    """What one store reports: counters and histograms as events come, gauges when they are collected. `close` ends it.
+    """Reports of one store: counters and histograms at each event, gauges at collection. `close` ends them.
 
     Appended to the listeners of the store when all its parts are there. `_cluster`: `StoreConfig.cluster`. Gauges
     report nothing once `_state` is closed, and in a child process.
@@ -238,7 +238,7 @@ class StoreMetrics(StoreListener):
             self._listeners.remove(self)
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
-        """Have the same store report to others as well, until what is returned is closed."""
+        """Have the store report to other instruments as well, until the returned object is closed."""
         also = replace(self, _shared=instruments)
         self._listeners.append(also)
         return also
@@ -301,19 +301,19 @@ class StoreMetrics(StoreListener):
             self._shared.counters[name].add(count, self._of(topic))
 
     def _of(self, topic: TopicName) -> Attributes:
-        found = self._labels.get(topic)
-        if found is None:
-            found = self._labels[topic] = {
+        labels = self._labels.get(topic)
+        if labels is None:
+            labels = self._labels[topic] = {
                 "pulsar.cluster": self._cluster,
                 "pulsar.namespace": topic.namespace_name,
                 "pulsar.topic": str(topic),
             }
-        return found
+        return labels
 
     # -- read by gauges ------------------------------------------------------------------------------
 
     def observe(self, name: str) -> list[Observation]:
-        """What a gauge shows now. Each gauge is read once a collection: a second reading surveys the store anew."""
+        """Return the present values of a gauge. Reading the same gauge again surveys the store again."""
         if name in (SUSPENDED, SUSPENDED_TIME):  # also where the store cannot be surveyed
             return self._suspended(name)
         with self._lock:
@@ -328,43 +328,43 @@ class StoreMetrics(StoreListener):
     def _suspended(self, name: str) -> list[Observation]:
         now_ms = self._clock.now_ms()
         times: dict[str, list[float]] = {}
-        for found in self._firing.suspensions.all():
-            times.setdefault(found.task, []).append(max(now_ms - found.since_ms, 0) / 1000)
+        for suspension in self._firing.suspensions.all():
+            times.setdefault(suspension.task, []).append(max(now_ms - suspension.since_ms, 0) / 1000)
         return [
             Observation(len(values) if name == SUSPENDED else max(values), {**self._store, "duelog.task": task})
             for task, values in times.items()
         ]
 
     def _look(self) -> dict[str, list[Observation]]:
-        found: dict[str, list[Observation]] = {name: [] for name in OF_TOPICS}
+        observations: dict[str, list[Observation]] = {name: [] for name in OF_TOPICS}
         for topic in self._figures.survey():
             attributes = self._of(topic.name)
-            found[INDEX].append(Observation(topic.index_bytes, attributes))
-            found[PENDING].append(Observation(topic.pending, attributes))
-            found[SENT].append(Observation(topic.sent, attributes))
+            observations[INDEX].append(Observation(topic.index_bytes, attributes))
+            observations[PENDING].append(Observation(topic.pending, attributes))
+            observations[SENT].append(Observation(topic.sent, attributes))
             for stats in topic.subscriptions:
                 named = {**attributes, "pulsar.subscription": stats.name}
-                found[DELAYED].append(Observation(topic.in_partitions + stats.inline, named))
-                found[BACKLOG].append(Observation(stats.backlog, named))
-                found[OLDEST].append(Observation(stats.oldest_unacknowledged_ms / 1000, named))
+                observations[DELAYED].append(Observation(topic.in_partitions + stats.inline, named))
+                observations[BACKLOG].append(Observation(stats.backlog, named))
+                observations[OLDEST].append(Observation(stats.oldest_unacknowledged_ms / 1000, named))
                 if stats.longest_running_ms is not None:
-                    found[RUNNING].append(Observation(stats.longest_running_ms / 1000, named))
+                    observations[RUNNING].append(Observation(stats.longest_running_ms / 1000, named))
                 for name, value in delivered(stats).items():
-                    found[name].append(Observation(value, named))
-        return found
+                    observations[name].append(Observation(value, named))
+        return observations
 
     def _look_at_partitions(self) -> dict[str, list[Observation]]:
-        found = {FIRING_LAG: [Observation(self._figures.firing_lag_ms() / 1000, self._store)]}
+        observations = {FIRING_LAG: [Observation(self._figures.firing_lag_ms() / 1000, self._store)]}
         states = dict.fromkeys(("future", "current", "closed"), 0)
-        found[PARTITION_SIZE] = []
+        observations[PARTITION_SIZE] = []
         for partition in self._figures.of_partitions():
             states[partition.state] = states.get(partition.state, 0) + 1
             labels = {**self._store, "duelog.partition": directory_name(partition.start_ms)}
-            found[PARTITION_SIZE].append(Observation(partition.disk_bytes, labels))
-        found[PARTITIONS] = [
+            observations[PARTITION_SIZE].append(Observation(partition.disk_bytes, labels))
+        observations[PARTITIONS] = [
             Observation(count, {**self._store, "duelog.partition.state": state}) for state, count in states.items()
         ]
-        return found
+        return observations
 
 
 def serve_prometheus(port: int = 9464, address: str = "127.0.0.1") -> None:

@@ -1,7 +1,7 @@
 """Making a store, opening one, and the lock that keeps a second writer out.
 
 A new store is complete once its STORE file is there, which is written last: a directory without it holds
-nothing that was acknowledged, and is made anew if it holds nothing else either.
+nothing that was acknowledged, and is made again if it holds nothing else either.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OWN_NAMES = {"CONTROL", "LOCK", "STORE.tmp", "attempts", "main", "partitions", 
 
 
 class Identity(NamedTuple):
-    """What the STORE file says: written once, checked at every open."""
+    """The content of the STORE file: written once, checked at every open."""
 
     store_id: bytes
     partition_ms: int
@@ -111,7 +111,7 @@ def _command(pid: int) -> str:
 
 
 def _is_worker() -> bool:
-    """Whether this process is one of several that its parent has made of one program: by multiprocessing, or a fork.
+    """Return whether this process is one of several workers of one program, by multiprocessing or a fork.
 
     A fork has the command of its parent, or a title that begins alike: "gunicorn: worker", "gunicorn: master".
     """
@@ -133,7 +133,7 @@ class StoreLock:
         self._descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         status = os.fstat(self._descriptor)
         self._file = here.pid, status.st_dev, status.st_ino
-        told = json.dumps(_Holder.here()._asdict()).encode() + b"\n"
+        holder = json.dumps(_Holder.here()._asdict()).encode() + b"\n"
         with _Held.lock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,8 +142,8 @@ class StoreLock:
                     raise (AlreadyOpen(path) if self._file in _Held.files else _locked(path, held.read())) from None
             _Held.files.add(self._file)
         with suppress(OSError):  # a full disk keeps no store from being opened
-            os.write(self._descriptor, told)
-            os.ftruncate(self._descriptor, len(told))
+            os.write(self._descriptor, holder)
+            os.ftruncate(self._descriptor, len(holder))
 
     def release(self) -> None:
         """Give it back; a second call does nothing."""
@@ -166,7 +166,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def _has_been_used(main: Path) -> bool:
-    """Whether a main environment holds more than the one commit that makes it: its store has lost its STORE file."""
+    """Return whether a main environment has more than its first commit, so that its store has lost its STORE file."""
     if not (main / "data.mdb").exists():
         return False
     try:
@@ -229,7 +229,7 @@ def read_identity(path: Path, config: StoreConfig) -> Identity:
 
 
 def stored_span_ms(path: Path) -> int | None:
-    """The partition span of an existing store, for tools that open what is there; None: no store."""
+    """The partition span of an existing store, for tools; None: there is no store."""
     try:
         fields = json.loads((path / "STORE").read_bytes())
         return int(fields["partition_ms"])
@@ -267,11 +267,11 @@ def open_main(
         raise AlreadyOpen(path) from error
     try:
         fields = environment.get(fmt.PARTITION_INFO_KEY)
-        found = None if fields is None else PartitionInfo.unpack(fields)
-        if found is None or found.store_id != identity.store_id:
+        info = None if fields is None else PartitionInfo.unpack(fields)
+        if info is None or info.store_id != identity.store_id:
             raise DamagedStore(path / "main", "belongs to another store")
-        if found.version > fmt.FORMAT_VERSION:
-            raise FormatMismatch(path / "main", "format", found.version, fmt.FORMAT_VERSION)
+        if info.version > fmt.FORMAT_VERSION:
+            raise FormatMismatch(path / "main", "format", info.version, fmt.FORMAT_VERSION)
     except BaseException:
         environment.close()
         raise

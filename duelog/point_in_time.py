@@ -40,7 +40,7 @@ _Generation = tuple[int, str]
 
 
 class HeldPartition(NamedTuple):
-    """A partition under a lease, and what is seen of it."""
+    """A partition under a lease, and the view of it that is copied."""
 
     partition: Partition
     environment: Environment
@@ -56,24 +56,26 @@ class PointInTime:
         REQUIRES: deletion and adoption are held back, and no other backup is made by this process.
         """
         self._engine = engine
-        self._partitions = engine.partitions
-        self._wal = WalFollower(engine.path, engine.store_id)
+        self._partitions = engine.storage.partitions
+        self._wal = WalFollower(engine.storage.path, engine.storage.store_id)
         self._held: dict[_Generation, HeldPartition] = {}
         self._left: set[_Generation] | None = None
-        """What there is to be copied; None: not known yet."""
+        """Generations still to be copied; None: not known yet."""
         self._unheld: DuelogError | None = None
         """Why a partition that was opened is not held."""
         self.taken_ms = 0
         """The store's time at the instant."""
         self.wal: list[Group] = []
-        """What the write-ahead log held at the instant, some of it applied."""
-        read_beside(engine.path, engine.store_id, lambda: catalog.oldest_segment(engine.main))  # refuses damage
+        """Groups in the write-ahead log at the instant, some of them applied."""
+        read_beside(
+            engine.storage.path, engine.storage.store_id, lambda: catalog.oldest_segment(engine.storage.main)
+        )  # refuses damage
         self.oldest_segment: int | None = None
         """The first segment of the log that the copy needs; None: it has none."""
-        self.main = engine.main.hold()
+        self.main = engine.storage.main.hold()
         try:
             self._hold_each(self._partitions.watch(self._opened))
-            if engine.read_only:
+            if engine.storage.read_only:
                 self._hold_all()
             self._find_instant()
         except BaseException:
@@ -86,7 +88,9 @@ class PointInTime:
         until = time.monotonic() + _PATIENCE_S
         while not self._is_instant():
             if time.monotonic() > until:
-                raise StoreBusy(self._engine.path, f"no instant between two commits was found in {_PATIENCE_S:.0f} s")
+                raise StoreBusy(
+                    self._engine.storage.path, f"no instant between two commits was found in {_PATIENCE_S:.0f} s"
+                )
 
     def _is_instant(self) -> bool:
         for held in list(self._held.values()):
@@ -97,12 +101,14 @@ class PointInTime:
         self.main.renew()
         if self._wal.follow()[-1:] != self.wal[-1:] or any(held.read.moved() for held in list(self._held.values())):
             return False
-        found = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
-        left = {(start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in found}
-        if self._engine.read_only and left - self._held.keys():
+        rows = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
+        generations = {
+            (start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in rows
+        }
+        if self._engine.storage.read_only and generations - self._held.keys():
             self._hold_all()  # it has come, or has been replaced, since
             return False
-        self._left = left
+        self._left = generations
         oldest = self.main.raw.get(_WAL_KEY)
         self.oldest_segment = None if oldest is None else fmt.unpack_u64(fmt.unseal(_WAL_KEY, oldest))
         return True
@@ -174,7 +180,7 @@ class PointInTime:
         start_ms, name = generation
         partition = self._partitions.get(start_ms)
         if partition is None:
-            raise DamagedStore(partition_path(self._engine.path, start_ms, 1).parent / name, "is missing")
+            raise DamagedStore(partition_path(self._engine.storage.path, start_ms, 1).parent / name, "is missing")
         with self._partitions.lease(partition):
             if generation not in self._held:
                 raise self._unheld or DamagedStore(partition.path, f"is not generation {name}")

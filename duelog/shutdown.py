@@ -1,4 +1,4 @@
-"""Whether a store is open in this process, and the steps by which it closes, each taken whatever became of others."""
+"""The state of an open store, and the steps that close it, each taken whatever became of the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Shutdown:
         self._taken: set[int] = set()
 
     def run(self) -> None:
-        """Take the steps that were not taken yet; one that raises, or is interrupted, is begun anew.
+        """Take the steps not taken yet; one that raises, or is interrupted, is tried again.
 
         Raises the first error once all are done.
         """
@@ -41,7 +41,7 @@ class Shutdown:
 
 
 class OpenState:
-    """Of one store: open from the beginning, in the process that opened it, until `closed` is set."""
+    """The state of one store: open in the process that opened it, until `closed` is set."""
 
     def __init__(self, path: Path) -> None:
         self.closed = False
@@ -50,7 +50,7 @@ class OpenState:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a child, after fork, of the one that opened the store."""
+        """True in a child process, after fork, of the one that opened the store."""
         return here.pid != self._process
 
     def check(self) -> None:

@@ -168,7 +168,7 @@ class TopicSurvey:
 
 @dataclass(eq=False, repr=False)
 class Figures:
-    """What the figures of one open store are taken from. Thread-safe."""
+    """The figures of one open store, read from its parts. Thread-safe."""
 
     _path: Path
     _main: Environment

@@ -57,9 +57,9 @@ class Subscription(Acknowledging):
             state,
             type_,
             lambda: engine.policies.effective(topic.name, state.name),
-            engine.inline,
-            engine.flusher,
-            engine.dead_letters,
+            engine.delivery.inline,
+            engine.delivery.flusher,
+            engine.delivery.dead_letters,
             engine.clock,
             part,
         )
@@ -180,7 +180,11 @@ class Subscription(Acknowledging):
     def may_wait(self) -> bool:
         """Whether there is anything to wait for: something moves the clock or fires what is due."""
         engine = self._engine
-        return engine.scheduler is not None or engine.read_only or not isinstance(engine.clock.wrapped, ManualClock)
+        return (
+            engine.waking.scheduler is not None
+            or engine.storage.read_only
+            or not isinstance(engine.clock.wrapped, ManualClock)
+        )
 
     def poll(self, max_messages: int = 1) -> tuple[list[ReceivedMessage], int | None]:
         """What is due now, at most `max_messages`, without waiting; and if that is nothing, when to ask again.
@@ -200,8 +204,8 @@ class Subscription(Acknowledging):
             self._check_usable()
             due_ms, more = None, False
             stopped: DuelogError | None = None
-            if engine.scheduler is not None:
-                stopped = engine.scheduler.error
+            if engine.waking.scheduler is not None:
+                stopped = engine.waking.scheduler.error
             else:
                 try:
                     done, more = engine.slice()
@@ -239,7 +243,7 @@ class Subscription(Acknowledging):
         self._check_usable()
         engine = self._engine
         position = self._consumer.seek(engine.target_of(self._topic, to))
-        self._engine.agenda.look_at(self._topic.topic_id, 0)
+        self._engine.waking.agenda.look_at(self._topic.topic_id, 0)
         self._topic.changed()
         return position
 
@@ -250,12 +254,12 @@ class Subscription(Acknowledging):
         that has passed.
         """
         self._check_usable()
-        pause(self._engine.main, self._topic, self._state, until, self._engine.clock.now_ms())
+        pause(self._engine.storage.main, self._topic, self._state, until, self._engine.clock.now_ms())
 
     def resume(self) -> None:
         """Hand out again."""
         self._check_usable()
-        resume(self._engine.main, self._topic, self._state)
+        resume(self._engine.storage.main, self._topic, self._state)
 
     @property
     def paused(self) -> bool:
@@ -280,7 +284,9 @@ class Subscription(Acknowledging):
             now_ms = self._engine.clock.now_ms()
             self._consumer.leave(now_ms, failed)
             if self._topic.tracker is not None:
-                self._engine.agenda.look_at(self._topic.topic_id, now_ms + self._engine.config.tracker_idle_ms)
+                self._engine.waking.agenda.look_at(
+                    self._topic.topic_id, now_ms + self._engine.storage.config.tracker_idle_ms
+                )
             self._topic.changed()
         self._left = True
 

@@ -98,7 +98,9 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
                 ttl=ttl,
                 dedup_key=dedup.key,
             )
-            return self._engine.keyed.send(self._name, message, dedup, self._engine.writing_at, allow_past=allow_past)
+            return self._engine.sending.keyed.send(
+                self._name, message, dedup, self._engine.writing_at, allow_past=allow_past
+            )
         return self.sender.send(payload, deliver_at, deliver_after, key, properties, allow_past, ttl)
 
     def send_async(
@@ -246,7 +248,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         now_ms = self._engine.writing_at()
         validate_subscription_name(name, "producer")
         topic = self.sender.topic(now_ms)
-        return Producer(self.sender, topic, self._engine.producers.of(topic, name), name)
+        return Producer(self.sender, topic, self._engine.sending.producers.of(topic, name), name)
 
     def producer_number(self, name: str) -> int:
         """The highest number that a named producer has stored; -1: none. Also read-only. O(partitions) at first.
@@ -254,7 +256,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         Lower ones may be missing, as of `Producer.last_sequence_id`. Raises UnknownTopic, InvalidArgument.
         """
         validate_subscription_name(name, "producer")
-        return self._engine.producers.last(self._existing(), name)
+        return self._engine.sending.producers.last(self._existing(), name)
 
     def cancel(self, message_id: AnyId) -> bool:
         """Cancel a delayed message. True: it is never delivered. False: it has fired, waits inline, or is unknown.
@@ -267,7 +269,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
     def cancel_batch(self, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages in one transaction; what became of each: cancelled, already cancelled, fired, unknown."""
         self._engine.check_writable()
-        return self._engine.topic_withdrawals.cancel(self._existing(), message_ids)
+        return self._engine.pending.topic_withdrawals.cancel(self._existing(), message_ids)
 
     def reschedule(
         self,
@@ -297,20 +299,20 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
     ) -> list[MessageId | None]:
         """Give messages another due time, in one transaction; as `reschedule`."""
         now_ms = self._engine.writing_at()
-        return self._engine.topic_withdrawals.reschedule(
+        return self._engine.pending.topic_withdrawals.reschedule(
             self._existing(), message_ids, deliver_at, deliver_after, now_ms, allow_past=allow_past
         )
 
     def fire_now(self, message_id: AnyId) -> MessageId | None:
         """Deliver a delayed message now: `reschedule` to this instant, whatever the delay policies say."""
-        return self._engine.topic_withdrawals.fire_now(self._engine.writing_at(), self._existing(), message_id)
+        return self._engine.pending.topic_withdrawals.fire_now(self._engine.writing_at(), self._existing(), message_id)
 
     def state(self, message_id: AnyId) -> str:
         """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic.
 
         One that waits inline (`inline_delay_ms`) is "scheduled" until it is due, but cannot be taken back any more.
         """
-        return self._engine.topic_withdrawals.state(self._existing(), message_id)
+        return self._engine.pending.topic_withdrawals.state(self._existing(), message_id)
 
     def position_of(self, message_id: AnyId) -> Position | None:
         """Where in the main log a message is read: a delayed one's marker, once it has fired; of any other its own id.
@@ -318,12 +320,12 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         None: it has not fired, was cancelled, or is unknown (`state` tells), or its place was trimmed. `receive` gives
         the same as `position`, and `seek` takes it. O(runs of a ledger). Raises UnknownTopic, InvalidArgument.
         """
-        return self._engine.topic_withdrawals.position_of(self._existing(), message_id)
+        return self._engine.pending.topic_withdrawals.position_of(self._existing(), message_id)
 
     def positions(self) -> LogPositions:
         """First, last and next position of the main log, the last as may be read now. Raises UnknownTopic."""
         state, now_ms = self._existing(), self._engine.clock.now_ms()
-        return log_positions(state.log, lambda: self._engine.inline.waiting(state, now_ms), now_ms)
+        return log_positions(state.log, lambda: self._engine.delivery.inline.waiting(state, now_ms), now_ms)
 
     def ledgers(self) -> list[LedgerInfo]:
         """The ledgers of the main log that are kept, the open one last. Raises UnknownTopic."""
@@ -335,7 +337,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         Whether it has fired or not does not matter. O(partitions) where they are not open. Raises CorruptEntry,
         UnknownTopic, InvalidArgument.
         """
-        return self._engine.inline.get(self._existing(), id_of(message_id))
+        return self._engine.delivery.inline.get(self._existing(), id_of(message_id))
 
     def scheduled(
         self,
@@ -359,7 +361,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
             raise InvalidArgument("limit", limit, "expected an int of at least 0, or None")
         if after is not None and not isinstance(after, MessageId):
             raise InvalidArgument("after", after, "expected a MessageId")
-        return islice(self._engine.inline.scheduled(self._existing(), start_ms, end_ms, after), limit)
+        return islice(self._engine.delivery.inline.scheduled(self._existing(), start_ms, end_ms, after), limit)
 
     def exists(self) -> bool:
         """Whether the topic has come into being."""

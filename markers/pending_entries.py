@@ -45,7 +45,7 @@ from .lookup import find_partition
 
 
 class Outcome(Enum):
-    """What became of a request to take a message back."""
+    """Outcome of a request to cancel or reschedule a message."""
 
     CANCELLED = "cancelled"
     ALREADY_CANCELLED = "already cancelled"
@@ -151,7 +151,7 @@ class PendingEntries:
         return bodies
 
     def states(self, topic_id: int, logs: list[FoundEntries], outcomes: list[Outcome]) -> list[Outcome | None]:
-        """What `cancel` would make of `outcomes`, None for an entry that it would cancel. Changes nothing."""
+        """Return the outcomes that `cancel` would give, None for an entry that it would cancel. Changes nothing."""
         states: list[Outcome | None] = list(outcomes)
         with self._main.read() as raw:
             for found in logs:
@@ -167,7 +167,7 @@ class PendingEntries:
         return states
 
     def fired(self, topic_id: int, logs: list[FoundEntries]) -> tuple[int, Position] | None:
-        """Of one entry that was located: due time and its log's last marker, if it has fired and was not cancelled."""
+        """Return the due time of a located entry and its log's last marker, if it fired and was not cancelled."""
         with self._main.read() as raw:
             for found in logs:
                 frontier = catalog.frontier(raw, topic_id, found.partition.start_ms)
@@ -186,7 +186,7 @@ class PendingEntries:
     # -- inside the transaction ----------------------------------------------------------------------
 
     def cancel(self, transaction: Transaction, topic_id: int, found: FoundEntries, outcomes: list[Outcome]) -> None:
-        """Cancel what has not fired, and say so in `outcomes`; the index hears of it from the commit."""
+        """Cancel entries that have not fired, and set their `outcomes`; the commit tells the index."""
         if _gone(found, transaction.get(fmt.partition_key(found.partition.start_ms))):
             for row in found.rows:
                 outcomes[row] = Outcome.UNKNOWN
@@ -292,7 +292,7 @@ def _fields(raw: Reads, key: bytes) -> bytes | None:
 
 
 def _gone(found: FoundEntries, fields: bytes | None) -> bool:
-    """Whether the partition's deletion is recorded: what was cancelled in it is not known any more.
+    """Return whether the partition's deletion is recorded: its cancellations are not known any more.
 
     The lease keeps the directory, not the record.
     """

@@ -27,7 +27,7 @@ from .pending_entries import FoundEntries, NewEntries, Outcome, PendingEntries
 from .withdrawal import append_due
 
 NOTHING = MessageId(0, 0)
-"""What a conditional entry replaces that replaces nothing: no ledger has this id."""
+"""The predecessor of a conditional entry that replaces nothing: no ledger has this id."""
 
 Record = Callable[[Transaction, tuple[MessageId, int] | None, bool], bool]
 """A unit of work that changes the caller's record; False: nothing is to happen.
@@ -78,7 +78,7 @@ class Succession:
         self._entries = entries
 
     def is_pending(self, log: ManagedLedger, message_id: MessageId) -> bool:
-        """Whether a message has neither fired nor been cancelled."""
+        """Return whether a message has neither fired nor been cancelled."""
         with self._gate.reading(), self._entries.located(log, [message_id]) as (logs, outcomes):
             return self._entries.states(log.topic_id, logs, outcomes)[0] is None
 
@@ -148,7 +148,7 @@ class Succession:
             return self._main.write(work)
 
     def _begin(self, batch: Replacing, now_ms: int, leases: ExitStack) -> tuple[list[_Found], list[NewEntries]]:
-        """Locate what is replaced, and append what replaces it, on disk and under `leases`."""
+        """Locate the replaced message, and append its successor, on disk and under `leases`."""
         log, olds = batch.log, batch.olds
         by_partition: dict[Partition, list[MessageId]] = {}
         for old, partition in olds.values():

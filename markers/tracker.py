@@ -13,7 +13,7 @@ every view needs no index any more and is pruned; a seek back reads the log agai
 Against the code under review for PIP-448: reads do not depend on mark-delete moving, so nothing starves
 behind it; pruning goes by the views' own time, so a view without a mark-delete cannot stop it; a view is
 registered under the lock under which an idle tracker is freed; nothing is bucketed before it is exact, so
-nothing fires a tick early; and there is no timer here: `next_due_ms` is asked anew before every wait.
+nothing fires a tick early; and there is no timer here: `next_due_ms` is asked again before every wait.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class TopicDelayTracker:
                 self.idle_since_ms = now_ms
 
     def rewind(self, view: SubscriptionView, read_position: Position) -> None:
-        """The view's subscription goes back to `read_position`: what it will pass over there is tracked again."""
+        """Put a view back to `read_position`: the entries that it will pass again are tracked again."""
         with self._whole_or_anew():
             self._cover(read_position, view.done_ms)
 
@@ -132,7 +132,7 @@ class TopicDelayTracker:
                 raise
 
     def untake(self, view: SubscriptionView, done_ms: int, done_position: Position) -> None:
-        """The view is where it was before a `take` whose messages could not be read. What was forgotten comes anew."""
+        """Put the view back to where it was before a `take` whose messages could not be read."""
         with self._whole_or_anew():
             view.done_ms, view.done_position = done_ms, done_position
             if done_ms < self._pruned_ms:
@@ -218,7 +218,7 @@ class TopicDelayTracker:
 
     @contextmanager
     def _whole_or_anew(self) -> Iterator[None]:
-        """The lock. What breaks off inside (an interrupt, a read that fails) leaves an index that is read anew."""
+        """Hold the lock; an interrupt or a failed read inside has the index read again."""
         with self._lock:
             try:
                 yield
@@ -227,7 +227,7 @@ class TopicDelayTracker:
                 raise
 
     def _forget(self) -> None:
-        """Have the log read anew from where the index begins."""
+        """Have the log read again from where the index begins."""
         self._waiting.clear()
         self._cursor = self._start or self._cursor
         self._pruned_ms = 0
@@ -242,7 +242,7 @@ class TopicDelayTracker:
         """See to it that everything from `position` on that is due after `floor_ms` is indexed."""
         if self._start is None:
             self._start = self._cursor = position
-        elif floor_ms + 1 < self._pruned_ms:  # what was forgotten is asked for again: read it all anew
+        elif floor_ms + 1 < self._pruned_ms:  # forgotten entries are asked for: read all of it again
             self._start = min(position, self._start)
             self._forget()
         elif position < self._start:
@@ -299,7 +299,7 @@ class TopicDelayTracker:
         return np.concatenate(entries), np.concatenate(dues)
 
     def _prune(self, now_ms: int) -> None:
-        """Forget what was delivered to every view, if it is time to look and enough of them have moved on."""
+        """Forget entries delivered to every view, if it is time to look and enough of them have moved on."""
         soon = now_ms < self._looked_ms + self._prune_interval_ms
         if soon and len(self._waiting) < self._kept + _PRUNE_ENTRIES:
             return

@@ -150,7 +150,7 @@ class WaitingEntries:
             self._last = self._last_dues = None
 
     def _spread_last(self) -> None:
-        """What was added last and turned out too short for a stretch becomes columns."""
+        """Turn the entries added last, too few for a stretch, into columns."""
         if self._last is not None and self._last_dues is not None:
             self._spread(self._last)
 

@@ -78,7 +78,7 @@ class Withdrawals:
     def states(
         self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None
     ) -> list[Outcome | None]:
-        """What `cancel` would answer, None for a message that it would cancel. Changes nothing."""
+        """Return the outcomes that `cancel` would give, None for a message that it would cancel. Changes nothing."""
         with self._gate.reading(), self._entries.located(log, ids, known) as (logs, outcomes):
             return self._entries.states(log.topic_id, logs, outcomes)
 

@@ -99,7 +99,7 @@ def check_punctuality(path: Path) -> list[Finding]:
     """Find late and overdue messages in a store without a finding, as warnings, by topic."""
     with open_to_read(path) as opened:
         engine = opened._engine
-        return list(check_lateness(engine.main, engine.partitions, engine.clock.now_ms()))
+        return list(check_lateness(engine.storage.main, engine.storage.partitions, engine.clock.now_ms()))
 
 
 def environments(path: Path) -> list[Path]:

@@ -1,1 +1,1 @@
-"""What happens when time passes: maintenance and its thread, trimming, expiry, adoption, schedules, quarantine."""
+"""Work that the passing of time asks for: maintenance and its thread, reclaiming, policies, schedules, quarantine."""

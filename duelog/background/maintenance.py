@@ -1,4 +1,4 @@
-"""What a store does when time passes: load, fire, close, save, trim, delete, persist. One tick at a time.
+"""The tick of a store: load, fire, close, save, expire, persist, trim, delete. One tick at a time.
 
 A tick does whatever is due now, in that order, and says when the next thing is. It is run by the
 scheduler thread, by the program, or by `receive` where there is no thread.
@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 from duelog.background.quarantine import Quarantine
@@ -28,22 +27,18 @@ from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.suspensions import UPKEEP, Part, Suspension
 from duelog.partitions.partition import Partition
-from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.storage import Storage
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.codec.format import PartitionState
-from duelog.store.config import StoreConfig
-from duelog.store.env.environment import Environment
 from duelog.store.errors import ClockJumped, DuelogError, StoreFull
 from duelog.store.files.system_errors import explain
-from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.listener import call_supplied
 
 from ..sending.wal_writer import WalWriter
 from ..topics.ack_flusher import AckFlusher
-from .adopting import Adopting
-from .expiry import Expiry
-from .id_sweep import IdSweep
+from .policies_in_force import Expiry
+from .reclaiming import Adopting, IdSweep, Trimming
 from .recurring import Recurring
-from .trimming import Trimming
 
 T = TypeVar("T")
 
@@ -56,12 +51,12 @@ _GIVE_WAY_MS = 3
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one tick did, and when the next thing is due.
+    """The counts of one tick, and when the next thing is due.
 
     fired: messages whose markers were written. closed, deleted: partitions. trimmed: main-log ledgers.
     snapshots: delay indexes saved. next_due_ms: epoch ms of the next thing to do, None: nothing is planned.
-    adopted: partitions that compaction has made anew. suspended: parts of the upkeep that have failed, and are tried
-    again later.
+    adopted: partitions replaced by their compacted generation. suspended: parts of the upkeep that failed, and are
+    tried again later.
     """
 
     fired: int
@@ -78,41 +73,46 @@ _COUNTS = ("fired", "closed", "trimmed", "deleted", "snapshots", "adopted")
 """Fields of a TickResult that add up over the slices of a tick."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tasks:
+    """The pieces of upkeep that a tick runs besides firing and deleting partitions."""
+
+    recurring: Recurring
+    expiry: Expiry
+    trimming: Trimming
+    adopting: Adopting
+    id_sweep: IdSweep
+
+
 @dataclass(eq=False, repr=False)
 class Maintenance:
-    """The upkeep of one open store. `_wake` wakes the scheduler; `_wal_writer` None: sends use no write-ahead log."""
+    """The upkeep of one open store. `_wake` wakes the scheduler; `_wal_writer` is None in a read-only store."""
 
-    _path: Path
-    _main: Environment
-    _partitions: PartitionSet
+    _storage: Storage
+    _clock: StoreClock
     _firing: Firing
     _flusher: AckFlusher
     _quarantine: Quarantine
-    _clock: StoreClock
-    _config: StoreConfig
-    trimming: Trimming
-    _expiry: Expiry
-    _listeners: Sequence[StoreListener]
-    _wake: Callable[[], None]
-    _recurring: Recurring
-    _id_sweep: IdSweep
-    adopting: Adopting
     _wal_writer: WalWriter | None
+    tasks: Tasks
+    _wake: Callable[[], None]
 
     def __post_init__(self) -> None:
+        self._main = self._storage.main
+        self._partitions = self._storage.partitions
         self.lock = threading.Lock()
-        """Held during a tick, and by what must not run beside one."""
+        """Held during a tick, and by calls that must not run beside one."""
         self.stopping = False
         self.suspensions = self._firing.suspensions
         self._surveyed = False
         self._undeleted: list[int] = []
         self._gives_way = False
-        """Whether the last slice left all but its firing to the next one."""
+        """The last slice fired ahead of time and left all other steps to the next one."""
         self._seen: tuple[int, float] | None = None
         self._full: StoreFull | None = None
-        """The first of the slice: what follows may free space, so it is raised at the end."""
+        """The first of the slice: later steps may free space, so it is raised at the end."""
         self._deletion_holds = 0
-        """How many `deletions_held` blocks are under way."""
+        """Number of `deletions_held` blocks under way."""
 
     def accept_clock(self) -> None:
         """Believe the clock as it is now (after ClockJumped)."""
@@ -128,12 +128,12 @@ class Maintenance:
         result, more = self.slice()
         while more:
             following, more = self.slice()
-            sums = {each: getattr(result, each) + getattr(following, each) for each in _COUNTS}
+            sums = {name: getattr(result, name) + getattr(following, name) for name in _COUNTS}
             result = replace(following, **sums)
         return result
 
     def slice(self) -> tuple[TickResult, bool]:
-        """Do a piece of what is due, and say whether there is more; then `next_due_ms` is now, or when to go on.
+        """Run a slice of a tick, and return whether there is more; `next_due_ms` is then now, or when to go on.
 
         Raises as `tick`, and DuelogError where not even the time could be told, or when to go on.
         """
@@ -151,35 +151,65 @@ class Maintenance:
             return result, more
 
     def _slice(self, now_ms: int) -> tuple[TickResult, bool]:
+        """Take every step of a tick once, in order. Returns its result, and whether a step has more to do now."""
+        firing, tasks, suspensions = self._firing, self.tasks, self.suspensions
+        gave_way, self._gives_way = self._gives_way, False
         self._full = None
-        if self._recurring.is_late(now_ms):
-            self._step("recur", now_ms, functools.partial(self._recurring.withdraw, now_ms, self.suspensions), None)
-        fired, closed, saved, more = self._advance(now_ms)
-        if self._gives_way:
-            self._full = None  # the next slice will say so
-            return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
-        firing = more or self._full is not None
-        recur = functools.partial(self._recurring.run, now_ms, self.suspensions, firing=firing)
-        more = self._step("recur", now_ms, recur, otherwise=False) or more
-        self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.suspensions), None)
-        self._step("flush", now_ms, functools.partial(self._flush, now_ms), None)
+        fired = closed = saved = 0
+        loading = interrupted = saving = packing = applying = False
+
+        if tasks.recurring.is_late(now_ms):
+            self._step("recur", now_ms, lambda: tasks.recurring.withdraw(now_ms, suspensions), None)
+        if not self.stopping:
+            # A partition without space for its unapplied entries does not hold back the loaded ones.
+            loading = self._step("load", now_ms, lambda: firing.loaded.load(now_ms), otherwise=False)
+            fired, interrupted = self._fire(now_ms)
+            if fired and not interrupted and firing.recorded_ms > now_ms and not gave_way:
+                self._gives_way = True
+                self._full = None  # the next slice meets it again
+                return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
+        if not self.stopping and not interrupted:
+            closed = self._step("close", now_ms, lambda: self._close_finished(now_ms), 0)
+            saved = self._step("snapshot", now_ms, lambda: firing.loaded.save(now_ms), 0)
+            saving = firing.loaded.saving.is_due() and not suspensions.is_suspended(Part("snapshot"), now_ms)
+            self._step("pack", now_ms, firing.loaded.pack, None)
+            packing = firing.loaded.is_worth_packing() and not suspensions.is_suspended(Part("pack"), now_ms)
+        advancing = not self.stopping and (loading or interrupted or closed > 0 or saving or packing)
+
+        behind = advancing or self._full is not None
+        recurring = self._step(
+            "recur", now_ms, lambda: tasks.recurring.run(now_ms, suspensions, firing=behind), otherwise=False
+        )
+        self._step("expire", now_ms, lambda: tasks.expiry.run(now_ms, suspensions), None)
+        self._step("flush", now_ms, lambda: self._flush(now_ms), None)
         if self._wal_writer is not None:
-            more = (
-                self._step("apply", now_ms, functools.partial(self._wal_writer.checkpoint, now_ms), otherwise=False)
-                or more
-            )
-        trimmed = self._step("trim", now_ms, functools.partial(self._trim, now_ms), 0)
-        more = more or (self.trimming.is_due(now_ms) and not self.suspensions.is_suspended(Part("trim"), now_ms))
-        deleted = self._step("delete", now_ms, functools.partial(self._delete, now_ms), 0)
+            checkpoint = self._wal_writer.checkpoint
+            applying = self._step("apply", now_ms, lambda: checkpoint(now_ms), otherwise=False)
+
+        trimmed = self._step("trim", now_ms, lambda: self._trim(now_ms), 0)
+        trimming = tasks.trimming.is_due(now_ms) and not suspensions.is_suspended(Part("trim"), now_ms)
+        deleted = self._step("delete", now_ms, lambda: self._delete(now_ms), 0)
         adopted, adopting = self._step("adopt", now_ms, self._adopt, (0, False))
         if closed or trimmed or deleted:
-            self._id_sweep.is_wanted = True
-        sweeping = self._step("sweep", now_ms, functools.partial(self._id_sweep.run, now_ms), otherwise=False)
-        more = more or adopting or sweeping
+            tasks.id_sweep.is_wanted = True
+        sweeping = self._step("sweep", now_ms, lambda: tasks.id_sweep.run(now_ms), otherwise=False)
+
+        more = advancing or recurring or applying or trimming or adopting or sweeping
         next_due_ms = now_ms if more else self._next_due_ms(now_ms)
-        self._firing.loaded.give_back_pages()
-        suspended = tuple(self.suspensions.all()) if self.suspensions else ()
+        firing.loaded.give_back_pages()
+        suspended = tuple(suspensions.all()) if suspensions else ()
         return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms, adopted, suspended), more
+
+    def _fire(self, now_ms: int) -> tuple[int, bool]:
+        """Fire batches for at most a slice. Returns how many messages fired, and whether a batch may be left."""
+        until = time.perf_counter() + _SLICE_S
+        fire = functools.partial(self._firing.fire, now_ms, now_ms + self._clock.lead_ms)
+        fired = 0
+        while batch := self._step("fire", now_ms, fire, 0):
+            fired += batch
+            if self.stopping or time.perf_counter() >= until:
+                return fired, True
+        return fired, False
 
     def _step(self, task: str, now_ms: int, action: Callable[[], T], otherwise: T) -> T:
         """Run a task; where it fails it is suspended, where there is no space it is tried again with the next slice."""
@@ -197,13 +227,13 @@ class Maintenance:
         self._quarantine.flush()
 
     def _stopped(self, error: Exception) -> DuelogError:
-        """What a slice raises that could not go on; after a broken invariant the store has stopped."""
+        """Turn the error that ended a slice into the one to raise; a broken invariant stops the store."""
         if isinstance(error, AssertionError):
             return self._main.fail(error)
         if self._main.failed is not None:
             return self._main.failed
         self.suspensions.note(UPKEEP, error, self._clock.now_ms(), pauses=not isinstance(error, ClockJumped))
-        return explain(self._path, error)
+        return explain(self._storage.path, error)
 
     def _time(self) -> int:
         """Now; refused when the clock ran ahead of the time that passed by more than the bound.
@@ -212,7 +242,7 @@ class Maintenance:
         """
         now_ms = self._clock.wrapped.now_ms()
         passed_ms = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
-        bound_ms = self._config.max_clock_jump_ms
+        bound_ms = self._storage.config.max_clock_jump_ms
         if self._seen is not None and bound_ms is not None and not isinstance(self._clock.wrapped, ManualClock):
             seen_ms, seen_at = self._seen
             if now_ms - seen_ms - (passed_ms - seen_at) > bound_ms:
@@ -221,35 +251,6 @@ class Maintenance:
             self._clock.raise_to(self._firing.recorded_ms)
         self._seen = (now_ms, passed_ms)
         return max(now_ms, self._clock.mark_ms)
-
-    def _advance(self, now_ms: int) -> tuple[int, int, int, bool]:
-        """Load, fire, close, save, apply: how many fired, closed, were saved, and whether there is more."""
-        gave_way, self._gives_way = self._gives_way, False
-        if self.stopping:
-            return 0, 0, 0, False
-        until = time.perf_counter() + _SLICE_S
-        firing, is_suspended = self._firing, self.suspensions.is_suspended
-        fired = 0
-        # A partition without space for its unapplied entries does not hold back what is loaded.
-        loading = self._step("load", now_ms, functools.partial(firing.loaded.load, now_ms), otherwise=False)
-        fire = functools.partial(firing.fire, now_ms, now_ms + self._clock.lead_ms)
-        while batch := self._step("fire", now_ms, fire, 0):
-            fired += batch
-            if self.stopping or time.perf_counter() >= until:
-                return fired, 0, 0, not self.stopping
-        if fired and firing.recorded_ms > now_ms and not gave_way:
-            self._gives_way = True
-            return fired, 0, 0, True
-        closed = self._step("close", now_ms, functools.partial(self._close_finished, now_ms), 0)
-        saved = self._step("snapshot", now_ms, functools.partial(firing.loaded.save, now_ms), 0)
-        self._step("pack", now_ms, firing.loaded.pack, None)
-        more = (
-            loading
-            or closed > 0
-            or (firing.loaded.saving.is_due() and not is_suspended(Part("snapshot"), now_ms))
-            or (firing.loaded.is_worth_packing() and not is_suspended(Part("pack"), now_ms))
-        )
-        return fired, closed, saved, more and self._full is None
 
     def _close_finished(self, now_ms: int) -> int:
         closed = 0
@@ -270,13 +271,13 @@ class Maintenance:
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:
             self._undeleted.extend(deletable(self._main))
-            self.trimming.look_at_all()
+            self.tasks.trimming.look_at_all()
             self._surveyed = True
         try:
-            return self.trimming.run(now_ms, self.suspensions)
+            return self.tasks.trimming.run(now_ms, self.suspensions)
         finally:
-            self._undeleted += self.trimming.freed
-            self.trimming.freed = []
+            self._undeleted += self.tasks.trimming.freed
+            self.tasks.trimming.freed = []
 
     def _delete(self, now_ms: int) -> int:
         if self._deletion_holds:
@@ -297,7 +298,7 @@ class Maintenance:
             if gone:
                 deleted += 1
                 self.suspensions.forget(start_ms=start_ms)
-                for listener in self._listeners:
+                for listener in self._storage.listeners:
                     call_supplied(listener.partition_deleted, start_ms)
             elif gone is None or partition.state is PartitionState.DELETING:
                 self._undeleted.append(start_ms)
@@ -305,18 +306,18 @@ class Maintenance:
 
     def _delete_one(self, partition: Partition) -> bool:
         if partition.state is PartitionState.DELETING:  # recorded before, and it was being read
-            return finish_deletion(self._path, self._main, self._partitions, partition)
-        return delete_partition(self._path, self._main, self._partitions, partition)
+            return finish_deletion(self._storage.path, self._main, self._partitions, partition)
+        return delete_partition(self._storage.path, self._main, self._partitions, partition)
 
     def _adopt(self) -> tuple[int, bool]:
-        """Adopt one generation, so that what is due is fired between two: how many, and whether there is more."""
+        """Adopt at most one generation, so that firing comes between two. Returns the number, and whether more wait."""
         if self._deletion_holds:
             return 0, False
-        return self.adopting.run(at_most=1), self.adopting.more
+        return self.tasks.adopting.run(at_most=1), self.tasks.adopting.more
 
     @contextmanager
     def deletions_held(self) -> Iterator[None]:
-        """No directory of a partition is removed or replaced inside the block; what was released waits for its end."""
+        """Keep every partition directory in place inside the block; released ones are removed after it."""
         with self.lock:
             self._deletion_holds += 1
         try:
@@ -338,10 +339,10 @@ class Maintenance:
             not_before(Part("load"), self._firing.loaded.next_load_ms(now_ms)),
             not_before(Part("close"), self._firing.next_close_ms()),
             not_before(Part("flush"), self._flusher.due_ms()),
-            not_before(Part("expire"), self._expiry.due_ms()),
-            not_before(Part("recur"), self._recurring.next_due_ms(self.suspensions)),
+            not_before(Part("expire"), self.tasks.expiry.due_ms()),
+            not_before(Part("recur"), self.tasks.recurring.next_due_ms(self.suspensions)),
             None if self._wal_writer is None else not_before(Part("apply"), self._wal_writer.due_ms()),
-            not_before(Part("trim"), self.trimming.next_due_ms()),
+            not_before(Part("trim"), self.tasks.trimming.next_due_ms()),
             self.suspensions.next_ms(now_ms) if self.suspensions else None,
         )
         return min((due_ms for due_ms in candidates if due_ms is not None), default=None)

@@ -50,7 +50,7 @@ class Quarantine:
             return [(ledger_id, entry_id, reason) for (ledger_id, entry_id), reason in self._known.items()]
 
     def flush(self) -> None:
-        """Write what is new. Raises StoreFull, StoreFailed; then it stays to be written."""
+        """Write the new entries. Raises StoreFull, StoreFailed; then the next call writes them."""
         with self._lock:
             unwritten = dict(self._unwritten)
         if not unwritten:

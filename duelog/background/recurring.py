@@ -69,7 +69,7 @@ class Recurring:
                 try:
                     self._note(number, unpack_schedule(fields, name, ""))
                 except CorruptRecord as error:  # a finding of `check`, too
-                    _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
+                    _log.error("%s: a schedule stopped recurring: %s", self._main.path.parent, error)
 
     # -- for Maintenance -----------------------------------------------------------------------------
 
@@ -79,39 +79,41 @@ class Recurring:
         return min((due_ms for due_ms in dues if due_ms is not None), default=None)
 
     def is_late(self, now_ms: int) -> bool:
-        """Whether `withdraw` has something to do."""
+        """Return whether `withdraw` has an occurrence to take back."""
         return any(from_ms <= now_ms for from_ms in list(self._misfires.values()))
 
     def withdraw(self, now_ms: int, suspensions: Suspensions) -> None:
-        """Take back what waits and is too late at `now_ms`, before it fires. Raises StoreFull, StoreFailed."""
-        self._each(self._misfires, now_ms, suspensions, False, True)
+        """Take back waiting occurrences too late at `now_ms`, before they fire. Raises StoreFull, StoreFailed."""
+        self._each(self._misfires, now_ms, suspensions, firing=False, withdrawing=True)
 
     def run(self, now_ms: int, suspensions: Suspensions, *, firing: bool) -> bool:
-        """Schedule what follows each occurrence that is due by `now_ms`; whether there is more to send now.
+        """Schedule the occurrence after each that is due by `now_ms`; returns whether there is more to send now.
 
-        firing: not all that is due has fired, so what was missed after one that has not waits. A schedule for which
+        firing: due messages are still unfired, so occurrences missed after an unfired one wait. A schedule for which
         that fails is suspended. Raises StoreFull, StoreFailed.
         """
-        return bool(self._due) and self._each(self._due, now_ms, suspensions, firing, False)
+        return bool(self._due) and self._each(self._due, now_ms, suspensions, firing=firing, withdrawing=False)
 
-    def _each(self, times: dict[_Key, int], now_ms: int, suspensions: Suspensions, *how: bool) -> bool:
+    def _each(
+        self, times: dict[_Key, int], now_ms: int, suspensions: Suspensions, *, firing: bool, withdrawing: bool
+    ) -> bool:
         more = False
         with self._lock:
             for key in [key for key, due_ms in times.items() if due_ms <= now_ms]:
-                advance = functools.partial(self._advance, key, now_ms, *how)
+                advance = functools.partial(self._advance, key, now_ms, firing=firing, withdrawing=withdrawing)
                 more = suspensions.run(_part(key), now_ms, advance, otherwise=False) or more
         return more
 
-    def _advance(self, key: _Key, now_ms: int, firing: bool, before: bool) -> bool:
-        """Send what was missed, as far as it is to come, and schedule the next; whether there is more to send.
+    def _advance(self, key: _Key, now_ms: int, *, firing: bool, withdrawing: bool) -> bool:
+        """Send the missed occurrences that are still to be sent, schedule the next, and return whether more remain.
 
-        What waits and is too late is taken back. firing: as of `run`. before: this is `withdraw`.
+        A waiting occurrence that is too late is taken back. firing: as in `run`. withdrawing: called by `withdraw`.
         """
         topic = self._topics.by_id(key[0])
         try:
             schedule = None if topic is None else self._read(topic, key[1])
         except CorruptRecord as error:
-            _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
+            _log.error("%s: a schedule stopped recurring: %s", self._main.path.parent, error)
             schedule = None
         if topic is None or schedule is None or schedule.next_nominal_ms is None:
             self._forget(key)
@@ -122,20 +124,20 @@ class Recurring:
         late = list(itertools.islice(rule.late(nominal_ms, now_ms, misfired=misfired), _AT_ONCE + 1))
         if misfired and not late and schedule.misfires == "latest":
             misfired = False  # it is the latest itself
-            if before:
+            if withdrawing:
                 self._misfires.pop(key, None)
                 return False
         if late and firing and not misfired and waiting is not None and is_pending(waiting):
             return False
         old = waiting if misfired else None
-        left = None if schedule.count is None else max(schedule.count - schedule.sent, 0)
-        if left is not None and old is not None and is_pending(old):
-            left += 1
+        remaining = None if schedule.count is None else max(schedule.count - schedule.sent, 0)
+        if remaining is not None and old is not None and is_pending(old):
+            remaining += 1
         more = len(late) > _AT_ONCE
-        late = late[:_AT_ONCE] if left is None else late[: min(left, _AT_ONCE)]
+        late = late[:_AT_ONCE] if remaining is None else late[: min(remaining, _AT_ONCE)]
         last_ms = late[-1].nominal_ms if late else nominal_ms
         following: Due | None = None
-        if left is None or len(late) < left:
+        if remaining is None or len(late) < remaining:
             following = late[-1] if more else rule.following(last_ms, now_ms)
         wanted = replace(
             _at(schedule, following), sent=schedule.sent + len(late) + (following is not None and not more)
@@ -153,46 +155,46 @@ class Recurring:
         Raises InvalidArgument where it would have no occurrence.
         """
         with self._lock:
-            found = self._read(topic, asked.name)
-            if found is not None and found.says_the_same(asked):
-                return found
+            kept = self._read(topic, asked.name)
+            if kept is not None and kept.says_the_same(asked):
+                return kept
             first = first_occurrence(asked, self._clock.now_ms())
-            old = None if found is None else found.next_id
-            made = self._put(topic, replace(_at(asked, first), sent=1), old, anew=True)
+            old = None if kept is None else kept.next_id
+            made = self._put(topic, replace(_at(asked, first), sent=1), old, replaces=True)
             if made is None:  # deleted meanwhile
                 raise UnknownTopic(str(topic.name))
-            return replace(made, replaced=found)
+            return replace(made, replaced=kept)
 
     def pause(self, topic: TopicState, name: str) -> Schedule | None:
         """Take the waiting occurrence back until `resume`; None: no such schedule."""
         with self._lock:
-            found = self._read(topic, name)
-            if found is None or found.paused or found.ended:
-                return found
-            return self._put(topic, replace(_at(found, None), paused=True, ended=False), found.next_id)
+            schedule = self._read(topic, name)
+            if schedule is None or schedule.paused or schedule.ended:
+                return schedule
+            return self._put(topic, replace(_at(schedule, None), paused=True, ended=False), schedule.next_id)
 
     def resume(self, topic: TopicState, name: str) -> Schedule | None:
         """Go on with the first occurrence after now, if there is one; None: no such schedule."""
         with self._lock:
-            found = self._read(topic, name)
-            if found is None or not found.paused:
-                return found
-            spent = found.count is not None and found.sent >= found.count
-            first = None if spent else found.recurrence.after(self._clock.now_ms())
-            return self._put(topic, replace(_at(found, first), sent=found.sent + (first is not None)), None)
+            schedule = self._read(topic, name)
+            if schedule is None or not schedule.paused:
+                return schedule
+            spent = schedule.count is not None and schedule.sent >= schedule.count
+            first = None if spent else schedule.recurrence.after(self._clock.now_ms())
+            return self._put(topic, replace(_at(schedule, first), sent=schedule.sent + (first is not None)), None)
 
     def remove(self, topic: TopicState, name: str) -> bool:
         """Remove a schedule and take its waiting occurrence back; False: there was none."""
         with self._lock:
-            found = self._read(topic, name)
-            if found is None:
+            schedule = self._read(topic, name)
+            if schedule is None:
                 return False
 
             def record(transaction: Transaction, *_: object) -> bool:
                 transaction.delete(fmt.schedule_key(topic.topic_id, name))
                 return True
 
-            self._succession.succeed(topic.log, found.next_id, None, b"", record)
+            self._succession.succeed(topic.log, schedule.next_id, None, b"", record)
             self._forget((topic.topic_id, name))
             return True
 
@@ -200,8 +202,8 @@ class Recurring:
         """The topic's schedules by name. Raises CorruptRecord."""
         with self._main.read() as raw:
             rows = list(schedule_rows(raw, topic.topic_id))
-        found = [unpack_schedule(fields, fmt.split_named_key(key)[1], str(topic.name)) for key, fields in rows]
-        return sorted(found, key=lambda schedule: schedule.name.encode())
+        schedules = [unpack_schedule(fields, fmt.split_named_key(key)[1], str(topic.name)) for key, fields in rows]
+        return sorted(schedules, key=lambda schedule: schedule.name.encode())
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -217,13 +219,13 @@ class Recurring:
         late: list[Due] | None = None,
         *,
         sends_next: bool = True,
-        anew: bool = False,
+        replaces: bool = False,
         must_exist: bool = False,
     ) -> Schedule | None:
         """Record a schedule, with its occurrence in place of `old` and those that are late; None: it is gone.
 
-        sends_next: its next occurrence is to be sent, it is none of those late. anew: `old` is another one's, and was
-        not counted. REQUIRES: the lock.
+        sends_next: its next occurrence is to be sent, it is none of those late. replaces: `old` is of another schedule,
+        and was not counted. REQUIRES: the lock.
         """
         topic_id, name = topic.topic_id, schedule.name
         topic_key = fmt.topic_key(str(topic.name))
@@ -237,7 +239,7 @@ class Recurring:
             if transaction.get(topic_key) is None or not exists:
                 return False
             new_id, due_ms = (None, schedule.next_due_ms) if new is None else new
-            sent = schedule.sent - (withdrawn and not anew)
+            sent = schedule.sent - (withdrawn and not replaces)
             done.append(replace(schedule, next_id=new_id, next_due_ms=due_ms, sent=sent))
             transaction.put(key, pack_schedule(done[0]))
             # Memory follows the disk, also where the caller is interrupted after the commit.
@@ -248,7 +250,7 @@ class Recurring:
             extra = occurrence_extra(Occurrence(name, nominal_ms))
             return encode_one(schedule.message, now_ms, self._max_message_bytes, extra)[1]
 
-        passed = [Passed(each.due_ms, body(each.nominal_ms)) for each in late or ()]
+        passed = [Passed(occurrence.due_ms, body(occurrence.nominal_ms)) for occurrence in late or ()]
         due_ms = schedule.next_due_ms if sends_next else None
         next_body = b"" if due_ms is None else body(schedule.next_nominal_ms or 0)
         if not self._succession.succeed(topic.log, old, due_ms, next_body, record, passed):

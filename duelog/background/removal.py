@@ -21,7 +21,7 @@ from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from ..topics.trim_agenda import TrimAgenda
 from .maintenance import Maintenance
-from .policy_changes import PolicyChanges
+from .policies_in_force import PolicyChanges
 from .schedule_record import schedule_rows
 
 
@@ -67,7 +67,7 @@ class Removal:
             self._maintenance.delete_released(freed)
 
     def remove_subscription(self, topic: TopicState, name: str) -> None:
-        """Remove a subscription durably; what only it held becomes free.
+        """Remove a subscription durably, and release ledgers and partitions that only it held.
 
         Raises ConsumerBusy, UnknownSubscription, UnknownTopic.
         """

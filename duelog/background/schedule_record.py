@@ -54,14 +54,14 @@ class Schedule:
 
     @property
     def recurrence(self) -> Recurrence:
-        """What it says of time."""
+        """The times of the schedule."""
         table = Timetable(self.cron, self.interval_ms, self.timezone)
         seed = f"{self.topic}\0{self.name}".encode()
         return Recurrence(table, seed, self.until_ms, self.jitter_ms, self.misfires, self.grace_ms)
 
     @property
     def message(self) -> Message:
-        """What it sends."""
+        """The message of each occurrence."""
         return Message(self.payload, key=self.key, properties=self.properties)
 
     @property
@@ -72,7 +72,7 @@ class Schedule:
         return self.next_due_ms + (self.grace_ms or 0) + 1
 
     def says_the_same(self, other: Schedule) -> bool:
-        """Whether both were asked for in the same words, whatever has become of them."""
+        """Return whether both were asked for with the same arguments, whatever their progress."""
         return all(getattr(self, name) == getattr(other, name) for name in _ASKED)
 
 
@@ -94,10 +94,12 @@ def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
     """The schedule of a record's fields. Raises CorruptRecord."""
     try:
         fields = msgpack.unpackb(packed)
-        known = {each: fields[each] for each in _FIELDS if each in fields}
+        known = {field_name: fields[field_name] for field_name in _FIELDS if field_name in fields}
         next_id = None if known.pop("next_id", None) is None else MessageId(*fields["next_id"])
-        required = {each: known.pop(each) for each in ("timezone", "payload", "properties", "paused")}
-        optional = {each: known.pop(each, None) for each in ("cron", "interval_ms", "key", "next_due_ms")}
+        required = {field_name: known.pop(field_name) for field_name in ("timezone", "payload", "properties", "paused")}
+        optional = {
+            field_name: known.pop(field_name, None) for field_name in ("cron", "interval_ms", "key", "next_due_ms")
+        }
         nominal_ms = known.pop("next_nominal_ms", optional["next_due_ms"])
         schedule = Schedule(
             name=name, topic=topic, next_id=next_id, next_nominal_ms=nominal_ms, **required, **optional, **known
@@ -115,7 +117,7 @@ def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
             or (schedule.paused or schedule.ended) != (schedule.next_due_ms is None)
             or (nominal_ms is None) != (schedule.next_due_ms is None)
             or schedule.misfires not in MISFIRES
-            or not all(type(each) is int and each >= 0 for each in numbers)
+            or not all(type(number) is int and number >= 0 for number in numbers)
         ):
             raise ValueError("its fields contradict each other")
         Timetable(schedule.cron, schedule.interval_ms, "UTC").after(nominal_ms or 0, 0)

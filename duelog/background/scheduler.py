@@ -2,6 +2,8 @@
 
 It does not die silently. A tick that raises is tried again after a pause; when the store has stopped, or the thread
 cannot go on, that is logged, and waiting threads are woken and raise StoreFailed.
+
+A store without the thread has receivers that tick for themselves; `Wakeups` wakes either.
 """
 
 from __future__ import annotations
@@ -9,12 +11,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from errno import EAGAIN
 
-from duelog.store.clock import Clock, Monitor
+from duelog.markers.firing.suspensions import STORE, Suspensions
+from duelog.store.clock import Clock, ManualClock, Monitor, StoreClock
 from duelog.store.env.environment import Environment
-from duelog.store.errors import ClockJumped, DuelogError, ResourceShortage, StoreFull
+from duelog.store.errors import ClockJumped, DuelogError, ResourceShortage, StoreFailed, StoreFull
 from duelog.store.limited_log import LimitedLog
+from duelog.store.listener import StoreListener
+
+from ..topics.topic_list import Topics
 
 RETRY_MS = 1_000
 """How long after a failed tick (a full disk, say) the next one is tried."""
@@ -81,7 +88,7 @@ class Scheduler:
             self._failed()
 
     def _go_on(self) -> None:
-        """Tick until `stop`. Raises what nothing can go on after."""
+        """Tick until `stop`. Raises an error after which the store cannot go on."""
         failures = since_ms = 0
         while True:
             try:
@@ -120,3 +127,41 @@ class Scheduler:
         with self._condition.lock:
             while not self._stopping and begun_ms <= self._clock.now_ms() < begun_ms + pause_ms:
                 self._clock.wait(self._condition, begun_ms + pause_ms)
+
+
+@dataclass(eq=False, repr=False)
+class Wakeups(StoreListener):
+    """The threads of one open store that wait: the scheduler, or receivers. Thread-safe; takes leaf locks only."""
+
+    _main: Environment
+    _topics: Topics
+    _suspensions: Suspensions
+    _clock: StoreClock
+    _scheduler: Scheduler | None
+
+    def wake(self) -> None:
+        """Have the scheduler, or receivers, look again: a message may be due earlier than they wait for."""
+        if self._scheduler is not None:
+            self._scheduler.wake()
+        elif not isinstance(self._clock.wrapped, ManualClock):  # receivers without a thread do not wait by one
+            self._topics.wake_receivers()
+
+    def partition_created(self, start_ms: int) -> None:
+        """It may have begun."""
+        self.wake()
+
+    def failed(self, environment: str, error: StoreFailed) -> None:
+        """The store has failed: every receiver that waits looks, and raises.
+
+        A partition whose files were removed has failed alone, but as a rule the whole store was removed with it.
+        """
+        if environment != self._main.name:
+            try:
+                self._main.in_place.verify()
+            except FileNotFoundError as gone:
+                self._main.fail(gone)
+            return
+        self._suspensions.note(STORE, error, self._clock.now_ms(), pauses=False)
+        if self._scheduler is not None:
+            self._scheduler.wake()
+        self._topics.wake_receivers()

@@ -2,7 +2,7 @@
 
 Cron expressions are cronsim's (those of Debian's cron, with a seconds field in front if there are six), and so is what
 happens when clocks change: a job at a fixed time of day that the clock skips runs right after the gap, one whose time
-comes twice runs once; one that runs every so many minutes follows the real time. An interval is real time always.
+comes twice runs once; one that runs every few minutes follows the real time. An interval is real time always.
 `@hourly`, `@daily`, `@weekly`, `@monthly` and `@yearly` stand for expressions, `@every 90m` for an interval.
 
 An occurrence has a nominal time, which the timetable says, and a due time, which jitter puts after it. The due time
@@ -39,7 +39,7 @@ NICKNAMES = {
 }
 
 Misfires = Literal["first", "all", "latest", "skip"]
-"""What comes of occurrences that could not come in time: see `Recurrence.late`."""
+"""Treatment of occurrences that could not come in time: see `Recurrence.late`."""
 
 MISFIRES: tuple[Misfires, ...] = get_args(Misfires)
 WITH_GRACE = ("latest", "skip")
@@ -61,7 +61,7 @@ class Timetable:
 
     @classmethod
     def make(cls, cron: str | None, interval: Duration | None, timezone: str) -> Timetable:
-        """Check what a caller gives. Raises InvalidArgument naming `cron`, `interval` or `timezone`."""
+        """Check the arguments of a caller. Raises InvalidArgument naming `cron`, `interval` or `timezone`."""
         if (cron is None) == (interval is None):
             raise InvalidArgument("cron", cron, f"expected one of cron and interval, interval={interval!r}")
         if not isinstance(timezone, str):
@@ -122,13 +122,13 @@ class Timetable:
             steps = (now_ms - anchor_ms) // self.interval_ms - _STEPS_BACK
             return anchor_ms + max(steps, 0) * self.interval_ms
         try:
-            found = list(itertools.islice(self._from(now_ms, reverse=True), _STEPS_BACK))
+            times = list(itertools.islice(self._from(now_ms, reverse=True), _STEPS_BACK))
         except OverflowError:
-            found = []
-        return max(found[-1] - 1, anchor_ms) if found else anchor_ms
+            times = []
+        return max(times[-1] - 1, anchor_ms) if times else anchor_ms
 
     def _from(self, now_ms: int, *, reverse: bool = False) -> Iterator[int]:
-        """What cronsim gives from a time on."""
+        """Yield the times of the cron expression from `now_ms` on."""
         if self.cron is None:
             raise BrokenInvariant("a timetable has neither an expression nor an interval")
         moment = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone(ZoneInfo(self.timezone))
@@ -144,7 +144,7 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """What a schedule says of time. `seed`: what tells it from others, that their jitter be another."""
+    """The times of a schedule. `seed` differs between schedules, so that their jitter does."""
 
     table: Timetable
     seed: bytes
@@ -178,13 +178,13 @@ class Recurrence:
         return nominal_ms + int.from_bytes(digest, "big") % min(self.jitter_ms + 1, gap_ms)
 
     def following(self, nominal_ms: int, now_ms: int) -> Due | None:
-        """Of the occurrences after the one at `nominal_ms`, the first that is due after `now_ms`."""
+        """Return the first occurrence after the one at `nominal_ms` that is due after `now_ms`."""
         if not self.jitter_ms:
             return self.after(max(nominal_ms, now_ms), nominal_ms)
         return next(self._due_after(nominal_ms, now_ms), None)
 
     def late(self, nominal_ms: int, now_ms: int, *, misfired: bool = False) -> Iterator[Due]:
-        """Of the occurrences after the one at `nominal_ms`, those due by `now_ms` that are to come all the same.
+        """Yield the occurrences after the one at `nominal_ms` that are due by `now_ms` and still to be sent.
 
         One that is due more than `grace_ms` before is a misfire. first: none comes, the one at `nominal_ms` has. all:
         each comes. latest: if one is a misfire, or `misfired`, that at `nominal_ms` itself, only the last comes, else

@@ -121,7 +121,7 @@ class Acknowledging:
             raise InvalidArgument("delay", delay, "due after the year 9999")
         due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
         failed_ms = self._consumer.first_failed_ms(message.position)
-        sender, name = self._engine.sender, self._state.name
+        sender, name = self._engine.sending.sender, self._state.name
         new_id = postpone(sender, self._topic, name, message, due_ms, now_ms, failed_ms, failure)
         self.ack(message, durable=True)
         return new_id

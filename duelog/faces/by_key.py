@@ -26,14 +26,14 @@ class TopicByKey:
         commit, however many messages are pending. Raises UnknownTopic, InvalidArgument, StoreFull, StoreFailed.
         """
         self._engine.check_writable()
-        return self._engine.keyed.cancel(self._existing(), key)
+        return self._engine.sending.keyed.cancel(self._existing(), key)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """The deduplication keys of pending messages that begin with `prefix`, in the order of their bytes.
 
         What is sent or cancelled meanwhile may be seen or not. Raises UnknownTopic, InvalidArgument.
         """
-        return self._engine.keyed.keys(self._existing(), prefix)
+        return self._engine.sending.keyed.keys(self._existing(), prefix)
 
     def find(self, key: str) -> ScheduledMessage | None:
         """The pending message of a deduplication key; None: there is none. Also read-only, and no scan.
@@ -41,4 +41,4 @@ class TopicByKey:
         A message that has fired is not pending, also where its key still holds (`dedup_for`). Raises UnknownTopic,
         InvalidArgument, CorruptEntry.
         """
-        return self._engine.keyed.find(self._existing(), key)
+        return self._engine.sending.keyed.find(self._existing(), key)

@@ -38,7 +38,7 @@ class Keeper(NamedTuple):
 
 def keepers(engine: Engine, start_ms: int) -> list[Keeper]:
     """Every reason there is; without any the next tick deletes it. Raises InvalidArgument: there is no such one."""
-    partition = engine.partitions.get(start_ms)
+    partition = engine.storage.partitions.get(start_ms)
     if partition is None:
         raise InvalidArgument("start_ms", start_ms, "no time partition begins there")
     if partition.state is PartitionState.OPEN:
@@ -51,7 +51,7 @@ def keepers(engine: Engine, start_ms: int) -> list[Keeper]:
 
 
 def _open(engine: Engine, partition: Partition) -> Iterator[Keeper]:
-    with engine.partitions.lease(partition):
+    with engine.storage.partitions.lease(partition):
         logs = partition.logs()
         for log in logs:
             topic = engine.topics.by_id(log.topic_id)
@@ -61,7 +61,7 @@ def _open(engine: Engine, partition: Partition) -> Iterator[Keeper]:
 
 
 def _closed(engine: Engine, partition: Partition) -> Iterator[Keeper]:
-    with engine.main.read() as raw:
+    with engine.storage.main.read() as raw:
         frontiers = [
             (topic_id, record)
             for topic_id, start_ms, record in catalog.frontiers(raw)

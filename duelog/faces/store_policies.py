@@ -43,7 +43,7 @@ class StorePolicies:
             raise InvalidArgument("expected", expected, "expected Policies, DelayedDeliveryPolicies or None")
         scope = Scope.of(namespace, topic, subscription)
         self._engine.policies.set(scope, policies, expected)
-        self._engine.policy_changes.follow(scope)
+        self._engine.upkeep.policy_changes.follow(scope)
 
     def update_policies(
         self,
@@ -62,7 +62,7 @@ class StorePolicies:
         self._engine.check_writable()
         scope = Scope.of(namespace, topic, subscription)
         updated = self._engine.policies.update(scope, values)
-        self._engine.policy_changes.follow(scope)
+        self._engine.upkeep.policy_changes.follow(scope)
         return updated
 
     def policies(
@@ -87,7 +87,7 @@ class StorePolicies:
         self._engine.check_writable()
         scope = Scope.of(namespace, topic, subscription)
         removed = self._engine.policies.remove(scope)
-        self._engine.policy_changes.follow(scope)
+        self._engine.upkeep.policy_changes.follow(scope)
         return removed
 
     def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies:

@@ -81,7 +81,7 @@ class SubscriptionAdmin:
         before_ms = at_ms("before", before) - 1
         log, acks = self._topic.log, self._acks()
         entries: dict[int, BitMap] = {}
-        for ledger_id, of_run in expired(self._engine.main, log, acks, before_ms, thorough=True):
+        for ledger_id, of_run in expired(self._engine.storage.main, log, acks, before_ms, thorough=True):
             entries[ledger_id] = entries.get(ledger_id, BitMap()) | of_run
         with self._state.lock:
             count = self._state.acknowledge(entries, log)
@@ -99,7 +99,7 @@ class SubscriptionAdmin:
         with state.lock:
             if state.consumers:
                 raise ConsumerBusy(self.topic, self.name, f"it has {state.consumers} consumers")
-            position = go_to(topic, state, position, engine.inline.waiting(topic, now_ms), now_ms)
+            position = go_to(topic, state, position, engine.delivery.inline.waiting(topic, now_ms), now_ms)
         self._flush()
         return position
 
@@ -107,13 +107,13 @@ class SubscriptionAdmin:
         """`Subscription.pause`."""
         self._engine.check_writable()
         self._check_there()
-        pause(self._engine.main, self._topic, self._state, until, self._engine.clock.now_ms())
+        pause(self._engine.storage.main, self._topic, self._state, until, self._engine.clock.now_ms())
 
     def resume(self) -> None:
         """`Subscription.resume`."""
         self._engine.check_writable()
         self._check_there()
-        resume(self._engine.main, self._topic, self._state)
+        resume(self._engine.storage.main, self._topic, self._state)
 
     def stats(self) -> SubscriptionStats:
         """Figures of the subscription."""
@@ -136,7 +136,8 @@ class SubscriptionAdmin:
             raise InvalidArgument("count", count, "expected an int of at least 1")
         self._check_there()
         acks = self._acks()
-        reader, now_ms = self._engine.inline.onlooker(self._topic, self.name), self._engine.clock.now_ms()
+        inline, now_ms = self._engine.delivery.inline, self._engine.clock.now_ms()
+        reader = inline.onlooker(self._topic, self.name)
         policies = self._engine.policies.effective(self._topic.name, self.name)
         expired_ms = self._state.expired_ms(policies, now_ms)
         found = ReceivedMessages(self.topic, self.name)
@@ -152,9 +153,9 @@ class SubscriptionAdmin:
 
     def _flush(self) -> None:
         engine = self._engine
-        engine.flusher.mark(self._state, engine.clock.now_ms())
-        engine.flusher.flush()
-        engine.agenda.look_at(self._topic.topic_id, 0)
+        engine.delivery.flusher.mark(self._state, engine.clock.now_ms())
+        engine.delivery.flusher.flush()
+        engine.waking.agenda.look_at(self._topic.topic_id, 0)
         self._topic.changed()
 
     def __repr__(self) -> str:

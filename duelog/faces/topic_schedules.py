@@ -74,7 +74,7 @@ class TopicSchedules:
         validate_subscription_name(name, "schedule")
         table = Timetable.make(cron, interval, timezone)
         message = Message(payload, key=key, properties=properties)
-        encode_one(message, 0, self._engine.config.max_message_bytes)
+        encode_one(message, 0, self._engine.storage.config.max_message_bytes)
         if count is not None and (type(count) is not int or not 1 <= count < 1 << 63):
             raise InvalidArgument("count", count, "expected an int from 1 on")
         if misfires not in MISFIRES:
@@ -106,23 +106,23 @@ class TopicSchedules:
         if not self.exists():
             first_occurrence(asked, self._engine.clock.now_ms())  # what is refused makes no topic
         topic = self.sender.topic(self._engine.clock.now_ms())
-        return self._engine.recurring.every(topic, replace(asked, topic=str(topic.name)))
+        return self._engine.upkeep.recurring.every(topic, replace(asked, topic=str(topic.name)))
 
     def schedules(self) -> list[Schedule]:
         """The topic's schedules by name. Raises UnknownTopic."""
-        return self._engine.recurring.of_topic(self._existing())
+        return self._engine.upkeep.recurring.of_topic(self._existing())
 
     def pause_schedule(self, name: str) -> Schedule | None:
         """Take a schedule's waiting occurrence back, until it is resumed; None: there is no such schedule."""
         self._engine.check_writable()
-        return self._engine.recurring.pause(self._existing(), name)
+        return self._engine.upkeep.recurring.pause(self._existing(), name)
 
     def resume_schedule(self, name: str) -> Schedule | None:
         """Go on with the first occurrence after now; None: there is no such schedule."""
         self._engine.check_writable()
-        return self._engine.recurring.resume(self._existing(), name)
+        return self._engine.upkeep.recurring.resume(self._existing(), name)
 
     def remove_schedule(self, name: str) -> bool:
         """End a schedule and take its waiting occurrence back; False: there is no such schedule."""
         self._engine.check_writable()
-        return self._engine.recurring.remove(self._existing(), name)
+        return self._engine.upkeep.recurring.remove(self._existing(), name)

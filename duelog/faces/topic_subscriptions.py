@@ -54,7 +54,11 @@ class TopicSubscriptions:
         check_subscribing(name, type, initial_position, failover, key_shared)
         state = self.sender.topic(now_ms)
         subscription = self._engine.topics.add_subscription(
-            state, name, initial_position == "earliest", now_ms, lambda: self._engine.inline.waiting(state, now_ms)
+            state,
+            name,
+            initial_position == "earliest",
+            now_ms,
+            lambda: self._engine.delivery.inline.waiting(state, now_ms),
         )
         return Subscription(self._engine, state, subscription, type, failover or key_shared)
 
@@ -86,7 +90,7 @@ class TopicSubscriptions:
         position = engine.target_of(state, start)
         while True:
             now_ms = self._engine.clock.now_ms()
-            found = state.reader(wanted, position, self._engine.inline.waiting(state, now_ms), now_ms)
+            found = state.reader(wanted, position, self._engine.delivery.inline.waiting(state, now_ms), now_ms)
             try:
                 return Subscription(self._engine, state, found, type, failover or key_shared)
             except UnknownSubscription:  # its last consumer has left meanwhile
@@ -96,7 +100,7 @@ class TopicSubscriptions:
     def unsubscribe(self, name: str) -> None:
         """Remove a subscription and what it holds. Raises UnknownSubscription, UnknownTopic, ConsumerBusy."""
         self._engine.check_writable()
-        self._engine.removal.remove_subscription(self._existing(), name)
+        self._engine.upkeep.removal.remove_subscription(self._existing(), name)
 
     def clear_inline(self, subscription: str) -> int:
         """Acknowledge, for one subscription alone, what waits in the topic's main log and is not due yet (PIP-448).
@@ -107,7 +111,7 @@ class TopicSubscriptions:
         StoreFailed.
         """
         self._engine.check_writable()
-        return self._engine.inline.clear(self._existing(), subscription)
+        return self._engine.delivery.inline.clear(self._existing(), subscription)
 
     def subscription(self, name: str) -> SubscriptionAdmin:
         """A subscription, to be looked at and changed without attaching. Raises UnknownSubscription, UnknownTopic."""

@@ -15,7 +15,7 @@ from duelog.store.log.ledger import MARKER_BYTES, MAX_RUN_ENTRIES
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.wal.segment import MAIN, SEVERAL, Row, RowKind
 
-from .log_append import AppendWork, FiringAppend, LoneMessage, ScatteredAppend, Segments
+from .log_append import AppendWork, FiringAppend, LoneDelayed, LoneDirect, ScatteredAppend, Segments
 
 
 class AppendGroup:
@@ -40,8 +40,8 @@ class AppendGroup:
         return sum(self._counts.values())
 
     def add(self, work: AppendWork) -> object:
-        """Give messages their ids; what the work is worth then. None: something else has to be decided."""
-        if isinstance(work, LoneMessage):
+        """Give the messages their ids, and return the work's value. None: the work cannot be appended in place."""
+        if isinstance(work, (LoneDelayed, LoneDirect)):
             return self._add_lone(work)
         if isinstance(work, ScatteredAppend):
             return self._add_batch(work)
@@ -51,7 +51,7 @@ class AppendGroup:
         self._owners.append(owner)  # first: an interrupt leaves no claim behind
         return self._claims.is_taken(owner, self)
 
-    def _add_lone(self, message: LoneMessage) -> tuple[int, int] | None:
+    def _add_lone(self, message: LoneDelayed | LoneDirect) -> tuple[int, int] | None:
         owner = message.owner
         count, size = self._counts.get(owner, 0), self._bytes.get(owner, 0)
         if not count and (message.topic.deleted or not self._claim(owner)):
@@ -135,7 +135,7 @@ class AppendGroup:
         self._owners = []
 
 
-def _publish_lone(message: LoneMessage, ledger_id: int, run: WholeRun, position: int) -> None:
+def _publish_lone(message: LoneDelayed | LoneDirect, ledger_id: int, run: WholeRun, position: int) -> None:
     message.memtable.position = position
     message.memtable.add_run(ledger_id, run)
     message.appended(run.first)

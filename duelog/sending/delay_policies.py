@@ -54,7 +54,7 @@ class DelayPolicies:
         self.shortest_ttl_ms: int | None = None
         """The shortest time to live that is set anywhere; None: none is."""
         self.limits_pending = False
-        """Whether a quota of pending messages is set anywhere."""
+        """True when a quota of pending messages is set anywhere."""
         self.version = 0
         """Another number after each change."""
         self._listeners = listeners
@@ -99,7 +99,7 @@ class DelayPolicies:
     # -- by scope ------------------------------------------------------------------------------------
 
     def get(self, scope: Scope) -> Policies | None:
-        """What is set at a scope, None: nothing."""
+        """Return the policies set at a scope, None: there are none."""
         with self._main.read() as raw:
             return rows.find(raw, scope)
 
@@ -130,14 +130,14 @@ class DelayPolicies:
         self._change(scope, compare)
 
     def update(self, scope: Scope, given: Mapping[str, PolicyChange]) -> Policies:
-        """Set these fields at a scope, None: unset them, and leave the others; returns what is set there then."""
+        """Set some fields at a scope and leave the others; a value of None unsets one. Returns the new policies."""
         values = {name: setting_ms(name, value) for name, value in given.items()}
         for name, value in values.items():
             check_value(name, value)
         return self._change(scope, lambda before: replace(before, **values))[1]  # type: ignore[arg-type]
 
     def remove(self, scope: Scope) -> bool:
-        """Remove what is set at a scope, durably; False: nothing was."""
+        """Remove the policies of a scope, durably. Returns False if it had none."""
         return bool(self._change(scope, lambda before: Policies())[0].fields_set())
 
     def _change(self, scope: Scope, work: Callable[[Policies], DelayedDeliveryPolicies]) -> tuple[Policies, Policies]:
@@ -146,27 +146,27 @@ class DelayPolicies:
         return changed
 
     def changed(self) -> None:
-        """Forget what was worked out: rows were written."""
+        """Forget cached policies after rows were written."""
         with self._lock:
             self._known.clear()
             self._shared.clear()
             self._look()
 
     def effective(self, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
-        """What is in force for a topic or a subscription, and where each field comes from. O(1) once worked out."""
-        found = self._known.get((topic, subscription))
-        if found is not None:
-            return found
+        """Return the policies in force for a topic or a subscription, each field with its scope. O(1) once cached."""
+        policies = self._known.get((topic, subscription))
+        if policies is not None:
+            return policies
         with self._lock:  # so that nothing is kept that was read before a change and comes after it
             with self._main.read() as raw:
                 scopes, defaults = rows.in_force(raw, topic, subscription)
-            found = self._shared.get((scopes, defaults is DEFAULTS))
-            if found is None:
-                found = merge(scopes, defaults)
+            policies = self._shared.get((scopes, defaults is DEFAULTS))
+            if policies is None:
+                policies = merge(scopes, defaults)
             if self._keeps:
-                self._shared[scopes, defaults is DEFAULTS] = found
-                self._known[topic, subscription] = found
-            return found
+                self._shared[scopes, defaults is DEFAULTS] = policies
+                self._known[topic, subscription] = policies
+            return policies
 
     def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> tuple[int, bool]:
         """(the due time that the policies in force ask for, whether it is `overridden`) of one message.
@@ -202,7 +202,7 @@ class DelayPolicies:
     def apply_each(
         self, topics: Sequence[TopicName], owners: npt.NDArray[np.intp], batch: EncodedBatch, now_ms: int
     ) -> None:
-        """As `apply`, of messages of several topics; `owners`: whose each is, as a place in `topics`."""
+        """Apply policies to messages of several topics; `owners`: the topic of each, as an index into `topics`."""
         if not self._any:
             return
         order = owners.argsort(kind="stable")
@@ -233,7 +233,7 @@ class DelayPolicies:
             raise
 
     def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | int | None) -> None:
-        """Count messages that did not get the delay they asked for: those that `apply` marked, or so many; on disk."""
+        """Count durable messages that did not get the delay they asked for: those that `apply` marked, or a number."""
         if isinstance(overridden, np.ndarray):
             overridden = int(np.count_nonzero(overridden))
         count = int(overridden or 0)

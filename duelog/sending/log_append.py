@@ -46,11 +46,11 @@ Also = Callable[[WriteBatch, range, Stored], None]
 """Writes more in the group that stores the messages at some places of a batch; a unit of work, so it may run again."""
 
 GroupAlso = Callable[[WriteBatch, Stored], None]
-"""As `Also`, of all the messages of a group."""
+"""An `Also` for all the messages of a group."""
 
 
 def at_places(also: Also, places: range) -> GroupAlso:
-    """What is written with a part of a batch."""
+    """Bind `also` to the places of a part of a batch."""
     return lambda group, stored: also(group, places, stored)
 
 
@@ -66,13 +66,9 @@ class PlaceRecord:
 
 
 class AppendWork:
-    """A unit of work that consists of appends to the ends of logs."""
+    """A unit of work that consists of appends to the ends of logs. A call does it among other work."""
 
     __slots__ = ()
-
-    def __call__(self, group: WriteBatch) -> object:
-        """Do it among other work."""
-        raise NotImplementedError
 
 
 class LoneMessage(AppendWork):
@@ -104,31 +100,13 @@ class LoneMessage(AppendWork):
         self.main_rows = main_rows
         self.record = record
 
-    def ledger(self, count: int, size: int) -> Ledger | None:
-        """The ledger that it is appended to, behind `count` messages of `size` bytes in the group.
-
-        None: something else has to be decided. REQUIRES: the log is claimed.
-        """
-        raise NotImplementedError
-
-    def sealed(self, key: bytes) -> bytes:
-        """The run's value under `key`."""
-        raise NotImplementedError
-
-    def appended(self, entry_id: int) -> None:
-        """Have memory know that it is durable."""
-        raise NotImplementedError
-
-    def __call__(self, group: WriteBatch) -> tuple[int, int]:
+    def _refuse_deleted(self) -> None:
         if self.topic.deleted:
             raise UnknownTopic(str(self.topic.name))
-        place = self._add(group)
+
+    def _put_record(self, group: WriteBatch, place: tuple[int, int]) -> None:
         if self.record is not None:
             self.main_rows(group).put(self.record.key, self.record.pack(self.start_ms, *place))
-        return place
-
-    def _add(self, group: WriteBatch) -> tuple[int, int]:
-        raise NotImplementedError
 
 
 class LoneDelayed(LoneMessage):
@@ -153,26 +131,35 @@ class LoneDelayed(LoneMessage):
         self.limits = limits
 
     def ledger(self, count: int, size: int) -> Ledger | None:
+        """The ledger that it is appended to, behind `count` messages of `size` bytes in the group.
+
+        None: the append has to be a unit of work. REQUIRES: the log is claimed.
+        """
         log = self.log
         return log.ledger if log.registered and log.ledger.takes(count + 1) else None
 
     def sealed(self, key: bytes) -> bytes:
+        """The run's value under `key`."""
         return pack_message(key, self.start_ms, self.due_ms, self.body)
 
     def appended(self, entry_id: int) -> None:
+        """Have memory know that it is durable."""
         self.log.ledger.entries = entry_id + 1
         listener = self.partition.listener
         if listener is not None:
             listener(self.log, entry_id, np.array((self.due_ms,), dtype=np.int64))
 
-    def _add(self, group: WriteBatch) -> tuple[int, int]:
+    def __call__(self, group: WriteBatch) -> tuple[int, int]:
+        self._refuse_deleted()
         rows = group.to(self.start_ms, self.memtable)
         first = self.partition.add(rows, self.log, (self.due_ms,), (self.body,), self.limits)
-        return self.log.ledger.ledger_id, first
+        place = self.log.ledger.ledger_id, first
+        self._put_record(group, place)
+        return place
 
 
 class LoneDirect(LoneMessage):
-    """A message for the main log: due already, or within the inline delay."""
+    """A message for the main log: due already, or within the inline delay. Methods as those of `LoneDelayed`."""
 
     __slots__ = ("now_ms",)
 
@@ -202,13 +189,18 @@ class LoneDirect(LoneMessage):
     def appended(self, entry_id: int) -> None:
         self.topic.log.appended(1, len(self.body), self.due_ms if self._is_early else 0)
 
-    def _add(self, group: WriteBatch) -> tuple[int, int]:
+    def __call__(self, group: WriteBatch) -> tuple[int, int]:
+        self._refuse_deleted()
         dues = np.array((self.due_ms,), dtype=np.int64)
         (segment,) = self.topic.log.append_messages(self.main_rows(group), dues, [self.body], self.now_ms)
-        return segment.ledger_id, segment.first_entry
+        place = segment.ledger_id, segment.first_entry
+        self._put_record(group, place)
+        return place
 
 
-def with_more(message: LoneMessage, also: PlaceRecord | GroupAlso | None) -> Callable[[WriteBatch], tuple[int, int]]:
+def with_more(
+    message: LoneDelayed | LoneDirect, also: PlaceRecord | GroupAlso | None
+) -> Callable[[WriteBatch], tuple[int, int]]:
     """A message that is sent singly, with what `also` writes; a record is its own."""
     if also is None or isinstance(also, PlaceRecord):
         return message
@@ -223,7 +215,7 @@ def with_more(message: LoneMessage, also: PlaceRecord | GroupAlso | None) -> Cal
 
 
 class FiringAppend(AppendWork):
-    """The markers of what fires, and what is stored with them."""
+    """The markers of a firing, with its frontiers and clock mark."""
 
     __slots__ = ("_main_rows", "firing")
 
@@ -289,7 +281,7 @@ class ScatteredAppend(AppendWork):
         delayed: DelayedBatch,
         otherwise: Callable[[WriteBatch], Segments],
     ) -> None:
-        """Of `delayed`, whose logs are all there; `otherwise` does the same among other work."""
+        """Pack `delayed`, all of whose logs exist; `otherwise` appends it among other work."""
         self.topics = topics
         self.partitions = partitions
         self.logs = logs
@@ -302,7 +294,7 @@ class ScatteredAppend(AppendWork):
     def of(
         cls, delayed: DelayedBatch, limits: RunLimits, otherwise: Callable[[WriteBatch], Segments]
     ) -> ScatteredAppend | None:
-        """None: a partition has closed, or what is for a log is more than a run."""
+        """None: a partition has closed, or the messages of a log exceed a run."""
         partitions = [partition for partition in delayed.partitions if partition is not None]
         logs = [log for log in delayed.logs if log is not None]
         if not len(partitions) == len(logs) == len(delayed.groups):

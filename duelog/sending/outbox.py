@@ -31,17 +31,17 @@ from ..topics.topic_state import TopicState
 
 _GROUP_ENTRIES = 5_000
 _MESSAGE_BYTES = 500
-"""What a message in flight takes besides its body: its fields, and places in queues."""
+"""Memory of a message in flight besides its body: its fields, and places in queues."""
 
 _ROW_BYTES = 192
-"""What a row of the write-ahead log takes besides a body or numbers, at most."""
+"""Most bytes of a row of the write-ahead log besides a body or numbers."""
 
 _BLOCK_BYTES = 8_192
-"""What the numbers of a range take in a row, at most."""
+"""Most bytes of the numbers of a range in a row."""
 
 
 class Duplicate(Enum):
-    """What became of a message whose numbers are all stored already; `DUPLICATE` is its one value."""
+    """Outcome of a message whose numbers are all stored already; `DUPLICATE` is its one value."""
 
     DUPLICATE = "duplicate"
 
@@ -49,7 +49,7 @@ class Duplicate(Enum):
 DUPLICATE = Duplicate.DUPLICATE
 
 PutOutcome = MessageId | Duplicate | Exception
-"""What became of a message: its id once it is durable, DUPLICATE, or why it is not stored (a DuelogError)."""
+"""Outcome of a message: its id once it is durable, DUPLICATE, or the DuelogError that kept it from being stored."""
 
 Done = Callable[[list[tuple[Any, PutOutcome]]], object]
 """Hears what became of messages: (token, outcome) of each, in the order in which they were put in."""
@@ -64,7 +64,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def checked(cls, numbers: tuple[str, int, int]) -> Self:
-        """What a caller gave. Raises InvalidArgument."""
+        """Check the numbers of a caller. Raises InvalidArgument."""
         if not isinstance(numbers, tuple) or len(numbers) != 3:
             raise InvalidArgument("numbers", numbers, "expected (name of a producer, first number, last number)")
         name, first, last = numbers
@@ -75,7 +75,7 @@ class Numbers(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One checked message, delay policies applied, and who hears what becomes of it."""
+    """One checked message, delay policies applied, and the callback for its outcome."""
 
     name: TopicName
     topic: Callable[[int], TopicState]
@@ -222,12 +222,12 @@ class Outbox:
                 call_supplied(done, results)
 
     def _take(self) -> list[Outgoing]:
-        """What is written next, a group of it; nothing else takes any."""
+        """Take the next group to write. REQUIRES: one caller at a time."""
         taken: list[Outgoing] = []
-        waiting, left = self._items, self._group_bytes
+        waiting, room = self._items, self._group_bytes
         while waiting and len(taken) < _GROUP_ENTRIES:
-            left -= waiting[0].group_size
-            if left < 0 and taken:
+            room -= waiting[0].group_size
+            if room < 0 and taken:
                 break
             taken.append(waiting.popleft())
         if not taken:
@@ -237,7 +237,7 @@ class Outbox:
         return taken
 
     def close(self) -> None:
-        """Take nothing more, and write what is in flight. A thread that waits for capacity gets ClosedError.
+        """Refuse further messages, and write those in flight. A thread that waits for capacity gets ClosedError.
 
         Raises DuelogError, with nothing done, in a callback, whose end it would wait for for ever.
         """

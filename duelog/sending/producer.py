@@ -59,7 +59,7 @@ class Producer:
     def send_batch(
         self, messages: Iterable[Message], *, first_sequence_id: int | None = None, allow_past: bool = False
     ) -> list[MessageId | None]:
-        """Append messages numbered from `first_sequence_id` on; what `send` returns for each."""
+        """Append messages numbered from `first_sequence_id` on; returns for each what `send` would."""
         batch = list(messages)
         if not batch:
             return []

@@ -1,4 +1,4 @@
-"""What the outbox holds, written: messages of any topics and their producers' numbers as one group.
+"""The writer of the outbox: messages of any topics and their producers' numbers as one group.
 
 A message with numbers that are all stored is a duplicate: neither it nor anything else is written. Else its numbers are
 rows of the group that stores it, so both are there after a crash, or neither. Numbers are claimed before the group is
@@ -31,7 +31,7 @@ from .topic_sender import SendKeyed
 
 
 class _Group:
-    """Messages that are written together, as places in what was given."""
+    """Messages that are written together, as places in the list given."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -44,17 +44,17 @@ class _Group:
         self.dedups: dict[int, Dedup] = {}
         """By place in `rows`."""
         self.end = 0
-        """How many of what was given were looked at; what follows does not go with them."""
+        """Number of messages looked at; the others are not part of this group."""
 
     def write_numbers(self, batch: WriteBatch, _: Stored) -> None:
-        """A unit of work: record what is claimed."""
+        """Record the claimed numbers, as a unit of work."""
         for producer, claim in self.claims.items():
             if claim.numbers:
                 producer.write(batch, claim, claim.numbers)
 
 
 class PutWriter:
-    """Writes what was put into an outbox. For its thread."""
+    """Writes the messages of an outbox. For its thread."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class PutWriter:
         self._keyed = keyed
 
     def write(self, items: Sequence[Outgoing], *, again: bool = True) -> Sequence[PutOutcome]:
-        """Store what is not stored, in one group of the write-ahead log; what became of each.
+        """Store the messages not stored yet, in one group of the write-ahead log; returns the outcome of each.
 
-        again: where a topic is deleted meanwhile, each topic is written alone, and that one comes into being anew.
+        again: where a topic is deleted meanwhile, each topic is written alone, and that one is created again.
         """
         if len(items) == 1 and items[0].once is None:
             return [self._write_one(items[0], again=again)]
@@ -95,10 +95,10 @@ class PutWriter:
         if over_quota:  # which of them has place is found by halves, in order
             middle = len(items) // 2
             return [*self.write(items[:middle], again=again), *self.write(items[middle:], again=again)]
-        left = [row for row in range(group.end) if outcomes[row] is None]
-        if left:
+        undecided = [row for row in range(group.end) if outcomes[row] is None]
+        if undecided:
             for state in group.topics:
-                rows = [row for row in left if items[row].name == state.name]
+                rows = [row for row in undecided if items[row].name == state.name]
                 for row, outcome in zip(rows, self.write([items[row] for row in rows], again=False), strict=True):
                     outcomes[row] = outcome
         if group.end < len(items):
@@ -117,7 +117,7 @@ class PutWriter:
         return message_id
 
     def _gather(self, items: Sequence[Outgoing], outcomes: list[PutOutcome | None], calling: ExitStack) -> _Group:
-        """What is to be written, numbers claimed; the others have their outcome."""
+        """Gather the messages to write and claim their numbers; the others get their outcome."""
         group = _Group()
         places: dict[Callable[[int], TopicState], tuple[int, TopicState] | Exception] = {}
         for row, item in enumerate(items):
@@ -160,7 +160,7 @@ class PutWriter:
         return group
 
     def _claim(self, topic: TopicState, numbers: Numbers, group: _Group, calling: ExitStack) -> bool | None:
-        """As `ProducerState.claim_range`, for the group."""
+        """Claim a range of numbers for the group; returns as `ProducerState.claim_range`."""
         producer = self._producer(topic, numbers.producer)
         claim = group.claims.get(producer)
         if claim is None:

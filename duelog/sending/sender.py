@@ -48,15 +48,15 @@ Places = npt.NDArray[np.intp]
 Work = Callable[[WriteBatch], Segments]
 
 _ROW_BYTES = 128
-"""What a run takes in the log besides bodies and columns, at most."""
+"""Most bytes of a run in the log besides bodies and columns."""
 
 _COLUMN_BYTES = 12
 
 _ALSO_BYTES = 32
-"""What the id of a numbered message takes, at most."""
+"""Most bytes of the id of a numbered message."""
 
 _GROUP_BYTES = 4 * KIB
-"""What a group takes besides its runs: its frame, and the numbers of a producer."""
+"""Bytes of a group besides its runs: its frame, and the numbers of a producer."""
 
 
 class Sender:
@@ -129,7 +129,7 @@ class Sender:
         *,
         refused: bool = True,
     ) -> AbstractContextManager[None]:
-        """What a batch is sent in; `owners` as of `send_all`."""
+        """Hold the quotas of a batch while it is sent; `owners` as in `send_all`."""
         if not self._policies.limits_pending:
             return nullcontext()
         later = batch.dues > now_ms
@@ -148,10 +148,10 @@ class Sender:
     def pieces(self, batch: EncodedBatch, more: int) -> list[tuple[int, int]]:
         """Where a batch is cut that one group does not take; `more`: bytes that are written besides each message."""
         bodies, most = Bodies.of(batch.bodies), self.group_bytes
-        each = _ROW_BYTES + _COLUMN_BYTES + more
-        if bodies.total() + each * len(bodies) <= most:
+        row_bytes = _ROW_BYTES + _COLUMN_BYTES + more
+        if bodies.total() + row_bytes * len(bodies) <= most:
             return [(0, len(bodies))]
-        ends = np.cumsum(bodies.sizes() + each)
+        ends = np.cumsum(bodies.sizes() + row_bytes)
         pieces, start = [], 0
         while start < len(bodies):
             before = int(ends[start - 1]) if start else 0
@@ -258,7 +258,7 @@ class Sender:
         now_ms: int,
         leases: ExitStack,
     ) -> tuple[list[Part], DelayedBatch | None, Places | None]:
-        """What goes into main logs and into partitions, and the places of the messages in the batch; None: in order."""
+        """Split a batch into parts for main logs and partitions; also the order of its messages, None: as given."""
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
             if batch.dedups:
@@ -283,23 +283,23 @@ class Sender:
             for owner, low, high in direct_groups
         ]
         ahead = len(direct)
-        found = None
+        delayed_batch = None
         if groups:
-            found = self._to_partitions(topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms, leases)
-        return parts, found, None if alone else order
+            delayed_batch = self._to_partitions(topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms, leases)
+        return parts, delayed_batch, None if alone else order
 
     def _by_log(
         self, owners: Places | None, dues: Int64s, places: Places | None
     ) -> tuple[Places, list[tuple[int, int, int, int]]]:
-        """As `group_by_log`, of the messages at some places; None: of all."""
+        """Group the messages at `places` by log, as `group_by_log` does; None: all messages."""
         if places is not None:
             dues = dues[places]
         if owners is None:
             order, groups = group_by_partition(dues, self._span_ms)
-            found = [(start_ms, 0, low, high) for start_ms, low, high in groups]
+            groups_by_log = [(start_ms, 0, low, high) for start_ms, low, high in groups]
         else:
-            order, found = group_by_log(owners if places is None else owners[places], dues, self._span_ms)
-        return order if places is None else places[order], found
+            order, groups_by_log = group_by_log(owners if places is None else owners[places], dues, self._span_ms)
+        return order if places is None else places[order], groups_by_log
 
     def _to_partitions(
         self,
@@ -347,7 +347,7 @@ class Sender:
     def send_one(
         self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, more: PlaceRecord | GroupAlso | None = None
     ) -> MessageId:
-        """Append one message: `send` without what a batch needs.
+        """Append one message, without the overhead of a batch.
 
         more: stored with it: a record of where it is, then it does not wait inline; or what `send_all` takes.
         """
@@ -378,6 +378,6 @@ class Sender:
         return MessageId(*written)
 
     def close(self) -> None:
-        """Take no more; those that were begun are written."""
+        """Refuse further batches; those that were begun are written."""
         if self._wal is not None:
             self._wal.close()

@@ -1,4 +1,4 @@
-"""What sending is made of: messages are checked, encoded, given their due times by policies, and appended.
+"""Sending to topics, and withdrawing from them: the checks, encodings and policies before an append.
 
 Nothing is written before all of a call is checked. Messages of several topics are encoded, routed and packed as one
 batch, nothing topic by topic. The public faces are `Topic` (topic.py) and `DelayedStore.send_batch`.
@@ -13,14 +13,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from duelog.markers.pending_entries import Outcome
+from duelog.markers.withdrawal import Withdrawals
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
 from duelog.store.codec.message_fields import Dedup
 from duelog.store.duration import Duration
 from duelog.store.errors import DelayTooLong, InvalidMessage
-from duelog.store.message import Message
+from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.message import AnyId, Message, id_of, resolve_due_ms
 from duelog.store.names import TopicName
-from duelog.store.position import MessageId, MessageIds
+from duelog.store.position import MessageId, MessageIds, Position
 
+from ..topics.inline import InlineMessages
 from ..topics.producer_state import ProducerState
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
@@ -30,11 +34,11 @@ from .outbox import Done, Numbers, Outbox, Outgoing
 from .sender import Places, Sender
 
 _KEY_BYTES = 512
-"""What the record of a key takes in the log, at most."""
+"""Most bytes of the record of a key in the log."""
 
 
 class SendKeyed(Protocol):
-    """As `Sender.send_all`, of a batch with deduplication keys (keys/keyed_batches.py)."""
+    """A `Sender.send_all` for a batch with deduplication keys (keys/keyed_batches.py)."""
 
     def __call__(
         self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, *, policies: bool
@@ -94,7 +98,7 @@ class TopicSender:
         allow_past: bool,
         ttl: Duration | None = None,
     ) -> MessageId:
-        """As `Topic.send`."""
+        """See `Topic.send`."""
         now_ms = self._writing_at()
         due_ms, body = encode_send(
             payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past, ttl
@@ -106,7 +110,7 @@ class TopicSender:
         return message_id
 
     def check(self, message: Message, *, allow_past: bool = False) -> None:
-        """Raise what `Topic.send` would of a message that cannot be taken now."""
+        """Raise the error that `Topic.send` would, for a message that cannot be taken now."""
         now_ms = self._writing_at()
         Dedup.checked(message.dedup_key, message.dedup_for, message.replace, InvalidMessage)
         due_ms, _ = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
@@ -164,7 +168,7 @@ class TopicSender:
         return topic is not None and self._producer(topic, numbers.producer).has(numbers.first, numbers.last)
 
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool) -> MessageIds:
-        """As `Topic.send_batch`."""
+        """See `Topic.send_batch`."""
         return self._send_all(*self.encode(messages, allow_past=allow_past))
 
     def send_payloads(
@@ -175,7 +179,7 @@ class TopicSender:
         *,
         allow_past: bool,
     ) -> MessageIds:
-        """As `Topic.send_payloads`."""
+        """See `Topic.send_payloads`."""
         now_ms = self._writing_at()
         batch = encode_payloads(payloads, deliver_at, deliver_after, now_ms, self._max_bytes, allow_past=allow_past)
         return self._send_all(batch, now_ms)
@@ -198,7 +202,7 @@ class TopicSender:
         self._policies.apply(self._name, batch, now_ms)
 
     def write(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
-        """Append what `encode` gave, or the like."""
+        """Append an encoded batch."""
         if batch.dedups:
             return self._send_keyed(batch, now_ms, policies=False)
         return self._sender.send(self.topic(now_ms), batch, now_ms)
@@ -209,7 +213,7 @@ class TopicSender:
         return MessageIds.joined([self._keyed(topics, None, piece, now_ms, policies=policies) for piece in pieces])
 
     def append(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also) -> MessageIds:
-        """As `Sender.send`: to the topic as a producer knows it, with what `also` writes."""
+        """Append a batch for a producer, which holds its `topic`; `also` writes the numbers with it."""
         if len(batch) == 1:
             due_ms, body = int(batch.dues[0]), batch.bodies[0]
             message_id = self._sender.send_one(topic, due_ms, body, now_ms, at_places(also, range(1)))
@@ -241,7 +245,7 @@ class StoreSender:
     def send(
         self, names: Sequence[TopicName], owners: Sequence[int], messages: Sequence[Message], *, allow_past: bool
     ) -> MessageIds:
-        """As `DelayedStore.send_batch`. owners: whose each message is, as a place in `names`, which are all different.
+        """See `DelayedStore.send_batch`. owners: the topic of each message, as an index into `names`, all different.
 
         Every name is one of an owner.
         """
@@ -257,3 +261,86 @@ class StoreSender:
         if batch.dedups:
             return self._keyed(topics, column, batch, now_ms, policies=True)
         return self._sender.send_all(topics, column, batch, now_ms)
+
+
+_STATES = {
+    None: "scheduled",
+    Outcome.ALREADY_CANCELLED: "cancelled",
+    Outcome.FIRED: "fired",
+    Outcome.UNKNOWN: "unknown",
+}
+
+
+class TopicWithdrawals:
+    """Cancels and reschedules messages of one topic that have not fired, as the methods of `Topic` document."""
+
+    def __init__(
+        self,
+        withdrawals: Withdrawals,
+        policies: DelayPolicies,
+        inline: InlineMessages,
+        has_keys: Callable[[TopicState], bool],
+        listeners: Sequence[StoreListener],
+    ) -> None:
+        self._withdrawals = withdrawals
+        self._policies = policies
+        self._inline = inline
+        self._has_keys = has_keys
+        self._listeners = listeners
+
+    def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
+        """Cancel messages and return the outcome of each."""
+        outcomes = self._withdrawals.cancel(topic.log, _checked(message_ids), keyed=self._has_keys(topic))
+        for listener in self._listeners:
+            call_supplied(listener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
+        return outcomes
+
+    def reschedule(
+        self,
+        topic: TopicState,
+        message_ids: Sequence[AnyId],
+        deliver_at: int | datetime | None,
+        deliver_after: float | timedelta | None,
+        now_ms: int,
+        *,
+        allow_past: bool,
+    ) -> list[MessageId | None]:
+        """Give messages another due time, under the delay policies. Returns the new ids."""
+        times = Message(b"", deliver_at=deliver_at, deliver_after=deliver_after)
+        asked = resolve_due_ms(times, now_ms, allow_past=allow_past)
+        due_ms = now_ms if asked is None else asked
+        ids = _checked(message_ids)
+        batch = EncodedBatch(np.full(len(ids), due_ms, dtype=np.int64), np.full(len(ids), due_ms > now_ms), [])
+        self._policies.apply(topic.name, batch, now_ms)
+        new_ids = self._reschedule(topic, ids, batch.dues.tolist())
+        if batch.overridden is not None:
+            self._policies.stored(topic.name, batch.overridden[[each is not None for each in new_ids]])
+        return new_ids
+
+    def fire_now(self, now_ms: int, topic: TopicState, message_id: AnyId) -> MessageId | None:
+        """Make a message due now, whatever the delay policies. Returns its new id."""
+        return self._reschedule(topic, _checked([message_id]), [now_ms])[0]
+
+    def _reschedule(self, topic: TopicState, ids: list[MessageId], dues: list[int]) -> list[MessageId | None]:
+        new_ids = self._withdrawals.reschedule(topic.log, ids, dues)
+        for listener in self._listeners:
+            call_supplied(listener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
+        return new_ids
+
+    def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:
+        """Return the position of a message in the main log; None: it has none."""
+        (checked,) = _checked([message_id])
+        entries = topic.log.entries_of(checked.ledger_id)
+        if entries is not None:
+            return checked if 0 <= checked.entry_id < entries else None
+        return self._withdrawals.marker(topic.log, checked)
+
+    def state(self, topic: TopicState, message_id: AnyId) -> str:
+        """Return "scheduled", "cancelled", "fired" or "unknown"."""
+        (checked,) = _checked([message_id])
+        outcome = self._withdrawals.states(topic.log, [checked])[0]
+        return "scheduled" if self._inline.is_hidden(topic, checked) else _STATES[outcome]
+
+
+def _checked(message_ids: Sequence[AnyId]) -> list[MessageId]:
+    return [id_of(each) for each in message_ids]

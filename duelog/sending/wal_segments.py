@@ -3,24 +3,82 @@
 A segment is followed by a larger one where it was full before it was due: up to `_BYTES_A_PARTITION` for each
 environment that it has rows of, so that applying commits something worth a commit in each; one that has far less is
 not applied before the next. A small one stays in the page cache.
+
+A checkpoint applies a full segment to LMDB, environment by environment.
+
+Partitions are applied side by side, each in one commit, the main environment last; when all of them are on disk the
+record of the oldest segment moves on (catalog.WAL), and the file may be used again. Meanwhile the next segment is
+written, and its rows are applied along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.files.failpoints import reach
 from duelog.store.files.free_space import free_bytes, require_space
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
+from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import MAIN, Row, row_weight
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
-from .checkpoint import Checkpoint
+
+class Checkpoint:
+    """Applies a segment, and all before it. Begun once; `finish` may be called again after an error."""
+
+    def __init__(self, main: Environment, partitions: PartitionSet, segment: int, ready: Callable[[], None]) -> None:
+        """`ready` is called, by any thread, when `finish` has nothing left to wait for."""
+        self._main = main
+        self._partitions = partitions
+        self.segment = segment
+        self._jobs = Jobs((partial(self._apply, partition) for partition in partitions.unapplied()), ready)
+
+    @property
+    def is_ready(self) -> bool:
+        """True when `finish` has nothing to wait for."""
+        return self._jobs.are_tried
+
+    def begin(self, threads: int) -> None:
+        """Have `threads` threads apply the partitions; `finish` applies the rest."""
+        self._jobs.start(threads)
+
+    def finish(self) -> None:
+        """Apply in this thread what no other has taken, and wait for the others. Raises StoreFull, StoreFailed.
+
+        What could not be applied is tried again by the next call.
+        """
+        self._jobs.finish()
+        for partition in self._partitions.held(lambda each: each.is_open):
+            partition.environment.sync()  # another commit may have applied its rows, and is not known to be on disk
+        reach("wal.applied")
+        oldest = fmt.pack_u64(self.segment + 1)
+
+        def record(transaction: Transaction) -> None:
+            transaction.put(fmt.counter_key(catalog.WAL), oldest)
+
+        self._main.write(record)
+        self._main.sync()
+        reach("wal.released")
+
+    def cancel(self) -> None:
+        """Leave unapplied partitions to the next opening, and wait for the threads."""
+        self._jobs.cancel()
+
+    def _apply(self, partition: Partition) -> None:
+        with self._partitions.lease(partition):
+            partition.environment.apply()
+            partition.environment.sync()
+        reach("wal.part")
+
 
 CHECKPOINT_MS = 10_000
 """After so long a segment is applied, where a thread looks after the store."""
@@ -31,13 +89,13 @@ _USUAL_BYTES = 8 * MIB
 
 _BYTES_A_PARTITION = 256 * KIB
 _BYTES_A_ROW = KIB
-"""For so many bytes of the largest segment there is a row at most: some 600 of memory, however small its messages."""
+"""Bytes of the largest segment for each row allowed in it: a row takes some 600 of memory, however small."""
 
 _KEPT_BYTES = MIB
-"""Of a disk, for commits that make space."""
+"""Bytes of the disk kept for commits that make space."""
 
 _THREADS = 4
-"""That apply partitions side by side."""
+"""Threads that apply partitions side by side."""
 
 
 class WalSegments:
@@ -71,28 +129,28 @@ class WalSegments:
         self._wake = wake
         self._background = background
         self._recorded = wal.active is not None
-        """Whether the main environment says that the log was begun."""
+        """True once the main environment records that the log was begun."""
         self._checkpoint: Checkpoint | None = None
         """The last that was begun."""
         self._begun_ms: int | None = clock.now_ms() if unapplied else None
         """When the first group of the segment was appended; None: it has none."""
         self._flushed_ms: int | None = None
         self._ended_bytes = 0
-        """Of segments that have ended since the last checkpoint was begun."""
+        """Bytes of the segments that ended since the last checkpoint was begun."""
         self._rows = 0
-        """Of all groups since then."""
+        """Rows of all groups since then."""
 
     # -- groups ------------------------------------------------------------------------------------
 
     def fits(self, size: int, rows: int) -> bool:
-        """Whether a group of so many bytes (`group_bytes`) and rows can be appended; else `make_space` makes space."""
+        """Return whether a group of `size` bytes and `rows` rows can be appended; else `make_space` makes space."""
         return self._recorded and self._takes(size, rows)
 
     def _takes(self, size: int, rows: int) -> bool:
         return self._wal.fits(size) and (not self._rows or self._rows + rows <= self._most_rows)
 
     def make_space(self, size: int, rows: int) -> None:
-        """Have a segment that takes a group of so many bytes and rows. Raises as `begin_next`."""
+        """Make sure that the segment takes a group of `size` bytes and `rows` rows. Raises as `begin_next`."""
         if not self._takes(size, rows):
             self.begin_next(size)
         active = self._wal.active
@@ -146,7 +204,7 @@ class WalSegments:
     # -- segments and checkpoints ------------------------------------------------------------------
 
     def begin_next(self, group: int = 0) -> None:
-        """Begin a segment that takes a group of so many bytes, and a checkpoint of the one before.
+        """Begin a segment that takes a group of `group` bytes, and a checkpoint of the one before.
 
         Waits for the checkpoint before: producers are held back, and nothing is queued without bound. Raises as
         `Checkpoint.finish`; StoreFull.
@@ -221,19 +279,19 @@ class WalSegments:
         return due_ms
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the segment is to be applied by now."""
+        """Return whether the segment is to be applied by now."""
         if self._begun_ms is not None:
             self._begun_ms = min(self._begun_ms, now_ms)  # the clock may have been set back
         return self._begun_ms is not None and now_ms >= self._begun_ms + CHECKPOINT_MS
 
     @property
     def is_applied(self) -> bool:
-        """Whether the checkpoint that was begun has nothing left to wait for."""
+        """True when the checkpoint that was begun has nothing left to wait for."""
         checkpoint = self._checkpoint
         return checkpoint is not None and checkpoint.is_ready
 
     def flush_if_due(self, now_ms: int) -> None:
-        """Flush what has waited for `relaxed_ms`. Raises StoreFailed."""
+        """Flush rows that have waited for `relaxed_ms`. Raises StoreFailed."""
         if self._flushed_ms is None or now_ms >= self._flushed_ms + self._relaxed_ms:
             self._flushed_ms = now_ms
             self.sync()

@@ -35,10 +35,10 @@ T = TypeVar("T")
 Work = Callable[[WriteBatch], T]
 
 _FIRED_BYTES = 512
-"""Of a group, at most, for an entry that fires, alone in its log."""
+"""Most bytes of a group for an entry that fires alone in its log."""
 
 _ADDED_BYTES = 64 * KIB
-"""What is stored with a message besides what counts for its size."""
+"""Most bytes stored with a message beyond its counted size."""
 
 
 class _Action:
@@ -85,7 +85,7 @@ class WalWriter:
         return cast(T, self._queue.run(work))
 
     def fire(self, firing: FiringBatch) -> None:
-        """Store what fires; in the main environment where the log has no space: what is delivered frees some.
+        """Store a firing, in the main environment where the log has no space: deliveries free some.
 
         Raises StoreFull, StoreFailed, ClosedError; then nothing has fired.
         """
@@ -111,7 +111,7 @@ class WalWriter:
             raise ClosedError("store (opened by another process)")
 
     def _broke_off(self, error: BaseException) -> None:
-        """Write nothing more where memory may not be what is on disk."""
+        """Refuse all writes once memory may differ from the disk."""
         if self._unpublished or isinstance(error, Exception):
             self._fail(error)
 
@@ -144,7 +144,7 @@ class WalWriter:
             units = self._commit(units)
 
     def _commit_appends(self, units: list[Request]) -> bool:
-        """Append what is nothing but appends as a group; False, with nothing done, where it has to be units of work."""
+        """Append units in place, as one group. Returns False, with nothing done, where they have to run one by one."""
         started = time.perf_counter_ns()
         group = AppendGroup(self._claims, self.memtable)
         try:
@@ -199,7 +199,7 @@ class WalWriter:
             group.release()
 
     def _commit(self, units: list[Request]) -> list[Request]:
-        """Commit units of work, all of them or those before one that is too many; what is left of them."""
+        """Commit units of work, as many as one group takes, and return the rest."""
         started = time.perf_counter_ns()
         batch = WriteBatch(self._claims)
         current: Request | None = None
@@ -280,7 +280,7 @@ class WalWriter:
         self._queue.run(_Action(self._segments.apply_all))
 
     def close(self) -> None:
-        """Take nothing more, and apply what is unapplied.
+        """Refuse further work, and apply the unapplied rows.
 
         Where that cannot be (no space, a failed disk) it stays in the log, and is applied when the store is opened.
         """

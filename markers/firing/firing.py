@@ -15,28 +15,30 @@ cannot be closed, is suspended, and the others go on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...partitions.partition import Partition
 from ...partitions.partition_set import PartitionSet
 from ...snapshot.writer import remove_snapshots
 from ...store.clock import StoreClock
+from ...store.codec import format as fmt
+from ...store.codec.format import PartitionRecord, PartitionState
+from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.env.reader_gate import ReaderGate
 from ...store.env.transaction import Transaction
-from ...store.errors import CorruptEntry, StoreFull
+from ...store.errors import CorruptEntry, DamagedStore, StoreFull
 from ...store.files.failpoints import reach
 from ...store.files.pages import refuse_broken
 from ...store.listener import StoreListener, call_supplied
+from ...store.log import catalog
 from ...store.log.managed_ledger import ManagedLedger
-from .closing import record_closed
 from .firing_batch import FiringBatch, FiringLog
 from .loaded import LoadedPartitions
-from .log_state import Taken
-from .pending_log import PendingLog
+from .pending_log import PendingLog, Taken
 from .suspensions import Part
 
 
@@ -46,7 +48,7 @@ def _fire_part(log: PendingLog) -> Part:
 
 @dataclass(eq=False, repr=False)
 class Firing:
-    """Fires what is due in the loaded partitions of a store.
+    """Fires the due messages of the loaded partitions of a store.
 
     `_clock` never goes back behind the time of a firing; `_listeners` hear of it; the rest as LoadedPartitions.
     """
@@ -55,7 +57,7 @@ class Firing:
     _partitions: PartitionSet
     _config: StoreConfig
     loaded: LoadedPartitions
-    """What is in memory; belongs to the thread that fires, but for what says otherwise."""
+    """The partitions in memory. They belong to the thread that fires, except methods that say otherwise."""
     _clock: StoreClock
     _listeners: Sequence[StoreListener]
     _main_log: Callable[[int], ManagedLedger | None]
@@ -69,7 +71,7 @@ class Firing:
     def __post_init__(self) -> None:
         self.suspensions = self.loaded.suspensions
         self._apart = False
-        """Whether each log is fired by a commit of its own: a commit for several has failed."""
+        """True while each log is fired by a commit of its own, after a commit for several failed."""
         self._found_torn = False
         self.gate = ReaderGate()
         """Firing is alone in it; cancelling and rescheduling are inside for reading, so that nothing is on its way
@@ -170,7 +172,7 @@ class Firing:
     def _take(
         self, log: PendingLog, now_ms: int, until_ms: int, capacity: int
     ) -> tuple[Taken | None, ManagedLedger | None]:
-        """What a log has to fire, and the main log that it goes to; None where the log is suspended, or torn."""
+        """Take the due entries of a log, with its main log; None: the log is suspended, or torn."""
         if self.suspensions and self.suspensions.is_suspended(_fire_part(log), now_ms):
             return None, None
         taken: Taken | None = None
@@ -192,7 +194,7 @@ class Firing:
         return taken, main_log
 
     def _give_back(self, batch: Sequence[FiringLog]) -> None:
-        """What was taken is left to fire again, but for what was confirmed."""
+        """Leave the taken entries to be fired again, except those that were confirmed."""
         for log, taken, _ in reversed(batch):
             log.roll_back(taken)
 
@@ -311,3 +313,34 @@ class Firing:
         logs = self.loaded.logs[partition.start_ms]
         logs_left = [log for topic, log in list(logs.items()) if self._main_log(topic) is not None]
         return any(len(log) or not log.loaded or not log.whole for log in logs_left)
+
+
+def record_closed(
+    transaction: Transaction,
+    partition: Partition,
+    topic_ids: Iterable[int],
+    main_log: Callable[[int], ManagedLedger | None],
+    mark_ms: int,
+) -> None:
+    """Close a partition in the catalog, held by each topic whose last marker is in a ledger that is kept.
+
+    A topic without a marker, one whose ledgers have been trimmed past it, or one that was deleted, holds nothing.
+    `mark_ms` becomes the clock mark.
+    """
+    references = 0
+    for topic_id in topic_ids:
+        key = fmt.frontier_key(topic_id, partition.start_ms)
+        fields = transaction.get(key)
+        if fields is None:
+            continue
+        record = FrontierRecord.unpack(fields)
+        log = main_log(topic_id)
+        held = log is not None and record.marker_ledger >= log.first_in(transaction)
+        transaction.put(key, record._replace(released=int(not held)).pack())
+        references += held
+    fields = transaction.get(fmt.partition_key(partition.start_ms))
+    if fields is None:
+        raise DamagedStore(partition.path, "is not in the catalog")
+    closed = PartitionRecord.unpack(fields)._replace(state=PartitionState.CLOSED, references=references)
+    transaction.put(fmt.partition_key(partition.start_ms), closed.pack())
+    transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(mark_ms, 0)))

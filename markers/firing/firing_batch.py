@@ -10,14 +10,13 @@ from ...store.codec.frontier import FrontierRecord
 from ...store.env.transaction import StagingTransaction
 from ...store.log import catalog
 from ...store.log.managed_ledger import ManagedLedger
-from .log_state import Taken
-from .pending_log import PendingLog
+from .pending_log import PendingLog, Taken
 
 CLOCK_KEY = fmt.counter_key(catalog.CLOCK)
 
 
 class FiringLog(NamedTuple):
-    """What one log fires, and the main log that its markers go to."""
+    """The entries that one log fires, and the main log of their markers."""
 
     pending: PendingLog
     taken: Taken
@@ -33,7 +32,7 @@ class FiringBatch:
         """`recorded_ms` is the clock mark on disk; `stored` is called as the commit, or the group, ends."""
         self.logs = logs
         self.by_ms = max(now_ms, *(int(log.taken.dues.max()) for log in logs))
-        """When it counts as fired."""
+        """The time at which it counts as fired."""
         self.early_from_ms = now_ms if self.by_ms > now_ms else None
         """The time now, where some of it is not due yet: it is hidden until then."""
         self.mark_ms = max(self.by_ms, recorded_ms)
@@ -59,7 +58,7 @@ class FiringBatch:
         transaction.after_commit(self.stored)
 
     def begin(self) -> None:
-        """It is done anew."""
+        """Reset before a retry."""
         self.records = []
 
     def frontier(self, pending: PendingLog, taken: Taken, ledger_id: int, entry_id: int) -> tuple[bytes, bytes]:
@@ -72,5 +71,5 @@ class FiringBatch:
         return CLOCK_KEY, fmt.pack_u64(max(self.mark_ms, 0))
 
     def stored(self) -> None:
-        """Have memory say what is on disk, whatever becomes of the caller."""
+        """Confirm in memory what is on disk, whatever becomes of the caller."""
         self._stored(self)

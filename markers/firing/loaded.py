@@ -2,13 +2,14 @@
 
 Partitions that have begun are loaded, a bounded number at a time, in order; a loaded one hears of each append in commit
 order. One that cannot be loaded is suspended, and others are loaded meanwhile. Memory follows the disk: what an
-interrupt or an error has left half done, in a log or in the queue of what is due, is forgotten and loaded anew
+interrupt or an error has left half done, in a log or in the queue of what is due, is forgotten and loaded again
 (`recover`). Does not fire: firing.py.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,15 +26,65 @@ from ...store.env.environment import Environment
 from ...store.errors import BrokenInvariant, CorruptEntry
 from ...store.listener import StoreListener
 from ...store.log.managed_ledger import ManagedLedger
+from ...store.timer_queue import TimerQueue
 from .loading import Loading, LoadStep, new_log
 from .pending_log import HAND_OVER_S, PendingLog
-from .ready_queue import ReadyQueue
 from .saving import Saving
 from .suspensions import Part, Suspensions
 
+
+class ReadyQueue:
+    """Logs by the time for which they are armed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._armed: TimerQueue[PendingLog] = TimerQueue()
+        self._lock = threading.Lock()
+
+    def arm(self, log: PendingLog, due_ms: int | None) -> bool:
+        """Have `log` come up at `due_ms`, or earlier if it is armed so; True when it is now the first of all."""
+        if due_ms is None:
+            return False
+        with self._lock:
+            return self._armed.push(log, due_ms) and self._armed.next() == (due_ms, log)
+
+    def postpone(self, log: PendingLog, armed_ms: int, due_ms: int | None) -> None:
+        """`log` was armed at `armed_ms`, too early: have it come up at `due_ms`, unless it was armed again.
+
+        The caller arms it once more by what is left of it then, so that an entry that came in between,
+        and found it armed early enough, is not forgotten.
+        """
+        with self._lock:
+            if self._armed.due_ms(log) == armed_ms:
+                if due_ms is None:
+                    self._armed.discard(log)
+                else:
+                    self._armed.replace(log, due_ms)
+
+    def pop(self, now_ms: int) -> PendingLog | None:
+        """The log armed earliest, if that is by `now_ms`; it has to be armed again."""
+        with self._lock:
+            return self._armed.pop_due(now_ms)
+
+    def first(self) -> tuple[int, PendingLog] | None:
+        """The time at which the first log comes up, and the log."""
+        with self._lock:
+            return self._armed.next()
+
+    def discard(self, log: PendingLog) -> None:
+        """Take a log out."""
+        with self._lock:
+            self._armed.discard(log)
+
+    def arm_anew(self, logs: Sequence[PendingLog]) -> None:
+        """Forget every time, also one that an interrupt has left half noted, and arm these logs, which are all."""
+        with self._lock:
+            self._armed.clear()
+        for log in logs:
+            self.arm(log, log.next_due_ms())
+
+
 LOADED_AT_ONCE = 4
-"""The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
-one has closed."""
+"""Partitions with indexes in memory: the first that are open and have begun. The next is loaded when one closes."""
 
 _LOAD_SLICE_S = 0.02
 """How long `load` goes on before it lets others fire."""
@@ -53,7 +104,7 @@ class LoadedPartitions:
     _partitions: PartitionSet
     _config: StoreConfig
     suspensions: Suspensions
-    """What of all this, and of the store's upkeep, has failed and is tried again later."""
+    """The parts of firing and upkeep that failed and are tried again later."""
     _listeners: Sequence[StoreListener]
     _main_log: Callable[[int], ManagedLedger | None]
     _quarantine: Callable[[CorruptEntry], object]
@@ -64,10 +115,10 @@ class LoadedPartitions:
         self.logs: dict[int, dict[int, PendingLog]] = {}
         self._loading: tuple[Partition, Iterator[LoadStep | RestoreStep]] | None = None
         self._stepping = False
-        """Whether a step of loading has begun; where it did not come to its end, the partition is loaded anew."""
+        """True during a step of loading; an interrupted step leaves it so, and the partition is loaded again."""
         self._leased: set[int] = set()
         self.unsure = False
-        """Whether something that fires, or looks for what is next, did not come to its end: see `recover`."""
+        """True when firing, or looking for the next log, was interrupted: see `recover`."""
         self.saving = Saving(self._config, self.suspensions, self._listeners)
         self._to_pack: dict[PendingLog, None] = {}
         """Logs with so much in them that it is worth it to `pack`; added to by appends, by single operations."""
@@ -137,7 +188,7 @@ class LoadedPartitions:
         self._loading = partition, loading.steps()
 
     def _load_more(self) -> bool:
-        """One step; whether the partition is loaded with it."""
+        """Take one step, and return whether the partition is loaded now."""
         if self._loading is None:
             raise BrokenInvariant("no partition is being loaded")
         partition, steps = self._loading
@@ -155,7 +206,7 @@ class LoadedPartitions:
             raise
 
     def recover(self) -> None:
-        """Have memory follow the disk after what did not come to its end: what is torn is forgotten, and loaded anew.
+        """Have memory follow the disk after an interrupt: torn logs are forgotten, and loaded again.
 
         REQUIRES: nothing is being fired.
         """
@@ -175,7 +226,7 @@ class LoadedPartitions:
             self.unsure = False
 
     def is_loading(self, partition: Partition) -> bool:
-        """Whether its loading has begun and not ended."""
+        """Return whether loading of a partition has begun and not ended."""
         return self._loading is not None and self._loading[0] is partition
 
     def _loaded_logs(self, start_ms: int) -> list[PendingLog]:
@@ -199,7 +250,7 @@ class LoadedPartitions:
             self._wake()
 
     def unload(self, partition: Partition) -> None:
-        """Forget a partition; what an interrupt kept from it is done when it is called again."""
+        """Forget a partition. A call after an interrupted one completes it."""
         partition.listener = None
         self.saving.forget(partition.start_ms)
         for log in self.logs.get(partition.start_ms, {}).values():
@@ -216,7 +267,7 @@ class LoadedPartitions:
         return self.saving.step(self._saveable(), now_ms) if self.saving.is_due() or self.suspensions else 0
 
     def save_all(self, now_ms: int) -> int:
-        """Save what the next start would take long to replay; returns how many snapshots. Before the store closes."""
+        """Save the logs that the next start would take long to replay; returns the number of snapshots."""
         return self.saving.save_all(self._saveable(), now_ms)
 
     def give_back_pages(self) -> None:
@@ -235,7 +286,7 @@ class LoadedPartitions:
     # -- packing -----------------------------------------------------------------------------------
 
     def is_worth_packing(self) -> bool:
-        """Whether `pack` has something to do."""
+        """Return whether `pack` has a log to pack."""
         return bool(self._to_pack)
 
     def pack(self) -> None:

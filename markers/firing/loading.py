@@ -60,7 +60,7 @@ def new_log(
 
 
 class LoadStep(Enum):
-    """What a step of loading has done, besides restoring from a snapshot."""
+    """The result of a step of loading, besides restoring from a snapshot."""
 
     LISTENING = "the logs hear what is appended"
     PREFETCHED = "some of the partition's file was asked for"
@@ -179,7 +179,7 @@ class Loading:
         log.finish_loading()
 
     def _restore(self, log: PendingLog, tail: int) -> Generator[RestoreStep, None, Restored | None]:
-        """As `restore_steps`; what is refused is logged."""
+        """Take the steps of `restore_steps`, and log a snapshot that is refused."""
         path, start_ms = self.partition.environment.path, self.partition.start_ms
         steps = restore_steps(
             self.partition.environment, log.frontier, tail, log.due_of, start_ms=start_ms, bucket_ms=self.bucket_ms

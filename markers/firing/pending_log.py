@@ -1,15 +1,15 @@
-"""What is left to fire of one partition log: entries come in, a batch is taken, and confirmed or rolled back.
+"""The unfired entries of one partition log: entries come in, a batch is taken, and confirmed or rolled back.
 
 The frontier (C, T) says that the entries below T at or before C have fired and no others. Whatever way an entry comes
 in (appended, read back, admitted) it says where it belongs: after C into the delay index; at or before C and below T
-it has fired; at or before C from T on it is late (late_entries.py).
+it has fired; at or before C from T on it is late (`LateEntries`).
 
 A firing is three steps: `take` chooses a bounded batch and moves the frontier in memory, the caller commits markers
 and the new frontier record in one transaction, then `confirm`, from the commit itself, or `roll_back`. One firing at a
 time; appends may arrive meanwhile, and are late or not by the frontier that `take` left.
 
-A change that does not come to its end, interrupted or by an error, leaves the log TORN: what it has in memory is not
-known to be what the disk says is left to fire. Its owner closes it, and loads the partition anew (loaded.py).
+A change that an interrupt or an error breaks off leaves the log TORN: its memory may differ from the disk. Its owner
+closes it, and loads the partition again (loaded.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
@@ -28,8 +30,86 @@ from ...snapshot.writer import Cut
 from ...store.codec.frontier import HELD, FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
 from ...store.errors import BrokenInvariant
-from .late_entries import LateEntries
-from .log_state import LogState, Taken
+
+
+class LateEntries:
+    """Entries at or before C that have not fired: ids, ascending, and due times.
+
+    They came after firing had passed their due time, or were admitted after it. T of the frontier cannot pass one
+    until it has fired. Few as a rule, so every operation is O(entries). REQUIRES of every call: the log's lock.
+    """
+
+    __slots__ = ("dues", "entries")
+
+    def __init__(self) -> None:
+        self.entries: UInt32s = np.empty(0, np.uint32)
+        self.dues: Int64s = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, entries: UInt32s, dues: Int64s) -> None:
+        """Add entries; one that is here already stays once."""
+        self.entries, kept = np.unique(np.concatenate((self.entries, entries)), return_index=True)
+        self.dues = np.concatenate((self.dues, dues))[kept]
+
+    def first(self, count: int) -> tuple[UInt32s, Int64s]:
+        """Return the first `count` appended entries, in firing order."""
+        entries, dues = self.entries[:count], self.dues[:count]
+        order = np.lexsort((entries, dues))
+        return entries[order], dues[order]
+
+    def remove_first(self, count: int) -> None:
+        self.entries, self.dues = self.entries[count:], self.dues[count:]
+
+    def remove_after(self, frontier: FrontierRecord) -> tuple[UInt32s, Int64s]:
+        """Remove and return those that come after C of `frontier`."""
+        late = frontier.passes(self.entries, self.dues)
+        removed = self.entries[~late], self.dues[~late]
+        self.entries, self.dues = self.entries[late], self.dues[late]
+        return removed
+
+    def discard(self, entries: BitMap) -> None:
+        if len(self.entries):
+            keep = np.array([entry_id not in entries for entry_id in self.entries.tolist()])
+            self.entries, self.dues = self.entries[keep], self.dues[keep]
+
+    def check(self, frontier: FrontierRecord) -> None:
+        """Raise BrokenInvariant unless all are at or before C and not below T, ascending."""
+        if len(self.entries) and not (
+            frontier.passes(self.entries, self.dues).all()
+            and int(self.entries[0]) >= frontier.absorbed_end
+            and (np.diff(self.entries.astype(np.int64)) > 0).all()
+        ):
+            raise BrokenInvariant(f"entries {self.entries} at {self.dues} are not late by {frontier}")
+
+
+class LogState(Enum):
+    """Where a log is between its loading and its end."""
+
+    LOADING = "loading"
+    """Entries that come in are kept aside; the index belongs to the thread that loads it. Nothing fires."""
+    LOADED = "loaded"
+    """It may fire."""
+    FIRING = "firing"
+    """A batch was taken, and is neither confirmed nor rolled back."""
+    TORN = "torn"
+    """A change has begun; an interrupted one leaves the log so, to be loaded again."""
+    CLOSED = "closed"
+    """Its partition was unloaded, or its topic deleted: nothing of it fires any more."""
+
+
+class Taken(NamedTuple):
+    """A batch on its way into the main log, in firing order, and the frontier to be recorded with it."""
+
+    entries: UInt32s
+    dues: Int64s
+    late: int
+    """How many of the first entries were late."""
+    frontier: FrontierRecord
+    """The new frontier; its last marker is filled in by the append of the markers."""
+    before: FrontierRecord
+
 
 _ABSORBED_AT_ONCE = 1 << 16
 """Entries heard while loading that are put into the index with the lock in hand, at the end of it."""
@@ -68,7 +148,7 @@ class PendingLog:
         self._heard: list[DueBatch] = []
         self._admitted: list[tuple[UInt32s, Int64s]] = []
         self._cancelled = BitMap()
-        """What came in while it was loading, in order of each kind; a cancellation is the last word."""
+        """Entries that came in while it was loading, in order of each kind; a cancellation is the last word."""
         self._lock = threading.Lock()
 
     @property
@@ -82,18 +162,18 @@ class PendingLog:
 
     @property
     def state(self) -> LogState:
-        """As no change is under way: waits for the lock."""
+        """The state between two changes: waits for the lock."""
         with self._lock:
             return self._state
 
     @property
     def loaded(self) -> bool:
-        """Whether it may fire, or is firing."""
+        """True when it may fire, or is firing."""
         return self.state in (LogState.LOADED, LogState.FIRING)
 
     @property
     def whole(self) -> bool:
-        """Whether what it has in memory is what is left to fire; asked while nothing is fired."""
+        """Return whether memory has exactly the unfired entries. REQUIRES: nothing is fired meanwhile."""
         return self.state not in (LogState.FIRING, LogState.TORN)
 
     def __len__(self) -> int:
@@ -134,7 +214,7 @@ class PendingLog:
             self.tail = max(self.tail, limit)
 
     def finish_loading(self) -> None:
-        """The log has been read up to where listening began: take what was heard since, and fire from now on.
+        """End loading once the log is read up to where listening began: add the entries heard since, then fire.
 
         Appends meanwhile wait for the last few entries only.
         """
@@ -177,7 +257,7 @@ class PendingLog:
         self._change(lambda: self._cancelled.update(entries), lambda: self._discard(entries))
 
     def withdraw(self, entries: UInt32s, dues: Int64s) -> None:
-        """As `discard`, for entries whose due times are known: quick for a few."""
+        """Discard entries whose due times are known: quick for a few."""
         self._change(lambda: self._cancelled.update(entries.tolist()), lambda: self._withdraw(entries, dues))
 
     def _withdraw(self, entries: UInt32s, dues: Int64s) -> None:
@@ -215,7 +295,7 @@ class PendingLog:
         self._place(np.arange(first_entry, self.tail, dtype=np.uint32), dues)
 
     def _place(self, entries: UInt32s, dues: Int64s) -> None:
-        """Put entries where they belong by the frontier; what has fired is left out. REQUIRES: none is in the index."""
+        """Put entries where they belong by the frontier; fired ones are left out. REQUIRES: none is in the index."""
         passed, fired = self.frontier.passes(entries, dues), self.frontier.has_fired(entries, dues)
         late = passed & ~fired
         if late.any():  # an admitted one may have been read back as well
@@ -310,9 +390,9 @@ class PendingLog:
                 self._state = LogState.LOADED
 
     def roll_back(self, taken: Taken) -> None:
-        """Nothing was written: everything taken is left to fire again, and the frontier is as before.
+        """Put a batch that was not written back, to be fired again, and the frontier with it.
 
-        A torn log stays as it is: it is loaded anew.
+        A torn log stays as it is, to be loaded again.
         """
         with self._lock:
             if self._state is not LogState.FIRING:
@@ -359,7 +439,7 @@ class PendingLog:
 
     @property
     def is_worth_packing(self) -> bool:
-        """Whether so much has come in that `pack` should begin; asked without the lock, it is a guess. O(1)."""
+        """Guess, without the lock, whether enough entries came in for `pack` to begin. O(1)."""
         return self._state is not LogState.LOADING and self._index.is_worth_packing(self.tail - self._packed_tail)
 
     def pack(self) -> bool:

@@ -45,7 +45,7 @@ class _Account:
 
 
 class Saving:
-    """Keeps account of what a start would replay, and writes snapshots. One thread but for `heard`."""
+    """Counts the entries that a start would replay, and writes snapshots. One thread, except `heard`."""
 
     def __init__(self, config: StoreConfig, suspensions: Suspensions, listeners: Sequence[StoreListener]) -> None:
         self._listeners = listeners
@@ -80,13 +80,13 @@ class Saving:
         self._plan(start_ms, 0 if replayed >= self._little else self._every - replayed)
 
     def forget(self, start_ms: int) -> None:
-        """A partition is closed, or its loading failed: what is on its way for it is dropped."""
+        """Drop the unfinished snapshots of a partition that closed, or whose loading failed."""
         self._accounts.pop(start_ms, None)
         if self._job is not None and self._job[0] == start_ms:
             self._job = None
 
     def is_due(self) -> bool:
-        """Whether `step` has something to do, but for what is suspended."""
+        """Return whether `step` has a log to save, suspended ones apart."""
         return self._job is not None or any(
             account.heard >= account.due_at and self._suspensions.retry_ms(Part("snapshot", start_ms=start_ms)) is None
             for start_ms, account in self._accounts.items()
@@ -101,7 +101,7 @@ class Saving:
     # -- writing -----------------------------------------------------------------------------------
 
     def step(self, loaded: dict[int, tuple[Partition, list[PendingLog]]], now_ms: int) -> int:
-        """Write one transaction of what is due; returns how many snapshots it completed.
+        """Write one transaction of due snapshots; returns the number completed.
 
         `loaded`: the partitions whose logs are all loaded.
         """
@@ -132,7 +132,7 @@ class Saving:
         return 0
 
     def save_all(self, loaded: dict[int, tuple[Partition, list[PendingLog]]], now_ms: int) -> int:
-        """Write what a start would take long to replay, before the store closes; returns how many snapshots."""
+        """Write snapshots that spare the next start a long replay, before the store closes; returns their number."""
         self._job = None
         written = 0
         for partition, logs in loaded.values():

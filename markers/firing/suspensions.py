@@ -64,7 +64,7 @@ class Suspension:
     retry_ms: int
 
     def __str__(self) -> str:
-        """What is suspended.
+        """Name the suspended part.
 
         >>> str(Suspension("fire", "persistent://public/default/t", 0, None, "", Exception(), 0, 1, 0, 0))
         'fire, topic persistent://public/default/t, partition 19700101T000000Z'
@@ -93,11 +93,11 @@ class Suspensions:
         return len(self._suspended)
 
     def all(self) -> list[Suspension]:
-        """What is suspended now, the longest first."""
+        """The present suspensions, the longest first."""
         return sorted(self._suspended.copy().values(), key=lambda found: found.since_ms)
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Whether nothing may go on after an error."""
+        """Return whether an error ends all upkeep."""
         if self._main.failed is not None or not isinstance(error, Exception):
             return True
         return isinstance(error, (AssertionError, ClosedError))
@@ -115,7 +115,7 @@ class Suspensions:
         return value
 
     def is_suspended(self, part: Part, now_ms: int) -> bool:
-        """Whether a part is suspended and not to be tried yet; a clock that was set back holds nothing up."""
+        """Return whether a part is suspended and not to be tried yet; a clock that was set back holds nothing up."""
         found = self._suspended.get(part) if self._suspended else None
         return found is not None and found.failed_ms <= now_ms < found.retry_ms
 
@@ -151,7 +151,7 @@ class Suspensions:
         self._log.log(logging.ERROR, text, *values, error=None if expected else error)
 
     def succeeded(self, part: Part, now_ms: int) -> None:
-        """A part has done what it had to: it is not suspended any more."""
+        """End the suspension of a part that has succeeded."""
         found = self._suspended.pop(part, None) if self._suspended else None
         if found is not None:
             lasted_ms = now_ms - found.since_ms
@@ -172,7 +172,7 @@ class Suspensions:
         return min((found.retry_ms for found in self.all() if found.retry_ms > now_ms), default=None)
 
     def holds(self, start_ms: int) -> bool:
-        """Whether a log of the partition at `start_ms` is suspended."""
+        """Return whether a log of the partition at `start_ms` is suspended."""
         return any(part.start_ms == start_ms and part.topic_id is not None for part in self._suspended)
 
     def keep(self, task: str, is_left: Callable[[int], bool]) -> None:
@@ -182,7 +182,7 @@ class Suspensions:
                 self._suspended.pop(part, None)
 
     def forget(self, *, topic_id: int | None = None, start_ms: int | None = None) -> None:
-        """A topic or a partition is no more: nothing of it is tried again."""
+        """Drop the suspensions of a topic or a partition that is gone."""
         for part in list(self._suspended):
             if (topic_id is not None and part.topic_id == topic_id) or (
                 start_ms is not None and part.start_ms == start_ms

@@ -41,7 +41,7 @@ def found(path: Path, now_ms: int) -> list[tuple[str, str, str, int]]:
     audit = audit_store(path, as_of_ms=now_ms)
     with DelayedStore.open(path, CONFIG, clock=ManualClock(now_ms), read_only=True) as store:
         engine = store._engine
-        checked = list(check_lateness(engine.main, engine.partitions, engine.clock.now_ms()))
+        checked = list(check_lateness(engine.storage.main, engine.storage.partitions, engine.clock.now_ms()))
         assert list(store.check()) == []
     of_check = [(each.severity, each.code, each.address, int(each.message.split()[0])) for each in checked]
     of_audit = [(each.severity, each.code, each.address, each.entries) for each in audit.findings]

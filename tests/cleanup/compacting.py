@@ -30,7 +30,7 @@ def close_day(store: DelayedStore, clock: ManualClock, day: int = 0) -> None:
 
 def partition_of(store: DelayedStore, day: int = 0) -> Partition:
     """A day's partition."""
-    partition = store._engine.partitions.get(DAY + day * DAY_MS)
+    partition = store._engine.storage.partitions.get(DAY + day * DAY_MS)
     assert partition is not None
     return partition
 
@@ -38,12 +38,12 @@ def partition_of(store: DelayedStore, day: int = 0) -> Partition:
 @contextmanager
 def source_of(store: DelayedStore, day: int = 0) -> Iterator[Environment]:
     """The environment of a day's partition, as an open store has it."""
-    with store._engine.partitions.lease(partition_of(store, day)) as partition:
+    with store._engine.storage.partitions.lease(partition_of(store, day)) as partition:
         yield partition.environment
 
 
 def plan_compaction(main: Environment, partition: Partition) -> CompactionPlan:
-    """What can be dropped from a closed partition, by the claims as of now. REQUIRES: a lease."""
+    """Plan what can be dropped from a closed partition, by the claims as of now. REQUIRES: a lease."""
     with partition.environment.read() as raw:
         logs = partition_logs(raw)
     with main.read() as raw:
@@ -53,9 +53,9 @@ def plan_compaction(main: Environment, partition: Partition) -> CompactionPlan:
 
 
 def plan_of(store: DelayedStore, day: int = 0) -> CompactionPlan:
-    """What compaction of a day would drop."""
+    """Plan the compaction of a day."""
     with source_of(store, day):
-        return plan_compaction(store._engine.main, partition_of(store, day))
+        return plan_compaction(store._engine.storage.main, partition_of(store, day))
 
 
 def finish(store: DelayedStore, day: int = 0, plan: CompactionPlan | None = None) -> Finished:

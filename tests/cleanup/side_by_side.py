@@ -60,7 +60,7 @@ class Side:
         """Where in the topic's main log the markers stand, by the message that they point at."""
         engine = self.store._engine
         found = {}
-        with suppress(UnknownTopic), engine.main.read() as raw:
+        with suppress(UnknownTopic), engine.storage.main.read() as raw:
             for ledger in engine.topics.get(self.store.topic(topic)._name).log.ledgers():
                 for run in runs(raw, "main", ledger.ledger_id):
                     assert isinstance(run, Run)
@@ -133,7 +133,7 @@ class SideBySide:
         self.tick()
 
     def tick(self) -> None:
-        """What is due is done, adoption too."""
+        """Do everything that is due, adoption too."""
         fired = [side.store.tick().fired for side in self.sides]
         assert fired[0] == fired[1]
         self._look()
@@ -206,14 +206,14 @@ class SideBySide:
     def stage(self, which: int) -> None:
         """Copy some closed partition, worth it or not."""
         engine = self.compacted.store._engine
-        closed = [each for each in engine.partitions if each.state is PartitionState.CLOSED]
+        closed = [each for each in engine.storage.partitions if each.state is PartitionState.CLOSED]
         if closed:
-            with engine.partitions.lease(closed[which % len(closed)]) as partition:
-                plan = plan_compaction(engine.main, partition)
+            with engine.storage.partitions.lease(closed[which % len(closed)]) as partition:
+                plan = plan_compaction(engine.storage.main, partition)
                 self._staged.append(stage_generation(self.compacted.path, partition.environment, plan))
 
     def hand_over(self) -> None:
-        """What was copied longest ago."""
+        """Take the copy made longest ago."""
         if self._staged:
             hand_over(self.compacted.path, self._staged.pop(0))
 
@@ -241,7 +241,7 @@ class SideBySide:
 
     def _look(self) -> None:
         """See what adopted generations lack, and that no subscription needs it."""
-        partitions = self.compacted.store._engine.partitions
+        partitions = self.compacted.store._engine.storage.partitions
         for partition in partitions:
             if partition.generation > 1 and (partition.start_ms, partition.generation) not in self._seen:
                 self._seen[partition.start_ms, partition.generation] = None

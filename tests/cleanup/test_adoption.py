@@ -43,7 +43,7 @@ LEFT = [b"%d" % at for at in range(20) if at not in (3, 5, 7, 8, 9, 10, 11)]
 
 
 def payloads(subscription: Subscription) -> list[bytes]:
-    """What a subscription receives now."""
+    """Return the payloads that a subscription receives now."""
     found: list[bytes] = []
     while batch := subscription.receive(7):
         found += [message.payload for message in batch]
@@ -56,7 +56,7 @@ def generations(store: DelayedStore, day: int = 0) -> list[str]:
 
 
 def leftovers(path: Path) -> list[str]:
-    """What lies in staging/ and trash/."""
+    """List the entries of staging/ and trash/."""
     return sorted(child.name for folder in ("staging", "trash") for child in (path / folder).iterdir())
 
 
@@ -96,7 +96,7 @@ def test_opening_a_store_adopts_what_is_ready_and_removes_the_rest(store: Delaye
 
 
 def test_a_generation_can_be_compacted_again(store: DelayedStore) -> None:
-    """What has been acknowledged since goes with the next one."""
+    """Messages acknowledged since go with the next one."""
     finish(store)
     assert store.tick().adopted == 1
     with store.topic("a").subscribe("one") as subscription:
@@ -126,7 +126,7 @@ def test_a_seek_that_is_not_on_disk_yet_counts(store: DelayedStore) -> None:
     with state.lock:
         state.acks.reset(state.acks.mark_delete)
     assert not adopts(store)
-    assert "gone back" in store._engine.maintenance.adopting.refused[0]
+    assert "gone back" in store._engine.upkeep.maintenance.tasks.adopting.refused[0]
 
 
 def test_a_seek_forward_forgets_single_acknowledgements_after_it(store: DelayedStore) -> None:
@@ -159,7 +159,7 @@ def test_what_retention_keeps_for_seeking_back_is_not_trimmed(
     kept = open_store(config=SMALL)
     assert generations(kept) == ["g000001"]
     assert leftovers(kept.path) == []
-    adopting = kept._engine.maintenance.adopting
+    adopting = kept._engine.upkeep.maintenance.tasks.adopting
     assert "by the retention of persistent://public/default/a" in adopting.refused[0]
     with kept.topic("a").subscribe("one") as subscription:
         subscription.seek("earliest")
@@ -169,9 +169,9 @@ def test_what_retention_keeps_for_seeking_back_is_not_trimmed(
 def test_a_topic_without_subscriptions_keeps_what_it_fired_for_the_next_one(
     store: DelayedStore, clock: ManualClock
 ) -> None:
-    """What its last subscription had acknowledged is not dropped once that has gone."""
+    """Messages that its last subscription acknowledged are not dropped once that has gone."""
     finish(store)
-    agenda = store._engine.agenda  # nothing looks at the log for what may be trimmed
+    agenda = store._engine.waking.agenda  # nothing looks at the log for what may be trimmed
     agenda._due.clear()
     agenda.plan = lambda topic_id, due_ms: False  # type: ignore[method-assign]
     store.topic("a").unsubscribe("one")
@@ -213,7 +213,7 @@ def test_a_partition_that_was_deleted_meanwhile_stays_deleted(store: DelayedStor
 def test_a_lease_reads_on_and_the_next_one_reads_the_new_generation(store: DelayedStore) -> None:
     """No thread waits for another; the old environment is closed when the last lease on it is given back."""
     finish(store)
-    partitions, partition = store._engine.partitions, partition_of(store)
+    partitions, partition = store._engine.storage.partitions, partition_of(store)
     with partitions.lease(partition):
         old = partition.environment
         assert adopts(store)
@@ -231,7 +231,7 @@ def test_a_lease_reads_on_and_the_next_one_reads_the_new_generation(store: Delay
 
 def test_a_lease_held_on_through_two_adoptions(store: DelayedStore) -> None:
     """Every environment that was replaced is closed at the end."""
-    partitions, partition = store._engine.partitions, partition_of(store)
+    partitions, partition = store._engine.storage.partitions, partition_of(store)
     with partitions.lease(partition):
         first = partition.environment
         finish(store)
@@ -246,7 +246,7 @@ def test_a_lease_held_on_through_two_adoptions(store: DelayedStore) -> None:
 def test_a_backup_holds_adoption_back(store: DelayedStore, tmp_path: Path) -> None:
     """The copied cursors are older than the generation: it may lack what they have not acknowledged."""
     finish(store)
-    with store._engine.maintenance.deletions_held():
+    with store._engine.upkeep.maintenance.deletions_held():
         assert store.tick().adopted == 0
         store.backup(tmp_path / "copy")
     assert adopts(store)
@@ -296,7 +296,7 @@ def test_a_generation_that_cannot_take_over_now_waits(
     def refused(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(store._engine.main if owner == "main" else owner, name, refused)
+    monkeypatch.setattr(store._engine.storage.main if owner == "main" else owner, name, refused)
     if told:
         with pytest.raises(StoreFull):
             store.tick()
@@ -384,12 +384,12 @@ def test_of_two_finished_generations_one_is_adopted(store: DelayedStore) -> None
     """The other was made from a generation that is no longer there; while a backup is made it is nothing to do now."""
     finish(store)
     finish(store)
-    adopting = store._engine.maintenance.adopting
+    adopting = store._engine.upkeep.maintenance.tasks.adopting
     assert adopting is not None
-    assert store._engine.maintenance.slice()[1]  # one of the two is left
+    assert store._engine.upkeep.maintenance.slice()[1]  # one of the two is left
     assert adopting.more
-    with store._engine.maintenance.deletions_held():
-        assert not store._engine.maintenance.slice()[1]
+    with store._engine.upkeep.maintenance.deletions_held():
+        assert not store._engine.upkeep.maintenance.slice()[1]
     assert store.tick().adopted == 0
     assert (leftovers(store.path), generations(store)) == ([], ["g000002"])
     (reason,) = adopting.refused

@@ -56,7 +56,7 @@ def test_readers_never_miss_a_message_while_generations_take_over(open_store: Op
         thread.join()
     assert not wrong
     assert min(passes) > 0
-    partition = next(iter(store._engine.partitions))
+    partition = next(iter(store._engine.storage.partitions))
     assert (partition.generation, partition._parked) == (GENERATIONS + 1, [])
     assert len(list(partition.path.parent.iterdir())) == 1
     assert store.stats().set_aside == 0

@@ -35,14 +35,14 @@ class Beside:
     @property
     def partition(self) -> Partition:
         """The one that was compacted, as the reader has it now."""
-        (partition,) = self.store._engine.partitions
+        (partition,) = self.store._engine.storage.partitions
         return partition
 
     def finish(self) -> None:
         """Compact the partition; it is not adopted yet."""
         engine = self.store._engine
-        with engine.partitions.lease(self.partition) as partition:
-            plan = plan_compaction(engine.main, partition)
+        with engine.storage.partitions.lease(self.partition) as partition:
+            plan = plan_compaction(engine.storage.main, partition)
             assert plan.dead_entries
             hand_over(self.path, stage_generation(self.path, partition.environment, plan))
 
@@ -52,7 +52,7 @@ class Beside:
         assert not (self.path / "staging" / "ready").exists()
 
     def read_all(self) -> None:
-        """What a reader may ask, and the answers."""
+        """The questions of a reader, and the answers."""
         found = [self.store.topic("b").get(each) for each in self.ids["b"]]
         assert [message.payload for message in found if message is not None] == [b"b"] * 8
         assert [row.messages for row in self.store.partitions()] == [16]
@@ -86,9 +86,9 @@ def test_a_generation_that_was_only_known_is_opened_by_its_new_name(beside: Besi
     engine = beside.store._engine
     beside.finish()
     partition = beside.partition
-    engine.partitions._open.close(partition)
+    engine.storage.partitions._open.close(partition)
     beside.adopt()
-    with engine.partitions.lease(partition):  # the catalog was not read since
+    with engine.storage.partitions.lease(partition):  # the catalog was not read since
         assert partition.environment.path.name == "g000002"
 
 
@@ -96,7 +96,7 @@ def test_a_lease_reads_on(beside: Beside) -> None:
     """And others meanwhile read the new one; the old one is closed at the end."""
     beside.finish()
     partition = beside.partition
-    with beside.store._engine.partitions.lease(partition):
+    with beside.store._engine.storage.partitions.lease(partition):
         old = partition.environment
         beside.adopt()
         with old.read() as raw:

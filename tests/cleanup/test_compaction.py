@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.cleanup.compaction import copy_generation, discard, stage_generation
-from duelog.cleanup.compaction_check import verify_generation
+from duelog.cleanup.compaction import copy_generation, discard, stage_generation, verify_generation
 from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
 from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.cleanup.origin import OriginRecord
@@ -85,7 +84,7 @@ def test_a_plan_is_made_of_the_generation_and_claims_that_were_pickled(store: De
     with source_of(store) as source:
         with source.read() as raw:
             logs = partition_logs(raw)
-        with store._engine.main.read() as raw:
+        with store._engine.storage.main.read() as raw:
             claims = claims_of_logs(raw, read_claims(raw, "main", [DAY])[DAY], logs)
         packed = pickle.dumps(claims)
         expected = plan_of(store)

@@ -1,4 +1,4 @@
-"""What is still claimed of a partition log: markers, acknowledgements, cancellations, retention, damage."""
+"""Claims on a partition log: markers, acknowledgements, cancellations, retention, damage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import OpenStore
 
 def claims_of(store: DelayedStore, day: int = 0, now_ms: int = 0) -> list[LogClaims]:
     """The claims on a day's partition."""
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         start_ms = DAY + day * DAY_MS
         return read_claims(raw, "main", [start_ms], now_ms=now_ms)[start_ms]
 
@@ -80,7 +80,7 @@ def test_cancelled_and_replaced_entries_are_not_needed(open_store: OpenStore, cl
 def test_a_log_of_which_all_was_cancelled_has_no_frontier_and_needs_nothing(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """What is known of it is read by its ledger id."""
+    """The facts about it are read by its ledger id."""
     store = open_store()
     store.topic("a").subscribe("one")
     store.topic("b").subscribe("one")
@@ -89,7 +89,7 @@ def test_a_log_of_which_all_was_cancelled_has_no_frontier_and_needs_nothing(
     assert all(store.topic("a").cancel(each) for each in sent)
     close_day(store, clock)
     assert [row.topic for row in claims_of(store)] == ["persistent://public/default/b"]
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         claims = claims_without_frontier(raw, 1, sent[0].ledger_id)
     assert claims.topic is not None
     assert needed(claims, 3, BitMap()) == BitMap()
@@ -107,7 +107,7 @@ def test_each_log_of_a_partition_gets_its_claims(open_store: OpenStore, clock: M
     close_day(store, clock)
     known = claims_of(store)
     logs = [(2, sent[0].ledger_id), (1, fired[0].ledger_id)]
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         of_b, of_a = claims_of_logs(raw, known, logs)
         (older,) = claims_of_logs(raw, known, [(1, 4_711)])
         (deleted,) = claims_of_logs(raw, known, [(99, 4_712)])
@@ -133,7 +133,7 @@ def test_claims_are_small_to_send(open_store: OpenStore, clock: ManualClock) -> 
 
 
 def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: OpenStore, clock: ManualClock) -> None:
-    """What cannot be handed out any more goes, whether or not it was acknowledged."""
+    """Bodies that cannot be handed out any more go, acknowledged or not."""
     store = open_store(config=StoreConfig(ledger_max_entries=4))
     subscription = store.topic("a").subscribe("one")
     store.topic("b").subscribe("slow")
@@ -147,7 +147,7 @@ def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: Open
     assert (released.frontier.released, held.frontier.released) == (1, 0)
     assert needed(released, 4, BitMap()) == BitMap()
     assert needed(held, 4, BitMap()) == BitMap(range(4))
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         gone = claims_without_frontier(raw, 99, held.ledger_id)
     assert needed(gone, 4, BitMap()) == BitMap()
 
@@ -193,7 +193,7 @@ def test_several_partitions_are_read_in_one_pass(open_store: OpenStore, clock: M
         send_day(store, "a", day + 1, day)
     close_day(store, clock, 2)
     starts = [DAY + day * DAY_MS for day in range(4)]
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         found = read_claims(raw, "main", starts)
     assert [[len(row.marked) for row in found[start_ms]] for start_ms in starts] == [[1], [2], [3], []]
 
@@ -211,7 +211,7 @@ def test_where_the_main_log_is_damaged_only_what_is_known_to_be_done_goes(
         store.tick()
     close_day(store, clock)
     subscription.ack(subscription.receive(1), durable=True)
-    main = store._engine.main
+    main = store._engine.storage.main
 
     def damage(transaction: object) -> None:
         cursor = transaction.raw.cursor()  # type: ignore[attr-defined]

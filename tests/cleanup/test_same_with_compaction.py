@@ -107,12 +107,12 @@ claims_by_all = log_claims.acknowledged_by_all
 
 
 def too_little(log: LogClaims, tail: int, conditional: BitMap | None) -> BitMap:
-    """What no subscription acknowledged is needed; what has a marker and no subscription is not."""
+    """Unacknowledged messages are needed; those with a marker and no subscription are not."""
     return log.marked - log.acknowledged if log.subscriptions else BitMap()
 
 
 def by_all(cursors: object, ledger_id: int, tail: int) -> BitMap:
-    """As it should be."""
+    """The claims as they should be."""
     return claims_by_all(cursors, ledger_id, tail)  # type: ignore[arg-type]
 
 
@@ -136,7 +136,7 @@ def test_a_wrong_compaction_is_found_out(mutant: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(owner, name, wrong)
     # Adoption looks at what compaction relies on a second time; here it does not.
     monkeypatch.setattr(adoption, "_taken_back", lambda raw, topic_id, relied_on: None)
-    monkeypatch.setattr("duelog.background.adopting.Adopting._gone_back", lambda self, relied_on: None)
+    monkeypatch.setattr("duelog.background.reclaiming.Adopting._gone_back", lambda self, relied_on: None)
     told: list[Step] = [
         Call("subscribe", ("a", "two", False)),
         Call("receive", ("a", "one", 2)),

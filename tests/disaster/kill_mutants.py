@@ -15,13 +15,12 @@ from typing import Any
 from pyroaring import BitMap
 
 from duelog import recovery
-from duelog.background import adopting, maintenance
+from duelog.background import maintenance, reclaiming
 from duelog.cleanup import adoption, log_claims
 from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
 from duelog.partitions import creation, partition_set
-from duelog.sending import wal_replay
-from duelog.sending.checkpoint import Checkpoint
+from duelog.sending.wal_segments import Checkpoint
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.codec.format import Table, counter_key, pack_u64
 from duelog.store.files.directory import move
@@ -213,7 +212,7 @@ def drop_what_anybody_has_acknowledged() -> None:
 
     _patch(log_claims, "acknowledged_by_all", wrap)
     _patch(adoption, "_taken_back", lambda _: lambda raw, topic_id, relied_on: None)
-    _patch(adopting.Adopting, "_gone_back", lambda _: lambda self, relied_on: None)
+    _patch(reclaiming.Adopting, "_gone_back", lambda _: lambda self, relied_on: None)
 
 
 def released_before_applying() -> None:
@@ -234,12 +233,12 @@ def released_before_applying() -> None:
 
 def no_replay() -> None:
     """Opening leaves what the write-ahead log holds where it is, and goes on behind it."""
-    _patch(wal_replay, "fill_memtables", lambda _: lambda *arguments: None)
+    _patch(recovery, "fill_memtables", lambda _: lambda *arguments: None)
 
 
 def replays_what_is_applied() -> None:
     """Opening takes every row of the write-ahead log for unapplied."""
-    _patch(wal_replay, "applied_position", lambda _: lambda raw: -1)
+    _patch(recovery, "applied_position", lambda _: lambda raw: -1)
 
 
 def group_in_parts() -> None:

@@ -13,8 +13,7 @@ from duelog.background.maintenance import Maintenance
 from duelog.background.scheduler import Scheduler
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loaded import LoadedPartitions
-from duelog.markers.firing.log_state import LogState
-from duelog.markers.firing.pending_log import PendingLog
+from duelog.markers.firing.pending_log import LogState, PendingLog
 from duelog.markers.firing.suspensions import Suspensions
 from duelog.store.clock import Monitor
 from duelog.store.errors import DuelogError

@@ -150,8 +150,8 @@ class Run:
     def stopped(self) -> bool:
         """Whether an environment takes nothing more: memory could not be told of a commit, and the store says so."""
         engine = self.store._engine
-        opened = [each.environment for each in engine.partitions if each.is_open]
-        return any(environment.failed is not None for environment in (engine.main, *opened))
+        opened = [each.environment for each in engine.storage.partitions if each.is_open]
+        return any(environment.failed is not None for environment in (engine.storage.main, *opened))
 
     def _check(self, when: str) -> None:
         found = [f"{finding.code} {finding.address}" for finding in self.store.check()]
@@ -184,8 +184,8 @@ class Run:
                 self._receive_all()
             except DuelogError as error:  # told while the store's thread pauses: it goes on later
                 stopped = error
-                if self.store._engine.scheduler is not None:
-                    self.store._engine.scheduler._thread.join(0.05)
+                if self.store._engine.waking.scheduler is not None:
+                    self.store._engine.waking.scheduler._thread.join(0.05)
         if stopped is not None:
             self.wrong.append(f"the store does not go on: {stopped!r}")
 
@@ -411,7 +411,7 @@ def serve(run: Run) -> None:
     for time_ms in (1_001, 30_001, 61_001):
         run.clock.set(max(START_MS + time_ms, run.clock.now_ms()))
         wanted = {name for name, from_ms in run.twin.from_ms.items() if from_ms <= START_MS + time_ms}
-        scheduler = run.store._engine.scheduler
+        scheduler = run.store._engine.waking.scheduler
         assert scheduler is not None
         for _ in range(int(SERVED_S / 0.002)):
             for consumer in run.consumers.values():

@@ -50,8 +50,8 @@ def test_a_segment_is_released_after_a_sync_of_what_another_commit_applied(sent:
     assert not environment.has_unapplied
     assert environment._unsynced
     found = unsynced_at("wal.applied", environment)
-    assert sent.store._engine.wal_writer is not None
-    sent.store._engine.wal_writer.apply_all()
+    assert sent.store._engine.sending.wal_writer is not None
+    sent.store._engine.sending.wal_writer.apply_all()
     assert found == [False]
 
 
@@ -61,7 +61,7 @@ def test_rows_of_the_main_log_are_not_written_before_the_commit_that_they_follow
     """What has fired is in the main log by a commit: a group behind it alone would be a gap."""
     clock.advance(3 * HOUR_MS)
     sent.store.tick()
-    main = sent.store._engine.main
+    main = sent.store._engine.storage.main
     assert main._unsynced
     found = unsynced_at("wal.before", main)
     sent.topic.send(b"at once")
@@ -71,7 +71,7 @@ def test_rows_of_the_main_log_are_not_written_before_the_commit_that_they_follow
 @pytest.mark.parametrize("together", [False, True])
 def test_a_topic_is_on_disk_before_partitions_have_messages_of_it(sent: Sent, together: bool) -> None:
     """Else its id would be given out again, and another topic have its messages."""
-    found = unsynced_at("wal.before", sent.store._engine.main)
+    found = unsynced_at("wal.before", sent.store._engine.storage.main)
     sent.send("makes the partition", 2)
     if together:
         sent.store.send_batch([("b", Message(b"x", deliver_after=2 * 3_600)), ("c", Message(b"y"))])
@@ -82,8 +82,8 @@ def test_a_topic_is_on_disk_before_partitions_have_messages_of_it(sent: Sent, to
 
 def test_a_segment_is_not_closed_while_a_commit_flushes_it(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit's flush of the log would fail on a closed file, and the store with it."""
-    assert sent.store._engine.wal_writer is not None
-    writer = sent.store._engine.wal_writer
+    assert sent.store._engine.sending.wal_writer is not None
+    writer = sent.store._engine.sending.wal_writer
     ended, failed = threading.Event(), list[BaseException]()
     failpoints.arm("wal.ended", ended.set)
 

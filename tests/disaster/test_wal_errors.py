@@ -344,7 +344,7 @@ def test_a_partition_without_space_for_unapplied_entries_does_not_hold_back_what
 
     with pytest.raises(StoreFull):
         fill()
-    assert store._engine.partitions.unapplied()
+    assert store._engine.storage.partitions.unapplied()
     clock.advance(3_595_000)
     with contextlib.suppress(StoreFull):
         store.tick()
@@ -352,7 +352,7 @@ def test_a_partition_without_space_for_unapplied_entries_does_not_hold_back_what
     monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 30)
     clock.advance(CHECKPOINT_MS)
     store.tick()
-    assert not store._engine.partitions.unapplied()
+    assert not store._engine.storage.partitions.unapplied()
     reader.close()
 
 
@@ -385,6 +385,6 @@ def test_a_partition_that_is_registered_is_known_before_its_maker_goes_on(open_s
     """An interrupt right then must not leave a directory that the catalog knows and the store does not."""
     store = open_store(config=CONFIG)
     known: list[int] = []
-    armed("partition.registered", lambda: known.append(len(store._engine.partitions)))
+    armed("partition.registered", lambda: known.append(len(store._engine.storage.partitions)))
     store.topic("a").send(b"x", deliver_after=7_200)
     assert known == [1]

@@ -227,11 +227,11 @@ def litter(store: DelayedStore) -> Iterator[str]:
     """What an opened store must not have: leftovers of a crash, damaged snapshots, and findings."""
     for unmade in sorted((store.path / "wal").glob("*.tmp")):
         yield f"wal/{unmade.name} is there after opening"
-    with store._engine.maintenance.lock:  # the scheduler may be at work already
+    with store._engine.upkeep.maintenance.lock:  # the scheduler may be at work already
         for folder in ("staging", "trash"):
             for child in sorted((store.path / folder).iterdir()):
                 yield f"{folder}/ holds {child.name} after opening"
-        partitions = store._engine.partitions
+        partitions = store._engine.storage.partitions
         registered = {str(partition.path.relative_to(store.path / "partitions")) for partition in partitions}
         found = {
             f"{directory.name}/{generation.name}"
@@ -255,7 +255,7 @@ def litter(store: DelayedStore) -> Iterator[str]:
 
 def lost_keys(store: DelayedStore) -> Iterator[str]:
     """Pending messages that were sent with a deduplication key, and are not found by it."""
-    partitions = store._engine.partitions
+    partitions = store._engine.storage.partitions
     for topic in store.topics():
         for message in topic.scheduled():
             ledger_id, entry_id = message.message_id

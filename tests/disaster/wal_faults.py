@@ -77,7 +77,7 @@ class Sent:
     def environment(self, hours: int) -> Environment:
         """The environment, open from now on, of the partition that begins in so many hours."""
         now_ms = self.store.clock.now_ms() + hours * HOUR_MS
-        partitions = self.store._engine.partitions
+        partitions = self.store._engine.storage.partitions
         partition = partitions.get(now_ms - now_ms % HOUR_MS)
         assert partition is not None
         with partitions.lease(partition):
@@ -85,7 +85,7 @@ class Sent:
 
     @property
     def has_unapplied(self) -> bool:
-        return bool(self.store._engine.partitions.unapplied())
+        return bool(self.store._engine.storage.partitions.unapplied())
 
     def crash(self, path: Path) -> Path:
         """What a kill at this moment leaves, in another place."""

@@ -306,7 +306,7 @@ class Worker:
     def send_everywhere(self) -> None:
         """Send to the main log and to every partition that is there, in each topic."""
         now_ms = self.clock.now_ms()
-        dues = [now_ms, *(max(each.start_ms, now_ms) + 1 for each in list(self.store._engine.partitions))]
+        dues = [now_ms, *(max(each.start_ms, now_ms) + 1 for each in list(self.store._engine.storage.partitions))]
         for name in TOPICS:
             messages = [Message(self._text(), deliver_at=due_ms) for due_ms in dues]
             self._tell_sent(name, messages, self.store.topic(name).send_batch(messages))
@@ -424,20 +424,20 @@ class Worker:
     def _compact(self) -> None:
         """Finish the next generation of a closed partition, worth it or not; the store adopts it at a later tick."""
         engine = self.store._engine
-        with engine.maintenance.lock:  # the snapshots of one that is being closed are still removed from it
-            closed = [partition for partition in engine.partitions if partition.state is PartitionState.CLOSED]
+        with engine.upkeep.maintenance.lock:  # the snapshots of one that is being closed are still removed from it
+            closed = [partition for partition in engine.storage.partitions if partition.state is PartitionState.CLOSED]
         if not closed:
             return
         partition = self.random.choice(closed)
         try:
-            engine.partitions.acquire(partition)
+            engine.storage.partitions.acquire(partition)
         except DamagedStore:  # the scheduler has deleted it
             return
         try:
             source = partition.environment
             with source.read() as raw:
                 logs = partition_logs(raw)
-            with engine.main.read() as raw:
+            with engine.storage.main.read() as raw:
                 known = read_claims(raw, "main", [partition.start_ms])[partition.start_ms]
                 claims = claims_of_logs(raw, known, logs)
             plan = plan_generation(source, claims)
@@ -446,7 +446,7 @@ class Worker:
             if source.path.exists():
                 raise
         finally:
-            engine.partitions.release(partition)
+            engine.storage.partitions.release(partition)
 
     def _receive_from_all(self, *, durable: bool = False) -> int:
         """Receive once from each subscription; how many of them had something."""

@@ -141,10 +141,10 @@ class BusyStore:
 
     def _compact(self) -> None:
         engine = self.store._engine
-        closed = [each for each in engine.partitions if each.state is PartitionState.CLOSED]
+        closed = [each for each in engine.storage.partitions if each.state is PartitionState.CLOSED]
         if closed:
-            with engine.partitions.lease(self.random.choice(closed)) as partition:
-                plan = plan_compaction(engine.main, partition)
+            with engine.storage.partitions.lease(self.random.choice(closed)) as partition:
+                plan = plan_compaction(engine.storage.main, partition)
                 staged = stage_generation(self.store.path, partition.environment, plan)
             hand_over(self.store.path, staged)
 

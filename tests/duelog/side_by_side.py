@@ -30,7 +30,9 @@ FIRST_MS = START_MS // HOUR_MS * HOUR_MS + 2 * HOUR_MS
 
 def in_wal(store: DelayedStore) -> list[Group]:
     """The groups that the write-ahead log of an open store holds, applied or not."""
-    return read_wal(store.path, store._engine.store_id, catalog.oldest_segment(store._engine.main)).groups
+    return read_wal(
+        store.path, store._engine.storage.store_id, catalog.oldest_segment(store._engine.storage.main)
+    ).groups
 
 
 def entries_in(group: Group) -> int:
@@ -40,7 +42,7 @@ def entries_in(group: Group) -> int:
 
 def unapplied(store: DelayedStore) -> list[Partition]:
     """The partitions with entries that are not applied."""
-    return [partition for partition in store._engine.partitions if partition.has_unapplied]
+    return [partition for partition in store._engine.storage.partitions if partition.has_unapplied]
 
 
 def crashed(store: DelayedStore, path: Path) -> Path:
@@ -63,7 +65,7 @@ class Together:
     """Sends that are one group: threads queue up while the leader of the one before is held up at its failpoint."""
 
     def __init__(self, store: DelayedStore, sends: Sequence[Callable[[], MessageId]]) -> None:
-        self._queue = store._engine.wal_writer._queue  # type: ignore[union-attr]
+        self._queue = store._engine.sending.wal_writer._queue  # type: ignore[union-attr]
         self._sends = sends
         self._pool = ThreadPoolExecutor(len(sends) + 1)
         self.futures: list[Future[MessageId]] = []

@@ -20,9 +20,9 @@ def records(store: DelayedStore) -> dict[str, object]:
     engine = store._engine
     tree = [path.relative_to(store.path) for path in store.path.rglob("*")]
     found: dict[str, object] = {"tree": sorted(str(path) for path in tree if path.parts[0] != "attempts")}
-    found["main"] = _all(engine.main)
-    for partition in engine.partitions:
-        with engine.partitions.lease(partition):
+    found["main"] = _all(engine.storage.main)
+    for partition in engine.storage.partitions:
+        with engine.storage.partitions.lease(partition):
             found[partition.name] = _all(partition.environment)
     return found
 

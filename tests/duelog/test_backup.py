@@ -85,7 +85,7 @@ def test_a_deleted_partition_waits_for_the_backup(store: DelayedStore, clock: Ma
     """While a backup is under way nothing is removed; afterwards it is."""
     store.topic("t").send(b"a", deliver_after=5)
     clock.advance(3 * HOUR_MS)
-    with store._engine.maintenance.deletions_held():
+    with store._engine.upkeep.maintenance.deletions_held():
         store.tick()
         assert store.tick().deleted == 0
         assert len(store.partitions()) == 1
@@ -122,7 +122,7 @@ def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(
 ) -> None:
     """A topic that comes into being between the copies of main and of a partition does not lend its log to another."""
     store.topic("old").send(b"old", deliver_after=5)
-    main, meanwhile = store._engine.main, store.topic("meanwhile")
+    main, meanwhile = store._engine.storage.main, store.topic("meanwhile")
     around_copies(monkeypatch, after=lambda each: each is main and meanwhile.send(b"meanwhile", deliver_after=6))
     store.backup(tmp_path / "copy")
     copied = open_store(tmp_path / "copy", CONFIG)
@@ -140,7 +140,7 @@ def test_a_backup_opens_no_more_partitions_at_once_than_the_store_does(
     """A store of thousands of days is copied with the descriptors that it has."""
     store = open_store(config=replace(CONFIG, max_open_partitions=2))
     send_hourly(store, 12)
-    partitions, seen = store._engine.partitions, list[int]()
+    partitions, seen = store._engine.storage.partitions, list[int]()
     around_copies(monkeypatch, before=lambda _: seen.append(partitions.open_count()))
     assert store.backup(tmp_path / "copy").partitions == 12
     assert max(seen) == 2
@@ -154,7 +154,7 @@ def test_a_backup_that_fails_lets_go_of_all_that_it_held(
     send_hourly(store, 3)
 
     def fail(environment: Environment) -> None:
-        if environment is not store._engine.main:
+        if environment is not store._engine.storage.main:
             raise StoreFull(environment.path, "no room")
 
     with monkeypatch.context() as patched:
@@ -162,7 +162,7 @@ def test_a_backup_that_fails_lets_go_of_all_that_it_held(
         with pytest.raises(StoreFull):
             store.backup(tmp_path / "copy")
     assert list((tmp_path / "copy").iterdir()) == []
-    assert [partition.leases for partition in store._engine.partitions] == [0, 0, 0]
+    assert [partition.leases for partition in store._engine.storage.partitions] == [0, 0, 0]
     assert store.backup(tmp_path / "copy").partitions == 3
     clock.advance(24 * HOUR_MS * 40)
     store.tick()
@@ -176,16 +176,16 @@ def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
     """Neither waits for the other for ever: what is open is copied, what is not is refused."""
     store = open_store(config=replace(CONFIG, max_open_partitions=2))
     send_hourly(store, 6)
-    wal_writer = store._engine.wal_writer
+    wal_writer = store._engine.sending.wal_writer
     assert wal_writer is not None
     wal_writer.apply_all()  # else closing opens every partition to apply it
     closing: list[threading.Thread] = []
 
     def close_meanwhile(environment: Environment) -> None:
-        if environment is not store._engine.main and not closing:
+        if environment is not store._engine.storage.main and not closing:
             closing.append(threading.Thread(target=store.close))
             closing[0].start()
-            while not store._engine.partitions._closed:
+            while not store._engine.storage.partitions._closed:
                 threading.Event().wait(0.001)
 
     around_copies(monkeypatch, after=close_meanwhile)

@@ -46,7 +46,7 @@ def test_what_is_sent_counts_whatever_way_it_takes(topic: Topic, collector: Coll
     heard: list[tuple[object, object]] = []
     topic.put(b"12", done=heard.extend, numbers=("q", 1, 1))
     topic.put(b"12", done=heard.extend, numbers=("q", 1, 1))
-    topic._engine.outbox.close()
+    topic._engine.sending.outbox.close()
     assert [outcome for _, outcome in heard][1] is DUPLICATE
     with pytest.raises(InvalidMessage):
         topic.send_batch([Message(b"13"), Message(5)])  # type: ignore[arg-type]

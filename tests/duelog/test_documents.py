@@ -171,7 +171,7 @@ def test_a_backup_has_the_documents_and_dump_shows_them(open_store: OpenStore, t
 
 def _damaged(store: DelayedStore, key: bytes) -> None:
     """Have a record, not its copy, be unreadable."""
-    store._engine.main.write(lambda transaction: transaction.raw.put(key, b"xx"))
+    store._engine.storage.main.write(lambda transaction: transaction.raw.put(key, b"xx"))
 
 
 def test_a_damaged_document_is_an_error_and_a_finding(open_store: OpenStore) -> None:
@@ -193,9 +193,9 @@ def test_a_counter_behind_the_versions_is_a_finding(open_store: OpenStore) -> No
     store.documents.put("a", b"1")
     last = store.documents.put("a", b"1")
     key = fmt.counter_key(catalog.DOCUMENTS)
-    store._engine.main.write(lambda transaction: transaction.put(key, fmt.pack_u64(last)))
+    store._engine.storage.main.write(lambda transaction: transaction.put(key, fmt.pack_u64(last)))
     assert [(finding.code, finding.address) for finding in store.check()] == [("counter", "next_document")]
-    store._engine.main.write(lambda transaction: transaction.put(key, fmt.pack_u64(last + 1)))
+    store._engine.storage.main.write(lambda transaction: transaction.put(key, fmt.pack_u64(last + 1)))
 
 
 @in_a_loop

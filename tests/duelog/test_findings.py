@@ -55,7 +55,7 @@ def test_what_a_full_disk_kept_a_tick_from_doing_the_next_one_does(
     store.tick()
     assert store.partitions() == []
     assert list((store.path / "partitions").iterdir()) == []
-    assert unfinished(store._engine.main) == []
+    assert unfinished(store._engine.storage.main) == []
     assert [store.topic(name).stats().entries for name in ("a", "b")] == [0, 0]
 
 
@@ -134,7 +134,7 @@ def test_without_delay_between_flushes_every_acknowledgement_is_on_disk(
     reader.ack(first)
     store.tick()
     reader.ack(second)
-    assert store._engine.flusher.due_ms() is None
+    assert store._engine.delivery.flusher.due_ms() is None
 
 
 def test_a_log_made_while_check_reads_its_partition_is_no_finding(

@@ -299,7 +299,7 @@ def test_snapshots_are_counted_with_size_and_time(collector: Collector, open_sto
 def test_an_unreadable_entry_counts_once(store: DelayedStore, collector: Collector) -> None:
     """However often it is met."""
     for _ in range(2):
-        store._engine.quarantine.add(CorruptEntry("main", 1, 2, "made up"))
+        store._engine.delivery.quarantine.add(CorruptEntry("main", 1, 2, "made up"))
     assert collector.value("duelog.entries.corrupt") == 1
     store.close()
 

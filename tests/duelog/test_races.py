@@ -198,8 +198,8 @@ def test_a_log_of_a_partition_is_not_in_a_commit_and_in_a_group_at_once(store: D
     topic = store.topic("t")
     topic.send(b"first", deliver_after=1)
     engine = store._engine
-    (partition,) = engine.partitions
-    log = partition.log_to_append(engine.topics.get(topic._name).topic_id, engine.partitions.new_ledger)
+    (partition,) = engine.storage.partitions
+    log = partition.log_to_append(engine.topics.get(topic._name).topic_id, engine.storage.partitions.new_ledger)
 
     def claim_twice(transaction: Transaction) -> None:
         transaction.claim(log)
@@ -208,13 +208,13 @@ def test_a_log_of_a_partition_is_not_in_a_commit_and_in_a_group_at_once(store: D
             group.to(partition.start_ms, partition.memtable).claim(log)
 
     assert partition.memtable.claims is engine.writer()._claims
-    with engine.partitions.lease(partition):
+    with engine.storage.partitions.lease(partition):
         partition.environment.write(claim_twice)
 
 
 def test_a_commit_applies_what_came_while_its_work_was_done(store: DelayedStore) -> None:
     """So a message that the work knows of, as an acknowledgement does, is in LMDB as soon as what tells of it."""
-    topic, main = store.topic("t"), store._engine.main
+    topic, main = store.topic("t"), store._engine.storage.main
     first = topic.send(b"before")
 
     def work(transaction: Transaction) -> None:

@@ -94,7 +94,7 @@ def test_what_was_applied_and_removed_does_not_come_back_from_a_segment(path: Pa
             assert stats.ledgers == 1
             assert stats.subscriptions[0].backlog == 0
             assert ids(store) == []
-            with store._engine.main.read() as raw:
+            with store._engine.storage.main.read() as raw:
                 topic = catalog.find_topic(raw, store.topic("a").name)
                 assert topic is not None
                 assert len(catalog.ledgers(raw, topic.topic_id)) == 1

@@ -14,7 +14,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import DamagedStore, ResourceShortage, StoreFull
 from duelog.markers import reader
-from duelog.markers.received import MessageMaker
+from duelog.markers.reader import MessageMaker
 from duelog.metrics import instruments
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
@@ -36,7 +36,7 @@ def fired(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
         topic.send(b"%d" % number, deliver_at=START_MS + SPAN_MS * number + 1_000)
     clock.advance(200_000)
     assert store.tick().closed == 5
-    for partition in store._engine.partitions:
+    for partition in store._engine.storage.partitions:
         partition._scanned = None  # as after a restart
     return store
 
@@ -73,7 +73,7 @@ def test_a_shortage_while_messages_are_read_quarantines_none_of_them(
     fired: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception
 ) -> None:
     """The receiver is told, hands out nothing, and the next call gives all five; no record holds their partitions."""
-    third = list(fired._engine.partitions)[2]
+    third = list(fired._engine.storage.partitions)[2]
     with fired.topic("t").subscribe("s") as consumer:
         with monkeypatch.context() as patch:
             refuse(patch, owner, name, third.path, error)
@@ -107,8 +107,8 @@ def test_a_damaged_page_quarantines_what_lies_on_it_and_nothing_else(
         monkeypatch.setattr(reader, "RunFinder", Refusing)
         assert [message.payload for message in consumer.receive(10)] == [b"%d" % at for at in range(10) if at != 4]
         assert store.stats().set_aside == 1
-    store._engine.quarantine._known.clear()
-    store._engine.quarantine._unwritten.clear()
+    store._engine.delivery.quarantine._known.clear()
+    store._engine.delivery.quarantine._unwritten.clear()
 
 
 @pytest.mark.parametrize(("number", "expected"), [(errno.EMFILE, ResourceShortage), (errno.EIO, DamagedStore)])

@@ -84,7 +84,7 @@ def test_a_store_whose_closing_was_interrupted_can_be_opened_again(
 def test_a_store_closes_while_an_interrupt_of_a_read_is_being_handled(open_store: OpenStore) -> None:
     """The traceback keeps the read alive, which is of the thread that closes: it does not wait for itself."""
     store = open_store(clock_=SystemClock())
-    block = store._engine.main.read()
+    block = store._engine.storage.main.read()
     block.__enter__()  # as if an interrupt had come as the block was left
     store.close()
     assert store.closed

@@ -126,7 +126,7 @@ def test_a_partition_whose_remains_cannot_be_removed_either_says_why_it_could_no
 ) -> None:
     """The shortage that stopped its creation stops the removal of what is there, too: it is raised as a shortage."""
     due_ms = START_MS + 10 * HOUR_MS
-    start_ms = partition_start(due_ms, store._engine.config.partition_ms)
+    start_ms = partition_start(due_ms, store._engine.storage.config.partition_ms)
     (store.path / "partitions" / directory_name(start_ms)).mkdir()  # left by a creation whose registration failed
 
     def refusing(*arguments: Any) -> None:

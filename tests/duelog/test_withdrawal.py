@@ -113,9 +113,9 @@ def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_delete
     message_id = topic.send(b"a", deliver_after=60)
     assert topic.cancel(message_id)
     engine = store._engine
-    (partition,) = engine.partitions
+    (partition,) = engine.storage.partitions
     clock.advance(2 * hour_ms)
-    with engine.maintenance.deletions_held():
+    with engine.upkeep.maintenance.deletions_held():
         assert store.tick().closed == 1
     before = topic.cancel_batch([message_id])
     assert before == [Outcome.ALREADY_CANCELLED]
@@ -124,7 +124,7 @@ def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_delete
     @contextmanager
     def then_delete(*arguments: Any) -> Iterator[Any]:
         with located(*arguments) as found:
-            assert not engine.maintenance._delete_one(partition)  # recorded; a lease is held
+            assert not engine.upkeep.maintenance._delete_one(partition)  # recorded; a lease is held
             yield found
 
     monkeypatch.setattr(PendingEntries, "located", then_delete)
@@ -133,5 +133,5 @@ def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_delete
     else:
         assert topic.state(message_id) == "unknown"
     monkeypatch.undo()
-    engine.maintenance.delete_released([partition.start_ms])
-    assert list(engine.partitions) == []
+    engine.upkeep.maintenance.delete_released([partition.start_ms])
+    assert list(engine.storage.partitions) == []

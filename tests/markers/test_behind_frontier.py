@@ -36,7 +36,7 @@ def gone_ahead(topic: Topic, clock: LeadingClock) -> MessageId:
 
 
 def delivered(topic: Topic) -> list[bytes]:
-    """What the subscription gets once all that is due has fired, acknowledged durably."""
+    """Fire everything due, receive it and acknowledge it durably."""
     topic._engine.tick()
     with topic.subscribe("s") as subscription:
         found = subscription.receive(100)
@@ -80,12 +80,12 @@ def test_an_occurrence_a_few_ms_ahead_is_not_lost(open_store: OpenStore, clock: 
 def test_one_admitted_behind_the_frontier_outlives_a_restart(
     open_store: OpenStore, clock: LeadingClock, saved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is on disk, T above all, says that it has not fired; also beside a snapshot from before its admission."""
+    """The disk, T above all, says that it has not fired; also beside a snapshot from before its admission."""
     store = open_store(config=SAVING if saved == "before it was admitted" else CONFIG)
     topic = store.topic("t")
     moved = gone_ahead(topic, clock)
     if saved == "before it was admitted":
-        saving = lambda entries, logs: store._engine.firing.loaded.save_all(clock.now_ms())  # noqa: E731
+        saving = lambda entries, logs: store._engine.delivery.firing.loaded.save_all(clock.now_ms())  # noqa: E731
         monkeypatch.setattr(PendingEntries, "sync", saving)
     new = topic.reschedule(moved, deliver_at=AHEAD_MS - 1)
     assert new is not None
@@ -128,10 +128,10 @@ def test_admitting_below_t_is_refused(
     topic.send(b"b", deliver_at=AHEAD_MS + 1)
 
     def fire_in_between(entries: PendingEntries, logs: object) -> None:
-        gate, store._engine.firing.gate = store._engine.firing.gate, ReaderGate()
+        gate, store._engine.delivery.firing.gate = store._engine.delivery.firing.gate, ReaderGate()
         clock.advance(4)
-        assert store._engine.firing.fire(clock.now_ms()) == 1
-        store._engine.firing.gate = gate
+        assert store._engine.delivery.firing.fire(clock.now_ms()) == 1
+        store._engine.delivery.firing.gate = gate
 
     monkeypatch.setattr(PendingEntries, "sync", fire_in_between)
     with pytest.raises(BrokenInvariant, match="admitted behind the frontier"):

@@ -11,9 +11,9 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.loaded import ReadyQueue
 from duelog.markers.firing.loading import Loading
 from duelog.markers.firing.pending_log import PendingLog
-from duelog.markers.firing.ready_queue import ReadyQueue
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.environment import Environment
@@ -45,7 +45,7 @@ def raising(error: type[BaseException], at: int = 1, *, after: bool = False) -> 
 
 
 def delivered(store: DelayedStore) -> dict[str, list[bytes]]:
-    """What each topic's subscription gets once all that is due has fired."""
+    """Return what each topic's subscription receives once everything due has fired."""
     store.tick()
     got = {}
     for name in ("a", "b"):
@@ -79,12 +79,12 @@ def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
 ) -> None:
-    """What the other log gave to the batch is given back, or fires, and both have fired once the error is over."""
+    """The other log's entries are given back, or fire, and both have fired once the error is over."""
     monkeypatch.setattr(PendingLog, "take", raising(error, 2)(PendingLog.take))
     with suppress(KeyboardInterrupt, StoreFailed):
         store.tick()
     monkeypatch.undo()
-    if store._engine.main.failed is not None:  # after a broken invariant nothing goes on
+    if store._engine.storage.main.failed is not None:  # after a broken invariant nothing goes on
         store.close()
         store = open_store(config=CONFIG)
     clock.advance(60_000)
@@ -114,7 +114,7 @@ def test_an_interrupt_anywhere_in_a_firing_neither_loses_nor_doubles(
     with pytest.raises(KeyboardInterrupt):
         store.tick()
     monkeypatch.undo()
-    if store._engine.main.failed is not None:
+    if store._engine.storage.main.failed is not None:
         store.close()
         store = open_store(config=CONFIG)
     store.tick()
@@ -152,7 +152,7 @@ def test_an_interrupt_after_the_commit_of_a_firing_doubles_nothing(
     with pytest.raises(KeyboardInterrupt):
         store.tick()
     monkeypatch.undo()
-    assert store._engine.firing.fired == 2
+    assert store._engine.delivery.firing.fired == 2
     store.tick()
     assert delivered(store) == EACH_ONCE
 
@@ -162,10 +162,10 @@ def test_a_partition_whose_closing_was_interrupted_after_its_commit_is_closed(
 ) -> None:
     """Nothing is appended to it any more, as the disk says; one sent for its time comes at once."""
     clock.advance(4_000_000)
-    assert store._engine.firing.fire(clock.now_ms()) == 2
+    assert store._engine.delivery.firing.fire(clock.now_ms()) == 2
     monkeypatch.setattr(Environment, "write", raising(KeyboardInterrupt, after=True)(Environment.write))
     with pytest.raises(KeyboardInterrupt):
-        list(store._engine.firing.close_finished(clock.now_ms()))
+        list(store._engine.delivery.firing.close_finished(clock.now_ms()))
     monkeypatch.undo()
     assert [each.state for each in store.partitions()] == ["closed"]
     store.topic("a").send(b"late", deliver_at=START_MS + 2_000)
@@ -177,7 +177,7 @@ def test_a_partition_whose_closing_was_interrupted_after_its_commit_is_closed(
 def test_a_loading_that_was_interrupted_begins_anew(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
 ) -> None:
-    """What was registered of it is forgotten, and the next tick loads the partition."""
+    """Its registration is forgotten, and the next tick loads the partition."""
     store = open_store(config=CONFIG)
     for topic in ("a", "b"):
         store.topic(topic).subscribe("s").close()

@@ -14,7 +14,7 @@ PAST = Position(2**63, 0)
 
 
 class Twin:
-    """What WaitingEntries holds, one by one, and the log that it reads from."""
+    """The entries of a WaitingEntries, one by one, and the log that it reads from."""
 
     def __init__(self) -> None:
         self.log: dict[tuple[int, int], int] = {}

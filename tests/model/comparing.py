@@ -30,7 +30,7 @@ class Comparing(Machine):
     def _same_logs(self) -> None:
         self._learn()
         engine = self.store._engine
-        for logs in engine.firing.loaded.logs.values():
+        for logs in engine.delivery.firing.loaded.logs.values():
             for log in logs.values():
                 log._check()
         for topic in self.twin.topics.values():
@@ -43,10 +43,10 @@ class Comparing(Machine):
                     found.dispatcher._check()
                 assert found.acks.backlog(state.log) == sub.backlog(len(topic.main))
         assert engine.clock.now_ms() == self.twin.now_ms
-        starts = [(part.start_ms, part.end_ms) for part in engine.partitions]
+        starts = [(part.start_ms, part.end_ms) for part in engine.storage.partitions]
         assert starts == [(part.start_ms, part.end_ms) for _, part in sorted(self.twin.partitions.items())]
-        allowed = max(self.config.max_open_partitions, len(engine.firing.loaded.loaded_starts()) + 1)
-        assert engine.partitions.open_count() <= allowed
+        allowed = max(self.config.max_open_partitions, len(engine.delivery.firing.loaded.loaded_starts()) + 1)
+        assert engine.storage.partitions.open_count() <= allowed
 
     def _look_at_figures(self) -> None:
         twin, store = self.twin, self.store
@@ -131,9 +131,9 @@ class Comparing(Machine):
             if not (self.creation_failed and finding.code == "orphan-directory")
         ]
         assert findings == []
-        if self.store._engine.maintenance.trimming._to_remove:
+        if self.store._engine.upkeep.maintenance.tasks.trimming._to_remove:
             return  # their removal goes on with the next slice
-        with self.store._engine.main.read() as raw:
+        with self.store._engine.storage.main.read() as raw:
             for topic in self.twin.topics.values():
                 kept = catalog.ledgers(raw, self._state(topic).topic_id)
                 assert len(kept) == len(topic.ledgers), "a ledger was trimmed, and is still there"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from duelog.background.expiry import Expiry
+from duelog.background.policies_in_force import Expiry
 from duelog.engine import Engine
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.firing_batch import FiringBatch
@@ -162,7 +162,7 @@ def armed(point: str, action: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def full_disk(engine: Engine, count: int) -> Iterator[None]:
     """Let the `count`-th commit of the main environment, or firing, within the block find no space."""
-    main, firing, left = engine.main, engine.firing, count
+    main, firing, left = engine.storage.main, engine.delivery.firing, count
 
     def failing(write: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def fail(work: Any) -> Any:
@@ -202,8 +202,8 @@ def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[Messag
 
             return interrupted
 
-        patch.setattr(engine.sender, "send", stall(engine.sender.send))
-        patch.setattr(engine.sender, "send_one", stall(engine.sender.send_one))
+        patch.setattr(engine.sending.sender, "send", stall(engine.sending.sender.send))
+        patch.setattr(engine.sending.sender, "send_one", stall(engine.sending.sender.send_one))
         yield
 
 

@@ -64,7 +64,7 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
         try:
             if shortest_ms is None:
                 return self.next_due_ms
-            return engine.maintenance._next_due_ms(engine.clock.now_ms())
+            return engine.upkeep.maintenance._next_due_ms(engine.clock.now_ms())
         finally:
             engine.policies.shortest_ttl_ms = shortest_ms
 

@@ -31,7 +31,7 @@ class Machine(Stage):
         if self.ever_back:  # the clock mark may be lost, by which messages were sent
             self._forward_to(self._sent_by_ms())
         super()._open(path)
-        maintenance = self.store._engine.maintenance
+        maintenance = self.store._engine.upkeep.maintenance
         maintenance.slice = functools.partial(self._slice, maintenance.slice)  # type: ignore[method-assign]
 
     def _forward(self, ms: int) -> None:
@@ -81,7 +81,7 @@ class Machine(Stage):
                 for counter in SLICE_COUNTERS:  # what came after a commit may have been left out
                     self._recount(counter)
                 raise
-        gave_way = self.store._engine.maintenance._gives_way  # and has left all but its firing to the next
+        gave_way = self.store._engine.upkeep.maintenance._gives_way  # and has left all but its firing to the next
         done = self._advance(now_ms, appended, complete=not more, failed=gave_way)
         assert TwinSlice(result.fired, result.closed, result.trimmed, result.deleted) == done
         self.done = TwinSlice(*(a + b for a, b in zip(astuple(self.done), astuple(done), strict=True)))
@@ -131,7 +131,7 @@ class Machine(Stage):
                 for topic, items in orders.items()
             },
             {start_ms for start_ms in twin.partitions if self._has_closed(start_ms)},
-            {partition.start_ms for partition in engine.partitions},
+            {partition.start_ms for partition in engine.storage.partitions},
             lambda topic: self._state(topic).log.ledgers(),
             rolled,
             complete,
@@ -167,7 +167,7 @@ class Machine(Stage):
             assert soon or ended, "it goes to the main log before it is due"
 
     def _has_closed(self, start_ms: int) -> bool:
-        partition = self.store._engine.partitions.get(start_ms)
+        partition = self.store._engine.storage.partitions.get(start_ms)
         return partition is None or partition.state is not PartitionState.OPEN
 
     def _follow_schedules(self, now_ms: int, failed: bool) -> None:
@@ -200,7 +200,7 @@ class Machine(Stage):
         """A request failed half way: its entries are there, their ids are not known; their partition may be there."""
         engine = self.store._engine
         ids = {self._state(topic).topic_id: topic for topic in self.twin.topics.values()}
-        for partition in engine.partitions.held():
+        for partition in engine.storage.partitions.held():
             for log in partition.logs():
                 if log.topic_id in ids:
                     part = self.twin.add_partition(partition.start_ms)

@@ -28,7 +28,7 @@ from duelog.keys.topic_keys import TopicKeys
 from duelog.markers import pending_entries, reader, withdrawal
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
-from duelog.markers.received import MessageMaker
+from duelog.markers.reader import MessageMaker
 from duelog.metrics import StoreMetrics
 from duelog.partitions import producer_numbers as producers
 from duelog.sending.delay_policies import DelayPolicies

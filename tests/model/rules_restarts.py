@@ -56,8 +56,8 @@ class RestartRules(Machine):
     @rule(point=st.sampled_from(APPLYING), count=st.integers(1, 3))
     def crash_in_a_checkpoint(self, point: str, count: int) -> None:
         """All of the write-ahead log is being applied."""
-        assert self.store._engine.wal_writer is not None
-        self._crash_in(self.store._engine.wal_writer.apply_all, point, count)
+        assert self.store._engine.sending.wal_writer is not None
+        self._crash_in(self.store._engine.sending.wal_writer.apply_all, point, count)
 
     def _crash_in(self, call: Callable[[], object], point: str, count: int) -> None:
         target = self._next_copy()
@@ -82,7 +82,7 @@ class RestartRules(Machine):
             for sub in topic.subscriptions.values():
                 sub.crash()
         self._open(target)
-        self.twin.release({partition.start_ms for partition in self.store._engine.partitions})
+        self.twin.release({partition.start_ms for partition in self.store._engine.storage.partitions})
         self._adopt_acks()
 
     def _next_copy(self) -> Path:

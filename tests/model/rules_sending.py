@@ -151,7 +151,7 @@ class SendingRules(Machine):
         drawn, dues = self._drawn(topic, [spec])
         if dues is None or self._over_quota(topic, dues):
             return
-        face, partitions, due_ms = self.store.topic(topic), self.store._engine.partitions, dues[0]
+        face, partitions, due_ms = self.store.topic(topic), self.store._engine.storage.partitions, dues[0]
         try:
             with full_disk(self.store._engine, count):
                 ids = face.send_batch(drawn)

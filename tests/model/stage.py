@@ -67,7 +67,7 @@ class Stage(RuleBasedStateMachine):
             config["inline_delay_ms"] = max(config["inline_delay_ms"], 60)
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr("duelog.background.maintenance._SLICE_S", run["slice_s"])
-        self.patch.setattr("duelog.background.trimming._SLICE_S", run["load_slice_s"])
+        self.patch.setattr("duelog.background.reclaiming._SLICE_S", run["load_slice_s"])
         self.patch.setattr("duelog.markers.firing.loaded._LOAD_SLICE_S", run["load_slice_s"])
         self.patch.setattr("duelog.sending.delay_policies._log.disabled", True)  # it says what a store keeps otherwise
         self.directory = scratch_directory()
@@ -264,7 +264,7 @@ class Stage(RuleBasedStateMachine):
     def _add_delayed(self, topic: TwinTopic, message: TwinMessage) -> None:
         """The engine has appended a message to a partition without giving its id back: it is the next of the log."""
         part = self.twin.add_partition(message.due_ms)
-        partitions = self.store._engine.partitions
+        partitions = self.store._engine.storage.partitions
         engine_part = partitions.get(part.start_ms)
         assert engine_part is not None
         with partitions.lease(engine_part):

@@ -22,7 +22,7 @@ def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_clo
     store = open_store(config=replace(CONFIG, max_open_partitions=1))
     for hour in (0, 1):
         send(store, hour, hour)
-    partitions, topic_id = store._engine.partitions, store.topic("a")._existing().topic_id
+    partitions, topic_id = store._engine.storage.partitions, store.topic("a")._existing().topic_id
     first, second = partitions.get(FIRST_MS), partitions.get(FIRST_MS + HOUR_MS)
     assert first is not None
     assert second is not None

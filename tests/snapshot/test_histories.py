@@ -79,7 +79,7 @@ class History(RuleBasedStateMachine):
     def append_late(self, before_ms: list[int]) -> None:
         """Messages that reach the partition after their time has come."""
         dues = np.maximum(self.clock.now_ms() - np.array(before_ms), START_MS)
-        partition = self.store._engine.partitions.get(START_MS)
+        partition = self.store._engine.storage.partitions.get(START_MS)
         assert partition is not None
         body = self._some_body()
         partition.append(self._log().topic_id, dues, [body] * len(dues), RunLimits(5, 1 << 16), self._no_ledger)
@@ -181,14 +181,14 @@ class History(RuleBasedStateMachine):
     # -- the engine's parts --------------------------------------------------------------------
 
     def _firing(self) -> Firing:
-        return self.store._engine.firing
+        return self.store._engine.delivery.firing
 
     def _log(self) -> PendingLog:
         (log,) = self._firing().loaded.logs[START_MS].values()
         return log
 
     def _environment(self) -> Any:
-        partition = self.store._engine.partitions.get(START_MS)
+        partition = self.store._engine.storage.partitions.get(START_MS)
         assert partition is not None
         return partition.environment
 
@@ -213,7 +213,7 @@ class History(RuleBasedStateMachine):
 
     def _unloaded(self) -> Firing:
         firing = self._firing()
-        partition = self.store._engine.partitions.get(START_MS)
+        partition = self.store._engine.storage.partitions.get(START_MS)
         assert partition is not None
         firing.loaded.unload(partition)
         return firing

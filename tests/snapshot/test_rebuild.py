@@ -61,7 +61,9 @@ def indexes(store: DelayedStore) -> list[Any]:
     """The indexes in memory after a tick, as plain values."""
     store.tick()
     logs = [
-        log for _, by_topic in sorted(store._engine.firing.loaded.logs.items()) for _, log in sorted(by_topic.items())
+        log
+        for _, by_topic in sorted(store._engine.delivery.firing.loaded.logs.items())
+        for _, log in sorted(by_topic.items())
     ]
     return [([(start_ms, list(ids)) for start_ms, ids in buckets_of(log._index)], log.tail) for log in logs]
 
@@ -203,8 +205,8 @@ def test_late_entries_that_wait_are_left_to_the_replay(open_store: OpenStore, cl
     opened.tick()
     clock.advance(100)
     opened.tick()
-    (log,) = (log for logs in opened._engine.firing.loaded.logs.values() for log in logs.values())
-    partition = opened._engine.partitions.get(log.start_ms)
+    (log,) = (log for logs in opened._engine.delivery.firing.loaded.logs.values() for log in logs.values())
+    partition = opened._engine.storage.partitions.get(log.start_ms)
     assert partition is not None
     dues = np.array([START_MS + 50, START_MS + 500])
     with partition.environment.read() as raw:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog.markers.received import MessageMaker
+from duelog.markers.reader import MessageMaker
 from duelog.store.codec.body import encode_one
 from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage, ScheduledMessage, resolve_due_ms
 from duelog.store.position import MessageId, place_of

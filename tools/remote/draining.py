@@ -219,7 +219,7 @@ class Drain:
         topic, ledger_id, stripe = key
         producer = self._producers.get(key)
         if producer is None:
-            name = f"duelog-drain-{self._engine.store_id.hex()[:16]}-{ledger_id}-{stripe}"
+            name = f"duelog-drain-{self._engine.storage.store_id.hex()[:16]}-{ledger_id}-{stripe}"
             producer = self._producers[key] = target.open(topic, name)
         for item in items:
             message_id, due_ms, *_ = item.entry

@@ -41,12 +41,12 @@ def pending_entries(engine: Engine, topic: TopicName, at_once: int) -> Iterator[
     In order of entry id within a log. 12 bytes of memory an entry of one log, and the bodies of one list.
     """
     state = engine.topics.get(topic)
-    for partition in engine.partitions.held(lambda partition: partition.state is PartitionState.OPEN):
+    for partition in engine.storage.partitions.held(lambda partition: partition.state is PartitionState.OPEN):
         log = partition.log(state.topic_id)
         if log is None:
             continue
         entries, dues = unfired(
-            engine.main, partition, state.topic_id, log.ledger_id, log.ledger.entries, 0, MAX_DUE_MS + 1
+            engine.storage.main, partition, state.topic_id, log.ledger_id, log.ledger.entries, 0, MAX_DUE_MS + 1
         )
         order = np.argsort(entries)
         entries, dues = entries[order], dues[order]

@@ -240,7 +240,7 @@ def test_without_capacity_what_was_read_waits_in_order(open_store: OpenStore) ->
     async def test() -> None:
         here, peer = Producing(open_store(config=StoreConfig(max_in_flight_bytes=4_000))), FakePeer()
         await here.opened(peer)
-        with here.store._engine.outbox._condition.lock:  # the thread that writes waits
+        with here.store._engine.sending.outbox._condition.lock:  # the thread that writes waits
             for sequence_id in range(20):
                 here.put(peer, sequence_id, "x" * 900)
             assert peer.paused == {"capacity"}
@@ -294,7 +294,7 @@ def test_a_send_whose_write_is_broken_off_is_answered_and_those_after_it_are_sto
     async def test() -> None:
         here, peer = Producing(open_store()), FakePeer()
         await here.opened(peer)
-        outbox = here.store._engine.outbox
+        outbox = here.store._engine.sending.outbox
         write = outbox._write
 
         def broken_off(items: object) -> list[PutOutcome]:

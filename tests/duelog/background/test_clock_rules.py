@@ -1,4 +1,4 @@
-"""What a store does about a clock that is set back or runs far ahead, and about a body that cannot be read."""
+"""A clock that is set back or runs far ahead, and a body that cannot be read."""
 
 from __future__ import annotations
 

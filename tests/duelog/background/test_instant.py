@@ -18,7 +18,7 @@ CONFIG = StoreConfig(partition_ms=3_600_000, background=False)
 
 @contextmanager
 def noting_commits(clock: Clock) -> Iterator[list[int]]:
-    """What the clock shows whenever a firing is about to be written."""
+    """Record the clock whenever a firing is about to be written."""
     shown: list[int] = []
     with armed("fire.before", lambda: shown.append(clock.now_ms())):
         yield shown
@@ -181,7 +181,7 @@ def test_a_restart_before_the_instant_gives_the_message_once(open_store: OpenSto
 
 @pytest.mark.parametrize("then", ["fires", "closes"])
 def test_the_clock_mark_on_the_disk_never_goes_back(open_store: OpenStore, clock: LeadingClock, then: str) -> None:
-    """What is fired, or closed, after something was fired ahead of it does not make the latter early after a crash."""
+    """Firing, or closing, after a message was fired ahead of time does not make that one early after a crash."""
     store = open_store(config=CONFIG, clock_=clock)
     topic = store.topic("t")
     topic.subscribe("s").close()
@@ -226,7 +226,7 @@ def test_upkeep_gives_way_once_to_who_is_to_be_woken_and_never_twice(
         clock.set(START_MS + 1)
         store.tick()
         consumer.ack(consumer.receive(1))  # to be flushed at START_MS + 101
-    flusher = store._engine.flusher
+    flusher = store._engine.delivery.flusher
     flushed: list[int] = []
     flush = flusher.flush
 

@@ -1,4 +1,4 @@
-"""What a program hears of a store in trouble: by the standard `logging`, under the logger `duelog`."""
+"""Log records of a store in trouble: by the standard `logging`, under the logger `duelog`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_schedule_that_cannot_be_read_is_heard_to_recur_no_more(
     """At the opening; `check` has it too."""
     store = open_store()
     store.topic("t").every("beat", interval=60)
-    main = store._engine.main
+    main = store._engine.storage.main
     with main.read() as raw:
         cursor = raw.cursor()
         assert cursor.set_range(fmt.prefix(fmt.Table.RECURRENCE))
@@ -104,7 +104,7 @@ def test_a_schedule_that_cannot_be_read_is_heard_to_recur_no_more(
     store.close()
     store = open_store()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert f"{store.path}: a schedule recurs no more: " in caplog.text
+    assert f"{store.path}: a schedule stopped recurring: " in caplog.text
     store.close()  # and not checked: `check` has it
 
 

@@ -25,7 +25,7 @@ def sent(store: DelayedStore, topic: str, subscription: str, count: int = 1) -> 
 
 
 def test_a_lost_race_for_policies_raises_an_error_that_names_both(store: DelayedStore) -> None:
-    """What was expected and what is there, and nothing is set."""
+    """The error has the expected and the present policies, and nothing is set."""
     mine = Policies(retention_ms=5)
     store.set_policies(mine, topic="t", expected=None)
     store.set_policies(Policies(retention_ms=7), topic="t", expected=mine)
@@ -179,7 +179,7 @@ def test_a_running_subscription_follows_the_redelivery_limit_and_the_backoff(
 
 
 def test_less_retention_gives_back_at_the_next_tick(open_store: OpenStore, clock: ManualClock) -> None:
-    """What was kept goes; a longer time to live in force later expires nothing that it should not."""
+    """Kept messages go; a longer time to live in force later expires nothing that it should not."""
     store = open_store(config=StoreConfig(retention_ms=HOUR_MS, ledger_max_entries=2))
     consumer = sent(store, "t", "s", 4)
     consumer.ack(consumer.receive(4), durable=True)

@@ -40,7 +40,7 @@ def received(store: DelayedStore, consumer: Subscription) -> list[int]:
 
 
 def step(store: DelayedStore, consumer: Subscription, clock: ManualClock, until_ms: int, by_ms: int) -> list[int]:
-    """What is received while the clock goes on in steps."""
+    """Receive while the clock goes on in steps."""
     dues = []
     while clock.now_ms() < until_ms:
         clock.advance(by_ms)
@@ -120,7 +120,7 @@ def test_a_schedule_survives_restarts(open_store: OpenStore, clock: ManualClock)
 def test_after_a_long_stop_the_waiting_occurrence_comes_once_and_no_burst(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """What was missed beside it does not come, and then the timetable goes on as before."""
+    """Occurrences missed beside it do not come, and then the timetable goes on as before."""
     store = open_store()
     store.topic("t").every("beat", interval=3_600)
     store.close()

@@ -235,7 +235,7 @@ def passes_its_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def passes_its_count(patch: pytest.MonkeyPatch) -> None:
-    """What is made up for is not counted."""
+    """Occurrences that are made up for are not counted."""
     at = recurring._at
     patch.setattr(recurring, "_at", lambda schedule, due: replace(at(schedule, due), count=None))
 
@@ -246,12 +246,12 @@ def is_not_moved_by_jitter(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_misfires_come(patch: pytest.MonkeyPatch) -> None:
-    """What waits fires, however late."""
+    """A waiting occurrence fires, however late."""
     patch.setattr(recurring.Recurring, "withdraw", lambda *_: None)
 
 
 def makes_up_later(patch: pytest.MonkeyPatch) -> None:
-    """What was missed is kept in memory, and sent with the next change of a schedule."""
+    """Missed occurrences are kept in memory, and sent with the next change of a schedule."""
     succeed, missed = Succession.succeed, list[Any]()
 
     def apart(self: Any, log: Any, old: Any, due_ms: Any, body: bytes, record: Any, passed: Any = ()) -> bool:

@@ -38,7 +38,7 @@ def ms(text: str, zone: str = "UTC", fold: int = 0) -> int:
 
 
 def received(store: DelayedStore, consumer: Subscription) -> list[ReceivedMessage]:
-    """What is there now, acknowledged."""
+    """Receive and acknowledge the messages there now."""
     store.tick()
     found: list[ReceivedMessage] = []
     while batch := consumer.receive(1_000):
@@ -194,7 +194,7 @@ def test_the_last_occurrence_is_the_one_at_its_end(store: DelayedStore, topic: T
 
 
 def test_what_a_pause_takes_back_does_not_count(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
-    """What has fired before the pause does, also if nothing followed it yet."""
+    """An occurrence that fired before the pause does, also if nothing followed it yet."""
     topic.every("s", interval=3_600, count=2)
     topic.pause_schedule("s")
     topic.resume_schedule("s")
@@ -402,7 +402,7 @@ def test_a_stop_of_months_is_made_up_for_in_pieces_and_in_order(open_store: Open
 def test_what_was_missed_comes_after_what_waited_also_where_a_slice_ends_between_them(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waited fires in a later slice than what was due in the partition before."""
+    """The waiting occurrence fires in a later slice than messages due in the partition before."""
     monkeypatch.setattr(maintenance, "_SLICE_S", 0)
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
     topic = store.topic("t")
@@ -434,8 +434,8 @@ def test_a_misfire_that_could_not_be_taken_back_at_first_does_not_come_later(
     with topic.subscribe("s") as consumer:
         clock.advance(5 * HOUR_MS + HOUR_MS // 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store._engine.firing, "fire", lambda *_: 0)
-            patch.setattr(store._engine.recurring, "withdraw", lambda *_: None)
+            patch.setattr(store._engine.delivery.firing, "fire", lambda *_: 0)
+            patch.setattr(store._engine.upkeep.recurring, "withdraw", lambda *_: None)
             store.tick()
         assert received(store, consumer) == []
         clock.advance(HOUR_MS // 2)

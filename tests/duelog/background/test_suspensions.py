@@ -1,4 +1,4 @@
-"""What fails in the upkeep of a store is suspended, said, and tried again after a pause; all else goes on."""
+"""Failures in the upkeep of a store are suspended, logged, and tried again after a pause; all else goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FULL_NAME = "persistent://public/default/"
 
 
 def shortage() -> OSError:
-    """What the system says when no descriptor is left."""
+    """The system's error when no descriptor is left."""
     return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
@@ -45,10 +45,10 @@ def failing(
     """Have a function raise within the block, where it is called with a first argument that `applies` takes."""
     original = getattr(owner, name)
 
-    def raising(*arguments: Any) -> Any:
+    def raising(*arguments: Any, **named: Any) -> Any:
         if applies(arguments[0]):
             raise error()
-        return original(*arguments)
+        return original(*arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, raising)
@@ -56,7 +56,7 @@ def failing(
 
 
 def of_topic(store: DelayedStore, name: str) -> Callable[[Any], bool]:
-    """Whether a log is the topic's."""
+    """Return a test whether a log is the topic's."""
     topic_id = store._engine.topics.get(store.topic(name)._name).topic_id
     return lambda log: bool(log.topic_id == topic_id)
 
@@ -77,7 +77,7 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
     for hour in range(3):
         topic.send(b"%d" % hour, deliver_at=first_ms + hour * HOUR_MS + 1_000)
     clock.set(first_ms + 3 * HOUR_MS)
-    damaged = next(iter(store._engine.partitions)).path
+    damaged = next(iter(store._engine.storage.partitions)).path
     with failing(datafile, "inspect", lambda directory: bool(directory == damaged)):
         result = store.tick()
     assert result.fired == 2
@@ -175,7 +175,7 @@ def test_one_schedule_that_fails_holds_up_no_other(store: DelayedStore, topic: T
     topic.subscribe("s").close()
     for name in "abc":
         topic.every(name, interval=60, payload=name.encode())
-    with failing(store._engine.recurring, "_advance", lambda key: bool(key[1] == "b")):
+    with failing(store._engine.upkeep.recurring, "_advance", lambda key: bool(key[1] == "b")):
         clock.advance(60_000)
         result = store.tick()
         assert [(found.task, found.schedule) for found in result.suspended] == [("recur", "b")]
@@ -190,7 +190,7 @@ def test_one_schedule_that_fails_holds_up_no_other(store: DelayedStore, topic: T
 
 
 def test_a_partition_that_cannot_be_removed_holds_up_no_other(open_store: OpenStore, clock: ManualClock) -> None:
-    """Of two partitions that nothing refers to one is removed now and the other a second later."""
+    """One of two partitions that nothing refers to is removed now, the other a second later."""
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=1))
     topic = store.topic("t")
     topic.subscribe("s").close()
@@ -198,7 +198,9 @@ def test_a_partition_that_cannot_be_removed_holds_up_no_other(open_store: OpenSt
     first_ms = store.partitions()[0].start_ms
     refused = functools.partial(PermissionError, errno.EACCES, "Permission denied")
     clock.advance(4 * HOUR_MS)
-    with failing(store._engine.maintenance, "_delete_one", lambda each: bool(each.start_ms == first_ms), refused):
+    with failing(
+        store._engine.upkeep.maintenance, "_delete_one", lambda each: bool(each.start_ms == first_ms), refused
+    ):
         payloads_of(store, "t")
         clock.advance(500)
         store.tick()
@@ -281,7 +283,7 @@ def threaded(open_store: OpenStore, watched: WatchedManualClock) -> DelayedStore
 
 def in_next_tick(store: DelayedStore, error: BaseException) -> threading.Event:
     """Have the next tick raise where no part can be told; set once it has."""
-    maintenance, raised = store._engine.maintenance, threading.Event()
+    maintenance, raised = store._engine.upkeep.maintenance, threading.Event()
     original = maintenance._next_due_ms
 
     def raising(now_ms: int) -> int | None:
@@ -336,7 +338,7 @@ def test_an_error_after_which_nothing_can_go_on_is_raised_by_every_waiting_and_l
     consumer = topic.subscribe("s")
     with waiting(consumer, watched) as received:
         in_next_tick(threaded, error)
-        threaded._engine.wakeups.wake()
+        threaded._engine.waking.wakeups.wake()
         with pytest.raises(StoreFailed) as caught:
             received.result(LIMIT_S)
     assert caught.value.__cause__ is error
@@ -345,7 +347,7 @@ def test_an_error_after_which_nothing_can_go_on_is_raised_by_every_waiting_and_l
             call()
     (found,) = threaded.suspended()
     assert (found.task, found.since_ms, found.error) == ("store", START_MS, caught.value)
-    threaded._engine.scheduler._thread.join(LIMIT_S)  # type: ignore[union-attr]
+    threaded._engine.waking.scheduler._thread.join(LIMIT_S)  # type: ignore[union-attr]
     assert ("duelog.scheduler", "CRITICAL") in {(record.name, record.levelname) for record in caplog.records}
     threaded.close()
 
@@ -357,7 +359,7 @@ def test_a_receiver_is_woken_when_a_commit_of_another_thread_has_failed(
     topic = threaded.topic("t")
     topic.send(b"first", deliver_after=HOUR_MS)
     with waiting(topic.subscribe("s"), watched) as received:
-        threaded._engine.main.fail(OSError(errno.EIO, "Input/output error"))
+        threaded._engine.storage.main.fail(OSError(errno.EIO, "Input/output error"))
         with pytest.raises(StoreFailed, match="Input/output error"):
             received.result(LIMIT_S)
     threaded.close()

@@ -137,7 +137,9 @@ def test_nothing_is_lost_or_doubled_between_producers_and_consumers(
             store.tick()
         assert store.partitions() == []
     else:
-        commits = store.stats().commits + sum(p.environment.counts.commits for p in store._engine.partitions.held())
+        commits = store.stats().commits + sum(
+            p.environment.counts.commits for p in store._engine.storage.partitions.held()
+        )
         print(f"{PRODUCERS * EACH} sends, {commits} transactions: {PRODUCERS * EACH / commits:.1f} sends each")
         assert commits < PRODUCERS * EACH
 
@@ -156,7 +158,7 @@ def test_receive_wakes_when_a_message_is_due(open_store: OpenStore, background: 
 
 
 def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store: OpenStore) -> None:
-    """What is sent last is due first, in a partition of its own, and comes first."""
+    """The message sent last is due first, in a partition of its own, and comes first."""
     clock = WatchedClock()
     store = open_store(config=StoreConfig(partition_ms=1_000), clock_=clock)
     topic = store.topic("t")

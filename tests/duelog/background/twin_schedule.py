@@ -11,7 +11,7 @@ from duelog.background.timetable import Misfires
 
 @dataclass(frozen=True)
 class Asked:
-    """What a schedule is asked to be: each `step_ms`, from when it is made or, by cron, at multiples of it."""
+    """The arguments of a schedule: each `step_ms`, from when it is made or, by cron, at multiples of it."""
 
     step_ms: int
     by_cron: bool
@@ -52,7 +52,7 @@ class TwinSchedule:
             self.sent += 1
 
     def take_back(self) -> None:
-        """What waits does not come, unless it has fired."""
+        """The waiting occurrence does not come, unless it has fired."""
         if self.waiting_ms is not None and not self.fired:
             self.sent -= 1
         self.waiting_ms = None
@@ -72,7 +72,7 @@ class TwinSchedule:
             nominal_ms += self.asked.step_ms
 
     def tick(self, now_ms: int, *, up_to_ms: int | None = None, fires: bool = False) -> None:
-        """What is due comes, or is a misfire.
+        """Every due occurrence comes, or is a misfire.
 
         up_to_ms: of what is late only that, for the rest of it was broken off. fires: what waits fired though it is a
         misfire, for taking it back failed.

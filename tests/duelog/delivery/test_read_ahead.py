@@ -212,7 +212,7 @@ def test_a_subscription_that_closes_holds_nothing_read_ahead(
     found: list[bytes] = []
     for _ in range(4):
         found += payloads(reader, 5)
-    budget = store._engine.inline.read_ahead
+    budget = store._engine.delivery.inline.read_ahead
     whole = ReadAheadBudget().left
     assert budget.left < whole
     reader.close()

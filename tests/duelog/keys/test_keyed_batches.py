@@ -245,7 +245,7 @@ def test_a_batch_looks_its_keys_up_once(open_store: OpenStore, monkeypatch: pyte
     messages = [Message(b"x", deliver_after=7_200, dedup_key=f"k{number}") for number in range(500)]
     first = topic.send_batch(messages[:250])
     reads, groups = [0], [0]
-    main, writer = store._engine.main, store._engine.writer()
+    main, writer = store._engine.storage.main, store._engine.writer()
     read, write = main.read, writer.write
 
     def counted_read() -> Any:

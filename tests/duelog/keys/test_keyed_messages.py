@@ -30,7 +30,7 @@ class Died(Exception):
 
 def keys_of(store: DelayedStore, table: Table = Table.KEY) -> int:
     """Records of keys that there are."""
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         return len(list(catalog.rows(raw, fmt.prefix(table))))
 
 
@@ -178,13 +178,13 @@ def test_finding_a_message_by_its_key_is_no_scan(open_store: OpenStore, monkeypa
     topic.send(b"this", deliver_after=10_000, dedup_key="k")
     topic.send(b"that", deliver_after=50_000, dedup_key="l")
     opened: list[int] = []
-    acquire = store._engine.partitions.acquire
+    acquire = store._engine.storage.partitions.acquire
 
     def noted(partition: object) -> None:
         opened.append(getattr(partition, "start_ms"))  # noqa: B009
         acquire(partition)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store._engine.partitions, "acquire", noted)
+    monkeypatch.setattr(store._engine.storage.partitions, "acquire", noted)
     monkeypatch.setattr("duelog.markers.lookup.scan_dues", None)
     found = topic.find("k")
     assert found is not None

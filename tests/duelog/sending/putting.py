@@ -1,4 +1,4 @@
-"""What was put, and what became of it; puts that are one group."""
+"""Puts and their outcomes; puts that are one group."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Heard:
 
 def together(store: DelayedStore, put: Callable[[], object]) -> None:
     """Have what `put` puts be written as one group, as far as it may be."""
-    outbox = store._engine.outbox
+    outbox = store._engine.sending.outbox
     with outbox._condition.lock:
         outbox._busy = True
         try:

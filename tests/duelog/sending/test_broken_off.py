@@ -53,7 +53,7 @@ def once(patch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool) -> N
 
 
 def reopened(store: DelayedStore, open_store: OpenStore) -> list[bytes]:
-    """What the store holds when it is closed and opened again."""
+    """Return the messages of the store after it is closed and opened again."""
     store.close()
     return sorted(held(open_store(config=CONFIG)).values())
 
@@ -112,8 +112,8 @@ def test_no_commit_applies_a_part_of_a_group_that_broke_off(
     with pytest.raises(KeyboardInterrupt):
         store.topic("a").send_payloads([b"x", b"y", b"z"], deliver_at=[FIRST_MS + hour * HOUR_MS for hour in range(3)])
     monkeypatch.undo()
-    for partition in store._engine.partitions:
-        with store._engine.partitions.lease(partition), pytest.raises(StoreFailed):
+    for partition in store._engine.storage.partitions:
+        with store._engine.storage.partitions.lease(partition), pytest.raises(StoreFailed):
             partition.environment.apply()
     assert reopened(store, open_store) == [*[b"first"] * 3, b"x", b"y", b"z"]
 
@@ -126,13 +126,13 @@ def test_a_commit_that_waits_for_a_log_of_a_group_that_broke_off_is_told(
         once(patch, WriteAheadLog, "append", before=False)
         with pytest.raises(KeyboardInterrupt):
             send(store, 1)
-    partition, claims = next(iter(store._engine.partitions)), store._engine.partitions._claims
+    partition, claims = next(iter(store._engine.storage.partitions)), store._engine.storage.partitions._claims
     (log,) = claims._by_owner
 
     def append(transaction: Transaction) -> None:
         transaction.claim(log)
 
-    with store._engine.partitions.lease(partition), pytest.raises(StoreFailed, match="in doubt"):
+    with store._engine.storage.partitions.lease(partition), pytest.raises(StoreFailed, match="in doubt"):
         partition.environment.write(append)
     store.close()
 
@@ -202,7 +202,7 @@ def test_a_listener_that_raises_behind_a_flush_makes_no_stored_message_an_error(
         def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
             raise SystemExit
 
-    writer = store._engine.wal_writer
+    writer = store._engine.sending.wal_writer
     assert writer is not None
     writer._listeners = [Raising()]
     id_ = send(store, 1)
@@ -253,7 +253,7 @@ def test_a_partition_that_the_catalog_names_is_never_made_anew(
 ) -> None:
     """An interrupt behind its registration keeps this process from knowing it; the next send finds it."""
     store = open_store(config=CONFIG)
-    partitions = store._engine.partitions
+    partitions = store._engine.storage.partitions
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partitions, "_publish", lambda made: None)
         partitions._create([FIRST_MS], FIRST_MS)

@@ -30,12 +30,12 @@ def bad(store: DelayedStore, topic: Topic) -> Partition:
     topic.send(b"bad", deliver_at=BAD_MS)
     topic.send(b"good", deliver_at=GOOD_MS)
     applied(store)
-    return next(iter(store._engine.partitions))
+    return next(iter(store._engine.storage.partitions))
 
 
 def fail(store: DelayedStore, partition: Partition) -> None:
-    """As a commit does that the disk refused."""
-    with store._engine.partitions.lease(partition):
+    """Fail the partition, like a commit that the disk refused."""
+    with store._engine.storage.partitions.lease(partition):
         partition.environment.fail(OSError(5, "Input/output error"))
 
 
@@ -66,7 +66,7 @@ def test_a_partition_that_has_failed_refuses_sends_and_others_do_not(
             send()
     topic.send(b"other", deliver_at=GOOD_MS)
     topic.send(b"now")
-    assert [partition.leases for partition in store._engine.partitions] == [0, 0]
+    assert [partition.leases for partition in store._engine.storage.partitions] == [0, 0]
     store.close()
     again = open_store(config=CONFIG)
     assert payloads(again, clock) == [b"bad", b"good", b"last", b"now", b"other"]

@@ -1,4 +1,4 @@
-"""What fires goes by the write-ahead log, as sends do: markers, frontiers and the clock mark are rows of one group."""
+"""Firing goes by the write-ahead log, as sends do: markers, frontiers and the clock mark are rows of one group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECOND_BEFORE_MS = FIRST_MS - START_MS - 1_000
 
 
 def delivered(store: DelayedStore) -> list[bytes]:
-    """What is due, acknowledged."""
+    """Receive and acknowledge the due messages."""
     found: list[bytes] = []
     with store.topic("a").subscribe("all") as consumer:
         while received := consumer.receive(1_000, timeout=0):
@@ -56,7 +56,7 @@ def test_what_has_fired_is_known_after_a_crash(open_store: OpenStore, clock: Man
         assert seen.topic("a").stats().entries == 3
         assert [message.payload for message in seen.topic("a").scheduled()] == [b"1", b"3", b"5"]
     again = open_store(copy, ROOM)
-    assert again._engine.firing.fired == 0
+    assert again._engine.delivery.firing.fired == 0
     assert delivered(again) == [b"0", b"2", b"4"]
     clock.advance(HOUR_MS)
     assert delivered(again) == [b"1", b"3", b"5"]
@@ -85,7 +85,7 @@ def test_the_clock_mark_of_what_fired_is_known_after_a_crash(
 def test_what_fires_and_what_is_sent_at_once_are_one_group(
     open_store: OpenStore, clock: ManualClock, tmp_path: Path, entries: int
 ) -> None:
-    """Of one topic: their entries follow each other in the main log, whether or not it rolls over to another ledger."""
+    """Entries of one topic follow each other in the main log, whether or not it rolls over to another ledger."""
     config = replace(ROOM, ledger_max_entries=entries)
     clock.advance(SECOND_BEFORE_MS)
     store = open_store(config=config)
@@ -156,7 +156,7 @@ def test_what_is_due_fires_though_the_log_takes_no_more(
 def test_a_firing_that_no_group_takes_is_given_back(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the log refuses has not fired, and fires with the next tick."""
+    """Messages that the log refuses have not fired, and fire with the next tick."""
     store = open_store(config=ROOM)
     store.topic("a").subscribe("all").close()
     send(store, 1)
@@ -168,6 +168,6 @@ def test_a_firing_that_no_group_takes_is_given_back(
     with monkeypatch.context() as patch:
         patch.setattr(WalWriter, "write", refuse)
         store.tick()
-        assert store._engine.firing.fired == 0
+        assert store._engine.delivery.firing.fired == 0
     clock.advance(60_000)
     assert delivered(store) == [b"1"]

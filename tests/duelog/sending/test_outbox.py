@@ -24,7 +24,7 @@ class Held:
     """Holds every commit of a store's main environment until it is let go."""
 
     def __init__(self, store: DelayedStore) -> None:
-        writer = store._engine.wal_writer
+        writer = store._engine.sending.wal_writer
         assert writer is not None
         self._writer = writer
         self._write = self._writer.write
@@ -47,7 +47,7 @@ def small(open_store: OpenStore) -> DelayedStore:
 
 
 def test_futures_have_the_ids_and_a_topic_keeps_the_order(open_store: OpenStore) -> None:
-    """What one thread sends is in the log in that order."""
+    """Messages of one thread are in the log in its order."""
     store = open_store()
     topic = store.topic("t")
     futures = [topic.send_async(str(number).encode()) for number in range(500)]
@@ -78,7 +78,7 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
     while topic.put(b"x" * 500, done=_nothing, wait=False):
         taken += 1
     assert taken
-    assert 0 < small._engine.outbox._bytes <= 4_000
+    assert 0 < small._engine.sending.outbox._bytes <= 4_000
     sent = threading.Event()
 
     def send() -> None:
@@ -94,7 +94,7 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
     thread.join()
     wait(futures, LIMIT_S)
     assert all(future.exception() is None for future in futures)
-    assert small._engine.outbox._bytes == 0
+    assert small._engine.sending.outbox._bytes == 0
 
 
 def _nothing(results: Outcomes) -> None:
@@ -205,7 +205,7 @@ def test_a_message_whose_thread_cannot_be_started_is_refused_and_not_written_lat
         patched.setattr(_thread, "start_new_thread", refuse)
         with pytest.raises(ResourceShortage, match="thread"):
             topic.send_async(b"refused")
-    assert small._engine.outbox._bytes == 0
+    assert small._engine.sending.outbox._bytes == 0
     for number in range(3):
         topic.send_async(b"%d" % number).result(LIMIT_S)
     with topic.subscribe("s") as consumer:

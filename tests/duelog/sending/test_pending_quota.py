@@ -20,7 +20,7 @@ def limited(store: DelayedStore, limit: int, topic: str | None = "t") -> None:
 
 
 def pending(store: DelayedStore, topic: str = "t") -> int:
-    """What the figures say."""
+    """The count that the figures give."""
     return store.topic(topic).stats().pending
 
 
@@ -153,7 +153,7 @@ def test_a_key_that_is_replaced_needs_no_place(store: DelayedStore) -> None:
 
 
 def test_retries_letters_and_occurrences_count_and_are_not_refused(store: DelayedStore) -> None:
-    """What is in the store already is not lost for a quota."""
+    """Messages in the store already are not lost for a quota."""
     limited(store, 3)
     store.update_policies(topic="t", max_redeliveries=0)
     topic = store.topic("t")

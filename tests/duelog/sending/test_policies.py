@@ -131,7 +131,7 @@ def test_a_deleted_topic_leaves_no_policies_behind(open_store: OpenStore) -> Non
 
 
 def test_a_read_only_store_sees_policies_as_they_are_now(tmp_path: Path, open_store: OpenStore) -> None:
-    """What another process sets is not hidden by what was read before."""
+    """A change by another process is not hidden by earlier reads."""
     open_store().close()
     reader = open_store(read_only=True)
     assert reader.effective_policies("t").active

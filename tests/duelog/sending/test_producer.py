@@ -161,7 +161,7 @@ def test_ids_of_numbers_go_when_what_they_are_of_is_gone(open_store: OpenStore, 
         consumer.ack(consumer.receive())
         store.tick()
     assert producer.send_batch([Message(b"again")] * 4, first_sequence_id=0)[::3] == [None, kept]
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         assert len(list(catalog.rows(raw, fmt.prefix(fmt.Table.NUMBERED)))) == 2  # those of numbers 2 and 3
 
 
@@ -310,7 +310,7 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
 def test_a_number_whose_group_is_in_doubt_is_refused_until_the_store_is_opened_again(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """As is every other; then it is known to be stored."""
+    """Every other number is too; then it is known to be stored."""
     store = open_store(config=HOURS)
     producer = store.topic("t").producer("p")
     producer.send_batch(batch_of(2, lambda at: at + 1), first_sequence_id=0)
@@ -338,10 +338,10 @@ def test_a_number_whose_group_is_in_doubt_is_refused_until_the_store_is_opened_a
 
 
 def test_a_call_that_has_ended_cannot_store_numbers_that_another_has_claimed(open_store: OpenStore) -> None:
-    """What it left to other threads is refused, also before the other call has stored them."""
+    """Numbers left to other threads are refused, also before the other call has stored them."""
     store = open_store()
     state = store.topic("t").producer("p")._producer
-    wal_writer = store._engine.wal_writer
+    wal_writer = store._engine.sending.wal_writer
     assert wal_writer is not None
     ended, now = Claim(), Claim()
     with ended.calling:

@@ -221,15 +221,15 @@ class ProducerMachine(RuleBasedStateMachine):
     @rule()
     def compact(self) -> None:
         """Closed partitions lose the bodies that were acknowledged, and are adopted."""
-        for partition in self.store._engine.partitions.held(lambda each: each.state is PartitionState.CLOSED):
-            plan = plan_compaction(self.store._engine.main, partition)
+        for partition in self.store._engine.storage.partitions.held(lambda each: each.state is PartitionState.CLOSED):
+            plan = plan_compaction(self.store._engine.storage.main, partition)
             if plan.dead_entries:
                 hand_over(self.store.path, stage_generation(self.store.path, partition.environment, plan))
         self.store.tick()
 
     @rule()
     def close_and_open(self) -> None:
-        """What is known of a producer comes from the disk."""
+        """The state of a producer comes from the disk."""
         self.reopen(self.store.path)
 
     def receive(self) -> None:

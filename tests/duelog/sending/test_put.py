@@ -87,7 +87,7 @@ def test_everything_that_send_takes_put_takes(open_store: OpenStore) -> None:
 
 
 def test_without_capacity_put_says_so_and_does_nothing_until_a_group_is_done(open_store: OpenStore) -> None:
-    """What was refused may be put again when `done` has been called."""
+    """A refused message may be put again when `done` has been called."""
     store, heard = open_store(config=StoreConfig(max_in_flight_bytes=3_000)), Heard()
     topic = store.topic("t")
     taken: list[int] = []
@@ -180,13 +180,13 @@ def test_a_write_that_is_broken_off_is_told_and_what_is_put_after_it_is_written(
 ) -> None:
     """Those that were being written hear that they are in doubt; their number is stored by the next attempt."""
     store, heard = open_store(), Heard()
-    topic, send = store.topic("t"), store._engine.sender.send_all
+    topic, send = store.topic("t"), store._engine.sending.sender.send_all
 
     def broken_off(*_: object) -> MessageIds:
-        store._engine.sender.send_all = send  # type: ignore[method-assign]
+        store._engine.sending.sender.send_all = send  # type: ignore[method-assign]
         raise error
 
-    store._engine.sender.send_all = broken_off  # type: ignore[assignment]
+    store._engine.sending.sender.send_all = broken_off  # type: ignore[assignment]
     topic.put(b"a", done=heard, numbers=("p", 7, 7))
     outcome = heard.outcomes(1)[0]
     assert isinstance(outcome, DuelogError)
@@ -216,7 +216,7 @@ def test_a_put_that_an_interrupt_ends_leaves_no_later_one_unwritten(
     for payload in (b"c", b"d"):
         assert topic.put(payload, done=heard)
     store.close()
-    assert store._engine.outbox._bytes == 0
+    assert store._engine.sending.outbox._bytes == 0
     assert 2 <= len(heard.results) <= 3
 
 
@@ -345,7 +345,7 @@ def test_a_number_that_is_stored_is_a_duplicate_however_it_comes_again(open_stor
 
 
 def test_a_range_is_one_message_and_a_duplicate_where_all_of_it_is_stored(open_store: OpenStore) -> None:
-    """What is stored in part is stored: delivering twice goes before never."""
+    """A range stored in part is stored: delivering twice goes before never."""
     store, heard = open_store(), Heard()
     topic = store.topic("t")
     ranges = [(0, 9), (3, 5), (8, 12), (0, 12), (13, 13), (11, 14)]

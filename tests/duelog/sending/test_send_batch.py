@@ -43,7 +43,7 @@ def stored(store: DelayedStore) -> dict[str, list[bytes]]:
 
 
 def of(pairs: list[tuple[str, Message]]) -> dict[str, list[bytes]]:
-    """As `stored`, of what was sent."""
+    """Return the sent messages in the form of `stored`."""
     found: dict[str, list[bytes]] = {}
     for topic, message in pairs:
         found.setdefault(topic, []).append(bytes(message.payload))
@@ -73,7 +73,7 @@ def test_each_topic_gets_its_messages_and_each_message_its_id(store: DelayedStor
 
 
 def test_messages_of_one_topic_and_due_time_keep_their_order(store: DelayedStore, clock: ManualClock) -> None:
-    """As they were given, among those of other topics."""
+    """Messages keep their given order among those of other topics."""
     pairs = [(f"t{number % 3}", Message(b"%03d" % number, deliver_after=60)) for number in range(90)]
     pairs += [(f"t{number % 3}", Message(b"%03d" % number)) for number in range(90, 120)]
     store.send_batch(pairs)
@@ -189,12 +189,12 @@ def test_delay_policies_apply_topic_by_topic(store: DelayedStore) -> None:
 def test_two_thousand_new_topics_are_one_commit_of_the_main_environment(store: DelayedStore) -> None:
     """And so are their logs in a partition few: ids of ledgers are reserved in blocks."""
     store.topic("first").send(b"x", deliver_after=5)
-    before = store._engine.main.counts.commits
+    before = store._engine.storage.main.counts.commits
     store.send_batch([(f"t{number}", Message(b"x", deliver_after=5)) for number in range(2_000)])
-    assert store._engine.main.counts.commits - before < 12
-    before = store._engine.main.counts.commits
+    assert store._engine.storage.main.counts.commits - before < 12
+    before = store._engine.storage.main.counts.commits
     store.send_batch([(f"t{number}", Message(b"x", deliver_after=5)) for number in range(2_000)])
-    assert store._engine.main.counts.commits == before
+    assert store._engine.storage.main.counts.commits == before
 
 
 @pytest.mark.parametrize(("point", "there"), [("wal.before", False), ("wal.after", True)])

@@ -1,4 +1,4 @@
-"""What is done to a store while what was sent is still unapplied: as after it is applied, and after a crash too."""
+"""Operations on a store with unapplied messages: the same as after they are applied, and after a crash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fill(store: DelayedStore, *names: str) -> None:
         )
     for name in names:
         store.topic(name).send_batch([Message(b"%d" % at) for at in range(10)])
-    assert store._engine.main.has_unapplied
+    assert store._engine.storage.main.has_unapplied
 
 
 def received(store: DelayedStore, name: str, clock: ManualClock) -> list[int]:
@@ -105,7 +105,7 @@ def test_figures_are_the_same_before_and_after_it_is_applied(store: DelayedStore
     before = figures()
     assert topic.stats().pending == 20
     applied(store)
-    assert not store._engine.main.has_unapplied
+    assert not store._engine.storage.main.has_unapplied
     assert figures() == before
 
 
@@ -118,5 +118,5 @@ def test_a_receiver_that_waits_is_woken_by_a_message_that_is_unapplied(tmp_path:
             topic.send(b"now")
             (message,) = waiting.result(60)
             assert message.payload == b"now"
-            assert store._engine.main.has_unapplied
+            assert store._engine.storage.main.has_unapplied
             reader.ack(message)

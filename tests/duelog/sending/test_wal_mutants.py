@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message
+from duelog import DelayedStore, ManualClock, Message, recovery
 from duelog.errors import DuelogError
-from duelog.sending import wal_replay
 from duelog.store.files import failpoints
 from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import Row, Segment
@@ -28,7 +27,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 class Unlucky(random.Random):
-    """Of what is not flushed a power cut leaves nothing."""
+    """A power cut leaves nothing that is not flushed."""
 
     def choice(self, seq: Any) -> Any:
         """The first."""
@@ -90,7 +89,7 @@ def story(path: Path) -> None:
                 sent |= under_way
                 under_way.clear()
                 if number % 4 == 1:
-                    store._engine.main.apply()
+                    store._engine.storage.main.apply()
     assert len(crashes) > 10, "few crashes"
     for crash in crashes:
         left = delivered(crash.path)
@@ -100,7 +99,7 @@ def story(path: Path) -> None:
 
 
 def delivered(path: Path) -> Counter[bytes]:
-    """What a copy delivers once all of it is due."""
+    """Return the messages of a copy once all of it is due."""
     clock = ManualClock(START_MS)
     found: Counter[bytes] = Counter()
     with DelayedStore.open(path, CONFIG, clock=clock) as store, store.topic("a").subscribe("all") as consumer:
@@ -124,13 +123,13 @@ def recorded_before_applied(patch: pytest.MonkeyPatch) -> None:
 
 
 def replayed_twice(patch: pytest.MonkeyPatch) -> None:
-    """What is applied is not told from what is not."""
-    patch.setattr(wal_replay, "applied_position", lambda raw: -1)
+    """Applied rows are not told from unapplied ones."""
+    patch.setattr(recovery, "applied_position", lambda raw: -1)
 
 
 def replay_skipped(patch: pytest.MonkeyPatch) -> None:
-    """What the log holds is left there."""
-    patch.setattr(wal_replay, "fill_memtables", lambda *arguments: None)
+    """The rows of the log are left there."""
+    patch.setattr(recovery, "fill_memtables", lambda *arguments: None)
 
 
 def not_atomic(patch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId
 from duelog.errors import ClosedError, StoreFailed, StoreFull
-from duelog.sending.checkpoint import Checkpoint
-from duelog.sending.wal_segments import CHECKPOINT_MS
+from duelog.sending.wal_segments import CHECKPOINT_MS, Checkpoint
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files import failpoints
@@ -108,10 +107,10 @@ def test_a_checkpoint_is_ready_when_the_last_partition_was_tried(
 ) -> None:
     """The threads say so; what could not be applied is left to the end of the checkpoint."""
     engine, told = store._engine, list[bool]()
-    checkpoint = Checkpoint(engine.main, engine.partitions, 0, lambda: told.append(checkpoint.is_ready))
+    checkpoint = Checkpoint(engine.storage.main, engine.storage.partitions, 0, lambda: told.append(checkpoint.is_ready))
     partitions = unapplied(store)
     assert len(partitions) == 3
-    with engine.partitions.lease(partitions[0]):
+    with engine.storage.partitions.lease(partitions[0]):
         room = no_room(partitions[0].environment, monkeypatch) if fails else None
     checkpoint.begin(2)
     until(lambda: told)
@@ -288,7 +287,7 @@ def test_without_space_nothing_is_half_done_and_nothing_lost(
     """A send is stored or refused with StoreFull; once there is space sending goes on, and crashes find the same."""
     store = open_store(config=CONFIG)
     store._engine.topics.get_or_create(TopicName.parse("a"), START_MS)
-    partitions = store._engine.partitions
+    partitions = store._engine.storage.partitions
     for hour in range(3):
         partitions.end_append(partitions.begin_append(FIRST_MS + hour * HOUR_MS, START_MS))  # type: ignore[arg-type]
     sent: dict[MessageId, bytes] = {}
@@ -388,7 +387,7 @@ def test_a_power_cut_that_brings_removed_segments_back_changes_nothing(
 
 def test_a_follower_of_the_log_goes_on_over_a_clean_close(store: DelayedStore, open_store: OpenStore) -> None:
     """It finds nothing in what is left, and the groups of who opens the store next."""
-    follower = WalFollower(store.path, store._engine.store_id)
+    follower = WalFollower(store.path, store._engine.storage.store_id)
     fill(store, range(10))
     assert follower.follow()
     store.close()
@@ -414,7 +413,7 @@ def test_a_backup_of_a_store_that_was_closed_has_everything(
 
 
 def test_the_close_of_a_store_that_failed_leaves_its_log(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in doubt is for the next opening."""
+    """Groups in doubt are left to the next opening."""
     sent = fill(store, range(5))
     log = {file.name: file.stat().st_size for file in log_files(store.path)}
 

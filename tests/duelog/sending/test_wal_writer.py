@@ -50,14 +50,14 @@ def store(open_store: OpenStore) -> DelayedStore:
 
 
 def writer(store: DelayedStore) -> WalWriter:
-    """Of a store that is open for writing."""
-    found = store._engine.wal_writer
+    """Return the writer of a store that is open for writing."""
+    found = store._engine.sending.wal_writer
     assert found is not None
     return found
 
 
 def everything(store: DelayedStore, clock: ManualClock) -> list[bytes]:
-    """What a topic delivers once all of it is due."""
+    """Return the messages of a topic once all of it is due."""
     clock.advance(1_000 * HOUR_MS)
     found: list[bytes] = []
     with store.topic("a").subscribe("all") as consumer:
@@ -187,11 +187,11 @@ def test_a_group_waits_for_a_commit_that_appends_to_the_same_log(
         assert go.wait(20)
 
     with ThreadPoolExecutor(2) as pool:
-        committing = pool.submit(engine.main.write, append)
+        committing = pool.submit(engine.storage.main.write, append)
         assert entered.wait(20)
         store.topic("b").send(b"not held up")
         sending = pool.submit(store.topic("a").send, b"1")
-        until(lambda: engine.partitions._claims._waiting)
+        until(lambda: engine.storage.partitions._claims._waiting)
         assert not sending.done()
         go.set()
         committing.result()
@@ -337,9 +337,9 @@ def test_what_relaxed_sends_left_unflushed_is_flushed_in_time_and_before_a_commi
     assert flushes.count == 1
     send(store, 2)
     assert flushes.count == 1
-    store._engine.main.write(lambda _: None)
+    store._engine.storage.main.write(lambda _: None)
     assert flushes.count == 2
-    store._engine.main.write(lambda _: None)
+    store._engine.storage.main.write(lambda _: None)
     assert flushes.count == 2
 
 
@@ -348,7 +348,7 @@ def test_what_relaxed_sends_left_unflushed_is_flushed_in_time_and_before_a_commi
 def test_a_flush_that_fails_closes_the_store_for_writing(
     store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, where: str, number: int
 ) -> None:
-    """What is on disk is not known then; what was acknowledged is there when it is opened again."""
+    """The state of the disk is unknown then; acknowledged messages are there when it is opened again."""
     sent = {send(store, 0): b"0"}
     with monkeypatch.context() as patch:
 

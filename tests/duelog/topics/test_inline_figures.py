@@ -104,7 +104,7 @@ def test_the_commands_count_and_list_what_waits_inline(open_store: OpenStore) ->
     topic = store.topic("t")
     topic.subscribe("s").close()
     topic.send_batch([Message(b"inline", deliver_after=1_800), Message(b"far", deliver_after=90_000)])
-    path = store._engine.path
+    path = store._engine.storage.path
     store.close()
     assert json_of("stats", path)["pending"] == 2
     of_topic = json_of("stats", path, "t")

@@ -120,7 +120,7 @@ def test_a_look_planned_behind_an_earlier_one_is_not_lost_and_the_idle_tracker_g
     """At `close` a look at the topic is pending for its acknowledgements: the tracker goes in its own time."""
     store = open_store(config=StoreConfig(inline_delay_ms=HOUR_MS))
     held = leave_a_tracker(store)
-    idle_ms = store._engine.config.tracker_idle_ms
+    idle_ms = store._engine.storage.config.tracker_idle_ms
     for after_ms, left in ((150, held), (idle_ms - 151, held), (1, 0)):
         clock.advance(after_ms)
         store.tick()
@@ -131,7 +131,7 @@ def test_the_tracker_goes_at_a_time_that_the_tick_names(open_store: OpenStore, c
     """A store that is ticked only when it says so frees the tracker as soon as it has been idle for long enough."""
     store = open_store(config=StoreConfig(inline_delay_ms=HOUR_MS))
     leave_a_tracker(store)
-    gone_ms = clock.now_ms() + store._engine.config.tracker_idle_ms
+    gone_ms = clock.now_ms() + store._engine.storage.config.tracker_idle_ms
     while store.topic("t").stats().index_bytes:
         planned_ms = store.tick().next_due_ms
         assert planned_ms is not None

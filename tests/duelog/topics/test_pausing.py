@@ -116,13 +116,13 @@ def test_the_end_of_a_pause_goes_with_its_subscription(store: DelayedStore) -> N
     with pytest.raises(UnknownSubscription):
         admin.pause()
     store.delete_topic("t")
-    with store._engine.main.read() as raw:
+    with store._engine.storage.main.read() as raw:
         assert list(catalog.rows(raw, fmt.prefix(fmt.Table.PAUSE))) == []
 
 
 def test_check_finds_the_end_of_a_pause_of_no_subscription(open_store: OpenStore) -> None:
     """An older version that removes a subscription leaves it behind."""
     store = open_store()
-    store._engine.main.write(lambda transaction: transaction.put(fmt.pause_key(9), fmt.pack_u64(5)))
+    store._engine.storage.main.write(lambda transaction: transaction.put(fmt.pause_key(9), fmt.pack_u64(5)))
     store.close()
     assert [finding.code for finding in check_store(store.path)] == ["pause-without-subscription"]

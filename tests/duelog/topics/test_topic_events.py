@@ -60,10 +60,10 @@ def test_many_topics_are_created_by_one_commit(open_store: OpenStore) -> None:
     store.topic("b").create()
     with pytest.raises(InvalidArgument, match="topic"):
         store.create_topics(["a", "no/name"])
-    before = store._engine.main.counts.commits
+    before = store._engine.storage.main.counts.commits
     assert store.create_topics(["a", "b", "c", "a"]) == [True, False, True, False]
     assert store.create_topics(name for name in ("c", "b")) == [False, False]
-    assert store._engine.main.counts.commits == before + 1
+    assert store._engine.storage.main.counts.commits == before + 1
     assert ears.wait(3) == [("created", "b"), ("created", "a"), ("created", "c")]
 
 
@@ -122,7 +122,7 @@ def test_of_two_that_delete_a_topic_at_once_one_does_and_a_new_one_of_its_name_s
     topic = store.topic("a")
     topic.create()
     topic.subscribe("s").close()
-    removal, state = store._engine.removal, store._engine.topics.get(topic._name)
+    removal, state = store._engine.upkeep.removal, store._engine.topics.get(topic._name)
     store.delete_topic("a")
     topic.send(b"x")
     topic.subscribe("s").close()

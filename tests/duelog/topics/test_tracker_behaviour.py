@@ -166,7 +166,7 @@ def test_what_is_restored_and_heard_of_is_tracked_once(
         store.tick()
         topic.send(b"%d" % sent, deliver_after=chance.randrange(1, 50))
         sent += 1
-        tracked = sum(len(log) for logs in store._engine.firing.loaded.logs.values() for log in logs.values())
+        tracked = sum(len(log) for logs in store._engine.delivery.firing.loaded.logs.values() for log in logs.values())
         assert tracked == topic.stats().pending == sent
         store.close()
         store = open_store(config=config)
@@ -263,7 +263,9 @@ def test_a_poison_record_does_not_stop_the_rest(store: DelayedStore, topic: Topi
     poison = encode_one(Message(b"poison"), START_MS, 1_000)[1][:1] + b"\xff" * 9
 
     state = topic.sender.topic(START_MS)
-    store._engine.sender.send(state, EncodedBatch(np.array([START_MS + 1_000]), np.array([True]), [poison]), START_MS)
+    store._engine.sending.sender.send(
+        state, EncodedBatch(np.array([START_MS + 1_000]), np.array([True]), [poison]), START_MS
+    )
     topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3, 6)])
     clock.advance(1_000)
     assert payloads(reader) == [b"%d" % number for number in range(6)]

@@ -34,7 +34,7 @@ def test_a_copy_taken_while_threads_append_is_of_one_instant(
     source = np.random.default_rng(5)
     topic.send_batch([Message(b"m", deliver_at=START_MS + ms) for ms in source.integers(1, 600_000, 3_000).tolist()])
     store.tick()
-    (log,) = (log for logs in store._engine.firing.loaded.logs.values() for log in logs.values())
+    (log,) = (log for logs in store._engine.delivery.firing.loaded.logs.values() for log in logs.values())
     stop = threading.Event()
 
     def append(seed: int) -> None:
@@ -97,7 +97,7 @@ def test_a_copy_is_thrown_away_when_something_fires_in_between(monkeypatch: pyte
 
 
 def test_a_copy_ends_before_the_first_late_entry_that_waits() -> None:
-    """What was appended behind the frontier and has not fired is replayed, with all that came after it."""
+    """Unfired entries behind the frontier are replayed, with all that came after them."""
     log = new_log(START_MS + np.array([5, 100]))
     taken = log.take(START_MS + 5, 10)
     assert taken is not None

@@ -14,8 +14,7 @@ from pyroaring import BitMap
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.markers.firing import loaded
 from duelog.markers.firing.loaded import LoadedPartitions
-from duelog.markers.firing.log_state import Taken
-from duelog.markers.firing.pending_log import PendingLog
+from duelog.markers.firing.pending_log import PendingLog, Taken
 from duelog.partitions.index import buckets
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.store.codec.frontier import FrontierRecord
@@ -46,7 +45,7 @@ def send(store: DelayedStore, count: int, *, minutes: int = 20, topic: str = "t"
 
 def logs_of(store: DelayedStore) -> list[PendingLog]:
     """All loaded logs."""
-    return [log for logs in store._engine.firing.loaded.logs.values() for log in logs.values()]
+    return [log for logs in store._engine.delivery.firing.loaded.logs.values() for log in logs.values()]
 
 
 def packed(store: DelayedStore) -> int:
@@ -170,13 +169,13 @@ def test_what_is_due_is_fired_between_two_slices(
         clock.set(START_MS + HOUR_MS + passed_ms)
         result, more = store._engine.slice()
         assert more
-        assert store._engine.firing.loaded.is_worth_packing()
+        assert store._engine.delivery.firing.loaded.is_worth_packing()
         counts.append(result.fired)
     assert counts[0] < 10
     assert all(count > 150 for count in counts[1:])
     assert packed(store) > 0
     store.tick()
-    assert not store._engine.firing.loaded.is_worth_packing()
+    assert not store._engine.delivery.firing.loaded.is_worth_packing()
 
 
 def test_the_thread_is_woken_to_pack(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +226,7 @@ def test_a_log_that_goes_is_forgotten(
     store.tick()
     for topic in ("a", "b"):
         send(store, 500, topic=topic)
-    firing = store._engine.firing
+    firing = store._engine.delivery.firing
     assert len(firing.loaded._to_pack) == 2
     store._engine.slice()
     store.delete_topic("a")

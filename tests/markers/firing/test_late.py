@@ -22,7 +22,7 @@ def overtaken(store: DelayedStore, clock: ManualClock) -> tuple[Topic, list[byte
     topic.send_batch([Message(b"first", deliver_after=20), Message(b"after", deliver_after=40)])
     clock.set(START_MS + 30_000)
     got = [message.payload for message in consumer.receive(10)]
-    store._engine.sender.send(topic.sender.topic(sent_ms), held_up, sent_ms)
+    store._engine.sending.sender.send(topic.sender.topic(sent_ms), held_up, sent_ms)
     clock.set(START_MS + 60_000)
     while messages := consumer.receive(10):
         got += [message.payload for message in messages]

@@ -41,8 +41,8 @@ def send(store: DelayedStore, dues: list[int]) -> None:
 def loaded(store: DelayedStore) -> list[int]:
     """Which of the hours from FIRST_MS on are in memory, whole."""
     engine = store._engine
-    starts = engine.firing.loaded.loaded_starts()
-    whole = [start for start in starts if all(log.loaded for log in engine.firing.loaded.logs[start].values())]
+    starts = engine.delivery.firing.loaded.loaded_starts()
+    whole = [start for start in starts if all(log.loaded for log in engine.delivery.firing.loaded.logs[start].values())]
     return [(start_ms - FIRST_MS) // HOUR_MS for start_ms in whole]
 
 
@@ -96,7 +96,7 @@ def test_a_message_rescheduled_and_then_cancelled_while_its_partition_loads_neve
     store = open_store(config=CONFIG)
     ids = store.topic("t").send_batch([Message(b"m", deliver_at=FIRST_MS + 1_000 + at) for at in range(200)])
     clock.set(FIRST_MS)
-    while not store._engine.firing.loaded.loaded_starts():
+    while not store._engine.delivery.firing.loaded.loaded_starts():
         store._engine.slice()
     assert loaded(store) == []
     moved = store.topic("t").reschedule(ids[0], deliver_at=FIRST_MS + 500)
@@ -156,7 +156,7 @@ def test_a_new_partition_that_has_begun_wakes_the_thread(clock: ManualClock, ope
     """Nothing was planned when the first message came: it is fired all the same when its time comes."""
     store = open_store(config=StoreConfig(background=True))
     planned = threading.Event()
-    firing = store._engine.firing
+    firing = store._engine.delivery.firing
     original = firing.next_due_ms
 
     def next_due_ms() -> int | None:

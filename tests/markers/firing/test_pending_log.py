@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from duelog.markers.firing.log_state import LogState
+from duelog.markers.firing.pending_log import LogState
 from duelog.partitions.index.delay_index import DelayIndex
 from tests.conftest import START_MS
 from tests.markers.firing.logs import new_log

@@ -42,7 +42,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What the kernel is asked for."""
+    """The ranges that the kernel is asked for."""
     return record(monkeypatch)
 
 
@@ -58,7 +58,7 @@ def send(store: DelayedStore, due_ms: int, batches: int = 30) -> list[bytes]:
 
 def data_file(store: DelayedStore, start_ms: int) -> Path:
     """The file of a partition."""
-    partition = store._engine.partitions.get(start_ms)
+    partition = store._engine.storage.partitions.get(start_ms)
     assert partition is not None
     return partition.path / "data.mdb"
 
@@ -110,7 +110,7 @@ def test_a_day_that_has_begun_is_not_dropped_though_it_is_not_loaded(
     store = open_store(config=CONFIG)
     clock.set(NEXT_MS - CONFIG.preload_ms)
     send(store, NEXT_MS)
-    assert store._engine.firing.loaded.loaded_starts() == []
+    assert store._engine.delivery.firing.loaded.loaded_starts() == []
     assert calls == []
     send(store, NEXT_MS + HOUR_MS)
     assert calls.ranges(data_file(store, NEXT_MS + HOUR_MS), DROP)
@@ -124,7 +124,7 @@ def test_an_environment_that_is_opened_again_is_told_again_to_keep(
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS, max_open_partitions=1))
     clock.set(NEXT_MS)
     send(store, NEXT_MS + 1_000)
-    partition = store._engine.partitions.get(NEXT_MS)
+    partition = store._engine.storage.partitions.get(NEXT_MS)
     assert partition is not None
     send(store, NEXT_MS + HOUR_MS, 1)
     store.tick()

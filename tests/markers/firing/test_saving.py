@@ -37,8 +37,8 @@ def send(store: DelayedStore, count: int, topic: str = "t", after_ms: int = HOUR
 
 def environment_of(store: DelayedStore) -> Environment:
     """The environment of the first partition; it is open."""
-    partition = next(iter(store._engine.partitions))
-    store._engine.partitions.acquire(partition)
+    partition = next(iter(store._engine.storage.partitions))
+    store._engine.storage.partitions.acquire(partition)
     return partition.environment
 
 
@@ -67,7 +67,7 @@ def test_a_snapshot_is_written_after_so_many_entries(open_store: OpenStore) -> N
 
 
 def test_the_entries_of_all_topics_count_and_the_longest_tails_are_saved(open_store: OpenStore) -> None:
-    """What a start would replay of a partition is the sum; little logs wait until they matter."""
+    """A partition counts by the sum of its replays; little logs wait until they matter."""
     store = open_store(config=CONFIG)
     for count, topic in ((300, "a"), (10, "b"), (700, "c")):
         send(store, count, topic)
@@ -99,7 +99,7 @@ def test_closing_saves_what_is_worth_it(open_store: OpenStore) -> None:
     (info,) = snapshots(store)
     assert info.metadata is not None
     assert info.metadata.tail == 100
-    (log,) = (log for logs in store._engine.firing.loaded.logs.values() for log in logs.values())
+    (log,) = (log for logs in store._engine.delivery.firing.loaded.logs.values() for log in logs.values())
     assert (log.unsaved, len(log)) == (0, 100)
 
 
@@ -134,7 +134,7 @@ def test_a_partition_closes_in_the_middle_of_its_snapshot(open_store: OpenStore,
                                           snapshot_part_bytes=1_024, bucket_ms=1_000))  # fmt: skip
     store.topic("t").subscribe("reader").close()
     store.topic("t").send_batch([Message(b"m", deliver_at=START_MS + HOUR_MS + at * 1_000) for at in range(1_000)])
-    while not store._engine.firing.loaded.saving.is_due():
+    while not store._engine.delivery.firing.loaded.saving.is_due():
         store._engine.slice()
     store._engine.slice()
     assert [info.state.value for info in snapshots(store)] == ["torn"]

@@ -132,7 +132,7 @@ def test_a_schedule_that_cannot_be_read_is_a_finding_and_is_discarded(path: Path
         def spoil(transaction: Transaction) -> None:
             transaction.put(fmt.schedule_key(state.topic_id, "beat"), fields)
 
-        store._engine.main.write(spoil)
+        store._engine.storage.main.write(spoil)
     with make_store(path) as store:
         (finding,) = store.check()
         assert finding.code == "corrupt-record"

@@ -180,7 +180,9 @@ def test_a_partition_that_is_not_in_the_catalog_and_holds_nothing_is_removed_at_
     """A crash before its registration left it: no message was ever in it."""
     path = tmp_path / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
-        build_partition(path, path / "partitions" / "20270101T000000Z", 0, DAY_MS, store._engine.store_id, 1 << 30)
+        build_partition(
+            path, path / "partitions" / "20270101T000000Z", 0, DAY_MS, store._engine.storage.store_id, 1 << 30
+        )
         assert [found.severity for found in store.check()] == ["warning"]
     DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)).close()
     assert list((path / "partitions").iterdir()) == []

@@ -1,18 +1,21 @@
-"""Time to live: what is not acknowledged for `ttl_ms` after its due time counts as acknowledged.
+"""Policies in force: messages that outlive their time to live, and changes that running subscriptions follow at once.
 
-Here that is found in the background, from mark-delete on; a consumer is not handed out what is too old, wherever it
-lies (topics/consumer.py).
-
-Dead letters are exempt: their keeper holds them until they are requeued or purged.
+Subscriptions keep the policies in force for them, so that receiving and acknowledging look at an attribute; a change
+replaces it. Retention and time to live are looked up when ledgers are trimmed and messages expire, at the next tick
+after a change.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from duelog.markers.firing.suspensions import Part, Suspensions
+from duelog.store.clock import StoreClock
 from duelog.store.env.environment import Environment
+from duelog.store.policy.policy_records import Scope
 
 from ..sending.delay_policies import DelayPolicies
 from ..topics.ack_flusher import AckFlusher
@@ -28,7 +31,10 @@ _LEAST_MS = 1_000
 
 @dataclass(eq=False, repr=False)
 class Expiry:
-    """Looks through the topics in memory sixteen times in the shortest time to live, at most once a second.
+    """Acknowledges messages that are not acknowledged within `ttl_ms` after their due time.
+
+    Dead letters are exempt: their keeper holds them until they are requeued or purged. The topics in memory are looked
+    through sixteen times in the shortest time to live, at most once a second.
 
     So a message that nobody receives stays for its time to live, and at most a sixteenth of it (or a second) longer;
     one behind another that is not too old stays as long as that.
@@ -50,7 +56,7 @@ class Expiry:
         self._due_ms = 0
 
     def run(self, now_ms: int, suspensions: Suspensions) -> None:
-        """Acknowledge what has expired, if it is time to look; a topic that cannot be read is suspended."""
+        """Acknowledge expired messages, if it is time to look; a topic that cannot be read is suspended."""
         shortest_ms = self._policies.shortest_ttl_ms
         if shortest_ms is None or now_ms < self._due_ms:
             return
@@ -69,7 +75,42 @@ class Expiry:
 
     def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
         with subscription.lock:
-            found = list(expired(self._main, topic.log, subscription.acks, before_ms))
-            count = sum(subscription.acknowledge({ledger_id: entries}, topic.log) for ledger_id, entries in found)
+            runs = list(expired(self._main, topic.log, subscription.acks, before_ms))
+            count = sum(subscription.acknowledge({ledger_id: entries}, topic.log) for ledger_id, entries in runs)
             subscription.counts.expired += count
             return count
+
+
+@dataclass(eq=False, repr=False)
+class PolicyChanges:
+    """Has one open store go by its policies as they are now. Thread-safe. `_wake` wakes the scheduler."""
+
+    _policies: DelayPolicies
+    _topics: Topics
+    _agenda: TrimAgenda
+    _expiry: Expiry
+    _clock: StoreClock
+    _wake: Callable[[], None]
+
+    def forget(self, scope: Scope) -> None:
+        """The policies of a scope were removed in another transaction."""
+        self._policies.changed()
+        self.follow(scope)
+
+    def follow(self, scope: Scope) -> None:
+        """The policies of a scope were changed: have subscriptions go by them. O(subscriptions of it in memory).
+
+        Topics that are not in memory are looked at for trimming once after opening anyway. Takes the locks of
+        subscriptions, one after the other.
+        """
+        now_ms = self._clock.now_ms()
+        for topic in self._topics.loaded():
+            if not scope.includes(topic.name):
+                continue
+            for subscription in topic.followers:
+                effective = partial(self._policies.effective, topic.name, subscription.name)
+                subscription.follow(effective, now_ms)
+            self._agenda.look_at(topic.topic_id, 0)
+            topic.changed()
+        self._expiry.look_again()
+        self._wake()

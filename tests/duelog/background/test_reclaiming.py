@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from duelog import ManualClock, StoreConfig
-from duelog.background import trimming as module
+from duelog.background import reclaiming as module
 from duelog.cleanup import trim
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
@@ -32,7 +32,7 @@ def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, 
     received = [reader.receive(10) for reader in readers]
     engine = store._engine
     key = fmt.frontier_key(engine.topics.get(store.topic("t2")._name).topic_id, start_ms + 2_000)
-    good = engine.main.get(key)
+    good = engine.storage.main.get(key)
     assert good is not None
 
     def flip(transaction: Transaction) -> None:
@@ -40,7 +40,7 @@ def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, 
         value[-1] ^= 1
         transaction.raw.put(key, bytes(value))
 
-    engine.main.write(flip)
+    engine.storage.main.write(flip)
     for reader, messages in zip(readers, received, strict=True):
         reader.ack(messages, durable=True)
     clock.advance(5_000)
@@ -51,7 +51,7 @@ def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, 
     logs = {name: engine.topics.get(store.topic(name)._name).log for name in names}
     trimmed = {name: len(log.ledgers()) for name, log in logs.items()}
     assert trimmed == {**dict.fromkeys(names, 1), "t2": 2}
-    engine.main.write(lambda transaction: transaction.put(key, good))
+    engine.storage.main.write(lambda transaction: transaction.put(key, good))
     clock.advance(2_000)
     assert store.tick().suspended == ()
     assert store.partitions() == []
@@ -80,11 +80,11 @@ def test_topics_trimmed_one_by_one_are_not_forgotten_by_a_full_disk(
         return trim_ledgers(main, firsts)
 
     monkeypatch.setattr(module, "trim_ledgers", failing)
-    trimming = store._engine.maintenance.trimming
+    trimming = store._engine.upkeep.maintenance.tasks.trimming
     with pytest.raises(StoreFull):
-        trimming.run(clock.now_ms(), store._engine.firing.suspensions)
+        trimming.run(clock.now_ms(), store._engine.delivery.firing.suspensions)
     left = [store._engine.topics.get(topic._name).topic_id for topic in topics[1:]]
-    assert None not in map(store._engine.agenda._due.due_ms, left)
+    assert None not in map(store._engine.waking.agenda._due.due_ms, left)
     monkeypatch.undo()
     store.tick()
     logs = [store._engine.topics.get(topic._name).log for topic in topics]

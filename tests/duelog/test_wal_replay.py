@@ -1,4 +1,4 @@
-"""What is in the write-ahead log when a store is opened: each row counts once, or opening says what is missing."""
+"""Replay of the write-ahead log: each row counts once, or opening names the missing ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def messages(*hours: int) -> list[Message]:
 
 
 def delivered(store: DelayedStore, clock: ManualClock) -> list[bytes]:
-    """What a topic delivers once all of it is due."""
+    """Return the messages of a topic once all of it is due."""
     clock.advance(1_000 * HOUR_MS)
     found: list[bytes] = []
     with store.topic("a").subscribe("all") as consumer:
@@ -48,7 +48,7 @@ def rewrite(path: Path, change: Callable[[list[list[Row]]], Sequence[Sequence[Ro
     file = max((path / DIRECTORY).glob("*.wal"))
     number = int(file.stem)
     with DelayedStore.open(path, ROOM, clock=ManualClock(START_MS), read_only=True) as store:
-        store_id = store._engine.store_id
+        store_id = store._engine.storage.store_id
     groups: list[Group] = read_segment(path / DIRECTORY, number, store_id).groups
     rows = [list(single_rows(group.rows())) for group in groups]
     size = max(file.stat().st_size, 24 << 10)  # that of a clean close has place for nothing
@@ -85,19 +85,19 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
                 store.topic("a").send_batch(messages(*step))
                 sent += [b"%d" % hour for hour in step]
             elif step == "apply main":
-                engine.main.apply()
+                engine.storage.main.apply()
             elif step == "checkpoint":
-                assert engine.wal_writer is not None
-                engine.wal_writer.apply_all()
+                assert engine.sending.wal_writer is not None
+                engine.sending.wal_writer.apply_all()
             elif step == "crash":
                 opened += 1
                 crashed(store, path / str(opened))
                 store.close()
                 store = DelayedStore.open(path / str(opened), replace(ROOM, ledger_max_entries=3), clock=clock)
             else:
-                partition = engine.partitions.get(FIRST_MS + int(step[-1]) * HOUR_MS)
+                partition = engine.storage.partitions.get(FIRST_MS + int(step[-1]) * HOUR_MS)
                 if partition is not None:
-                    with engine.partitions.lease(partition):
+                    with engine.storage.partitions.lease(partition):
                         partition.environment.apply()
         assert list(store.check(deep=True)) == []
         assert delivered(store, clock) == sorted(sent)
@@ -114,8 +114,8 @@ def test_what_is_unapplied_after_a_crash_stays_so_until_it_is_time(open_store: O
     assert held(again) == sent
     sent[send(again, 9)] = b"9"
     assert len(sent) == 10
-    assert again._engine.wal_writer is not None
-    again._engine.wal_writer.apply_all()
+    assert again._engine.sending.wal_writer is not None
+    again._engine.sending.wal_writer.apply_all()
     assert in_wal(again) == []
     assert not unapplied(again)
     assert held(again) == sent
@@ -131,8 +131,8 @@ def test_a_last_run_of_many_entries_is_no_reason_to_refuse_a_store(
     config = replace(ROOM, run_entries=2_000, run_bytes=1 << 20)
     store = open_store(config=config)
     sent = dict.fromkeys((send(store, number) for number in range(count)), True)
-    assert store._engine.wal_writer is not None
-    store._engine.wal_writer.apply_all()
+    assert store._engine.sending.wal_writer is not None
+    store._engine.sending.wal_writer.apply_all()
     sent[send(store, count)] = True
     again = open_store(crashed(store, tmp_path / "copy"), config)
     assert held(again).keys() == sent.keys()
@@ -155,11 +155,11 @@ def test_the_ledgers_of_a_main_log_that_were_rolled_in_the_log_are_there_after_a
 def test_the_numbers_of_a_producer_are_there_after_a_crash_if_its_messages_are(
     open_store: OpenStore, tmp_path: Path, clock: ManualClock
 ) -> None:
-    """Of every group that was written; none is stored again, however much of it was applied."""
+    """No written group is stored again, however much of it was applied."""
     store = open_store(config=ROOM)
     producer = store.topic("a").producer("p")
     before = producer.send_batch(messages(0, 1, 2))
-    store._engine.main.apply()
+    store._engine.storage.main.apply()
     after = producer.send_batch(messages(1, 0), first_sequence_id=7)
     again = open_store(crashed(store, tmp_path / "copy"), ROOM)
     producer = again.topic("a").producer("p")
@@ -259,8 +259,8 @@ def test_a_partition_that_was_put_back_from_an_older_copy_is_refused(open_store:
     shutil.copytree(store.path / "partitions", tmp_path / "old")
     store = open_store(config=ROOM)
     send(store, 1)
-    assert store._engine.wal_writer is not None
-    store._engine.wal_writer.apply_all()
+    assert store._engine.sending.wal_writer is not None
+    store._engine.sending.wal_writer.apply_all()
     send(store, 2)
     copy = crashed(store, tmp_path / "copy")
     shutil.rmtree(copy / "partitions")
@@ -294,8 +294,8 @@ def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_log_holds(
     """The ledger seems to go on far behind it: the store is refused."""
     store = open_store(config=ROOM)
     ledger_id = send(store, 0).ledger_id
-    assert store._engine.wal_writer is not None
-    store._engine.wal_writer.apply_all()
+    assert store._engine.sending.wal_writer is not None
+    store._engine.sending.wal_writer.apply_all()
     send(store, 1)
     copy = crashed(store, tmp_path / "copy")
     (directory,) = (copy / "partitions").glob("*/g*")
