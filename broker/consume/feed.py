@@ -27,7 +27,7 @@ from ..protocol.commands import (
     SubscriptionType,
 )
 from ..protocol.failures import Refused, ServerError
-from .sticky import KeySharing
+from .consumer_record import KeySharing
 
 if TYPE_CHECKING:
     from ...delivery.dispatcher import SubscriptionType as EngineType

@@ -23,10 +23,8 @@ from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from . import feed
-from .attached import MAX_UNACKED_CONSUMER, MAX_UNACKED_SUBSCRIPTION, Attached
-from .batch_acks import KeptBatchAcks
-from .consumer_record import Consumer, Dispatched
-from .sticky import KeySharing
+from .attached import MAX_UNACKED_CONSUMER, MAX_UNACKED_SUBSCRIPTION, Attached, KeptBatchAcks
+from .consumer_record import Consumer, Dispatched, KeySharing
 
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages

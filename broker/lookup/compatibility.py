@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 
-from ..protocol.parts import Schema
+from ..protocol.commands import Schema
 from .avro_reading import AvroSchema, UnreadableSchema, unreadable
 
 

@@ -21,7 +21,7 @@ from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
 from ..metrics.rates import OutRate, Rates
 from ..produce.producers import OpenedProducer, Producers
-from ..protocol.parts import AccessMode, KeyValue
+from ..protocol.commands import AccessMode, KeyValue
 
 TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 _ACCESS = {

@@ -5,34 +5,77 @@ group of messages: one hop to the loop for all of them.
 
 A connection is not read while it has many SENDs unanswered, nor while the engine has no capacity. What of it was read
 already waits in order, bounded by what a connection reads at once; nothing is dropped, and no other connection waits.
+
+Answers leave in the order of the SENDs, as a client takes one before its turn for a broken connection. The engine
+finishes messages of several time partitions in any order, and refuses a delay at once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from ...sending.outbox import Duplicate
 from ...store.errors import ClosedError, DelayTooLong, DuelogError, InvalidArgument, QuotaExceeded, StoreFailed
 from ...store.position import MessageId
 from ..protocol import entry
 from ..protocol.commands import MessageIdData, Send, SendError, SendReceipt
+from ..protocol.entry import decode_metadata
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.frames import ReceiptFrames, checksum_matches, head, metadata_of
 from ..protocol.loop_calls import LoopCalls
-from ..protocol.metadata import decode_metadata
 from ..protocol.peer import Peer
 from ..protocol.wire import ProtocolError
-from .replies import Reply, ReplyQueue
 
 if TYPE_CHECKING:
     from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
+
+P = TypeVar("P")
+O = TypeVar("O")  # noqa: E741 (an outcome)
+
+
+class Reply(Generic[P, O]):
+    """The answer to one SEND."""
+
+    __slots__ = ("came_s", "highest_sequence_id", "outcome", "producer", "sequence_id")
+
+    def __init__(self, producer: P, sequence_id: int, highest_sequence_id: int, came_s: float = 0.0) -> None:
+        """came_s: when the SEND came, by a clock that never goes back."""
+        self.came_s = came_s
+        self.producer = producer
+        self.sequence_id = sequence_id
+        self.highest_sequence_id = highest_sequence_id
+        self.outcome: O | None = None
+        """None: not known yet."""
+
+
+class ReplyQueue(Generic[P, O]):
+    """Replies that have not left. Bounded by what its connection may have unanswered."""
+
+    __slots__ = ("_replies",)
+
+    def __init__(self) -> None:
+        self._replies: deque[Reply[P, O]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def expect(self, reply: Reply[P, O]) -> None:
+        """A SEND has come."""
+        self._replies.append(reply)
+
+    def take(self) -> Iterator[Reply[P, O]]:
+        """Those whose turn it is and whose outcome is known, in order; they are in the queue no more."""
+        replies = self._replies
+        while replies and replies[0].outcome is not None:
+            yield replies.popleft()
+
 
 Outcome: TypeAlias = MessageId | Duplicate | Exception
 SendReply: TypeAlias = Reply["OpenProducer", Outcome]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
-from . import answers, commands
+from . import commands
 from .commands import Command
 from .fields import CLASSES
 from .frames import FRAME_ROOM, MAX_MESSAGE_SIZE, FrameCutter
@@ -29,7 +29,7 @@ FLAGS = commands.FeatureFlags(
 )
 """What the broker can do beyond its version."""
 
-_FROM_BROKER = frozenset(cls for cls in CLASSES.values() if cls.__module__ == answers.__name__)
+_FROM_BROKER = frozenset(cls for cls in CLASSES.values() if issubclass(cls, commands.BrokerCommand))
 
 
 class State(Enum):

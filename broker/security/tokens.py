@@ -16,7 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
-from .credentials import InvalidCredentials, Proven, UnusableSecurity
+from .authentication import InvalidCredentials, Proven, UnusableSecurity
 
 if TYPE_CHECKING:
     from jwt.types import Options

@@ -1,4 +1,4 @@
-"""A broker: a store, its services and its listeners, from the start to the end."""
+"""A broker: a store, its services, its listeners and the routes of its administration, from start to stop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,33 @@ from ...delayed_store import DelayedStore
 from ...store.config import MIB, StoreConfig
 from ...store.errors import InvalidArgument
 from ..admin.application import Application
+from ..admin.brokers import Brokers
+from ..admin.http_request import Reply, Request
+from ..admin.openapi import OpenApi
+from ..admin.rest_lookup import RestLookup
+from ..admin.routing import Need, Route
 from ..admin.web_server import WebServer
 from ..lookup.topic_lookup import Urls
-from ..protocol.loop_calls import Workers
+from ..metrics.exposition import Exposition
+from ..metrics.text_format import CONTENT_TYPE
+from ..operate.schedule_resource import ScheduleResource
+from ..operate.stats_resource import StatsResource
+from ..operate.store_resource import StoreResource
+from ..operate.subscription_resource import SubscriptionResource
+from ..operate.topic_finder import TopicFinder
+from ..operate.topic_resource import TopicResource
+from ..operate.topic_stats import TopicFigures
+from ..protocol.loop_calls import Workers, keep_refreshing
 from ..security.authentication import Authentication
 from ..security.tls import Certificate
-from .administration import routes_of
-from .configuration import EVERYWHERE, BrokerConfig
-from .listening import Listeners
-from .refreshing import keep_refreshing
+from ..tenancy.namespace_policies import NamespacePolicies
+from ..tenancy.namespaces import Namespaces
+from ..tenancy.policy_store import PolicyStore
+from ..tenancy.rest_schemas import RestSchemas
+from ..tenancy.tenants import Tenants
+from .configuration import EVERYWHERE, BrokerConfig, in_file
+from .listening import Listeners, open_sockets
 from .services import Services, authentication_of
-from .sockets import open_sockets
 
 _log = logging.getLogger("duelog.broker")
 
@@ -241,3 +257,44 @@ def _quoted(text: str) -> str:
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(each if each.isprintable() else repr(each)[1:-1] for each in escaped) + '"'
+
+
+def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> list[Route]:
+    """All of them."""
+    resources, access, addresses, cluster = (
+        services.resources,
+        services.access,
+        services.addresses,
+        config.cluster_name,
+    )
+    policies = NamespacePolicies(PolicyStore(store), resources, access)
+    namespaces = Namespaces(store, resources, policies, services.removal, services.topic_names, cluster)
+    settings = {in_file(each.name): getattr(config, each.name) for each in fields(config)}
+    workers, producers, consumers = services.workers, services.producers, services.consumers
+    finder = TopicFinder(store, resources, workers)
+    figures = TopicFigures(producers, consumers, services.rates, store.clock.now_ms, services.facts.deduplicates)
+    routes = [
+        *Tenants(resources, namespaces, cluster, addresses).routes(),
+        *Brokers(store, cluster, addresses, settings, services.dynamic).routes(),
+        *namespaces.routes(),
+        *policies.routes(),
+        *RestLookup(resources, services.urls, addresses).routes(),
+        *RestSchemas(services.schemas, resources, access).routes(),
+        *TopicResource(store, services, finder).routes(),
+        *SubscriptionResource(finder, consumers, workers, store.clock.now_ms).routes(),
+        *StatsResource(finder, figures, workers).routes(),
+        *ScheduleResource(finder, workers).routes(),
+        *StoreResource(store, producers, consumers, services.rates, workers, services.jobs).routes(),
+    ]
+    routes.append(_metrics(services.exposition, config))
+    return [*routes, *OpenApi(routes).routes()]
+
+
+def _metrics(exposition: Exposition, config: BrokerConfig) -> Route:
+    """Open without credentials unless it is set otherwise: what scrapes it has none, as a rule."""
+
+    async def text(_: Request) -> Reply:
+        return Reply(await exposition.text(), CONTENT_TYPE)
+
+    need = Need.LOGIN if config.authenticate_metrics_endpoint else Need.NOTHING
+    return Route("GET", "/metrics", text, "Metrics in Prometheus' text format", need)

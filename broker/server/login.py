@@ -10,8 +10,7 @@ from ..protocol import commands
 from ..protocol.commands import ServerError
 from ..protocol.failures import Refused
 from ..protocol.states import Session
-from ..security.authentication import Authentication, Verdict, check
-from ..security.credentials import Proven
+from ..security.authentication import Authentication, Proven, Verdict, check
 
 Fail = Callable[[ServerError, str], object]
 """Ends a connection with an error."""

@@ -10,6 +10,9 @@ from typing import Any
 from ...delayed_store import DelayedStore
 from ...store.names import TopicName
 from ..admin.addresses import Addresses
+from ..cluster.broker_link import Dialer, broker_context
+from ..cluster.ownership import Ownership
+from ..cluster.placement import PlacementFile
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
 from ..listing.admission import Admission, ListingSettings
@@ -28,17 +31,13 @@ from ..lookup.topic_lookup import TopicLookup, Urls
 from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..operate.jobs import Jobs
-from ..placement.broker_link import Dialer, broker_context
-from ..placement.ownership import Ownership
-from ..placement.placement_file import PlacementFile
 from ..produce.producers import Producers, ProducerSettings
 from ..protocol import commands
 from ..protocol.commands import Command
 from ..protocol.frames import FRAME_ROOM
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
-from ..security.authentication import Authentication
-from ..security.credentials import Method, UnusableSecurity
+from ..security.authentication import Authentication, Method, UnusableSecurity
 from ..security.passwords import PasswordMethod
 from ..security.permissions import Permissions
 from ..security.tokens import TokenMethod, TokenSettings

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from duelog import ManualClock, Policies
-from duelog.broker.consume import acking
+from duelog.broker.consume.consumers import place_of
 from duelog.broker.protocol.commands import (
     NO_REQUEST,
     Ack,
@@ -24,8 +24,8 @@ from duelog.broker.protocol.commands import (
     SubscriptionType,
     Unsubscribe,
 )
+from duelog.broker.protocol.entry import decode_metadata
 from duelog.broker.protocol.frames import metadata_of
-from duelog.broker.protocol.metadata import decode_metadata
 from duelog.store.errors import StoreFull
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, succeeded, texts
 from tests.broker.peers import FakePeer, idle, run, soon
@@ -390,7 +390,7 @@ def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
         answer = partial(raising, ValueError("odd"))
         if at == "engine":
             engine.ack = answer  # type: ignore[method-assign]
-        group.pump.ack(group.consumers[0], [acking.place_of(ids(peer)[0]) or 0], answer)
+        group.pump.ack(group.consumers[0], [place_of(ids(peer)[0]) or 0], answer)
         seeking = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, MessageIdData(2**64 - 1, 0))))
         await idle()
         here.bench.executor.release()

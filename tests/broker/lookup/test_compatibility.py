@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duelog.broker.lookup.compatibility import Compatibility, SchemaType, is_schema, misfit, same
-from duelog.broker.protocol.parts import KeyValue, Schema
+from duelog.broker.protocol.commands import KeyValue, Schema
 
 
 def avro(schema: Any, kind: int = SchemaType.AVRO) -> Schema:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from duelog.broker.protocol import commands, fields
+from duelog.broker.protocol.commands import KeyValue
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
-from duelog.broker.protocol.parts import KeyValue
 from tests.broker.admin.rest import administered
 from tests.broker.server.raw_client import RawClient
 

@@ -18,10 +18,10 @@ from duelog.broker.protocol.commands import (
     SendError,
     SendReceipt,
 )
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.protocol.fields import ENCODERS
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
 from duelog.broker.protocol.peer import Peer
 from duelog.topic import Topic
 from tests.broker.peers import Bench, FakePeer, idle, soon

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duelog.broker.protocol import commands, fields, metadata
+from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.wire import ProtocolError, tag, varint
 from tests.broker.protocol.proto import MESSAGES, NUMBERS
 
@@ -105,14 +105,14 @@ def test_protobuf_reads_what_is_encoded_and_writes_what_is_decoded(cls: type[com
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(instances(metadata.MessageMetadata), st.binary(max_size=40))
+@given(instances(entry.MessageMetadata), st.binary(max_size=40))
 def test_metadata_is_read_and_what_the_broker_does_not_know_of_it_is_skipped(
-    wanted: metadata.MessageMetadata, other: bytes
+    wanted: entry.MessageMetadata, other: bytes
 ) -> None:
     """Producers write fields that later versions brought."""
     data = as_protobuf(wanted).SerializeToString()
     unknown = tag(4, 2) + varint(len(other)) + other + tag(12, 0) + varint(1 << 60) + tag(90, 1) + bytes(8)
-    assert metadata.decode_metadata(memoryview(unknown + data + unknown + tag(91, 5) + bytes(4))) == wanted
+    assert entry.decode_metadata(memoryview(unknown + data + unknown + tag(91, 5) + bytes(4))) == wanted
 
 
 def test_unknown_fields_of_a_command_are_skipped() -> None:

@@ -9,7 +9,9 @@ from duelog.broker.protocol.entry import (
     CHUNK,
     HEADER_BYTES,
     Header,
+    MessageMetadata,
     blob_of_program,
+    decode_metadata,
     hash_of,
     header_for,
     key_of,
@@ -18,7 +20,6 @@ from duelog.broker.protocol.entry import (
     sticky_hash,
     unpack,
 )
-from duelog.broker.protocol.metadata import MessageMetadata, decode_metadata
 from duelog.store.errors import CorruptRecord
 
 

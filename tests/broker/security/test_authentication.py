@@ -8,8 +8,7 @@ import pytest
 
 from duelog.broker.protocol.commands import AuthData, AuthResponse, Connect
 from duelog.broker.protocol.failures import Refused, ServerError
-from duelog.broker.security.authentication import Authentication, Verdict, check
-from duelog.broker.security.credentials import InvalidCredentials, Proven
+from duelog.broker.security.authentication import Authentication, InvalidCredentials, Proven, Verdict, check
 
 
 class Names:

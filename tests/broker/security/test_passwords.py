@@ -9,7 +9,7 @@ from typing import Any
 import bcrypt
 import pytest
 
-from duelog.broker.security.credentials import InvalidCredentials, UnusableSecurity
+from duelog.broker.security.authentication import InvalidCredentials, UnusableSecurity
 from duelog.broker.security.passwords import PasswordMethod
 
 

@@ -17,10 +17,10 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.consume import feed
-from duelog.broker.protocol import commands, fields, requests
+from duelog.broker.protocol import commands, fields
+from duelog.broker.protocol.commands import HashRange
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
-from duelog.broker.protocol.parts import HashRange
 from duelog.broker.server.broker import Broker, store_config
 from duelog.broker.server.configuration import BrokerConfig
 from tests.broker.server.raw_client import WITHIN_S, RawClient
@@ -181,7 +181,7 @@ class Noise:
         self.classes = [
             cls
             for cls in fields.CLASSES.values()
-            if cls.__module__ == requests.__name__ and cls not in {commands.Connect, commands.AuthResponse}
+            if not issubclass(cls, commands.BrokerCommand) and cls not in {commands.Connect, commands.AuthResponse}
         ]
 
     def command(self) -> commands.Command:

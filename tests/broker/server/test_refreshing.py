@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from duelog.broker.server.refreshing import keep_refreshing
+from duelog.broker.protocol.loop_calls import keep_refreshing
 
 
 def test_a_look_that_fails_is_logged_and_not_the_last(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,13 +17,9 @@ from ..protocol import commands
 from ..protocol.commands import Command, LookupKind, LookupResponse, ServerError
 from ..protocol.failures import Refused
 from ..protocol.peer import Peer
-from .broker_link import Dialer
-from .client_links import ClientLinks
-from .forwarded_listing import ForwardedListing
-from .forwarding import Forwarding, LookupGate
-from .known_brokers import KnownBrokers, namespace_of_topic
-from .placement import PlacedBroker
-from .placement_file import PlacementFile
+from .broker_link import ClientLinks, Dialer
+from .forwarding import ForwardedListing, Forwarding, LookupGate
+from .placement import KnownBrokers, PlacedBroker, PlacementFile, namespace_of_topic
 
 Handler = Callable[[Any, Any, memoryview], Awaitable[None] | None]
 

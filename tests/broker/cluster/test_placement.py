@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from duelog.broker.placement.placement import Address, Placement, parse_placement, read_placement
-from duelog.broker.placement.placement_file import PlacementFile, place_namespace
+from duelog.broker.cluster.placement import (
+    Address,
+    Placement,
+    PlacementFile,
+    parse_placement,
+    place_namespace,
+    read_placement,
+)
 from duelog.store.errors import InvalidArgument
 
 TABLE = """# where things are

@@ -1,16 +1,25 @@
-"""Questions of clients that another broker answers: LOOKUP by a proxy; metadata and schemas by a proxy or a broker.
+"""Requests that another broker answers: LOOKUP for a proxy; metadata, schemas and lists for a proxy or a broker.
 
 What a proxy's client is told to connect to is a broker by the address that the proxy knows it by, through the proxy.
+
+The memory of a forwarded list is bounded: it holds a heap permit from before the request, resized to the answer before
+that is read, and a direct permit until the answer has left.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from ..listing.limiter import DualMemoryLimiter, PermitError
+from ..listing.list_sizes import ListSizes
 from ..protocol.commands import (
+    Error,
     GetOrCreateSchema,
     GetSchema,
+    GetTopics,
     Lookup,
     LookupKind,
     LookupResponse,
@@ -20,9 +29,8 @@ from ..protocol.commands import (
 from ..protocol.failures import Refused
 from ..protocol.frames import framed
 from ..protocol.peer import Peer
-from .client_links import ClientLinks
-from .known_brokers import KnownBrokers, namespace_of_topic
-from .placement import Address
+from .broker_link import ClientLinks
+from .placement import Address, KnownBrokers, namespace_of_topic
 
 MAX_REDIRECTS = 20
 
@@ -92,3 +100,67 @@ def _through(found: LookupResponse, address: Address) -> LookupResponse:
     """The client connects to the proxy, and names the broker."""
     url, url_tls = f"pulsar://{address.place}", f"pulsar+ssl://{address.place}"
     return replace(found, url=url, url_tls=url_tls, through_proxy=True)
+
+
+_TOLD = frozenset({ServerError.AUTHENTICATION, ServerError.AUTHORIZATION, ServerError.TOO_MANY_REQUESTS})
+"""Errors that clients are told as brokers tell them; all others are ServiceNotReady."""
+
+
+class ForwardedListing:
+    """Of the event loop's thread."""
+
+    def __init__(
+        self,
+        brokers: KnownBrokers,
+        links: Callable[[Peer], ClientLinks],
+        gate: LookupGate,
+        limiter: DualMemoryLimiter,
+    ) -> None:
+        self._brokers = brokers
+        self._links = links
+        self._gate = gate
+        self._limiter = limiter
+        self._sizes = ListSizes()
+
+    async def topics(self, peer: Peer, command: GetTopics) -> None:
+        """Answer as the broker does, within the limits."""
+        try:
+            with self._gate:
+                await self._answer(peer, command)
+        except PermitError as error:
+            peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
+        except Refused as error:
+            number = error.error if error.error in _TOLD else ServerError.SERVICE_NOT_READY
+            peer.send(Error(command.request_id, number, error.message))
+
+    async def _answer(self, peer: Peer, command: GetTopics) -> None:
+        def is_gone() -> bool:
+            return peer.closed
+
+        heap, direct = self._limiter.heap, self._limiter.direct
+        async with self._sizes.estimate((command.namespace, command.mode)) as estimate, AsyncExitStack() as held:
+            permit = await held.enter_async_context(heap.holding(estimate.size, is_gone))
+
+            async def sized(size: int) -> None:
+                nonlocal permit
+                try:
+                    permit = await held.enter_async_context(heap.updating(permit, size, is_gone))
+                except PermitError as error:
+                    raise Refused(ServerError.TOO_MANY_REQUESTS, str(error)) from error
+
+            brokers = self._brokers.for_namespace(command.namespace)
+            _, answer = await self._links(peer).ask(brokers, command, command.request_id, sized)
+            failure = answer.decoded() if answer.kind is Error else None
+            if isinstance(failure, Error):
+                raise Refused(failure.error, failure.message)
+            frame = framed(answer.encoded)
+            whole = command.topics_hash is None and command.pattern is None
+            estimate.report(len(frame) if whole else max(len(frame), estimate.size))
+            await sized(len(frame))
+            del answer
+            async with direct.holding(len(frame), is_gone):
+                peer.send_frames(frame)
+                await held.aclose()
+                left = asyncio.Event()
+                peer.on_left(left.set)
+                await left.wait()
