@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from ..protocol import commands
-from ..protocol.commands import Command, ServerError
-from ..protocol.failures import Refused
+from ..protocol.failures import Refused, ServerError
+from ..protocol.fields import Command
 from ..protocol.frames import FrameCutter, head
 from ..protocol.wire import ProtocolError
 from ..security.authentication import UnusableSecurity
@@ -28,20 +28,20 @@ _MOST = (1 << 31) - 1
 _CLOSE_S = 5.0
 
 Challenged = Callable[["BrokerLink", commands.AuthChallenge], object]
-"""Told when a broker asks for credentials: `BrokerLink.respond` or `close`."""
+"""Called when a broker asks for credentials; it has to call `BrokerLink.respond` or `close`."""
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class Unreachable(Refused):
-    """There is no connection to a broker, or no more."""
+    """A broker cannot be reached, or its connection has ended."""
 
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(ServerError.SERVICE_NOT_READY, f"broker {address}: {reason}")
 
 
 class Answer(NamedTuple):
-    """What a broker has answered."""
+    """The answer of a broker, undecoded."""
 
     kind: type[Command]
     encoded: bytes
@@ -103,7 +103,7 @@ class BrokerLink(asyncio.Protocol):
     ) -> None:
         self.address = address
         self.connected: commands.Connected | None = None
-        """What the broker has said of itself."""
+        """The broker's CONNECTED."""
         self._connect = replace(connect, proxy_to_broker_url=None, original_principal=None)
         self._challenged = challenged
         self._request_s = request_s
@@ -119,7 +119,7 @@ class BrokerLink(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it can be asked nothing more."""
+        """True once the link has failed or was closed."""
         return self._failure is not None
 
     async def ready(self) -> None:
@@ -151,7 +151,7 @@ class BrokerLink(asyncio.Protocol):
             self._waiting.pop(request_id, None)
 
     async def ask_large(self, command: Command, request_id: int, sized: Callable[[int], Awaitable[None]]) -> Answer:
-        """As `ask`; nothing of an answer over 64 KiB is read before `sized` of its bytes returns. One at a time.
+        """Ask, and read an answer over 64 KiB only once `sized` of its bytes returns. One at a time.
 
         What `sized` raises is raised; the link ends then, and what else waits for it fails with ServiceNotReady.
         """
@@ -267,7 +267,7 @@ def broker_context(trusted: Path | None, *, check_names: bool = True) -> ssl.SSL
 
 
 class ClientLinks:
-    """Of the event loop's thread."""
+    """Links of one client. Runs on the event loop's thread."""
 
     def __init__(
         self, dialer: Dialer, connect: Callable[[], commands.Connect], challenged: Challenged | None = None

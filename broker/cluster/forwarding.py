@@ -24,9 +24,8 @@ from ..protocol.commands import (
     LookupKind,
     LookupResponse,
     PartitionedMetadata,
-    ServerError,
 )
-from ..protocol.failures import Refused
+from ..protocol.failures import Refused, ServerError
 from ..protocol.frames import framed
 from ..protocol.peer import Peer
 from .broker_link import ClientLinks
@@ -36,7 +35,7 @@ MAX_REDIRECTS = 20
 
 
 class LookupGate:
-    """How many questions may be under way at once. Of the event loop's thread."""
+    """A limit of requests under way at once. Runs on the event loop's thread."""
 
     def __init__(self, most: int) -> None:
         self.asked = self.failed = 0
@@ -58,7 +57,7 @@ class LookupGate:
 
 
 class Forwarding:
-    """Of the event loop's thread."""
+    """Forwarding of LOOKUP, metadata and schema requests. Runs on the event loop's thread."""
 
     def __init__(self, brokers: KnownBrokers, links: Callable[[Peer], ClientLinks], gate: LookupGate) -> None:
         """links: of a connection."""
@@ -103,11 +102,11 @@ def _through(found: LookupResponse, address: Address) -> LookupResponse:
 
 
 _TOLD = frozenset({ServerError.AUTHENTICATION, ServerError.AUTHORIZATION, ServerError.TOO_MANY_REQUESTS})
-"""Errors that clients are told as brokers tell them; all others are ServiceNotReady."""
+"""Errors of brokers that clients get unchanged; all others become ServiceNotReady."""
 
 
 class ForwardedListing:
-    """Of the event loop's thread."""
+    """Forwarding of GET_TOPICS_OF_NAMESPACE. Runs on the event loop's thread."""
 
     def __init__(
         self,

@@ -37,8 +37,7 @@ from typing import Any, NamedTuple
 from ...store.errors import DuelogError, InvalidArgument
 from ...store.files.directory import write_file
 from ...store.names import validate_namespace_name
-from ..protocol.commands import ServerError
-from ..protocol.failures import Refused
+from ..protocol.failures import Refused, ServerError
 
 _log = logging.getLogger("duelog.broker.placement")
 _SERVICE_URL = re.compile(r"(pulsar(?:\+ssl)?)://(\[[0-9A-Fa-f:.]+\]|[^\s/,:\[\]]+):([0-9]{1,5})/?")
@@ -48,7 +47,7 @@ _NAMESPACES = re.compile(r"\s*\[\s*namespaces\s*\]\s*(#.*)?")
 
 
 class Address(NamedTuple):
-    """Where a broker is reached."""
+    """The address of a broker."""
 
     host: str
     port: int
@@ -83,7 +82,7 @@ class PlacedBroker:
 
     @property
     def address(self) -> Address:
-        """Of `url`."""
+        """The address in `url`."""
         return Address.parse(self.url)
 
 
@@ -182,7 +181,7 @@ class PlacementFile:
         self.table = read_placement(path)
 
     def refresh(self) -> bool:
-        """Take the table anew if the file has changed; False: it is as it was. For a timer; waits for the disk."""
+        """Read the table again if the file has changed; False: it has not. For a timer; waits for the disk."""
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return False
@@ -261,7 +260,7 @@ def _with_line(text: str, namespace: str, broker: str) -> str:
 
 
 class KnownBrokers:
-    """Of the event loop's thread."""
+    """Brokers that may be connected to: those of the configuration and those of the table. No others."""
 
     def __init__(self, urls: Iterable[str], file: PlacementFile | None = None) -> None:
         """Raises InvalidArgument."""

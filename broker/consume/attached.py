@@ -1,7 +1,6 @@
 """A subscription with its consumers: which of them is served, what each is sent, what all of them hold.
 
-One object for each subscription that has consumers; of a reader, which holds nothing, too. Runs on the event loop's
-thread.
+Each subscription or reader that has consumers has one such object, which runs on the event loop's thread.
 
 Batches of which some messages are acknowledged are kept in memory, until all are. A set has a bit for each message of
 a batch that is *not* acknowledged, as 64-bit words on the wire. Acknowledgements cross on their way, so that sets are
@@ -47,7 +46,7 @@ _WORD = 1 << 64
 
 
 class BatchAcks:
-    """Of one subscription, by place (`ledger_id << 32 | entry_id`)."""
+    """Partly acknowledged batches of one subscription, by place (`ledger_id << 32 | entry_id`)."""
 
     def __init__(self) -> None:
         self._left: dict[int, int] = {}
@@ -88,7 +87,7 @@ class BatchAcks:
         return words
 
     def left(self, place: int) -> int | None:
-        """How many messages of a batch are left; None: nothing of it is acknowledged."""
+        """Count the unacknowledged messages of a batch; None: nothing of it is acknowledged."""
         found = self._left.get(place)
         return None if found is None else found.bit_count()
 
@@ -134,7 +133,7 @@ MAX_UNACKED_SUBSCRIPTION = 200_000
 
 _JOB_ENTRIES = 1_000
 _JOB_BYTES = 4 << 20
-"""What is polled at once in all, by the size of what came before."""
+"""Limit of one poll, in bytes estimated from earlier entries."""
 
 _FAILOVER_NOTICES = 12
 """Protocol version of clients that know ACTIVE_CONSUMER_CHANGE."""
@@ -167,34 +166,34 @@ class Attached:
         self.waking: Subscription | None = None
         """The consumer of the engine by which the pump is woken."""
         self.active: Consumer | None = None
-        """Of a Failover subscription, the one that is served."""
+        """The served consumer of a Failover subscription."""
         self.batches = BatchAcks()
         self.unacked = 0
         self.blocked = False
         self.last: LastEntry | None = None
         """The topic's last entry, as it was found last."""
         self.moving = False
-        """Whether nothing is dispatched, as the subscription is on its way to another position."""
+        """True while a seek is under way and nothing is dispatched."""
         self.max_unacked_consumer = MAX_UNACKED_CONSUMER
         self.max_unacked = MAX_UNACKED_SUBSCRIPTION
         self.departed = Dispatched()
-        """What consumers were sent that are no more, since the start."""
+        """Figures of closed consumers since the start."""
         self.dispatched: Callable[[ReceivedMessages], object] | None = None
-        """Told of entries that a consumer is sent; None: it is not taken."""
+        """Called with the entries sent to a consumer; None: nobody listens."""
         self._entry_messages = 1.0
         self._entry_bytes = 1_024.0
         self._last: Consumer | None = None
-        """Who was sent something last: the turn is the next one's."""
+        """The consumer that was sent something last; the next one has its turn."""
         self.pump = Pump(calls, workers, clock, self._plan, self._deliver, lambda error: failed(self, error))
 
     @property
     def type(self) -> SubscriptionType | None:
-        """Of its consumers; None: it has none."""
+        """The type that its consumers share; None: it has none."""
         return self.consumers[0].type if self.consumers else None
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing needs it any more."""
+        """True if no consumer is attached, opening or leaving."""
         return not self.consumers and not self.opening and not self.leaving
 
     # -- consumers -----------------------------------------------------------------------------------
@@ -223,7 +222,7 @@ class Attached:
         return ranked[max(self.partition, 0) % len(names)]
 
     def active_changed(self, consumer: Consumer, active: bool) -> None:
-        """The engine serves a consumer of a Failover subscription, or does no more."""
+        """The engine has begun or ceased to serve a consumer of a Failover subscription."""
         if not active:
             consumer.active = False
             consumer.generation += 1
@@ -255,7 +254,7 @@ class Attached:
     # -- dispatch ------------------------------------------------------------------------------------
 
     def _plan(self) -> Plan:
-        """Who is polled next, and for how many entries."""
+        """Plan the next polls: for which consumers, and for how many entries."""
         if self.moving or self.blocked:
             return Plan([], 0)
         consumers = self.consumers
@@ -290,7 +289,7 @@ class Attached:
         return Plan(turns, most)
 
     def _entries(self, messages: int) -> int:
-        """How many entries so many messages may be."""
+        """Estimate the entries that hold a number of messages."""
         return max(int(messages / self._entry_messages), 1)
 
     def _can_write(self, consumer: Consumer) -> bool:
@@ -368,7 +367,7 @@ class Attached:
     # -- unacknowledged ------------------------------------------------------------------------------
 
     def done_with(self, consumer: Consumer, place: int, left: int = 0) -> None:
-        """Of an entry that some consumer holds, so many messages are not acknowledged."""
+        """Note that `left` messages of an entry are unacknowledged, whichever consumer holds it."""
         owner = consumer if place in consumer.held else next((c for c in self.consumers if place in c.held), None)
         if owner is None:
             return

@@ -24,7 +24,7 @@ Range = tuple[int, int]
 
 
 class KeySharing(NamedTuple):
-    """What a consumer asks for."""
+    """A consumer's request for a share of the keys."""
 
     ranges: tuple[Range, ...] | None
     """The sticky hashes that it is to have; None: the subscription divides them."""
@@ -33,9 +33,9 @@ class KeySharing(NamedTuple):
 
     @classmethod
     def of(cls, asked: KeySharedMeta | None) -> KeySharing:
-        """What SUBSCRIBE says. Raises Refused."""
+        """Read the request of a SUBSCRIBE. Raises Refused."""
         if asked is None:
-            return cls(None, False)
+            return cls(ranges=None, out_of_order=False)
         if asked.mode == KeySharedMode.AUTO_SPLIT:
             return cls(None, asked.allow_out_of_order)
         if not asked.ranges:
@@ -97,7 +97,7 @@ class Dispatched:
 
 
 class Consumer:
-    """Of the event loop's thread; `engine` is for workers."""
+    """One consumer. Runs on the event loop's thread; `engine` is for workers."""
 
     __slots__ = (
         "acked", "active", "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "heads",
@@ -112,13 +112,13 @@ class Consumer:
         self.name = name
         self.type = command.type
         self.priority = command.priority_level
-        self.sharing = KeySharing(None, False)
+        self.sharing = KeySharing(ranges=None, out_of_order=False)
         self.epoch = command.epoch
-        """Of the consumer, which a client raises when it has everything sent again; None: it has none."""
+        """The consumer's epoch, which a client raises to have everything sent again; None: it has none."""
         self.state = "opening"
-        """Then "ready", at last "closed"."""
+        """"opening", "ready", then "closed"."""
         self.active: bool | None = None
-        """Of a Failover subscription: whether it is the one that is served."""
+        """True if the consumer is the served one of a Failover subscription; None for other types."""
         self.engine: Subscription | None = None
         self.heads: MessageHeads | None = None
         self.opened_at = opened_at
@@ -126,10 +126,10 @@ class Consumer:
         self.permits = 0
         """Messages that it may be sent; below zero by a part of a batch."""
         self.blocked = False
-        """Whether it is sent nothing since it has too much unacknowledged."""
+        """True while nothing is sent as too many messages are unacknowledged."""
         self.waits_for_peer = False
         self.held: dict[int, int] = {}
-        """Of shared types: messages not acknowledged, by the place of their entry."""
+        """Unacknowledged messages of shared types, by the place of their entry."""
         self.unacked = 0
         """Sum of `held`."""
         self.surplus: deque[Delivery] = deque()
@@ -144,10 +144,10 @@ class Consumer:
 
     @property
     def figures(self) -> Dispatched:
-        """What it was sent, and acknowledged, since it was opened."""
+        """Messages sent and acknowledged since the consumer was opened."""
         return Dispatched(self.messages_out, self.bytes_out, self.redelivered, self.acked)
 
     @property
     def may_be_polled(self) -> bool:
-        """Whether it can be sent messages now."""
+        """True if the consumer can be sent messages now."""
         return self.permits > 0 and not self.blocked and self.state == "ready" and not self.surplus

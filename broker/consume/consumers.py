@@ -230,7 +230,7 @@ class Consumers:
 
     @property
     def departed(self) -> dict[str, dict[str, Dispatched]]:
-        """What consumers were sent that are no more, by topic and subscription; "": by readers and what was deleted."""
+        """Figures of closed consumers, by topic and subscription; "" has readers and deleted subscriptions."""
         return self._members.departed
 
     def forget_subscription(self, topic: str, name: str) -> None:
@@ -333,12 +333,12 @@ _TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 
 
 def _unknown_stats(command: ConsumerStats, error: Exception) -> ConsumerStatsResponse:
-    """There is no such consumer."""
+    """Answer for a consumer that does not exist."""
     return ConsumerStatsResponse(command.request_id, error=server_error(error), message=str(error))
 
 
 def _stats_of(command: ConsumerStats, consumer: Consumer, backlog: int, now_s: float) -> ConsumerStatsResponse:
-    """Rates are averages since it was opened."""
+    """Answer with a consumer's figures; rates are averages since it was opened."""
     age_s = max(now_s - consumer.opened_at, 0.001)
     since = datetime.now(UTC) - timedelta(seconds=age_s)
     return ConsumerStatsResponse(

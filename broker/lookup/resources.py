@@ -22,7 +22,7 @@ from .namespace_settings import AutoCreation, NamespaceSettings, PartitionedTopi
 
 
 class Value(Protocol):
-    """What a record holds."""
+    """A value that a record holds."""
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -94,7 +94,7 @@ class Records(Generic[V]):
         return added
 
     async def remove(self, name: str) -> None:
-        """Have there be none."""
+        """Delete the value."""
         await self.change(name, lambda before: None)
 
     def _read(self, key: str, document: Document) -> V:
@@ -121,7 +121,7 @@ NOTHING: Mapping[str, Collection[Action]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where a namespace sets nothing, by the broker's configuration."""
+    """Settings of the broker that hold where a namespace sets nothing."""
 
     auto_creation: AutoCreation = field(default_factory=AutoCreation)
     deduplication: bool = False
@@ -139,7 +139,7 @@ class Resources:
         self.partitioned = Records(documents, "partitioned", PartitionedTopic)
         """By `tenant/namespace/name`."""
         self.topics = Records(documents, "topic", TopicSettings)
-        """Likewise; a partition goes by its partitioned topic."""
+        """By `tenant/namespace/name`; a partition goes by its partitioned topic."""
 
     async def load(self) -> None:
         """Read everything; and have there be `public/default`."""
@@ -160,17 +160,17 @@ class Resources:
         return NOTHING if found is None else found.permissions
 
     def partitions(self, topic: TopicName) -> int:
-        """Of a partitioned topic; 0: it is none."""
+        """The number of partitions; 0: the topic is not partitioned."""
         found = self.partitioned.get(path_of(topic))
         return 0 if found is None else found.partitions
 
     def auto_creation(self, namespace: str) -> AutoCreation:
-        """Whether topics come into being when a client asks for them."""
+        """The rule of creating topics when a client asks for them."""
         found = self.namespaces.get(namespace)
         return (found and found.auto_creation) or self.defaults.auto_creation
 
     def deduplicates(self, topic: TopicName) -> bool:
-        """Whether sequence numbers of a topic's producers are stored. Of a partition: `TopicAddress.base`."""
+        """True if sequence numbers of a topic's producers are stored. For a partition, pass `TopicAddress.base`."""
         own, namespace = self.topics.get(path_of(topic)), self.namespaces.get(topic.namespace_name)
         for found in (own, namespace):
             if found is not None and found.deduplication is not None:
@@ -178,7 +178,7 @@ class Resources:
         return self.defaults.deduplication
 
     def compatibility(self, namespace: str) -> Compatibility:
-        """What a new schema has to be."""
+        """The rule for new schemas."""
         found = self.namespaces.get(namespace)
         return (found and found.compatibility) or self.defaults.compatibility
 

@@ -1,6 +1,6 @@
 """PRODUCER, SEND and CLOSE_PRODUCER: the producers of every connection, by topic.
 
-Owns who is admitted, the names that the broker makes, and what a connection is told of a producer that is no more. A
+Owns who is admitted, the names that the broker makes, and what a connection is told of a closed producer. A
 producer is opened in three steps: the topic is made ready in a thread; then, topic by topic, one at a time, it is
 admitted or has to wait; then it is answered. What happens meanwhile (CLOSE, a lost connection) is looked at after each.
 
@@ -48,7 +48,7 @@ MAX_EPOCH = 1 << 48
 
 
 class Admission(NamedTuple, Generic[P]):
-    """What follows from asking for a place."""
+    """The outcome of asking for a place among the producers."""
 
     admitted: bool
     """False: it waits for its turn."""
@@ -75,17 +75,17 @@ class ProducerAccess(Generic[P]):
             if self.exclusive is not None or self._waiting:
                 raise Refused(ServerError.PRODUCER_BUSY, "the topic has an exclusive producer, or one that waits")
             self.members.add(producer)
-            return Admission(True, None, [])
+            return Admission(admitted=True, new_epoch=None, fenced=[])
         self._check_epoch(epoch)
         if mode == AccessMode.EXCLUSIVE and taken:
             raise Refused(ServerError.PRODUCER_FENCED, "the topic has producers already")
         if mode == AccessMode.WAIT_FOR_EXCLUSIVE and taken:
             self._waiting.append((producer, epoch))
-            return Admission(False, None, [])
+            return Admission(admitted=False, new_epoch=None, fenced=[])
         fenced = [*self.members, *(each for each, _ in self._waiting)]
         self.members.clear()
         self._waiting.clear()
-        return Admission(True, self._make_exclusive(producer, epoch), fenced)
+        return Admission(admitted=True, new_epoch=self._make_exclusive(producer, epoch), fenced=fenced)
 
     def leave(self, producer: P) -> tuple[P | None, int | None, list[P]]:
         """Remove a producer: (the one whose turn it is now or None, the epoch to be recorded, those that are fenced).
@@ -123,17 +123,17 @@ class ProducerAccess(Generic[P]):
 
 
 _ALIVE_S = 5.0
-"""How soon the connection of a producer must answer a PING, when another wants its name."""
+"""Seconds in which the connection of a producer must answer a PING when another wants its name."""
 
 OpenTopic = Callable[[Peer, str], Awaitable[tuple["Topic", int]]]
 """A peer may produce to a topic: the topic, made where policies allow it, and its partition or -1. Raises Refused."""
 
 
 class TopicFacts(Protocol):
-    """What is kept of a topic beside its messages. May wait for the disk: called by workers."""
+    """Facts of topics that the store keeps beside messages. May wait for the disk: workers call."""
 
     def deduplicates(self, topic: str) -> bool:
-        """Whether messages with numbers are stored once."""
+        """True if numbered messages of the topic are stored once."""
         ...
 
     def epoch(self, topic: str) -> int | None:
@@ -151,10 +151,10 @@ class TopicFacts(Protocol):
 
 @dataclass(slots=True)
 class ProducerSettings(SendSettings):
-    """How producers are opened; may be changed while running."""
+    """Settings of opening producers; may change while running."""
 
     keep_alive_s: float = 30.0
-    """How long SENDs of a producer that was closed are dropped, and not taken for a broken connection."""
+    """Seconds in which SENDs of a closed producer are dropped, and not taken for a broken connection."""
     max_producers: int = 10_000
     """Producers of a connection."""
 
@@ -170,7 +170,7 @@ class OpenedProducer(OpenProducer):
         self.producer_id = command.producer_id
         self.epoch = command.epoch
         self.state = "opening"
-        """Then "waiting" for its turn or "ready", at last "closed"."""
+        """"opening", "waiting" for its turn or "ready", then "closed"."""
         self.success: ProducerSuccess | None = None
         self.topic_name = command.topic
 
@@ -188,7 +188,7 @@ class _Connection(SendingPeer):
         super().__init__(peer)
         self.producers: dict[int, OpenedProducer] = {}
         self.closed: dict[int, float] = {}
-        """When the broker closed a producer, by its number, while that may be unknown to the client."""
+        """Times at which the broker closed producers, by number, while the client may not know it yet."""
 
 
 class _Producing:
@@ -225,7 +225,7 @@ class Producers:
         self._connections: dict[int, _Connection] = {}
         self._topics: dict[str, _Producing] = {}
         self.departed: dict[str, Figures] = {}
-        """What producers sent that are no more, by topic; of every topic that has had any."""
+        """Figures of closed producers, by topic; every topic that has had a producer is in it."""
         self._names = f"duelog-{secrets.token_hex(4)}"
         self._named = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -299,7 +299,7 @@ class Producers:
     # -- from elsewhere ------------------------------------------------------------------------------
 
     def close_topic(self, topic: str) -> None:
-        """Close every producer of a topic, by its full name: clients open them anew."""
+        """Close every producer of a topic, by its full name: clients reopen them."""
         producing = self._topics.get(topic)
         for producer in list(producing.by_name.values()) if producing is not None else ():
             self._close(producer)

@@ -71,7 +71,7 @@ class ReplyQueue(Generic[P, O]):
         self._replies.append(reply)
 
     def take(self) -> Iterator[Reply[P, O]]:
-        """Those whose turn it is and whose outcome is known, in order; they are in the queue no more."""
+        """Remove and return the replies whose turn it is and whose outcome is known, in order."""
         replies = self._replies
         while replies and replies[0].outcome is not None:
             yield replies.popleft()
@@ -84,12 +84,12 @@ _NO_ID = 2**64 - 1
 _MOST_MESSAGES = 2**32 - 1
 _MOST_OVER_QUOTA = 10_000
 _RETRY_S = 0.01
-"""How soon the engine is asked again when it had no capacity, and has not told of any message since."""
+"""Seconds until the engine is asked again after it had no capacity, if it reports no message before."""
 
 
 @dataclass(slots=True)
 class SendSettings:
-    """How SENDs are taken; may be changed while running."""
+    """Settings of SENDs; may change while running."""
 
     clamp_delays: bool = False
     """A delay over the maximum is shortened to it; False: the message is refused."""
@@ -158,9 +158,9 @@ class SendingPeer:
         self.peer = peer
         self.unanswered = 0
         self.full = False
-        """Whether it is not read since it has too many SENDs unanswered."""
+        """True while the connection is not read as it has too many unanswered SENDs."""
         self.blocked: deque[tuple[SendReply, _Entry]] = deque()
-        """Read, and not taken by the engine yet."""
+        """Entries read and not yet accepted by the engine."""
 
 
 class _Entry(NamedTuple):
@@ -172,7 +172,7 @@ class _Entry(NamedTuple):
 
 
 class Sends:
-    """SENDs of all producers. Of the event loop's thread."""
+    """SENDs of all producers. Runs on the event loop's thread."""
 
     def __init__(self, calls: LoopCalls, settings: SendSettings, clock: Callable[[], int]) -> None:
         """clock: the store's, in ms."""
@@ -183,9 +183,9 @@ class Sends:
         self._blocked: dict[SendingPeer, None] = {}
         self._retrying = False
         self.errors: Counter[ServerError] = Counter()
-        """SENDs that were refused since the start, by what they were answered."""
+        """SENDs refused since the start, by error."""
         self.received: Callable[[OpenProducer, list[float]], object] | None = None
-        """Told when SENDs came, by the clock of `time.monotonic`, as their receipts leave; a group at a time."""
+        """Called with the times (`time.monotonic`) at which SENDs came, as their receipts leave; a group at a time."""
         self.on_failed: Callable[[OpenProducer], object] = lambda _: None
         """The store of a producer takes nothing more: it is to be closed."""
         self.over_quota: dict[tuple[str, str], None] = {}
@@ -318,7 +318,7 @@ class Sends:
     # -- out -----------------------------------------------------------------------------------------
 
     def _heard(self, results: Sequence[tuple[Any, Outcome]]) -> None:
-        """What became of messages; a thread of the engine calls."""
+        """Take the outcomes of messages; a thread of the engine calls."""
         self._results.append(results)
         self._calls.post(self._deliver)
 

@@ -14,6 +14,9 @@ from .failures import ServerError
 from .fields import CLASSES, DECODERS, ENCODERS, SIGNED, Command, command, fields_of, part
 from .wire import BYTES, VARINT, ProtocolError, read_varint, skip, tag, varint
 
+__all__ = ["Command", "ServerError"]
+"""Names of other modules that this one hands on; its own need no list."""
+
 
 class SubscriptionType(IntEnum):
     """SUBSCRIBE: who gets messages."""
@@ -87,7 +90,7 @@ class KeyValue:
 
 @part
 class MessageIdData:
-    """Where a message stands. An ack_set has a bit for each message of a batch that is not acknowledged."""
+    """A message's position. An ack_set has a bit for each message of a batch that is not acknowledged."""
 
     ledger_id: Annotated[int, 1]
     entry_id: Annotated[int, 2]
@@ -117,7 +120,7 @@ class HashRange:
 
 @part
 class KeySharedMeta:
-    """How a Key_Shared subscription divides keys."""
+    """Division of keys in a Key_Shared subscription."""
 
     mode: Annotated[KeySharedMode, 1]
     ranges: Annotated[Sequence[HashRange], 3] = ()
@@ -126,7 +129,7 @@ class KeySharedMeta:
 
 @part
 class FeatureFlags:
-    """What a side can do beyond its protocol version."""
+    """Capabilities beyond the protocol version."""
 
     supports_auth_refresh: Annotated[bool, 1] = False
     supports_broker_entry_metadata: Annotated[bool, 2] = False
@@ -225,7 +228,7 @@ class Ack(Command):
 
 @command(11)
 class Flow(Command):
-    """The consumer may be sent so many messages more."""
+    """Permit more messages to a consumer."""
 
     consumer_id: Annotated[int, 1]
     permits: Annotated[int, 2]
@@ -242,7 +245,7 @@ class Unsubscribe(Command):
 
 @command(15)
 class CloseProducer(Command):
-    """Close a producer; Success. From the broker: it is closed, open it anew."""
+    """Close a producer; Success. From the broker: it is closed, and the client reopens it."""
 
     producer_id: Annotated[int, 1]
     request_id: Annotated[int, 2]
@@ -252,7 +255,7 @@ class CloseProducer(Command):
 
 @command(16)
 class CloseConsumer(Command):
-    """Close a consumer; Success. From the broker: it is closed, open it anew."""
+    """Close a consumer; Success. From the broker: it is closed, and the client reopens it."""
 
     consumer_id: Annotated[int, 1]
     request_id: Annotated[int, 2]
@@ -281,7 +284,7 @@ class Redeliver(Command):
 
 @command(21)
 class PartitionedMetadata(Command):
-    """How many partitions has a topic?"""
+    """Ask how many partitions a topic has."""
 
     topic: Annotated[str, 1]
     request_id: Annotated[int, 2]
@@ -290,7 +293,7 @@ class PartitionedMetadata(Command):
 
 @command(23)
 class Lookup(Command):
-    """Which broker has a topic?"""
+    """Ask which broker serves a topic."""
 
     topic: Annotated[str, 1]
     request_id: Annotated[int, 2]
@@ -318,7 +321,7 @@ class Seek(Command):
 
 @command(29)
 class GetLastMessageId(Command):
-    """Where does the topic end?"""
+    """Ask for the topic's last message."""
 
     consumer_id: Annotated[int, 1]
     request_id: Annotated[int, 2]
@@ -364,7 +367,7 @@ class GetOrCreateSchema(Command):
 
 @command(64)
 class WatchTopicList(Command):
-    """Topics of a namespace, and from then on what changes."""
+    """List the topics of a namespace, then send every change."""
 
     request_id: Annotated[int, 1]
     watcher_id: Annotated[int, 2]
@@ -375,7 +378,7 @@ class WatchTopicList(Command):
 
 @command(67)
 class WatchTopicListClose(Command):
-    """Watch no longer; Success."""
+    """Stop watching; Success."""
 
     request_id: Annotated[int, 1]
     watcher_id: Annotated[int, 2]
@@ -471,14 +474,14 @@ class Message(BrokerCommand):
 
 @command(13)
 class Success(BrokerCommand):
-    """Done."""
+    """The request succeeded."""
 
     request_id: Annotated[int, 1]
 
 
 @command(14)
 class Error(BrokerCommand):
-    """Not done."""
+    """The request failed."""
 
     request_id: Annotated[int, 1]
     error: Annotated[ServerError, 2]
@@ -510,7 +513,7 @@ class PartitionedMetadataResponse(BrokerCommand):
 
 @command(24)
 class LookupResponse(BrokerCommand):
-    """Where a topic is."""
+    """The broker that serves a topic."""
 
     request_id: Annotated[int, 4]
     url: Annotated[str | None, 1] = None
@@ -555,7 +558,7 @@ class GetLastMessageIdResponse(BrokerCommand):
 
 @command(31)
 class ActiveConsumerChange(BrokerCommand):
-    """Whether a Failover consumer is the one that is served."""
+    """The change of a Failover consumer's turn: it is served now, or no longer."""
 
     consumer_id: Annotated[int, 1]
     is_active: Annotated[bool, 2] = False
@@ -585,7 +588,7 @@ class GetSchemaResponse(BrokerCommand):
 
 @command(36)
 class AuthChallenge(BrokerCommand):
-    """Credentials, please."""
+    """A request for credentials."""
 
     server_version: Annotated[str | None, 1] = None
     challenge: Annotated[AuthData | None, 2] = None
@@ -594,7 +597,7 @@ class AuthChallenge(BrokerCommand):
 
 @command(38)
 class AckResponse(BrokerCommand):
-    """An acknowledgement is taken, or refused."""
+    """The answer to an acknowledgement: taken or refused."""
 
     consumer_id: Annotated[int, 1]
     txn_least: Annotated[int | None, 2] = None
@@ -616,7 +619,7 @@ class GetOrCreateSchemaResponse(BrokerCommand):
 
 @command(65)
 class WatchTopicListSuccess(BrokerCommand):
-    """The topics as they are."""
+    """The topics when the watch begins."""
 
     request_id: Annotated[int, 1]
     watcher_id: Annotated[int, 2]
@@ -626,7 +629,7 @@ class WatchTopicListSuccess(BrokerCommand):
 
 @command(66)
 class WatchTopicUpdate(BrokerCommand):
-    """What changed."""
+    """Topics created and deleted since the last update."""
 
     watcher_id: Annotated[int, 1]
     topics_hash: Annotated[str, 4]
@@ -702,7 +705,7 @@ _BY_TYPE = {number: (number << 3 | BYTES, DECODERS[cls]) for number, cls in CLAS
 
 
 def encode(command: Command, rest: int = 0) -> bytes:
-    """The bytes of a command; `rest`: but for so many of fields that follow."""
+    """Encode a command; `rest` more bytes of its fields follow."""
     cls = type(command)
     body = ENCODERS[cls](command)
     return _BEFORE[cls] + varint(len(body) + rest) + body
@@ -745,7 +748,7 @@ def refusal(command: Command, error: ServerError, message: str) -> Command | Non
 
 
 def decode(data: bytes) -> Command:
-    """The command that bytes are; raises ProtocolError, also for a type that is not known."""
+    """Decode a command; raises ProtocolError, also for an unknown type."""
     try:
         return _decode(data)
     except (IndexError, UnicodeDecodeError, struct.error) as error:
@@ -753,7 +756,7 @@ def decode(data: bytes) -> Command:
 
 
 def request_of(data: bytes) -> tuple[type[Command], int | None]:
-    """What a command is, and the request that it belongs to, without decoding the rest of it; raises ProtocolError."""
+    """The class of a command and its request_id, without decoding the rest; raises ProtocolError."""
     try:
         number, start, end = _parts(data)
         wanted = _REQUEST_ID.get(number)

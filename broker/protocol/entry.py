@@ -22,7 +22,7 @@ from .wire import BYTES, VARINT, ProtocolError, tag, varint
 
 @part
 class MessageMetadata:
-    """What a producer says about the entry that it sends."""
+    """MessageMetadata, as far as the broker reads it. It is never written: blobs are kept and forwarded unchanged."""
 
     producer_name: Annotated[str, 1]
     sequence_id: Annotated[int, 2]
@@ -30,7 +30,7 @@ class MessageMetadata:
     """Milliseconds since 1970, by the producer's clock."""
     partition_key: Annotated[str | None, 6] = None
     num_messages_in_batch: Annotated[int | None, 11, SIGNED] = None
-    """Of a batch, which may be of one; None: this is no batch, but one message."""
+    """Messages of a batch, which may be one; None: a single message, no batch."""
     key_is_base64: Annotated[bool, 17] = False
     ordering_key: Annotated[bytes | None, 18] = None
     deliver_at_time: Annotated[int | None, 19, SIGNED] = None
@@ -73,7 +73,7 @@ _HASHES_KEPT = 65_536
 
 
 class Header(NamedTuple):
-    """What stands before a blob."""
+    """The fields that precede a blob in storage."""
 
     flags: int
     sticky_hash: int
@@ -111,7 +111,7 @@ def key_of(metadata: MessageMetadata) -> str | None:
 
 
 def sticky_hash(metadata: MessageMetadata) -> int:
-    """What orders a message: of its ordering key, else of its partition key; 0: it has neither.
+    """Hash the ordering key of a message, else its partition key; 0: it has neither.
 
     Source: Apache Pulsar, Murmur3_32Hash and StickyKeyConsumerSelector.
     """

@@ -22,22 +22,22 @@ T = TypeVar("T")
 
 
 class Timer(Protocol):
-    """A call that is to come."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Have it not come."""
+        """Cancel the call."""
         ...
 
 
 class Loop(Protocol):
-    """What of an event loop the rooms use; tests move its time by hand."""
+    """The part of an event loop that the broker uses; tests move its time by hand."""
 
     def time(self) -> float:
         """Seconds, never going back."""
         ...
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer:
-        """Call in so many seconds."""
+        """Call after `delay` seconds."""
         ...
 
     def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object:

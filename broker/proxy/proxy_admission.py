@@ -13,8 +13,7 @@ from dataclasses import replace
 from ..cluster.broker_link import BrokerLink, ClientLinks, Dialer
 from ..cluster.placement import KnownBrokers
 from ..protocol import commands
-from ..protocol.commands import ServerError
-from ..protocol.failures import Refused
+from ..protocol.failures import Refused, ServerError
 from ..protocol.frames import head
 from ..protocol.states import Session
 from ..server.connection import Connection

@@ -47,7 +47,7 @@ REFRESH_CHECK_S = 60.0
 
 
 class Verdict(Enum):
-    """What is to be done with a connection."""
+    """The next step for a connection whose credentials were checked."""
 
     GOOD = auto()
     CHALLENGE = auto()
@@ -104,7 +104,7 @@ class Authentication:
 
 
 def check(held: Proven, now_ms: int, *, challenged: bool, can_refresh: bool) -> Verdict:
-    """What a check finds. challenged: an AUTH_CHALLENGE went out. can_refresh: the client says that it answers one."""
+    """Check a connection's credentials. challenged: an AUTH_CHALLENGE went out. can_refresh: the client answers one."""
     if held.expires_ms is None or now_ms < held.expires_ms:
         return Verdict.GOOD
     return Verdict.CLOSE if challenged or not can_refresh else Verdict.CHALLENGE

@@ -48,7 +48,7 @@ from .services import Services, authentication_of
 _log = logging.getLogger("duelog.broker")
 
 _ENTRY_BYTES = MIB // 8
-"""What an entry has beyond its message: a header, and a key of at most 64 KiB."""
+"""Bytes of an entry beyond its message: a header, and a key of at most 64 KiB."""
 
 
 def store_config(config: BrokerConfig, span_ms: int | None = None) -> StoreConfig:
@@ -87,9 +87,9 @@ class Broker:
         self._web: WebServer | None = None
         self._refreshing: list[asyncio.Task[None]] = []
         self.urls = Urls("")
-        """Where clients connect to, once it has started."""
+        """Addresses that clients connect to, once it has started."""
         self.web_urls = Urls("")
-        """Where administration is, likewise."""
+        """Addresses of administration, once it has started."""
         self.application: Application | None = None
 
     async def start(self) -> None:
@@ -260,7 +260,7 @@ def _quoted(text: str) -> str:
 
 
 def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> list[Route]:
-    """All of them."""
+    """Make every route."""
     resources, access, addresses, cluster = (
         services.resources,
         services.access,

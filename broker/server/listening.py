@@ -14,7 +14,7 @@ from typing import Any
 
 from ...store.errors import InvalidArgument
 from ..metrics.connection_figures import ConnectionCounts
-from ..protocol.commands import Command
+from ..protocol.fields import Command
 from ..protocol.states import Session
 from ..security.authentication import Authentication
 from .configuration import BrokerConfig, in_file
@@ -94,7 +94,7 @@ class Listeners:
         gone: Callable[[Connection], object],
         admission: Callable[[Connection, Session, Fail], Admission] | None = None,
     ) -> None:
-        """gone: told of each connection that was let in, once, when it is no more. admission: None: by credentials."""
+        """gone: called once for each connection that was let in, when it has ended. admission: None: by credentials."""
 
         def login(_: Connection, session: Session, fail: Fail) -> Login:
             return Login(authentication, session, clock, config.authentication_refresh_check_seconds, fail)
@@ -176,7 +176,7 @@ class Listeners:
     # -- the end ---------------------------------------------------------------------------------
 
     def stop_accepting(self) -> None:
-        """Accept no more clients."""
+        """Stop accepting clients."""
         for server in self._servers:
             server.close()
         self._servers.clear()

@@ -99,7 +99,7 @@ def test_what_is_wrong_in_a_table_is_named(text: str, named: str) -> None:
 def test_a_table_is_taken_anew_when_its_file_changes_and_a_broken_one_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be read is logged once, and the table before it stays."""
+    """A file that cannot be read is logged once, and the last table stays."""
     path = tmp_path / "p.toml"
     path.write_text(TABLE)
     file = PlacementFile(path)

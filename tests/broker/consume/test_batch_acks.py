@@ -55,7 +55,7 @@ def test_a_set_that_is_too_long_changes_nothing() -> None:
 
 
 def test_a_size_that_no_batch_has_takes_no_memory() -> None:
-    """What a client says of the size is no more than what its set has words for."""
+    """A client's size of a batch counts only as far as its set has words."""
     batches = BatchAcks()
     assert batches.take(1, [0b101], 1 << 62) == 2
     assert batches.words(1) == [0b101]

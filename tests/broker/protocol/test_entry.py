@@ -24,7 +24,7 @@ from duelog.store.errors import CorruptRecord
 
 
 def metadata(**fields: object) -> MessageMetadata:
-    """Of a producer "p" at time 7."""
+    """Metadata of a producer "p" at time 7."""
     return MessageMetadata(producer_name="p", sequence_id=1, publish_time=7, **fields)  # type: ignore[arg-type]
 
 

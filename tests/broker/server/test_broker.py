@@ -176,7 +176,7 @@ class Noise:
         self.random = random.Random(seed)
         self.wild = False
         self.producers: set[int] = set()
-        """Those that the connection has opened, or tried to."""
+        """Ids that the connection has opened, or tried to."""
         self.seen: list[commands.MessageIdData] = []
         self.classes = [
             cls
@@ -246,7 +246,7 @@ class Noise:
         return self.make(field.type)
 
     def blob(self) -> bytes:
-        """What follows a SEND."""
+        """The blob that follows a SEND."""
         number = self.random.randrange(4)
         good = blob_of(
             number,
