@@ -19,9 +19,9 @@ from typing import Any
 from duelog import DelayedStore, Message, StoreConfig
 from duelog.broker.metrics.exposition import Exposition
 from duelog.broker.protocol import commands, entry, fields
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.loop_calls import Workers
-from duelog.broker.protocol.metadata import MessageMetadata
 from duelog.broker.server.broker import GC_THRESHOLDS
 from duelog.broker.server.configuration import BrokerConfig
 from duelog.broker.server.services import Services

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import lmdb
 
-from ..broker.placement.placement import read_placement
+from ..broker.cluster.placement import read_placement
 from ..store.errors import DuelogError, InvalidArgument
 
 T = TypeVar("T")

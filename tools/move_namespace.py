@@ -24,8 +24,7 @@ from pathlib import Path
 
 from .. import DelayedStore
 from ..backup import MANIFEST
-from ..broker.placement.placement import Placement, read_placement
-from ..broker.placement.placement_file import place_namespace
+from ..broker.cluster.placement import Placement, place_namespace, read_placement
 from ..opening import stored_span_ms
 from ..stats import TopicStats
 from ..store.clock import Clock, ManualClock, SystemClock

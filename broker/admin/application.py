@@ -16,8 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..security.authentication import Authentication
-from ..security.credentials import InvalidCredentials, Proven
+from ..security.authentication import Authentication, InvalidCredentials, Proven
 from ..security.permissions import Action, Permissions
 from .http_failures import as_http_error
 from .http_request import HttpError, Reply, Request

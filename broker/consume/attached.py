@@ -1,6 +1,10 @@
 """A subscription with its consumers: which of them is served, what each is sent, what all of them hold.
 
-One object for each subscription that has consumers; of a reader, which holds nothing, too. Of the event loop's thread.
+Each subscription or reader that has consumers has one such object, which runs on the event loop's thread.
+
+Batches of which some messages are acknowledged are kept in memory, until all are. A set has a bit for each message of
+a batch that is *not* acknowledged, as 64-bit words on the wire. Acknowledgements cross on their way, so that sets are
+joined by AND.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ from ..protocol.commands import (
 )
 from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
-from .batch_acks import BatchAcks
 from .consumer_record import INDIVIDUAL, Consumer, Delivery, Dispatched
 from .feed import LastEntry
 from .pump import TURN_ENTRIES, Plan, Polled, Pump
@@ -30,13 +33,107 @@ if TYPE_CHECKING:
     from ...subscription import Subscription
     from ...topic import Topic
 
+MOST_BATCHES = 50_000
+"""Batches kept for a subscription; of what is over, the oldest is delivered whole when it comes again."""
+
+MOST_WORDS = 1_024
+"""Words of a set; a longer one is passed over."""
+
+MOST_KEPT = 1_000
+"""Subscriptions without a consumer whose sets are kept; of what is over, the one is forgotten that was left first."""
+
+_WORD = 1 << 64
+
+
+class BatchAcks:
+    """Partly acknowledged batches of one subscription, by place (`ledger_id << 32 | entry_id`)."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def take(self, place: int, words: Sequence[int], messages: int | None) -> int:
+        """Some messages of a batch are acknowledged; how many are left. messages: of the batch, where that is known."""
+        if len(words) > MOST_WORDS:
+            return messages or 1
+        left = 0
+        for at, word in enumerate(words):
+            left |= word % _WORD << 64 * at
+        if messages is not None:
+            left &= (1 << min(messages, 64 * len(words))) - 1  # the size is what a client says
+        before = self._left.get(place)
+        if before is not None:
+            left &= before
+        if not left:
+            self._left.pop(place, None)
+            return 0
+        if before is None and len(self._left) >= MOST_BATCHES:
+            del self._left[next(iter(self._left))]
+        self._left[place] = left
+        return left.bit_count()
+
+    def words(self, place: int) -> Sequence[int]:
+        """The set of a batch for the wire; empty: nothing of it is acknowledged."""
+        left = self._left.get(place)
+        if left is None:
+            return ()
+        words = []
+        while left:
+            word = left & _WORD - 1
+            words.append(word - _WORD if word >> 63 else word)
+            left >>= 64
+        return words
+
+    def left(self, place: int) -> int | None:
+        """Count the unacknowledged messages of a batch; None: nothing of it is acknowledged."""
+        found = self._left.get(place)
+        return None if found is None else found.bit_count()
+
+    def forget(self, place: int) -> None:
+        """The entry is acknowledged."""
+        self._left.pop(place, None)
+
+    def forget_through(self, place: int) -> None:
+        """All entries up to this one are acknowledged. O(batches kept)."""
+        if self._left:
+            self._left = {each: left for each, left in self._left.items() if each > place}
+
+    def clear(self) -> None:
+        """The subscription has moved."""
+        self._left.clear()
+
+
+class KeptBatchAcks:
+    """Sets of subscriptions that have no consumer for now, by topic and subscription."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], BatchAcks] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, key: tuple[str, str], batches: BatchAcks) -> None:
+        """The last consumer is gone."""
+        if not batches:
+            return
+        self._kept[key] = batches
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def take(self, key: tuple[str, str]) -> BatchAcks:
+        """A first consumer comes."""
+        return self._kept.pop(key, None) or BatchAcks()
+
+
 MAX_UNACKED_CONSUMER = 50_000
 MAX_UNACKED_SUBSCRIPTION = 200_000
 """Messages of shared types that are not acknowledged, at which dispatch stops; it goes on at half."""
 
 _JOB_ENTRIES = 1_000
 _JOB_BYTES = 4 << 20
-"""What is polled at once in all, by the size of what came before."""
+"""Limit of one poll, in bytes estimated from earlier entries."""
 
 _FAILOVER_NOTICES = 12
 """Protocol version of clients that know ACTIVE_CONSUMER_CHANGE."""
@@ -69,34 +166,34 @@ class Attached:
         self.waking: Subscription | None = None
         """The consumer of the engine by which the pump is woken."""
         self.active: Consumer | None = None
-        """Of a Failover subscription, the one that is served."""
+        """The served consumer of a Failover subscription."""
         self.batches = BatchAcks()
         self.unacked = 0
         self.blocked = False
         self.last: LastEntry | None = None
         """The topic's last entry, as it was found last."""
         self.moving = False
-        """Whether nothing is dispatched, as the subscription is on its way to another position."""
+        """True while a seek is under way and nothing is dispatched."""
         self.max_unacked_consumer = MAX_UNACKED_CONSUMER
         self.max_unacked = MAX_UNACKED_SUBSCRIPTION
         self.departed = Dispatched()
-        """What consumers were sent that are no more, since the start."""
+        """Figures of closed consumers since the start."""
         self.dispatched: Callable[[ReceivedMessages], object] | None = None
-        """Told of entries that a consumer is sent; None: it is not taken."""
+        """Called with the entries sent to a consumer; None: nobody listens."""
         self._entry_messages = 1.0
         self._entry_bytes = 1_024.0
         self._last: Consumer | None = None
-        """Who was sent something last: the turn is the next one's."""
+        """The consumer that was sent something last; the next one has its turn."""
         self.pump = Pump(calls, workers, clock, self._plan, self._deliver, lambda error: failed(self, error))
 
     @property
     def type(self) -> SubscriptionType | None:
-        """Of its consumers; None: it has none."""
+        """The type that its consumers share; None: it has none."""
         return self.consumers[0].type if self.consumers else None
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing needs it any more."""
+        """True if no consumer is attached, opening or leaving."""
         return not self.consumers and not self.opening and not self.leaving
 
     # -- consumers -----------------------------------------------------------------------------------
@@ -125,7 +222,7 @@ class Attached:
         return ranked[max(self.partition, 0) % len(names)]
 
     def active_changed(self, consumer: Consumer, active: bool) -> None:
-        """The engine serves a consumer of a Failover subscription, or does no more."""
+        """The engine has begun or ceased to serve a consumer of a Failover subscription."""
         if not active:
             consumer.active = False
             consumer.generation += 1
@@ -157,7 +254,7 @@ class Attached:
     # -- dispatch ------------------------------------------------------------------------------------
 
     def _plan(self) -> Plan:
-        """Who is polled next, and for how many entries."""
+        """Plan the next polls: for which consumers, and for how many entries."""
         if self.moving or self.blocked:
             return Plan([], 0)
         consumers = self.consumers
@@ -192,7 +289,7 @@ class Attached:
         return Plan(turns, most)
 
     def _entries(self, messages: int) -> int:
-        """How many entries so many messages may be."""
+        """Estimate the entries that hold a number of messages."""
         return max(int(messages / self._entry_messages), 1)
 
     def _can_write(self, consumer: Consumer) -> bool:
@@ -270,7 +367,7 @@ class Attached:
     # -- unacknowledged ------------------------------------------------------------------------------
 
     def done_with(self, consumer: Consumer, place: int, left: int = 0) -> None:
-        """Of an entry that some consumer holds, so many messages are not acknowledged."""
+        """Note that `left` messages of an entry are unacknowledged, whichever consumer holds it."""
         owner = consumer if place in consumer.held else next((c for c in self.consumers if place in c.held), None)
         if owner is None:
             return

@@ -1,25 +1,32 @@
-"""What clients ask of consumers: the commands, and how each is answered.
+"""Commands of clients about their consumers, and how each is answered.
 
-What the engine does for a command is asked of its subscription's pump, in order with everything else that concerns that
-subscription.
+Work of the engine goes through the subscription's pump, in order with everything else that concerns the subscription.
+
+The ids of an ACK are those that MESSAGE named. An id that no consumer of a shared type holds goes to the engine as
+well, as it may have been delivered over an earlier connection; the engine refuses an id that the topic does not have,
+and that id alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...store.errors import DuelogError
+from ...store.position import BEFORE_FIRST, ENTRY_MASK, MessageId
 from ..protocol.commands import (
     Ack,
     AckResponse,
     AckType,
     ConsumerStats,
+    ConsumerStatsResponse,
     Error,
     Flow,
     GetLastMessageId,
+    MessageIdData,
     Redeliver,
     Seek,
     Success,
@@ -28,10 +35,11 @@ from ..protocol.commands import (
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
-from . import acking, feed, figures
+from . import feed
 from .attached import Attached
 from .consumer_record import INDIVIDUAL, Consumer, Dispatched
 from .membership import ConsumerSettings, Membership, OpenTopic, SchemaCheck
+from .pump import Answer
 
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages
@@ -94,9 +102,9 @@ class Consumers:
             if command.txn_least is not None or command.txn_most is not None:
                 raise Refused(ServerError.NOT_ALLOWED, "transactions are not offered")
             if command.type == AckType.CUMULATIVE:
-                acking.cumulative(consumer.group, consumer, command.message_ids, answer)
+                _ack_cumulative(consumer.group, consumer, command.message_ids, answer)
             else:
-                acking.individual(consumer.group, consumer, command.message_ids, answer)
+                _ack_individual(consumer.group, consumer, command.message_ids, answer)
         except Refused as refused:
             if answer is not None:
                 answer(refused)
@@ -110,7 +118,7 @@ class Consumers:
             return
         group = consumer.group
         if command.message_ids and consumer.type in INDIVIDUAL:
-            places = [acking.place_of(each) for each in command.message_ids]
+            places = [place_of(each) for each in command.message_ids]
             released = group.release(consumer, [each for each in places if each is not None])
             if released:
                 group.pump.give_back(consumer, released)
@@ -207,9 +215,9 @@ class Consumers:
             if consumer.engine is not None:
                 backlog = (await self._workers(consumer.engine.stats)).backlog
         except (Refused, DuelogError) as error:
-            peer.send(figures.unknown(command, error))
+            peer.send(_unknown_stats(command, error))
             return
-        peer.send(figures.of_consumer(command, consumer, backlog, self._calls.loop.time()))
+        peer.send(_stats_of(command, consumer, backlog, self._calls.loop.time()))
 
     def of_topic(self, topic: str) -> dict[str, list[Consumer]]:
         """The consumers of a topic by subscription."""
@@ -222,7 +230,7 @@ class Consumers:
 
     @property
     def departed(self) -> dict[str, dict[str, Dispatched]]:
-        """What consumers were sent that are no more, by topic and subscription; "": by readers and what was deleted."""
+        """Figures of closed consumers, by topic and subscription; "" has readers and deleted subscriptions."""
         return self._members.departed
 
     def forget_subscription(self, topic: str, name: str) -> None:
@@ -248,3 +256,104 @@ def _answer_ack(peer: Peer, command: Ack, error: BaseException | None) -> None:
     else:
         code = server_error(error)
         peer.send(AckResponse(command.consumer_id, error=code, message=str(error), request_id=command.request_id))
+
+
+_MOST_WAITING = 20_000
+"""Acknowledgements of a consumer that wait for a worker, at which its connection is not read."""
+
+
+def place_of(message_id: MessageIdData) -> int | None:
+    """An id as one number; None: no entry can have it."""
+    if message_id.entry_id >= ENTRY_MASK or message_id.ledger_id >> 62:
+        return None
+    return message_id.ledger_id << 32 | message_id.entry_id
+
+
+def _batch_size(message_id: MessageIdData) -> int | None:
+    """Messages of the batch; None: the client does not say, or says what cannot be."""
+    return message_id.batch_size if message_id.batch_size > 0 else None
+
+
+def _ack_individual(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData], answer: Answer | None) -> None:
+    """Acknowledge messages one by one. Raises Refused where an id can be none."""
+    places: list[int] = []
+    shared = consumer.type in INDIVIDUAL
+    for each in ids:
+        place = place_of(each)
+        if place is None:
+            raise Refused(ServerError.METADATA, f"{each.ledger_id}:{each.entry_id} is no message")
+        consumer.acked += 1
+        if each.ack_set:
+            size = _batch_size(each)
+            if size is None and group.batches.left(place) is None:
+                size = consumer.held.get(place)
+            left = group.batches.take(place, each.ack_set, size)
+            if left:
+                group.done_with(consumer, place, left)
+                continue
+        elif group.batches:
+            group.batches.forget(place)
+        if shared:
+            group.done_with(consumer, place)
+        places.append(place)
+    if not places:
+        if answer is not None:
+            answer(None)
+        return
+    if group.pump.ack(consumer, places, answer) > _MOST_WAITING:
+        peer = consumer.peer
+        peer.pause_reading("acks")
+        group.pump.call(lambda: None, lambda *_: peer.resume_reading("acks"))
+
+
+def _ack_cumulative(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData], answer: Answer | None) -> None:
+    """Acknowledge everything up to a message. Raises Refused."""
+    if consumer.type in INDIVIDUAL:
+        raise Refused(ServerError.NOT_ALLOWED, f"no cumulative acknowledgement on {consumer.type.name}")
+    if len(ids) != 1:
+        raise Refused(ServerError.METADATA, f"a cumulative acknowledgement of {len(ids)} ids")
+    place = place_of(ids[0])
+    if place is None:
+        raise Refused(ServerError.METADATA, f"{ids[0].ledger_id}:{ids[0].entry_id} is no message")
+    consumer.acked += 1
+    position = MessageId(place >> 32, place & ENTRY_MASK)
+    group.batches.forget_through(place - 1)
+    if ids[0].ack_set and group.batches.take(place, ids[0].ack_set, _batch_size(ids[0])):
+        position = MessageId(position.ledger_id, position.entry_id - 1)
+        if position.entry_id == BEFORE_FIRST:
+            if answer is not None:
+                answer(None)
+            return
+    else:
+        group.batches.forget(place)
+    group.pump.ack_through(consumer, position, answer)
+
+
+_TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
+
+
+def _unknown_stats(command: ConsumerStats, error: Exception) -> ConsumerStatsResponse:
+    """Answer for a consumer that does not exist."""
+    return ConsumerStatsResponse(command.request_id, error=server_error(error), message=str(error))
+
+
+def _stats_of(command: ConsumerStats, consumer: Consumer, backlog: int, now_s: float) -> ConsumerStatsResponse:
+    """Answer with a consumer's figures; rates are averages since it was opened."""
+    age_s = max(now_s - consumer.opened_at, 0.001)
+    since = datetime.now(UTC) - timedelta(seconds=age_s)
+    return ConsumerStatsResponse(
+        command.request_id,
+        rate_out=consumer.messages_out / age_s,
+        throughput_out=consumer.bytes_out / age_s,
+        rate_redeliver=consumer.redelivered / age_s,
+        consumer_name=consumer.name,
+        available_permits=max(consumer.permits, 0),
+        unacked_messages=consumer.unacked,
+        blocked=consumer.blocked,
+        address=consumer.peer.address,
+        connected_since=since.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        type=_TYPES[consumer.type],
+        rate_expired=0.0,
+        backlog=backlog,
+        ack_rate=consumer.acked / age_s,
+    )

@@ -1,4 +1,4 @@
-"""What is asked of the engine for a subscription. All of it may wait for the disk or a lock: workers call.
+"""Calls of the engine for a subscription. They may wait for the disk or a lock: workers make them.
 
 Positions on the wire are two numbers: the largest there are stand for the earliest message, the largest with a sign for
 the latest, and an entry of 2^64-1 for none.
@@ -18,7 +18,6 @@ from ...store.position import MAX_ID, MessageId
 from ...topics.seeking import PublishedAt
 from ..protocol import entry
 from ..protocol.commands import (
-    Command,
     GetLastMessageIdResponse,
     InitialPosition,
     MessageIdData,
@@ -27,7 +26,8 @@ from ..protocol.commands import (
     SubscriptionType,
 )
 from ..protocol.failures import Refused, ServerError
-from .sticky import KeySharing
+from ..protocol.fields import Command
+from .consumer_record import KeySharing
 
 if TYPE_CHECKING:
     from ...delivery.dispatcher import SubscriptionType as EngineType
@@ -45,11 +45,11 @@ _INITIAL = {InitialPosition.LATEST: "latest", InitialPosition.EARLIEST: "earlies
 
 
 Start = str | MessageId | PublishedAt
-"""Where a reader begins: "earliest", "latest", an id, or the first message published at a time."""
+"""The start of a reader: "earliest", "latest", an id, or the first message published at a time."""
 
 
 def start_of(command: Subscribe, now_ms: int) -> Start:
-    """Where a reader is to begin."""
+    """Read the start of a reader from its SUBSCRIBE."""
     if command.rollback_sec:
         return PublishedAt(max(now_ms - command.rollback_sec * 1_000, 0))
     if command.start_message_id is None:

@@ -23,10 +23,8 @@ from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from . import feed
-from .attached import MAX_UNACKED_CONSUMER, MAX_UNACKED_SUBSCRIPTION, Attached
-from .batch_acks import KeptBatchAcks
-from .consumer_record import Consumer, Dispatched
-from .sticky import KeySharing
+from .attached import MAX_UNACKED_CONSUMER, MAX_UNACKED_SUBSCRIPTION, Attached, KeptBatchAcks
+from .consumer_record import Consumer, Dispatched, KeySharing
 
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages
@@ -37,23 +35,23 @@ _log = logging.getLogger("duelog.broker")
 T = TypeVar("T")
 
 _ALIVE_S = 5.0
-"""How soon the connection of an exclusive consumer must answer a PING, when another wants its place."""
+"""Seconds in which the connection of an exclusive consumer must answer a PING when another wants its place."""
 
 OpenTopic = Callable[[Peer, str, bool], Awaitable[tuple["Topic", int]]]
 """A peer may consume from a topic: the topic, made where that is asked for, and its partition or -1. Raises Refused."""
 
 
 class SchemaCheck(Protocol):
-    """What is known of topics beside their messages. May wait for the disk: called by workers."""
+    """Checks of schemas. May wait for the disk: workers call."""
 
     def check_schema(self, topic: str, schema: Schema) -> None:
-        """Whether a consumer's schema fits; the first of a topic is stored. Raises Refused."""
+        """Check a consumer's schema, and store the first of a topic. Raises Refused."""
         ...
 
 
 @dataclass(slots=True)
 class ConsumerSettings:
-    """How consumers are opened and fed; may be changed while running, for what is opened then."""
+    """Settings of consumers; a change while running holds for consumers opened later."""
 
     durable_acks: bool = False
     """ACK_RESPONSE leaves once the acknowledgement is on disk, not once it is taken."""
@@ -63,7 +61,7 @@ class ConsumerSettings:
     max_unacked_consumer: int = MAX_UNACKED_CONSUMER
     max_unacked_subscription: int = MAX_UNACKED_SUBSCRIPTION
     keep_alive_s: float = 30.0
-    """How long the position is kept that a reader moved to before it subscribes anew."""
+    """Seconds for which the position of a reader that has moved is kept until it subscribes again."""
 
 
 class OpenedConsumer(Consumer):
@@ -99,11 +97,11 @@ class Membership:
         self.groups: dict[tuple[str, str], Attached] = {}
         self._kept = KeptBatchAcks()
         self.moved: dict[tuple[str, str], feed.Start] = {}
-        """Where readers have moved to that are to subscribe anew."""
+        """Positions of readers that have moved and not yet subscribed again."""
         self.departed: dict[str, dict[str, Dispatched]] = {}
-        """What consumers were sent that are no more, by topic and subscription; "": by its readers."""
+        """Figures of closed consumers, by topic and subscription; "" has the topic's readers."""
         self.dispatched: Callable[[ReceivedMessages], object] | None = None
-        """Told of entries that consumers are sent."""
+        """Called with the entries sent to consumers."""
 
     async def open(self, peer: Peer, command: Subscribe) -> None:
         """SUBSCRIBE."""
@@ -276,14 +274,14 @@ class Membership:
                 self._kept.keep(key, group.batches)
 
     def forget_batches(self, topic: str, subscription: str) -> None:
-        """A subscription, as it is stored, has moved or is deleted: what was acknowledged of batches counts no more."""
+        """A subscription, as it is stored, has moved or is deleted: forget its partly acknowledged batches."""
         group = self.groups.get((topic, subscription))
         if group is not None:
             group.batches.clear()
         self._kept.take((topic, subscription))
 
     def _failed(self, group: Attached, error: Exception) -> None:
-        """The subscription was deleted, or the store delivers no more."""
+        """The subscription was deleted, or the store has failed."""
         _log.warning("subscription %s of %s is closed: %s", group.name, group.topic.name, error)
         group.batches.clear()
         self.close_group(group, lambda *_: None)
@@ -298,7 +296,7 @@ class Membership:
     async def alone(self, topic: str, name: str, work: Callable[[], T], *, force: bool) -> T:
         """Have a worker do something to a subscription that has no consumer: with `force` they are closed before.
 
-        name: as stored. Clients whose consumers are closed subscribe anew, and wait until it is done. Refused:
+        name: as stored. Clients whose consumers are closed subscribe again, and wait until it is done. Refused:
         ConsumerBusy, without `force`. Raises what `work` does.
         """
         group = self.groups.get((topic, name))
@@ -321,7 +319,7 @@ class Membership:
             self._drop_unused(group)
 
     def close_topic(self, topic: str) -> None:
-        """Close every consumer of a topic, by its full name: clients subscribe anew."""
+        """Close every consumer of a topic, by its full name: clients subscribe again."""
         for (name, _), group in list(self.groups.items()):
             if name == topic:
                 self.close_group(group, lambda *_: None)

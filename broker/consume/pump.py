@@ -1,4 +1,4 @@
-"""What moves messages of one subscription from the engine to its consumers, and their acknowledgements back.
+"""The pump of one subscription: messages from the engine to consumers, acknowledgements back.
 
 All that waits for the disk or for a lock of the engine is one job at a time in a worker: acknowledgements, messages
 given back, calls (attach, seek, ...), then polls. What comes meanwhile is the next job. So the loop's thread never
@@ -34,7 +34,7 @@ TURN_ENTRIES = 20
 """Entries that a consumer is polled before the next one is."""
 
 _RETRY_S = 1.0
-"""How soon a subscription is looked at again that the store cannot deliver from for now."""
+"""Seconds until a subscription that the store cannot deliver from is tried again."""
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ Answer = Callable[[BaseException | None], object]
 
 
 class Polled(NamedTuple):
-    """What one poll gave."""
+    """The result of one poll."""
 
     consumer: Consumer
     generation: int
@@ -51,7 +51,7 @@ class Polled(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the next job polls."""
+    """The polls of the next job."""
 
     turns: list[tuple[Consumer, int, int]]
     """Consumer, its generation, entries at most."""
@@ -76,7 +76,7 @@ class _Call(NamedTuple):
 
 
 class _Job:
-    """What a worker does for a subscription at one time, and what came of it."""
+    """The work of one worker for a subscription, and its results."""
 
     def __init__(self) -> None:
         self.acks: dict[Consumer, _Acks] = {}
@@ -162,7 +162,7 @@ class _Job:
 
 
 class Pump:
-    """Of one subscription. Of the event loop's thread, but for `wake`."""
+    """The pump of one subscription. Runs on the event loop's thread, but for `wake`."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Pump:
         deliver: Callable[[Polled], object],
         failed: Callable[[Exception], object],
     ) -> None:
-        """clock: the store's, in ms. plan: what the next job polls. failed: the store delivers no more."""
+        """clock: the store's, in ms. plan: what the next job polls. failed: called when the store has failed."""
         self._calls = calls
         self._workers = workers
         self._clock = clock
@@ -186,7 +186,7 @@ class Pump:
         self._running = False
         self._look_again = False
         self._stopped = False
-        """Whether nothing is polled until the timer."""
+        """True while nothing is polled until the timer fires."""
         self._woken = False
         self._timer: Timer | None = None
         self.closed = False
@@ -339,7 +339,7 @@ class Pump:
         self.turn()
 
     def close(self) -> None:
-        """Poll no more; what was asked for is still done."""
+        """Stop polling; work that was asked for is still done."""
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from ...store.errors import InvalidArgument
 from ...store.log.documents import Documents
-from ..lookup.records import Records
+from ..lookup.resources import Records
 from .memory_limits import Limits
 
 MAX_VALUE = (1 << 31) - 1

@@ -1,4 +1,4 @@
-"""Whether data written with one Avro schema can be read with another: Avro's rules of schema resolution.
+"""Avro's rules of schema resolution: can data written with one schema be read with another.
 
 Takes schemas as JSON. Values of defaults are not looked at, only whether there are any.
 
@@ -99,7 +99,7 @@ def _fields(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> str | None:
-    """Why the reader cannot read all that the writer may have written; None: it can."""
+    """Name the reason why the reader cannot read all that the writer may have written; None: it can."""
     return _Comparison(reader, writer).reason(reader.root, writer.root, "")
 
 

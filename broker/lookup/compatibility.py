@@ -1,4 +1,4 @@
-"""Whether a schema may follow those that a topic has.
+"""Rules by which a schema may follow those that a topic has.
 
 Schemas of one topic are of one type. AVRO, JSON and PROTOBUF schemas are Avro schemas in JSON, and compared by Avro's
 rules; KEY_VALUE is two schemas; all others have to be the same.
@@ -10,12 +10,12 @@ import json
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 
-from ..protocol.parts import Schema
+from ..protocol.commands import Schema
 from .avro_reading import AvroSchema, UnreadableSchema, unreadable
 
 
 class Compatibility(StrEnum):
-    """What a namespace asks of a new schema, by Pulsar's names; TRANSITIVE: beside all earlier ones, not the last."""
+    """A namespace's rule for new schemas, by Pulsar's names; TRANSITIVE compares with all earlier ones."""
 
     ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
     ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
@@ -43,12 +43,12 @@ _AVRO_LIKE = {SchemaType.JSON, SchemaType.PROTOBUF, SchemaType.AVRO}
 
 
 def is_schema(schema: Schema | None) -> bool:
-    """Whether a client names a schema; bytes, and what takes the topic's schema, are none."""
+    """True if a client names a schema; bytes and AUTO_CONSUME are none."""
     return schema is not None and schema.type > SchemaType.NONE and schema.type != SchemaType.AUTO_CONSUME
 
 
 def same(one: Schema, other: Schema) -> bool:
-    """Whether two schemas are one version: type and content; spaces and the order of members do not count."""
+    """True if two schemas have one type and content; spaces and the order of members do not count."""
     if one.type != other.type:
         return False
     if one.schema_data == other.schema_data:
@@ -62,7 +62,7 @@ def same(one: Schema, other: Schema) -> bool:
 
 
 def misfit(schema: Schema, earlier: Sequence[Schema], asked: Compatibility) -> str | None:
-    """Why `schema` may not follow the earlier ones, oldest first; None: it may."""
+    """Name the reason why `schema` may not follow the earlier ones, oldest first; None: it may."""
     try:
         if not earlier or asked == Compatibility.ALWAYS_COMPATIBLE:
             return _malformed(schema)

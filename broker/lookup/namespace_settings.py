@@ -1,4 +1,4 @@
-"""What is set for a tenant, a namespace, a topic, and how it is written in a document.
+"""Settings of tenants, namespaces and topics, and their form in documents.
 
 Delay policies, retention and time to live are not here: the store keeps them itself.
 """
@@ -16,7 +16,7 @@ from .compatibility import Compatibility
 
 @dataclass(frozen=True, slots=True)
 class TenantSettings:
-    """Of a tenant."""
+    """Settings of a tenant."""
 
     admin_roles: tuple[str, ...] = ()
 
@@ -30,16 +30,16 @@ class TenantSettings:
 
 @dataclass(frozen=True, slots=True)
 class AutoCreation:
-    """Whether a topic comes into being when a client first asks for it, and as what."""
+    """The rule of creating a topic when a client first asks for it."""
 
     allowed: bool = True
     partitions: int = 0
-    """Of a topic made so; 0: it is a plain topic."""
+    """Partitions of a topic created so; 0: it is a plain topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSettings:
-    """Of a namespace; None: as the broker's configuration says."""
+    """Settings of a namespace; None: the broker's configuration holds."""
 
     auto_creation: AutoCreation | None = None
     deduplication: bool | None = None
@@ -69,7 +69,7 @@ class NamespaceSettings:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Of a topic; None: as its namespace says."""
+    """Settings of a topic; None: the namespace's hold."""
 
     deduplication: bool | None = None
 
@@ -83,7 +83,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class PartitionedTopic:
-    """A topic that is several."""
+    """A topic divided into partitions."""
 
     partitions: int
 

@@ -46,7 +46,7 @@ class TopicAccess:
         return address
 
     async def exists(self, address: TopicAddress) -> bool:
-        """Whether there is such a topic, partitioned or not."""
+        """True if the topic exists, partitioned or not."""
         if self._resources.partitions(address.name):
             return True
         return await asyncio.to_thread(self._store.topic(str(address.name)).exists)
@@ -80,7 +80,7 @@ class TopicAccess:
         return topic, address.partition
 
     async def make_partitioned(self, address: TopicAddress, partitions: int) -> int:
-        """Have there be a partitioned topic with its partitions; how many it has, if there was one before."""
+        """Create a partitioned topic with its partitions; return their number, an earlier one's if it exists."""
         names = [str(partition_name(address.name, number)) for number in range(partitions)]
         await self._resources.partitioned.add(path_of(address.name), PartitionedTopic(partitions))
         await asyncio.to_thread(self._store.create_topics, names)

@@ -1,4 +1,4 @@
-"""What is kept of a topic beside its messages, for producers and consumers: calls of worker threads.
+"""Facts of a topic beside its messages, for producers and consumers: called by workers.
 
 A topic goes by its name in the store; what is kept of a partition is kept of its partitioned topic, but for its epoch.
 """
@@ -21,7 +21,7 @@ class TopicFacts:
         self._schemas = schemas
 
     def deduplicates(self, topic: str) -> bool:
-        """Whether messages with numbers are stored once."""
+        """True if numbered messages of the topic are stored once."""
         return self._resources.deduplicates(TopicAddress.parse(topic).base)
 
     def epoch(self, topic: str) -> int | None:
@@ -38,7 +38,7 @@ class TopicFacts:
         return self._schemas.for_producer(TopicAddress.parse(topic).base, schema)
 
     def check_schema(self, topic: str, schema: Schema) -> None:
-        """Whether a consumer's schema fits; the first of a topic is stored. Raises Refused."""
+        """Check a consumer's schema, and store the first of a topic. Raises Refused."""
         self._schemas.for_consumer(TopicAddress.parse(topic).base, schema)
 
     def forget(self, topic: str) -> None:

@@ -26,7 +26,7 @@ UNKNOWN_LISTENER = "the broker do not have test listener"
 
 
 class Urls(NamedTuple):
-    """Where clients reach the broker: `pulsar://host:port` and `pulsar+ssl://host:port`; empty: not that way."""
+    """Addresses of the broker: `pulsar://host:port` and `pulsar+ssl://host:port`; empty: not that way."""
 
     plain: str
     tls: str = ""

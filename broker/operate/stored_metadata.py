@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from ...store.errors import DuelogError
+from ..protocol.commands import KeyValue
 from ..protocol.fields import DECODERS, SIGNED, part
 from ..protocol.frames import MAGIC, metadata_of
-from ..protocol.parts import KeyValue
 from ..protocol.wire import ProtocolError
 
 CODECS = ("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY")

@@ -22,8 +22,7 @@ from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
 from ..metrics.rates import OutRate, Rates
 from ..produce.producers import OpenedProducer, Producers
-from ..protocol.commands import SubscriptionType
-from ..protocol.parts import AccessMode, KeyValue
+from ..protocol.commands import AccessMode, KeyValue, SubscriptionType
 
 TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 _ACCESS = {

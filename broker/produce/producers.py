@@ -1,8 +1,12 @@
 """PRODUCER, SEND and CLOSE_PRODUCER: the producers of every connection, by topic.
 
-Owns who is admitted, the names that the broker makes, and what a connection is told of a producer that is no more. A
+Owns who is admitted, the names that the broker makes, and what a connection is told of a closed producer. A
 producer is opened in three steps: the topic is made ready in a thread; then, topic by topic, one at a time, it is
 admitted or has to wait; then it is answered. What happens meanwhile (CLOSE, a lost connection) is looked at after each.
+
+Who may produce beside whom is `ProducerAccess`, a state machine of one topic without input or output. An exclusive
+producer has a topic epoch, which rises whenever another becomes the exclusive one; one that comes back with a lower
+epoch was fenced meanwhile. Source of the rules: Apache Pulsar, AbstractTopic.addProducer, and PIP-68.
 """
 
 from __future__ import annotations
@@ -10,17 +14,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ...store.errors import DuelogError
-from ..protocol.commands import NO_REQUEST, CloseProducer, Error, Producer, ProducerSuccess, Send, Success
+from ..protocol.commands import (
+    NO_REQUEST,
+    AccessMode,
+    CloseProducer,
+    Error,
+    Producer,
+    ProducerSuccess,
+    Schema,
+    Send,
+    Success,
+)
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
-from ..protocol.parts import Schema
 from ..protocol.peer import Peer
-from .access_modes import ProducerAccess
 from .sends import Figures, OpenProducer, SendingPeer, Sends, SendSettings, stored_producer
 
 if TYPE_CHECKING:
@@ -28,18 +41,99 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("duelog.broker")
 
+P = TypeVar("P")
+
+MAX_EPOCH = 1 << 48
+"""No producer has had a higher one; a client that says so would end the epochs that there are."""
+
+
+class Admission(NamedTuple, Generic[P]):
+    """The outcome of asking for a place among the producers."""
+
+    admitted: bool
+    """False: it waits for its turn."""
+    new_epoch: int | None
+    """The topic's epoch to be recorded before the producer hears that it is admitted; None: it stays."""
+    fenced: list[P]
+    """Producers that are to be closed."""
+
+
+class ProducerAccess(Generic[P]):
+    """The producers of one topic, and those that wait to be the only one."""
+
+    def __init__(self, epoch: int | None) -> None:
+        self.epoch = epoch
+        """None: no producer was ever exclusive."""
+        self.members: set[P] = set()
+        self.exclusive: P | None = None
+        self._waiting: deque[tuple[P, int | None]] = deque()
+
+    def admit(self, producer: P, mode: AccessMode, epoch: int | None) -> Admission[P]:
+        """Admit a producer, or have it wait; `epoch` is what it had when it was exclusive before. Raises Refused."""
+        taken = bool(self.members or self._waiting)
+        if mode == AccessMode.SHARED:
+            if self.exclusive is not None or self._waiting:
+                raise Refused(ServerError.PRODUCER_BUSY, "the topic has an exclusive producer, or one that waits")
+            self.members.add(producer)
+            return Admission(admitted=True, new_epoch=None, fenced=[])
+        self._check_epoch(epoch)
+        if mode == AccessMode.EXCLUSIVE and taken:
+            raise Refused(ServerError.PRODUCER_FENCED, "the topic has producers already")
+        if mode == AccessMode.WAIT_FOR_EXCLUSIVE and taken:
+            self._waiting.append((producer, epoch))
+            return Admission(admitted=False, new_epoch=None, fenced=[])
+        fenced = [*self.members, *(each for each, _ in self._waiting)]
+        self.members.clear()
+        self._waiting.clear()
+        return Admission(admitted=True, new_epoch=self._make_exclusive(producer, epoch), fenced=fenced)
+
+    def leave(self, producer: P) -> tuple[P | None, int | None, list[P]]:
+        """Remove a producer: (the one whose turn it is now or None, the epoch to be recorded, those that are fenced).
+
+        A producer that was removed before changes nothing.
+        """
+        self._waiting = deque(each for each in self._waiting if each[0] is not producer)
+        self.members.discard(producer)
+        if self.exclusive is producer:
+            self.exclusive = None
+        fenced: list[P] = []
+        while self._waiting and not self.members:
+            following, epoch = self._waiting.popleft()
+            try:
+                self._check_epoch(epoch)
+            except Refused:
+                fenced.append(following)
+                continue
+            return following, self._make_exclusive(following, epoch), fenced
+        return None, None, fenced
+
+    def _check_epoch(self, epoch: int | None) -> None:
+        if epoch is not None and epoch > MAX_EPOCH:
+            raise Refused(ServerError.NOT_ALLOWED, f"no topic has had epoch {epoch}")
+        if epoch is not None and self.epoch is not None and epoch < self.epoch:
+            raise Refused(ServerError.PRODUCER_FENCED, f"the topic's epoch is {self.epoch}, the producer's {epoch}")
+
+    def _make_exclusive(self, producer: P, epoch: int | None) -> int:
+        self.members.add(producer)
+        self.exclusive = producer
+        if epoch is None:
+            epoch = 0 if self.epoch is None else self.epoch + 1
+        self.epoch = epoch
+        return epoch
+
+
 _ALIVE_S = 5.0
-"""How soon the connection of a producer must answer a PING, when another wants its name."""
+"""Seconds in which the connection of a producer must answer a PING when another wants its name."""
 
 OpenTopic = Callable[[Peer, str], Awaitable[tuple["Topic", int]]]
 """A peer may produce to a topic: the topic, made where policies allow it, and its partition or -1. Raises Refused."""
 
 
 class TopicFacts(Protocol):
-    """What is kept of a topic beside its messages. May wait for the disk: called by workers."""
+    """Facts of topics that the store keeps beside messages. May wait for the disk: workers call."""
 
     def deduplicates(self, topic: str) -> bool:
-        """Whether messages with numbers are stored once."""
+        """True if numbered messages of the topic are stored once."""
         ...
 
     def epoch(self, topic: str) -> int | None:
@@ -57,10 +151,10 @@ class TopicFacts(Protocol):
 
 @dataclass(slots=True)
 class ProducerSettings(SendSettings):
-    """How producers are opened; may be changed while running."""
+    """Settings of opening producers; may change while running."""
 
     keep_alive_s: float = 30.0
-    """How long SENDs of a producer that was closed are dropped, and not taken for a broken connection."""
+    """Seconds in which SENDs of a closed producer are dropped, and not taken for a broken connection."""
     max_producers: int = 10_000
     """Producers of a connection."""
 
@@ -76,7 +170,7 @@ class OpenedProducer(OpenProducer):
         self.producer_id = command.producer_id
         self.epoch = command.epoch
         self.state = "opening"
-        """Then "waiting" for its turn or "ready", at last "closed"."""
+        """"opening", "waiting" for its turn or "ready", then "closed"."""
         self.success: ProducerSuccess | None = None
         self.topic_name = command.topic
 
@@ -94,7 +188,7 @@ class _Connection(SendingPeer):
         super().__init__(peer)
         self.producers: dict[int, OpenedProducer] = {}
         self.closed: dict[int, float] = {}
-        """When the broker closed a producer, by its number, while that may be unknown to the client."""
+        """Times at which the broker closed producers, by number, while the client may not know it yet."""
 
 
 class _Producing:
@@ -131,7 +225,7 @@ class Producers:
         self._connections: dict[int, _Connection] = {}
         self._topics: dict[str, _Producing] = {}
         self.departed: dict[str, Figures] = {}
-        """What producers sent that are no more, by topic; of every topic that has had any."""
+        """Figures of closed producers, by topic; every topic that has had a producer is in it."""
         self._names = f"duelog-{secrets.token_hex(4)}"
         self._named = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -205,7 +299,7 @@ class Producers:
     # -- from elsewhere ------------------------------------------------------------------------------
 
     def close_topic(self, topic: str) -> None:
-        """Close every producer of a topic, by its full name: clients open them anew."""
+        """Close every producer of a topic, by its full name: clients reopen them."""
         producing = self._topics.get(topic)
         for producer in list(producing.by_name.values()) if producing is not None else ():
             self._close(producer)

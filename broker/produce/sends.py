@@ -5,34 +5,77 @@ group of messages: one hop to the loop for all of them.
 
 A connection is not read while it has many SENDs unanswered, nor while the engine has no capacity. What of it was read
 already waits in order, bounded by what a connection reads at once; nothing is dropped, and no other connection waits.
+
+Answers leave in the order of the SENDs, as a client takes one before its turn for a broken connection. The engine
+finishes messages of several time partitions in any order, and refuses a delay at once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from ...sending.outbox import Duplicate
 from ...store.errors import ClosedError, DelayTooLong, DuelogError, InvalidArgument, QuotaExceeded, StoreFailed
 from ...store.position import MessageId
 from ..protocol import entry
 from ..protocol.commands import MessageIdData, Send, SendError, SendReceipt
+from ..protocol.entry import decode_metadata
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.frames import ReceiptFrames, checksum_matches, head, metadata_of
 from ..protocol.loop_calls import LoopCalls
-from ..protocol.metadata import decode_metadata
 from ..protocol.peer import Peer
 from ..protocol.wire import ProtocolError
-from .replies import Reply, ReplyQueue
 
 if TYPE_CHECKING:
     from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
+
+P = TypeVar("P")
+O = TypeVar("O")  # noqa: E741 (an outcome)
+
+
+class Reply(Generic[P, O]):
+    """The answer to one SEND."""
+
+    __slots__ = ("came_s", "highest_sequence_id", "outcome", "producer", "sequence_id")
+
+    def __init__(self, producer: P, sequence_id: int, highest_sequence_id: int, came_s: float = 0.0) -> None:
+        """came_s: when the SEND came, by a clock that never goes back."""
+        self.came_s = came_s
+        self.producer = producer
+        self.sequence_id = sequence_id
+        self.highest_sequence_id = highest_sequence_id
+        self.outcome: O | None = None
+        """None: not known yet."""
+
+
+class ReplyQueue(Generic[P, O]):
+    """Replies that have not left. Bounded by what its connection may have unanswered."""
+
+    __slots__ = ("_replies",)
+
+    def __init__(self) -> None:
+        self._replies: deque[Reply[P, O]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def expect(self, reply: Reply[P, O]) -> None:
+        """A SEND has come."""
+        self._replies.append(reply)
+
+    def take(self) -> Iterator[Reply[P, O]]:
+        """Remove and return the replies whose turn it is and whose outcome is known, in order."""
+        replies = self._replies
+        while replies and replies[0].outcome is not None:
+            yield replies.popleft()
+
 
 Outcome: TypeAlias = MessageId | Duplicate | Exception
 SendReply: TypeAlias = Reply["OpenProducer", Outcome]
@@ -41,12 +84,12 @@ _NO_ID = 2**64 - 1
 _MOST_MESSAGES = 2**32 - 1
 _MOST_OVER_QUOTA = 10_000
 _RETRY_S = 0.01
-"""How soon the engine is asked again when it had no capacity, and has not told of any message since."""
+"""Seconds until the engine is asked again after it had no capacity, if it reports no message before."""
 
 
 @dataclass(slots=True)
 class SendSettings:
-    """How SENDs are taken; may be changed while running."""
+    """Settings of SENDs; may change while running."""
 
     clamp_delays: bool = False
     """A delay over the maximum is shortened to it; False: the message is refused."""
@@ -118,9 +161,9 @@ class SendingPeer:
         self.peer = peer
         self.unanswered = 0
         self.full = False
-        """Whether it is not read since it has too many SENDs unanswered."""
+        """True while the connection is not read as it has too many unanswered SENDs."""
         self.blocked: deque[tuple[SendReply, _Entry]] = deque()
-        """Read, and not taken by the engine yet."""
+        """Entries read and not yet accepted by the engine."""
 
 
 class _Entry(NamedTuple):
@@ -132,7 +175,7 @@ class _Entry(NamedTuple):
 
 
 class Sends:
-    """SENDs of all producers. Of the event loop's thread."""
+    """SENDs of all producers. Runs on the event loop's thread."""
 
     def __init__(self, calls: LoopCalls, settings: SendSettings, clock: Callable[[], int]) -> None:
         """clock: the store's, in ms."""
@@ -143,9 +186,9 @@ class Sends:
         self._blocked: dict[SendingPeer, None] = {}
         self._retrying = False
         self.errors: Counter[ServerError] = Counter()
-        """SENDs that were refused since the start, by what they were answered."""
+        """SENDs refused since the start, by error."""
         self.received: Callable[[OpenProducer, list[float]], object] | None = None
-        """Told when SENDs came, by the clock of `time.monotonic`, as their receipts leave; a group at a time."""
+        """Called with the times (`time.monotonic`) at which SENDs came, as their receipts leave; a group at a time."""
         self.on_failed: Callable[[OpenProducer], object] = lambda _: None
         """The store of a producer takes nothing more: it is to be closed."""
         self.over_quota: dict[tuple[str, str], None] = {}
@@ -278,7 +321,7 @@ class Sends:
     # -- out -----------------------------------------------------------------------------------------
 
     def _heard(self, results: Sequence[tuple[Any, Outcome]]) -> None:
-        """What became of messages; a thread of the engine calls."""
+        """Take the outcomes of messages; a thread of the engine calls."""
         self._results.append(results)
         self._calls.post(self._deliver)
 

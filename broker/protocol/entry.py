@@ -13,11 +13,44 @@ from base64 import b64decode
 from binascii import Error as NoBase64
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from ...store.errors import CorruptRecord
-from .metadata import MessageMetadata
-from .wire import BYTES, VARINT, tag, varint
+from .fields import DECODERS, SIGNED, part
+from .wire import BYTES, VARINT, ProtocolError, tag, varint
+
+
+@part
+class MessageMetadata:
+    """MessageMetadata, as far as the broker reads it. It is never written: blobs are kept and forwarded unchanged."""
+
+    producer_name: Annotated[str, 1]
+    sequence_id: Annotated[int, 2]
+    publish_time: Annotated[int, 3]
+    """Milliseconds since 1970, by the producer's clock."""
+    partition_key: Annotated[str | None, 6] = None
+    num_messages_in_batch: Annotated[int | None, 11, SIGNED] = None
+    """Messages of a batch, which may be one; None: a single message, no batch."""
+    key_is_base64: Annotated[bool, 17] = False
+    ordering_key: Annotated[bytes | None, 18] = None
+    deliver_at_time: Annotated[int | None, 19, SIGNED] = None
+    """Due time in milliseconds since 1970."""
+    highest_sequence_id: Annotated[int, 24] = 0
+    null_value: Annotated[bool, 25] = False
+
+
+_decode = DECODERS[MessageMetadata]
+
+
+def decode_metadata(data: bytes | memoryview) -> MessageMetadata:
+    """The metadata of a blob; raises ProtocolError."""
+    data = bytes(data)
+    try:
+        found: MessageMetadata = _decode(data, 0, len(data))
+    except (IndexError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"malformed message metadata: {error}") from error
+    return found
+
 
 VERSION = 0xD1
 """First byte of a header: 0xD0 plus the version of its layout."""
@@ -40,7 +73,7 @@ _HASHES_KEPT = 65_536
 
 
 class Header(NamedTuple):
-    """What stands before a blob."""
+    """The fields that precede a blob in storage."""
 
     flags: int
     sticky_hash: int
@@ -78,7 +111,7 @@ def key_of(metadata: MessageMetadata) -> str | None:
 
 
 def sticky_hash(metadata: MessageMetadata) -> int:
-    """What orders a message: of its ordering key, else of its partition key; 0: it has neither.
+    """Hash the ordering key of a message, else its partition key; 0: it has neither.
 
     Source: Apache Pulsar, Murmur3_32Hash and StickyKeyConsumerSelector.
     """

@@ -7,6 +7,12 @@ the default None. A sequence is a repeated field. `SIGNED` marks numbers that ma
 
 The functions are source text, compiled once for each class as `dataclasses` does it: a loop over the fields of a table
 takes six times as long, and SEND, SEND_RECEIPT, MESSAGE, ACK and FLOW come by the hundred thousand a second.
+
+Google's protobuf (7.36, upb) was measured beside it, alternating in one process, in microseconds of processor a
+message. Used as they are, its messages are quicker: decoding SEND 0.95 against 1.62, its metadata 0.82 against 3.27,
+ACK 1.78 against 2.80; encoding MESSAGE 0.47 against 1.14 if one message is refilled, 2.48 if each is made. Converted by
+hand to the dataclasses below, SEND takes 1.74 against 1.63, ACK 4.06 against 2.96, metadata 1.77 against 3.51. So it
+pays in full once every service takes protobuf's messages, where an unset field is told by HasField and not by None.
 """
 
 from __future__ import annotations

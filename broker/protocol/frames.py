@@ -20,7 +20,7 @@ MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 """Bytes of a blob that CONNECTED promises to take, unless configured otherwise."""
 
 FRAME_ROOM = 10 * 1024
-"""What a frame may have beyond the largest message, for its command."""
+"""Bytes that a frame may have beyond the largest message, for its command."""
 
 BEFORE_CONNECT = 64 * 1024
 """Bytes of a frame before the connection is ready."""
@@ -68,7 +68,7 @@ class FrameCutter:
         return self._wanted
 
     def surrender(self) -> bytes:
-        """What was fed and not cut, to be taken by another; nothing is left here."""
+        """Return the bytes fed and not cut, and forget them."""
         rest = b"".join((self._data[self._at :], *self._more))
         self._data, self._at, self._size, self._wanted = b"", 0, 0, 0
         self._more.clear()
@@ -120,14 +120,14 @@ def framed(encoded: bytes) -> bytes:
 
 
 def head(command: Command, blob_size: int = 0) -> bytes:
-    """The frame of a command, up to its blob of so many bytes."""
+    """The frame of a command, up to its blob of `blob_size` bytes."""
     encoded = encode(command)
     size = len(encoded)
     return _SIZES.pack(size + 4 + blob_size, size) + encoded
 
 
 def head_before(command: Command, rest: int) -> bytes:
-    """The frame of a command, but for so many bytes of its fields that follow."""
+    """The frame of a command, up to `rest` bytes of its fields that follow."""
     encoded = encode(command, rest)
     size = len(encoded) + rest
     return _SIZES.pack(size + 4, size) + encoded
@@ -143,7 +143,7 @@ def name_fields(number: int, names: Sequence[str]) -> bytes:
 
 
 def checksum_matches(blob: memoryview) -> bool:
-    """Whether a blob is what its checksum says, or has none."""
+    """Check a blob against its checksum; true where it has none."""
     if blob[:2] != MAGIC or len(blob) < 6:
         return True
     return bool(crc32c.crc32c(blob[6:]) == _SIZE.unpack_from(blob, 2)[0])
@@ -180,7 +180,7 @@ def _partition(partition: int) -> bytes:
 
 
 class ReceiptFrames:
-    """Of one producer."""
+    """Encoder of SEND_RECEIPT for one producer."""
 
     __slots__ = ("_partition", "_producer")
 
@@ -199,7 +199,7 @@ class ReceiptFrames:
 
 
 class MessageHeads:
-    """Of one consumer."""
+    """Encoder of MESSAGE for one consumer."""
 
     __slots__ = ("_consumer", "_partition")
 

@@ -1,4 +1,4 @@
-"""Calls from the engine's threads to the event loop's thread, many in one hop; and the loop's timers.
+"""Calls between the event loop's thread and others: the engine's calls, workers, timers, files looked at regularly.
 
 An event loop wakes by a byte through a pipe. A commit that answers a thousand messages, or a topic that wakes fifty
 subscriptions, costs one such byte.
@@ -22,22 +22,22 @@ T = TypeVar("T")
 
 
 class Timer(Protocol):
-    """A call that is to come."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Have it not come."""
+        """Cancel the call."""
         ...
 
 
 class Loop(Protocol):
-    """What of an event loop the rooms use; tests move its time by hand."""
+    """The part of an event loop that the broker uses; tests move its time by hand."""
 
     def time(self) -> float:
         """Seconds, never going back."""
         ...
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer:
-        """Call in so many seconds."""
+        """Call after `delay` seconds."""
         ...
 
     def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object:
@@ -91,3 +91,19 @@ class Workers:
         """Run it, without waiting; it does not raise. Once the broker has ended nothing is run."""
         with suppress(RuntimeError):
             self._executor.submit(work)
+
+
+async def keep_refreshing(
+    look: Callable[[], bool], every_s: float, changed: Callable[[], object] = lambda: None
+) -> None:
+    """Call `look` in a worker again and again, and `changed` where it says so, until the task is cancelled.
+
+    What either raises is logged, and the next look comes all the same.
+    """
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            if await asyncio.to_thread(look):
+                changed()
+        except Exception:
+            _log.exception("files that may have changed could not be looked at")

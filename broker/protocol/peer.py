@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from .commands import Command, Connect
+from .commands import Connect
+from .fields import Command
 
 
 class Peer(Protocol):
@@ -19,12 +20,12 @@ class Peer(Protocol):
 
     @property
     def client_version(self) -> str:
-        """As CONNECT said, `Pulsar-CPP-v3.5.1` for example."""
+        """The client's version from CONNECT, `Pulsar-CPP-v3.5.1` for example."""
         ...
 
     @property
     def connect(self) -> Connect:
-        """How the client has introduced itself, with the credentials that it gave last."""
+        """The client's CONNECT, with the credentials that it gave last."""
         ...
 
     @property
@@ -34,12 +35,12 @@ class Peer(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone; what is sent to it then is dropped."""
+        """True once the connection is gone; commands sent to it are dropped."""
         ...
 
     @property
     def writable(self) -> bool:
-        """Whether its write queue is below the high mark; messages are sent to it only then."""
+        """True while the write queue is below its high mark; messages are sent only then."""
         ...
 
     def send(self, command: Command, blob: bytes | memoryview | None = None) -> None:
@@ -47,7 +48,7 @@ class Peer(Protocol):
         ...
 
     def send_frames(self, frames: bytes, blob: bytes | memoryview | None = None) -> None:
-        """As `send`, of commands that are encoded: whole frames, or one up to `blob`, which is not copied."""
+        """Queue encoded commands: whole frames, or one up to `blob`, which is not copied."""
         ...
 
     def close(self, reason: str) -> None:
@@ -71,5 +72,5 @@ class Peer(Protocol):
         ...
 
     def ping(self, within_s: float) -> Awaitable[bool]:
-        """Whether the client answers a PING in time."""
+        """Send a PING; true if the client answers in time."""
         ...

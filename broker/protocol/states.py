@@ -12,9 +12,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
-from . import answers, commands
-from .commands import Command
-from .fields import CLASSES
+from . import commands
+from .fields import CLASSES, Command
 from .frames import FRAME_ROOM, MAX_MESSAGE_SIZE, FrameCutter
 from .wire import ProtocolError
 
@@ -27,13 +26,13 @@ FLAGS = commands.FeatureFlags(
     supports_get_partitioned_metadata_without_auto_creation=True,
     supports_topic_watcher_reconcile=True,
 )
-"""What the broker can do beyond its version."""
+"""Capabilities of the broker beyond its protocol version."""
 
-_FROM_BROKER = frozenset(cls for cls in CLASSES.values() if cls.__module__ == answers.__name__)
+_FROM_BROKER = frozenset(cls for cls in CLASSES.values() if issubclass(cls, commands.BrokerCommand))
 
 
 class State(Enum):
-    """What has been said so far."""
+    """Progress of the handshake."""
 
     START = "start"
     CONNECTING = "connecting"
@@ -63,11 +62,11 @@ class Session:
     ) -> None:
         self.state = State.START
         self.connect = commands.Connect("")
-        """How the client has introduced itself, with the credentials that it gave last."""
+        """The client's CONNECT, with the credentials that it gave last."""
         self.protocol_version = 0
         """The smaller one of both sides; 0 until the client has said its own."""
         self.flags = commands.FeatureFlags()
-        """What the client can do."""
+        """Capabilities of the client."""
         self._write = write
         self._server_version = server_version
         self._max_message_size = max_message_size
@@ -80,7 +79,7 @@ class Session:
 
     @property
     def client_version(self) -> str:
-        """As CONNECT said."""
+        """The client's version, from CONNECT."""
         return self.connect.client_version
 
     @property
@@ -155,7 +154,7 @@ class Session:
             )
 
     def surrender(self) -> bytes:
-        """What came and was not read, for another to read; nothing more is read here."""
+        """Return the bytes received and not read, and close: another reads them."""
         rest = self._frames.surrender()
         self.close()
         return rest

@@ -39,7 +39,7 @@ def varint(value: int) -> bytes:
 
 
 def tag(number: int, wire_type: int) -> bytes:
-    """What stands before a field."""
+    """The tag that precedes a field."""
     return varint(number << 3 | wire_type)
 
 

@@ -18,17 +18,14 @@ from ..admin.application import Application
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route
 from ..admin.web_server import WebServer
+from ..cluster.broker_link import ClientLinks, Dialer, broker_context
+from ..cluster.forwarding import ForwardedListing, Forwarding, LookupGate
+from ..cluster.placement import Address, KnownBrokers, PlacementFile
 from ..listing.memory_limits import PROXY_PREFIX, DualMemoryLimiter
 from ..lookup.topic_lookup import Urls
-from ..placement.broker_link import Dialer, broker_context
-from ..placement.client_links import ClientLinks
-from ..placement.forwarded_listing import ForwardedListing
-from ..placement.forwarding import Forwarding, LookupGate
-from ..placement.known_brokers import KnownBrokers
-from ..placement.placement import Address
-from ..placement.placement_file import PlacementFile
 from ..protocol import commands
 from ..protocol.failures import Refused
+from ..protocol.loop_calls import keep_refreshing
 from ..protocol.peer import Peer
 from ..protocol.states import Session
 from ..security.authentication import Authentication
@@ -36,10 +33,8 @@ from ..security.permissions import Permissions
 from ..security.tls import Certificate
 from ..server.configuration import EVERYWHERE
 from ..server.connection import Connection
-from ..server.listening import Listeners
+from ..server.listening import Listeners, open_sockets
 from ..server.login import Fail
-from ..server.refreshing import keep_refreshing
-from ..server.sockets import open_sockets
 from .proxy_admission import ProxyAdmission
 from .proxy_configuration import ProxyConfig
 from .proxy_figures import ProxyFigures

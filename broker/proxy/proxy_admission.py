@@ -10,12 +10,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..placement.broker_link import BrokerLink, Dialer
-from ..placement.client_links import ClientLinks
-from ..placement.known_brokers import KnownBrokers
+from ..cluster.broker_link import BrokerLink, ClientLinks, Dialer
+from ..cluster.placement import KnownBrokers
 from ..protocol import commands
-from ..protocol.commands import ServerError
-from ..protocol.failures import Refused
+from ..protocol.failures import Refused, ServerError
 from ..protocol.frames import head
 from ..protocol.states import Session
 from ..server.connection import Connection

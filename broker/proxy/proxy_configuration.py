@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ...store.errors import InvalidArgument
+from ..cluster.placement import Address
 from ..listing.memory_limits import Limits
-from ..placement.placement import Address
 from ..server.configuration import BrokerConfig, in_file
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..placement.forwarding import LookupGate
+from ..cluster.forwarding import LookupGate
 
 
 class ProxyFigures:

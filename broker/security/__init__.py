@@ -1,1 +1,1 @@
-"""Who a client is and what it may do; certificates. Knows no socket."""
+"""Authentication, permissions and certificates. Knows no socket."""

@@ -1,4 +1,4 @@
-"""Who a connection is: CONNECT, AUTH_RESPONSE, and what has to happen when credentials expire.
+"""Authentication of connections: CONNECT, AUTH_RESPONSE, and the checks of credentials that expire.
 
 session: CONNECT -> begin -> Proven -> CONNECTED
 later:   check, each minute: CHALLENGE -> AUTH_CHALLENGE, AUTH_RESPONSE -> respond -> Proven; CLOSE
@@ -9,17 +9,45 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from enum import Enum, auto
+from typing import NamedTuple, Protocol
 
+from ...store.errors import DuelogError
 from ..protocol.commands import AuthResponse, Connect
 from ..protocol.failures import Refused, ServerError
-from .credentials import InvalidCredentials, Method, Proven
+
+
+class InvalidCredentials(DuelogError):
+    """A client's credentials are missing, wrong or expired; the text names no secret."""
+
+
+class UnusableSecurity(DuelogError):
+    """A setting, key, password file or certificate that cannot be used: the broker does not start with it."""
+
+
+class Proven(NamedTuple):
+    """A role, and until when it holds."""
+
+    role: str | None
+    """None: the broker asks for no credentials."""
+    method: str = "none"
+    expires_ms: int | None = None
+    """Milliseconds since 1970; None: never."""
+
+
+class Method(Protocol):
+    """A way to prove a role."""
+
+    def prove(self, data: bytes) -> Proven:
+        """May wait for the disk or compute long. Raises InvalidCredentials."""
+        ...
+
 
 REFRESH_CHECK_S = 60.0
 """Between two checks of a connection's credentials."""
 
 
 class Verdict(Enum):
-    """What is to be done with a connection."""
+    """The next step for a connection whose credentials were checked."""
 
     GOOD = auto()
     CHALLENGE = auto()
@@ -76,7 +104,7 @@ class Authentication:
 
 
 def check(held: Proven, now_ms: int, *, challenged: bool, can_refresh: bool) -> Verdict:
-    """What a check finds. challenged: an AUTH_CHALLENGE went out. can_refresh: the client says that it answers one."""
+    """Check a connection's credentials. challenged: an AUTH_CHALLENGE went out. can_refresh: the client answers one."""
     if held.expires_ms is None or now_ms < held.expires_ms:
         return Verdict.GOOD
     return Verdict.CLOSE if challenged or not can_refresh else Verdict.CHALLENGE

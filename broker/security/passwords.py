@@ -12,7 +12,7 @@ from pathlib import Path
 
 import bcrypt
 
-from .credentials import InvalidCredentials, Proven, UnusableSecurity
+from .authentication import InvalidCredentials, Proven, UnusableSecurity
 
 _REMEMBERED = 1_000
 """Right passwords that need no bcrypt the next time, kept as a keyed hash; a check takes some 50 ms of a processor."""

@@ -1,4 +1,4 @@
-"""What a role may do, by namespace.
+"""Permissions of roles, by namespace.
 
 Superusers may do everything, administrators of a tenant everything in it, other roles what the namespace grants them.
 Whether a namespace or topic exists makes no difference to the answer, so that a refusal tells nothing.
@@ -14,14 +14,14 @@ from ..protocol.failures import Refused, ServerError
 
 
 class Action(StrEnum):
-    """What a namespace grants a role."""
+    """A right that a namespace grants a role."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
 
 
 class Grants(Protocol):
-    """What tenants and namespaces say of roles."""
+    """Rights that tenants and namespaces grant roles."""
 
     def administrators(self, tenant: str) -> Collection[str]:
         """Roles that may do everything in a tenant."""
@@ -42,15 +42,15 @@ class Permissions:
         self._superusers = frozenset(superusers)
 
     def is_superuser(self, role: str | None) -> bool:
-        """Whether the role may do everything."""
+        """True if the role may do everything."""
         return not self._enabled or role in self._superusers
 
     def administers(self, role: str | None, tenant: str) -> bool:
-        """Whether the role may do everything in a tenant."""
+        """True if the role may do everything in a tenant."""
         return self.is_superuser(role) or role in self._grants.administrators(tenant)
 
     def allows(self, role: str | None, namespace: str, *actions: Action) -> bool:
-        """Whether the role may do one of the actions at least, in `tenant/namespace`."""
+        """True if the role may do at least one of the actions in `tenant/namespace`."""
         if self.administers(role, namespace.partition("/")[0]):
             return True
         if role is None:

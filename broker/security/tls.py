@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import NoReturn
 
-from .credentials import UnusableSecurity
+from .authentication import UnusableSecurity
 
 log = logging.getLogger("duelog.broker.tls")
 

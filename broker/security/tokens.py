@@ -16,7 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
-from .credentials import InvalidCredentials, Proven, UnusableSecurity
+from .authentication import InvalidCredentials, Proven, UnusableSecurity
 
 if TYPE_CHECKING:
     from jwt.types import Options
@@ -32,7 +32,7 @@ _OPTIONS: Options = {"verify_aud": False, "verify_iat": False, "verify_jti": Fal
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """Where keys are, and what a token has to say.
+    """Keys of tokens, and the claims that a token must have.
 
     A key is a path, `file://` and a path, or `data:;base64,` and the key.
     """
@@ -42,12 +42,12 @@ class TokenSettings:
     public_key: str | None = None
     """PEM or DER."""
     algorithms: Sequence[str] = ()
-    """Those that are taken; none named: HS256 with a secret key, RS256 with a public one."""
+    """Algorithms accepted; empty: HS256 with a secret key, RS256 with a public one."""
     auth_claim: str = "sub"
     """The claim that names the role."""
     audience_claim: str = "aud"
     audience: str | None = None
-    """What the audience claim has to hold; None: it is not looked at."""
+    """The audience that a token must name; None: the claim is not checked."""
 
 
 class TokenMethod:

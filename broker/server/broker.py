@@ -1,4 +1,4 @@
-"""A broker: a store, its services and its listeners, from the start to the end."""
+"""A broker: a store, its services, its listeners and the routes of its administration, from start to stop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import fields
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -17,22 +18,38 @@ from ...delayed_store import DelayedStore
 from ...store.config import MIB, StoreConfig
 from ...store.errors import InvalidArgument
 from ..admin.application import Application
+from ..admin.brokers import Brokers
+from ..admin.http_request import Reply, Request
+from ..admin.openapi import OpenApi
+from ..admin.rest_lookup import RestLookup
+from ..admin.routing import Need, Route
 from ..admin.web_server import WebServer
 from ..lookup.topic_lookup import Urls
-from ..protocol.loop_calls import Workers
+from ..metrics.exposition import Exposition
+from ..metrics.text_format import CONTENT_TYPE
+from ..operate.schedule_resource import ScheduleResource
+from ..operate.stats_resource import StatsResource
+from ..operate.store_resource import StoreResource
+from ..operate.subscription_resource import SubscriptionResource
+from ..operate.topic_finder import TopicFinder
+from ..operate.topic_resource import TopicResource
+from ..operate.topic_stats import TopicFigures
+from ..protocol.loop_calls import Workers, keep_refreshing
 from ..security.authentication import Authentication
 from ..security.tls import Certificate
-from .administration import routes_of
-from .configuration import EVERYWHERE, BrokerConfig
-from .listening import Listeners
-from .refreshing import keep_refreshing
+from ..tenancy.namespace_policies import NamespacePolicies
+from ..tenancy.namespaces import Namespaces
+from ..tenancy.policy_store import PolicyStore
+from ..tenancy.rest_schemas import RestSchemas
+from ..tenancy.tenants import Tenants
+from .configuration import EVERYWHERE, BrokerConfig, in_file
+from .listening import Listeners, open_sockets
 from .services import Services, authentication_of
-from .sockets import open_sockets
 
 _log = logging.getLogger("duelog.broker")
 
 _ENTRY_BYTES = MIB // 8
-"""What an entry has beyond its message: a header, and a key of at most 64 KiB."""
+"""Bytes of an entry beyond its message: a header, and a key of at most 64 KiB."""
 
 
 def store_config(config: BrokerConfig, span_ms: int | None = None) -> StoreConfig:
@@ -71,9 +88,9 @@ class Broker:
         self._web: WebServer | None = None
         self._refreshing: list[asyncio.Task[None]] = []
         self.urls = Urls("")
-        """Where clients connect to, once it has started."""
+        """Addresses that clients connect to, once it has started."""
         self.web_urls = Urls("")
-        """Where administration is, likewise."""
+        """Addresses of administration, once it has started."""
         self.application: Application | None = None
 
     async def start(self) -> None:
@@ -246,3 +263,56 @@ def _quoted(text: str) -> str:
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(each if each.isprintable() else repr(each)[1:-1] for each in escaped) + '"'
+
+
+def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> list[Route]:
+    """Make every route."""
+    resources, access, addresses, cluster = (
+        services.resources,
+        services.access,
+        services.addresses,
+        config.cluster_name,
+    )
+    policies = NamespacePolicies(PolicyStore(store), resources, access)
+    elsewhere = None if services.ownership is None else services.ownership.tenant_elsewhere
+    namespaces = Namespaces(store, resources, policies, services.removal, services.topic_names, cluster, elsewhere)
+    settings = {in_file(each.name): getattr(config, each.name) for each in fields(config)}
+    workers, producers, consumers = services.workers, services.producers, services.consumers
+    finder = TopicFinder(store, resources, workers)
+    figures = TopicFigures(
+        producers, consumers, services.rates, store.clock.now_ms, services.facts.deduplicates, addresses
+    )
+    routes = [
+        *Tenants(resources, namespaces, cluster, addresses).routes(),
+        *Brokers(store, cluster, addresses, settings, services.dynamic).routes(),
+        *namespaces.routes(),
+        *policies.routes(),
+        *RestLookup(resources, services.urls, addresses).routes(),
+        *RestSchemas(services.schemas, resources).routes(),
+        *TopicResource(store, services, finder).routes(),
+        *SubscriptionResource(finder, consumers, workers, store.clock.now_ms).routes(),
+        *StatsResource(finder, figures, workers).routes(),
+        *ScheduleResource(finder, workers).routes(),
+        *StoreResource(store, producers, consumers, services.rates, workers, services.jobs).routes(),
+    ]
+    routes.append(_metrics(services.exposition, config))
+    return [*routes, *OpenApi(routes).routes()]
+
+
+_SCRAPE_S = 30.0
+"""Seconds that a client has to take /metrics in: the next page is not made before."""
+
+
+def _metrics(exposition: Exposition, config: BrokerConfig) -> Route:
+    """Make the route of /metrics, which asks for credentials where the broker does, unless it is set otherwise."""
+
+    async def text(_: Request) -> Reply:
+        async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(exposition.page())
+            return Reply(body, CONTENT_TYPE, until_left=stack.pop_all(), within_s=_SCRAPE_S)
+
+    asks = config.authenticate_metrics_endpoint
+    if asks is None:
+        asks = bool(config.authentication_providers)
+    need = Need.LOGIN if asks else Need.NOTHING
+    return Route("GET", "/metrics", text, "Metrics in Prometheus' text format", need)

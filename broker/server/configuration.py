@@ -32,19 +32,19 @@ class BrokerConfig:
     """Settings. In a file `bind_address` is `bindAddress`, and so on."""
 
     bind_address: str = "localhost"
-    """Where to listen. Others than this machine reach the broker with "0.0.0.0"; it should authenticate them then."""
+    """Address to listen at. "0.0.0.0" lets other machines reach the broker, which should authenticate them then."""
     advertised_address: str | None = None
-    """What LOOKUP tells clients; None: `bind_address`, or the machine's name if that is every address."""
+    """Address that LOOKUP gives clients; None: `bind_address`, or the machine's name if that is every address."""
     advertised_listeners: tuple[str, ...] = ()
-    """What LOOKUP tells clients that name a listener: `name:pulsar://host:port`, and `pulsar+ssl` likewise."""
+    """Addresses that LOOKUP gives clients that name a listener: `name:pulsar://host:port`, or `pulsar+ssl`."""
     broker_service_port: int | None = 6650
-    """None: TLS only. 0: one that is free."""
+    """Port of the binary protocol. None: TLS only. 0: a free port."""
     broker_service_port_tls: int | None = 6651
     """Used if there is a certificate."""
     web_service_port: int | None = None
-    """Of administration over HTTP. None: there is none. 0: one that is free."""
+    """Port of administration over HTTP. None: no administration. 0: a free port."""
     web_service_port_tls: int | None = None
-    """Likewise over TLS; needs a certificate."""
+    """Port of administration over TLS; needs a certificate."""
     max_http_server_connections: int = 2_048
     """Connections over it are closed."""
     tls_certificate_file_path: Path | None = None
@@ -52,7 +52,7 @@ class BrokerConfig:
     tls_key_file_path: Path | None = None
     """Its key in PEM, not encrypted."""
     tls_cert_refresh_check_duration_sec: float = 10
-    """How often both files are looked at."""
+    """Seconds between two looks at both files."""
     cluster_name: str = "standalone"
     """A label of metrics."""
 
@@ -61,15 +61,15 @@ class BrokerConfig:
     broker_max_connections: int = 20_000
     """Connections over it are told so and closed."""
     broker_max_connections_per_ip: int = 10_000
-    """Likewise, from one address."""
+    """Connections of one address; further ones are told so and closed."""
     handshake_timeout_seconds: float = 30
-    """What a client has to have authenticated in."""
+    """Seconds in which a client has to authenticate."""
     keep_alive_interval_seconds: float = 30
     """Silence before a PING; after as much again the connection is closed."""
     write_stall_seconds: float = 120
     """A connection is closed that has taken nothing of what waits for it for so long."""
     write_high_mark: int = 1 << 20
-    """Bytes that wait for a connection at which it gets no more messages and is not read."""
+    """Bytes that wait for a connection at which it is sent no messages and is not read."""
     write_low_mark: int = 1 << 18
     """Bytes that wait at which the connection gets messages and is read again."""
     max_pending_requests: int = 1_000
@@ -83,10 +83,10 @@ class BrokerConfig:
     worker_threads: int = 16
     """Threads for what waits for the disk."""
     shutdown_timeout_seconds: float = 20
-    """What connections and the store's consumers have to finish in when the broker ends."""
+    """Seconds that connections and the store's consumers have to finish in when the broker stops."""
 
     stats_update_frequency_in_secs: float = 60
-    """The period of which rates are told."""
+    """Seconds over which rates are averaged."""
     expose_topic_level_metrics_in_prometheus: bool = True
     """/metrics has series for each topic and subscription; else for each namespace."""
     max_topics_in_prometheus: int = 2_000
@@ -95,13 +95,13 @@ class BrokerConfig:
     """/metrics asks for credentials; not set: where authenticationProviders are set."""
 
     allow_auto_topic_creation: bool = True
-    """Whether a topic comes into being with its first producer or consumer."""
+    """Create a topic for its first producer or consumer."""
     default_num_partitions: int = 0
-    """Of topics that come into being; 0: they are plain topics."""
+    """Partitions of topics created so; 0: they are plain topics."""
     broker_deduplication_enabled: bool = False
-    """Whether messages that producers number are stored once."""
+    """Store messages that producers number only once."""
     delayed_delivery_enabled: bool | None = None
-    """Whether messages are delayed at all. It and the next two are set for the whole store when the broker starts, as
+    """Delay messages at all. It and the next two are set for the whole store when the broker starts, as
     `duelog policies set` does, and stay until they are changed; namespaces and topics may have their own. Not set: the
     store keeps what it has."""
     delayed_delivery_tick_time_millis: int | None = None
@@ -109,29 +109,29 @@ class BrokerConfig:
     delayed_delivery_max_delay_in_millis: int | None = None
     """The longest delay that a producer may ask for; 0: no limit."""
     delay_rejection: str = "error"
-    """What becomes of a delay over the maximum: "error", or "clamp" to shorten it."""
+    """Handling of a delay over the maximum: "error" refuses the message, "clamp" shortens the delay."""
     ack_response_durable: bool = False
     """Answer acknowledgements once they are on disk."""
     max_unacked_messages_per_consumer: int = 50_000
     """Messages out and not acknowledged at which dispatch to a consumer stops, until half."""
     max_unacked_messages_per_subscription: int = 200_000
-    """Likewise of all consumers of a subscription."""
+    """The same limit for all consumers of a subscription together."""
     enable_broker_side_subscription_pattern_evaluation: bool = True
-    """Whether the broker matches patterns, and lets clients watch for topics."""
+    """Match patterns in the broker, and let clients watch for topics."""
     subscription_pattern_max_length: int = 50
     """A longer pattern is left to the client, which polls."""
     max_concurrent_lookup_request: int = 50_000
     """Listings of topics under way."""
     max_topic_list_in_flight_heap_mem_size_mb: int = 100
-    """Of topic lists being made; 0: no limit. It and the next five change while the broker runs (DynamicSettings)."""
+    """Memory of topic lists being made; 0: no limit. This and the next five are DynamicSettings."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
-    """What a listing may wait in for its share, until it is answered TooManyRequests."""
+    """Longest wait of a listing for memory, after which it is answered TooManyRequests."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
     """Listings that may wait; 0: any number."""
     max_topic_list_in_flight_direct_mem_size_mb: int = 100
-    """Of frames being written; 0: no limit."""
+    """Memory of frames being written; 0: no limit."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
-    """What a frame may wait in for its share."""
+    """Longest wait of a frame for memory."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
     """Frames that may wait; 0: any number."""
     max_topic_list_watchers_per_connection: int = 1_000
@@ -139,14 +139,14 @@ class BrokerConfig:
     max_topic_list_watchers_mem_size_mb: int = 100
     """Names that watchers keep; 0: no limit."""
     schema_compatibility_strategy: str = "FULL"
-    """What a topic's next schema has to be, by Pulsar's names."""
+    """Requirement on a topic's next schema, by Pulsar's names."""
 
     authentication_providers: tuple[str, ...] = ()
     """"token", "basic"; none: every client is let in."""
     anonymous_user_role: str | None = None
     """The role of clients that give no credentials; None: they are refused."""
     authorization_enabled: bool = False
-    """Whether roles may do only what they were granted."""
+    """Let roles do only what they were granted."""
     super_user_roles: tuple[str, ...] = ()
     """Roles that may do everything."""
     token_secret_key: str | None = None
@@ -164,14 +164,14 @@ class BrokerConfig:
     basic_auth_conf: Path | None = None
     """A file as `htpasswd -B` writes it."""
     authentication_refresh_check_seconds: float = 60
-    """How often credentials are looked at for those that have expired."""
+    """Seconds between two checks for expired credentials."""
 
     placement_file: Path | None = None
     """Which broker serves which namespace, where there are several."""
     placement_broker: str | None = None
     """This broker's name in it."""
     placement_refresh_seconds: float = 2
-    """How often the file is looked at."""
+    """Seconds between two looks at the file."""
     broker_client_trust_certs_file_path: Path | None = None
     """Certificates that those of other brokers are checked by, for pulsar+ssl; None: those that this machine trusts."""
 
@@ -218,7 +218,7 @@ class BrokerConfig:
 
     @property
     def reachable_address(self) -> str:
-        """What clients are told to connect to."""
+        """The host that clients are told to connect to."""
         if self.advertised_address:
             return self.advertised_address
         return socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
@@ -233,7 +233,7 @@ class BrokerConfig:
         return {name: value for name, value in found.items() if value is not None}
 
     def dynamic(self) -> dict[str, int]:
-        """What the settings start with that change while the broker runs, by name."""
+        """Initial values of the settings that change while the broker runs, by name."""
         prefix = "max_topic_list_in_flight_"
         return {in_file(each.name): getattr(self, each.name) for each in fields(self) if each.name.startswith(prefix)}
 

@@ -11,13 +11,15 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from ...store.errors import DuelogError
 from ..metrics.connection_figures import ConnectionFigures
 from ..protocol import commands
-from ..protocol.commands import NO_REQUEST, Command, ServerError
-from ..protocol.failures import Refused, server_error
+from ..protocol.commands import NO_REQUEST
+from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.fields import Command
 from ..protocol.frames import head
 from ..protocol.states import Session
 from ..protocol.wire import ProtocolError
@@ -28,17 +30,17 @@ from .write_queue import WriteQueue
 _log = logging.getLogger("duelog.broker.connection")
 
 _LINGER_S = 5.0
-"""How long a connection that is being closed may take for what is queued."""
+"""Seconds in which a closing connection may write its queue."""
 
 Handler = Callable[["Connection", Any, memoryview], Awaitable[None] | None]
-"""What serves a command. One that waits is awaited in a task of its own."""
+"""A function that serves a command; an awaitable that it returns is awaited in a task of its own."""
 
 _numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
 class Environment:
-    """What all connections of a broker share."""
+    """Values that all connections of a broker share."""
 
     config: BrokerConfig
     server_version: str
@@ -47,7 +49,7 @@ class Environment:
     admit: Callable[[Connection], str | None]
     """Count a connection; why it is not let in, None: it is."""
     gone: Callable[[Connection], None]
-    """A connection is no more; called once, never from inside one of its calls."""
+    """Called when a connection has ended, once, never from inside one of its calls."""
 
 
 class Connection(asyncio.Protocol):
@@ -73,7 +75,7 @@ class Connection(asyncio.Protocol):
         self._closing = self._ended = False
         self._paused: set[str] = set()
         self._reading = False
-        """Whether `_process` is on the stack."""
+        """True while `_process` is on the stack."""
         self._requests: set[asyncio.Task[None]] = set()
         self._pongs: list[asyncio.Future[bool]] = []
         self._on_writable: list[Callable[[], object]] = []
@@ -108,7 +110,7 @@ class Connection(asyncio.Protocol):
         self.send_frames(head(command, 0 if blob is None else len(blob)), blob)
 
     def send_frames(self, frames: bytes, blob: bytes | memoryview | None = None) -> None:
-        """As `send`, of commands that are encoded: whole frames, or one up to its blob."""
+        """Queue encoded commands: whole frames, or one up to its blob."""
         queue = self._queue
         if self._closing or queue is None:
             return
@@ -169,7 +171,7 @@ class Connection(asyncio.Protocol):
             sink(rest)
 
     async def ping(self, within_s: float) -> bool:
-        """Whether the client answers a PING in time; one that is not read now is taken to be there."""
+        """Send a PING; true if the client answers in time, or is not being read now."""
         if self._closing:
             return False
         if self._paused:
@@ -177,7 +179,7 @@ class Connection(asyncio.Protocol):
         pong = self._loop.create_future()
         self._pongs.append(pong)
         self.send(commands.Ping())
-        timer = self._loop.call_later(within_s, _resolve, pong, False)
+        timer = self._loop.call_later(within_s, partial(_resolve, pong, answered=False))
         try:
             return bool(await pong)
         finally:
@@ -221,7 +223,7 @@ class Connection(asyncio.Protocol):
         for timer in self._timers:
             timer.cancel()
         for pong in self._pongs:
-            _resolve(pong, False)
+            _resolve(pong, answered=False)
         self._on_writable.clear()
         if self._queue is not None:
             self._queue.drop()
@@ -293,7 +295,7 @@ class Connection(asyncio.Protocol):
             self._start(self._login.respond(command))
         elif isinstance(command, commands.Pong):
             for pong in self._pongs:
-                _resolve(pong, True)
+                _resolve(pong, answered=True)
         else:
             self._refuse(command, Refused(ServerError.NOT_ALLOWED, f"{type(command).__name__} is not offered"))
 
@@ -395,6 +397,6 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
 
-def _resolve(future: asyncio.Future[bool], value: bool) -> None:
-    if not future.done():
-        future.set_result(value)
+def _resolve(pong: asyncio.Future[bool], *, answered: bool) -> None:
+    if not pong.done():
+        pong.set_result(answered)

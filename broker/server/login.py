@@ -1,4 +1,4 @@
-"""Who a connection is: its credentials at CONNECT, and again when they expire."""
+"""Login of a connection: its credentials at CONNECT, and again when they expire."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..protocol import commands
-from ..protocol.commands import ServerError
-from ..protocol.failures import Refused
+from ..protocol.failures import Refused, ServerError
 from ..protocol.states import Session
-from ..security.authentication import Authentication, Verdict, check
-from ..security.credentials import Proven
+from ..security.authentication import Authentication, Proven, Verdict, check
 
 Fail = Callable[[ServerError, str], object]
 """Ends a connection with an error."""
@@ -39,11 +37,11 @@ class Admission(Protocol):
 
 
 _REFRESH = b"PulsarAuthRefresh"
-"""What an AUTH_CHALLENGE says so that clients fetch their credentials anew."""
+"""Text of an AUTH_CHALLENGE at which clients fetch new credentials."""
 
 
 class Login:
-    """Of one connection. Of the event loop's thread."""
+    """Authentication of one connection. Runs on the event loop's thread."""
 
     def __init__(
         self,

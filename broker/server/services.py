@@ -11,6 +11,9 @@ from ...delayed_store import DelayedStore
 from ...store.errors import ClosedError
 from ...store.names import TopicName
 from ..admin.addresses import Addresses
+from ..cluster.broker_link import Dialer, broker_context
+from ..cluster.ownership import Ownership
+from ..cluster.placement import PlacementFile
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
 from ..listing.admission import Admission, ListingSettings
@@ -30,17 +33,13 @@ from ..lookup.topic_lookup import TopicLookup, Urls
 from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..operate.jobs import Jobs
-from ..placement.broker_link import Dialer, broker_context
-from ..placement.ownership import Ownership
-from ..placement.placement_file import PlacementFile
 from ..produce.producers import Producers, ProducerSettings
 from ..protocol import commands
 from ..protocol.commands import Command
 from ..protocol.frames import FRAME_ROOM
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
-from ..security.authentication import Authentication
-from ..security.credentials import Method, UnusableSecurity
+from ..security.authentication import Authentication, Method, UnusableSecurity
 from ..security.passwords import PasswordMethod
 from ..security.permissions import Permissions
 from ..security.tokens import TokenMethod, TokenSettings
@@ -54,7 +53,7 @@ _LIST_THREADS = 2
 
 
 class Services:
-    """Of the event loop's thread."""
+    """The services of one broker, wired to each other. Runs on the event loop's thread."""
 
     def __init__(
         self, store: DelayedStore, config: BrokerConfig, workers: Workers, command: Sequence[str] = ()
@@ -75,7 +74,7 @@ class Services:
             name: Urls(found.get("pulsar", ""), found.get("pulsar+ssl", ""))
             for name, found in config.listeners().items()
         }
-        """Where clients are sent, by listener name; that of no name filled once the broker listens."""
+        """Addresses for clients, by listener name; the one without a name is filled once the broker listens."""
         self.lookup = TopicLookup(access, self.resources, self.urls)
         self.dynamic = DynamicSettings(store.documents, config.dynamic())
         limiter = self.limiter = DualMemoryLimiter(self.dynamic.heap(), self.dynamic.direct(), calls.loop)
@@ -181,7 +180,7 @@ class Services:
                 self._disconnect(topic)
 
     def _users(self, topic: str) -> int:
-        """How many producers and consumers a topic has."""
+        """Count the producers and consumers of a topic."""
         return len(self.producers.of_topic(topic)) + sum(map(len, self.consumers.of_topic(topic).values()))
 
     def _disconnect(self, topic: str) -> None:
@@ -205,7 +204,7 @@ class Services:
             raise ClosedError("the broker") from error
 
     def gone(self, connection: Connection) -> None:
-        """A connection is no more."""
+        """A connection has ended."""
         self.producers.gone(connection)
         self.consumers.gone(connection)
         self.limiter.gone(connection)
@@ -224,7 +223,6 @@ class Services:
 
 
 def _ownership_of(config: BrokerConfig, limiter: DualMemoryLimiter) -> Ownership | None:
-    """Reads the placement table."""
     if config.placement_file is None or config.placement_broker is None:
         return None
     dialer = Dialer(broker_context(config.broker_client_trust_certs_file_path))
@@ -244,12 +242,11 @@ def _listing_settings(config: BrokerConfig) -> ListingSettings:
 
 
 def _plain(call: Callable[[Peer, Any], Awaitable[None] | None]) -> Handler:
-    """A service of commands without a blob."""
     return lambda connection, command, _: call(connection, command)
 
 
 def authentication_of(config: BrokerConfig) -> Authentication:
-    """Who is let in. Reads keys and password files. Raises UnusableSecurity."""
+    """Make the authentication. Reads keys and password files. Raises UnusableSecurity."""
     methods: dict[str, Method] = {}
     if "token" in config.authentication_providers:
         methods["token"] = TokenMethod(

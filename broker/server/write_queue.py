@@ -1,7 +1,7 @@
-"""What waits to be written to one connection, handed to its transport in pieces of at most 64 KiB.
+"""The write queue of one connection, handed to its transport in pieces of at most 64 KiB.
 
-The transport keeps one piece and no more, so that what has left the process is known, and what a client does not read
-is bounded here. Everything that is queued in one turn of the event loop leaves together.
+The transport keeps at most one piece, so that the bytes that have left the process are known, and those that a client
+does not read are bounded here. Everything that is queued in one turn of the event loop leaves together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PIECE = 64 * 1024
 
 
 class Writing(Protocol):
-    """What of a transport is used."""
+    """The part of a transport that the queue uses."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None: ...
 
@@ -23,7 +23,7 @@ class Writing(Protocol):
 
 
 class WriteQueue:
-    """Of the event loop's thread."""
+    """Bytes queued for one transport. Runs on the event loop's thread."""
 
     __slots__ = ("_call_soon", "_chunks", "_high", "_is_over", "_low", "_marks", "_on_low", "_paused", "_scheduled",
                  "_stall", "_transport", "left", "size")  # fmt: skip
@@ -46,7 +46,7 @@ class WriteQueue:
         self._on_low = on_low
         self._chunks: deque[bytes | memoryview] = deque()
         self._marks: deque[tuple[int, Callable[[], object]]] = deque()
-        """What `left` has to reach, and what is called then."""
+        """Values that `left` has to reach, each with the call to make then."""
         self._is_over = False
         self._paused = False
         self._scheduled = False
@@ -55,16 +55,16 @@ class WriteQueue:
         self.left = 0
         """Bytes that have left, to tell whether the client takes any."""
         self._stall = (0, 0.0)
-        """Those, and since when no more have."""
+        """The last seen `left`, and the time since which it has not grown."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the queue was over its high mark, and is not below the low one yet."""
+        """True from reaching the high mark until falling to the low one."""
         return self._is_over
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything has left the process."""
+        """True when every byte has left the process."""
         return not self.size and not self._paused
 
     def stalled_s(self, now: float) -> float:

@@ -8,7 +8,8 @@ from concurrent.futures import Executor, Future
 from itertools import count
 from typing import Any, TypeVar
 
-from duelog.broker.protocol.commands import Command, Connect, decode
+from duelog.broker.protocol.commands import Connect, decode
+from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.loop_calls import LoopCalls, Workers
 
 T = TypeVar("T")

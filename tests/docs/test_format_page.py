@@ -11,10 +11,9 @@ import numpy as np
 
 from duelog import DelayedStore
 from duelog.attempts.delivery_log import _CRC, _RECORD
-from duelog.broker.protocol.entry import header_for, pack
+from duelog.broker.protocol.entry import MessageMetadata, header_for, pack
 from duelog.broker.protocol.fields import ENCODERS
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
 from duelog.control import control_server, store_operations
 from duelog.control.control_lines import address_in
 from duelog.store.codec import format as fmt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from duelog.broker.placement.placement import parse_placement
+from duelog.broker.cluster.placement import parse_placement
 from tests.packaging.tree import ROOT
 
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")

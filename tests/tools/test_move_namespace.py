@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from duelog import DelayedStore, Message, Policies
-from duelog.broker.placement.placement import read_placement
+from duelog.broker.cluster.placement import read_placement
 from duelog.store.clock import ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import InvalidArgument, StoreLocked

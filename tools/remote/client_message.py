@@ -14,9 +14,9 @@ from struct import error as StructError
 from typing import Annotated, NamedTuple
 
 from ...broker.operate.stored_metadata import CannotDecompress, StoredMetadata, decompressed, split_blob
+from ...broker.protocol.commands import KeyValue
 from ...broker.protocol.entry import BATCH, CHUNK, HEADER_BYTES, unpack
 from ...broker.protocol.fields import DECODERS, SIGNED, part
-from ...broker.protocol.parts import KeyValue
 from ...broker.protocol.wire import ProtocolError
 from ...store.errors import CorruptRecord, DuelogError
 

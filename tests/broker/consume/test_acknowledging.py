@@ -10,15 +10,15 @@ from duelog.broker.protocol.commands import (
     AckResponse,
     AckType,
     CloseConsumer,
-    Command,
     Message,
     MessageIdData,
     Redeliver,
     Seek,
-    ServerError,
     SubscriptionType,
     Unsubscribe,
 )
+from duelog.broker.protocol.failures import ServerError
+from duelog.broker.protocol.fields import Command
 from tests.broker.consume.consuming import Consuming, ids, texts
 from tests.broker.peers import FakePeer, idle, run, soon
 from tests.conftest import OpenStore
@@ -27,7 +27,7 @@ SHARED = SubscriptionType.SHARED
 
 
 async def reopened(here: Consuming, kind: SubscriptionType = SHARED) -> list[str]:
-    """What a consumer gets that comes after all others are gone."""
+    """Messages of a consumer that subscribes after all others are gone."""
     peer = FakePeer()
     await here.subscribe(peer, kind, permits=100)
     return texts(peer)
@@ -288,7 +288,7 @@ def test_a_size_of_a_batch_that_cannot_be_is_passed_over(open_store: OpenStore, 
 def test_a_cumulative_acknowledgement_into_a_batch_leaves_the_rest_of_it(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """What is before the batch is acknowledged, and of the batch its first messages."""
+    """Everything before the batch is acknowledged, and the first messages of the batch."""
 
     async def test() -> None:
         here, peer = Consuming(open_store(), clock), FakePeer()
@@ -308,7 +308,7 @@ def test_a_cumulative_acknowledgement_into_a_batch_leaves_the_rest_of_it(
 def test_a_connection_that_acknowledges_faster_than_is_taken_is_not_read(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """What waits for a worker is bounded; the connection is read again once it is taken."""
+    """Acknowledgements that wait for a worker are bounded; the connection is read again once they are taken."""
 
     async def test() -> None:
         here, peer = Consuming(open_store(), clock), FakePeer()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duelog.broker.consume import batch_acks
-from duelog.broker.consume.batch_acks import BatchAcks, KeptBatchAcks
+from duelog.broker.consume import attached
+from duelog.broker.consume.attached import BatchAcks, KeptBatchAcks
 
 
 def words_of(left: set[int]) -> list[int]:
@@ -37,7 +37,7 @@ def test_what_remains_is_what_remains_in_every_set(messages: int, sets: list[set
 
 def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is forgotten: it is delivered whole when it comes again."""
-    monkeypatch.setattr(batch_acks, "MOST_BATCHES", 3)
+    monkeypatch.setattr(attached, "MOST_BATCHES", 3)
     acks = BatchAcks()
     for place in range(5):
         acks.take(place, [1], 2)
@@ -55,7 +55,7 @@ def test_a_set_that_is_too_long_changes_nothing() -> None:
 
 
 def test_a_size_that_no_batch_has_takes_no_memory() -> None:
-    """What a client says of the size is no more than what its set has words for."""
+    """A client's size of a batch counts only as far as its set has words."""
     batches = BatchAcks()
     assert batches.take(1, [0b101], 1 << 62) == 2
     assert batches.words(1) == [0b101]
@@ -75,7 +75,7 @@ def test_forgetting_by_place() -> None:
 
 def test_subscriptions_whose_sets_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was left first is forgotten; one without a set takes no place."""
-    monkeypatch.setattr(batch_acks, "MOST_KEPT", 2)
+    monkeypatch.setattr(attached, "MOST_KEPT", 2)
     kept = KeptBatchAcks()
     for name in "abc":
         acks = BatchAcks()

@@ -35,7 +35,7 @@ class Member:
         self.held: dict[tuple[int, int], tuple[str, int]] = {}
 
     def take(self, sizes: dict[str, int], *, taken_back: bool) -> list[str]:
-        """What has come; checks that no permits were overrun but by a part of a batch.
+        """Take the received messages; checks that no permits were overrun but by a part of a batch.
 
         taken_back: what it holds may have been taken back meanwhile, as another consumer was the active one.
         """
@@ -150,5 +150,5 @@ def test_every_message_is_acknowledged_in_the_end(
 
 
 def command(place: tuple[int, int]) -> MessageIdData:
-    """As an id of the wire."""
+    """The position as an id of the wire."""
     return MessageIdData(*place)

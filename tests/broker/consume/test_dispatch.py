@@ -1,4 +1,4 @@
-"""What consumers are sent: permits, turns, priorities, limits of what is unacknowledged."""
+"""Dispatch to consumers: permits, turns, priorities, limits of unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from duelog import ManualClock, Policies
-from duelog.broker.consume import acking
+from duelog.broker.consume.consumers import place_of
 from duelog.broker.protocol.commands import (
     NO_REQUEST,
     Ack,
@@ -24,8 +24,8 @@ from duelog.broker.protocol.commands import (
     SubscriptionType,
     Unsubscribe,
 )
+from duelog.broker.protocol.entry import decode_metadata
 from duelog.broker.protocol.frames import metadata_of
-from duelog.broker.protocol.metadata import decode_metadata
 from duelog.store.errors import StoreFull
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, succeeded, texts
 from tests.broker.peers import FakePeer, idle, run, soon
@@ -106,7 +106,7 @@ def test_a_delay_holds_for_every_type(open_store: OpenStore, clock: ManualClock)
 
 
 def test_consumers_take_turns_of_twenty_entries(open_store: OpenStore, clock: ManualClock) -> None:
-    """Of one priority; each gets as much as the other."""
+    """Consumers of one priority get as much as each other."""
 
     async def test() -> None:
         here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
@@ -131,7 +131,7 @@ def test_consumers_take_turns_of_twenty_entries(open_store: OpenStore, clock: Ma
 
 
 def test_consumers_without_a_key_hold_none_back(open_store: OpenStore, clock: ManualClock) -> None:
-    """Of sixty key-shared consumers each is asked, however many of them have nothing to get."""
+    """Each of sixty key-shared consumers is polled, however many of them have nothing to get."""
 
     async def test() -> None:
         here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(60)]
@@ -195,7 +195,7 @@ def test_a_connection_that_cannot_take_more_is_sent_nothing(open_store: OpenStor
 def test_dispatch_stops_at_the_limit_of_a_consumer_and_goes_on_at_half(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """Of shared types; another consumer of the subscription is still served."""
+    """The limit holds for shared types; another consumer of the subscription is still served."""
 
     async def test() -> None:
         here, peer, other = Consuming(open_store(), clock, max_unacked_consumer=4), FakePeer(), FakePeer()
@@ -305,7 +305,7 @@ def test_a_full_store_stops_delivery_until_it_is_tried_again(open_store: OpenSto
 
 
 def full(_: int) -> NoReturn:
-    """As a store on a full disk."""
+    """Raise the error of a store on a full disk."""
     raise StoreFull(Path("store"), "no space")
 
 
@@ -390,7 +390,7 @@ def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
         answer = partial(raising, ValueError("odd"))
         if at == "engine":
             engine.ack = answer  # type: ignore[method-assign]
-        group.pump.ack(group.consumers[0], [acking.place_of(ids(peer)[0]) or 0], answer)
+        group.pump.ack(group.consumers[0], [place_of(ids(peer)[0]) or 0], answer)
         seeking = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, MessageIdData(2**64 - 1, 0))))
         await idle()
         here.bench.executor.release()

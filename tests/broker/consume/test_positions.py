@@ -20,10 +20,10 @@ from duelog.broker.protocol.commands import (
     Message,
     MessageIdData,
     Seek,
-    ServerError,
     SubscriptionType,
     Success,
 )
+from duelog.broker.protocol.failures import ServerError
 from duelog.store.position import MessageId
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, refused, succeeded, texts
 from tests.broker.peers import FakePeer, idle, run, soon
@@ -34,7 +34,7 @@ EARLIEST, LATEST = MessageIdData(2**64 - 1, 2**64 - 1), MessageIdData(2**63 - 1,
 
 
 def named(message_id: MessageId) -> MessageIdData:
-    """As a client names it."""
+    """The id in the form of a client."""
     return MessageIdData(*message_id)
 
 
@@ -91,7 +91,7 @@ def test_a_reader_and_a_subscription_do_not_share_a_name(open_store: OpenStore, 
 
 
 def test_seeking_closes_every_consumer_and_then_succeeds(open_store: OpenStore, clock: ManualClock) -> None:
-    """Those who come anew begin at the message that was named; nothing is sent in between."""
+    """Consumers that subscribe again begin at the named message; nothing is sent in between."""
 
     async def test() -> None:
         here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()

@@ -15,7 +15,7 @@ SHARED = SubscriptionType.SHARED
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 def test_named_messages_come_again_counted(kind: SubscriptionType, open_store: OpenStore, clock: ManualClock) -> None:
-    """Those alone, with a count that grows."""
+    """Only the named messages come again, with a count that grows."""
 
     async def test() -> None:
         here, peer = Consuming(open_store(), clock), FakePeer()
@@ -146,7 +146,7 @@ def test_what_a_consumer_held_goes_to_the_others_when_it_leaves(open_store: Open
 
 
 def test_counts_survive_a_restart_that_is_not_counted_itself(open_store: OpenStore, clock: ManualClock) -> None:
-    """What the client gave back counts, what it held when the broker was shut down does not."""
+    """Messages that the client gave back count; those that it held at the broker's shutdown do not."""
 
     async def test() -> None:
         store = open_store()
@@ -179,7 +179,7 @@ def test_commands_for_unknown_consumers(open_store: OpenStore, clock: ManualCloc
 
 
 def test_what_the_store_takes_back_is_held_by_its_new_consumer_alone(open_store: OpenStore, clock: ManualClock) -> None:
-    """Where a subscription has an acknowledgement timeout of its own; the first one's place is free again."""
+    """If the subscription has an acknowledgement timeout of its own; the first one's place is free again."""
 
     async def test() -> None:
         store = open_store()

@@ -19,13 +19,13 @@ from duelog.broker.protocol.commands import (
     KeySharedMode,
     KeyValue,
     Schema,
-    ServerError,
     Subscribe,
     SubscriptionType,
     Success,
     Unsubscribe,
 )
 from duelog.broker.protocol.entry import hash_of
+from duelog.broker.protocol.failures import ServerError
 from tests.broker.consume.consuming import TOPIC, Consuming, refused, succeeded, texts
 from tests.broker.peers import FakePeer, idle, run, soon
 from tests.conftest import OpenStore
@@ -89,14 +89,14 @@ def test_a_type_changes_only_when_no_consumer_is_attached(open_store: OpenStore,
 
 
 def changes(peer: FakePeer) -> list[bool]:
-    """What a consumer was told of being served; it is forgotten."""
+    """Take the ACTIVE_CONSUMER_CHANGEs that a consumer was sent."""
     told = [each.is_active for each in peer.got(ActiveConsumerChange)]
     peer.sent.clear()
     return told
 
 
 def test_the_first_by_name_serves_a_failover_subscription(open_store: OpenStore, clock: ManualClock) -> None:
-    """Of those with the highest priority; each is told when it subscribes and when that changes, all get no gap."""
+    """The highest priority comes first; consumers hear of every change, and nobody sees a gap."""
 
     async def test() -> None:
         here = Consuming(open_store(), clock)
@@ -361,7 +361,7 @@ def test_unsubscribing_deletes_the_subscription(open_store: OpenStore, clock: Ma
 
 
 def test_figures_of_a_consumer(open_store: OpenStore, clock: ManualClock) -> None:
-    """Of an unknown one ConsumerNotFound, inside the answer."""
+    """An unknown consumer is answered ConsumerNotFound, inside the answer."""
 
     async def test() -> None:
         here, peer = Consuming(open_store(), clock), FakePeer()

@@ -19,7 +19,8 @@ from duelog.broker.lookup.schemas import Schemas
 from duelog.broker.lookup.topic_access import TopicAccess
 from duelog.broker.lookup.topic_facts import TopicFacts
 from duelog.broker.lookup.topic_lookup import TopicLookup, Urls
-from duelog.broker.protocol.commands import Command, decode
+from duelog.broker.protocol.commands import decode
+from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.loop_calls import Timer, Workers
 from duelog.broker.protocol.peer import Peer
 from duelog.broker.security.permissions import Action, Permissions

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duelog.broker.lookup.compatibility import Compatibility, SchemaType, is_schema, misfit, same
-from duelog.broker.protocol.parts import KeyValue, Schema
+from duelog.broker.protocol.commands import KeyValue, Schema
 
 
 def avro(schema: Any, kind: int = SchemaType.AVRO) -> Schema:
@@ -136,7 +136,7 @@ def test_another_type_never_follows(asked: Compatibility) -> None:
     ],
 )
 def test_a_schema_that_is_none_is_refused(data: bytes) -> None:
-    """As the first of a topic, and after another."""
+    """A broken schema is refused as the first of a topic and after another."""
     schema = Schema("s", data, SchemaType.AVRO)
     assert misfit(schema, [], Compatibility.FULL) is not None
     assert misfit(schema, [avro("int")], Compatibility.FULL) is not None
@@ -214,7 +214,7 @@ def test_whatever_a_client_calls_a_schema_gets_an_answer(new: Any, old: Any, ask
 
 @given(st.binary(max_size=40), st.integers(0, 22), st.binary(max_size=40))
 def test_bytes_that_are_no_schema_get_an_answer(new: bytes, kind: int, old: bytes) -> None:
-    """Of every type."""
+    """Arbitrary bytes of every schema type are judged, and raise nothing."""
     properties = [KeyValue("key.schema.type", "AVRO"), KeyValue("value.schema.type", "KEY_VALUE")]
     schemas = [Schema("s", data, kind, properties) for data in (new, old)]
     assert isinstance(misfit(schemas[0], schemas[1:], Compatibility.FULL), (str, NoneType))

@@ -31,7 +31,7 @@ def stage(open_store: OpenStore) -> Stage:
 
 
 def version(number: int) -> bytes:
-    """As it is on the wire."""
+    """The version's bytes on the wire."""
     return number.to_bytes(8, "big")
 
 

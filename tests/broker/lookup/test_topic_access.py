@@ -26,7 +26,7 @@ def store(open_store: OpenStore) -> DelayedStore:
 
 def opened(stage: Stage, topic: str, action: Action = Action.PRODUCE, role: str | None = None,
            *, create: bool = True) -> OpenedTopic:  # fmt: skip
-    """What `open` gives after a start."""
+    """The result of `open` after a start."""
 
     async def run() -> OpenedTopic:
         await stage.resources.load()
@@ -37,7 +37,7 @@ def opened(stage: Stage, topic: str, action: Action = Action.PRODUCE, role: str 
 
 def refused(stage: Stage, topic: str, action: Action = Action.PRODUCE, role: str | None = None,
             *, create: bool = True) -> ServerError:  # fmt: skip
-    """Why it gives nothing."""
+    """The error of an `open` that gives nothing."""
     with pytest.raises(Refused) as caught:
         opened(stage, topic, action, role, create=create)
     return caught.value.error
@@ -63,7 +63,7 @@ def test_a_namespace_without_auto_creation_makes_no_topic_but_opens_those_there_
 
 
 def test_partitions_are_opened_and_their_topic_is_not(store: DelayedStore) -> None:
-    """Those that it has; a name that looks like a partition's, of a topic that is not partitioned, is a plain one."""
+    """Only its own partitions exist; `-partition-N` of a topic that is not partitioned is a plain topic."""
     stage = Stage(store)
     stage.set("public/default", auto_creation=PARTITIONED)
     stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))

@@ -98,7 +98,7 @@ def test_a_partition_is_answered_for_though_it_was_deleted_and_no_topics_are_mad
 
 
 def test_a_plain_topic_stays_plain_where_partitioned_ones_are_made(store: DelayedStore) -> None:
-    """What is there counts, not the policy."""
+    """An existing topic keeps its partitions, whatever the policy says."""
     stage = Stage(store)
     stage.set("public/default", auto_creation=PARTITIONED)
     store.topic("t").send(b"m")

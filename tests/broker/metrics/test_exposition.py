@@ -20,7 +20,7 @@ from duelog import DelayedDeliveryPolicies, DelayedStore
 from duelog.broker.metrics import exposition, topic_figures
 from duelog.broker.metrics.metric_names import METRICS, Named
 from duelog.broker.protocol import commands
-from duelog.broker.server import administration
+from duelog.broker.server import broker as broker_module
 from duelog.broker.server.broker import Broker
 from duelog.errors import StoreFailed
 from duelog.store.files import datafile
@@ -259,7 +259,7 @@ def test_one_page_is_in_memory_at_a_time_and_who_takes_none_of_it_loses_the_conn
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next page is made when the last has left; a reader that is too slow is not waited for."""
-    monkeypatch.setattr(administration, "_SCRAPE_S", 0.2)
+    monkeypatch.setattr(broker_module, "_SCRAPE_S", 0.2)
 
     async def main() -> None:
         async with administered(tmp_path / "store") as (broker, rest, _):
@@ -276,7 +276,7 @@ def test_one_page_is_in_memory_at_a_time_and_who_takes_none_of_it_loses_the_conn
             reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1)
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
             assert await reader.read(1) == b"H"
-            monkeypatch.setattr(administration, "_SCRAPE_S", 60)
+            monkeypatch.setattr(broker_module, "_SCRAPE_S", 60)
             answers = [asyncio.create_task(rest.ask("GET", "/metrics")) for _ in range(6)]
             await until(lambda: served._scrape is not None and served._scrape.readers == 6)
             assert made == 1

@@ -8,9 +8,9 @@ from typing import Any
 
 from duelog import ManualClock
 from duelog.broker.protocol import commands, fields
+from duelog.broker.protocol.commands import HashRange, KeySharedMeta, KeySharedMode, KeyValue
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
-from duelog.broker.protocol.parts import HashRange, KeySharedMeta, KeySharedMode, KeyValue
 from tests.broker.admin.rest import administered
 from tests.broker.server.raw_client import RawClient
 from tests.conftest import START_MS

@@ -14,9 +14,9 @@ from duelog.broker.admin.http_request import HttpError
 from duelog.broker.operate.stored_blob import opened, reply_of
 from duelog.broker.operate.stored_metadata import CODECS, MOST_BYTES, StoredMetadata
 from duelog.broker.protocol import commands, entry, fields
+from duelog.broker.protocol.commands import KeyValue
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
-from duelog.broker.protocol.parts import KeyValue
 from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId
 from tests.broker.admin.rest import administered

@@ -11,7 +11,7 @@ from typing import Any
 
 from duelog.broker.consume import pump
 from duelog.broker.produce import sends
-from duelog.broker.produce.replies import Reply
+from duelog.broker.produce.sends import Reply
 from duelog.store.position import MessageId
 from duelog.tools.cli.main import main
 

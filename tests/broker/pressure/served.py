@@ -9,8 +9,8 @@ from typing import Any
 
 from duelog.broker.protocol import commands, fields
 from duelog.broker.protocol.commands import MessageIdData, SubscriptionType
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
 from tests.broker.server.raw_client import RawClient
 
 _requests = count(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from duelog.broker.protocol import commands
-from duelog.broker.protocol.commands import ServerError
+from duelog.broker.protocol.failures import ServerError
 from tests.broker.clients.conftest import ServedStore
 from tests.broker.pressure.served import Talker, blob_of
 

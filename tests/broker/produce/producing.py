@@ -9,7 +9,6 @@ from duelog.broker.produce.producers import Producers, ProducerSettings
 from duelog.broker.protocol.commands import (
     AccessMode,
     CloseProducer,
-    Command,
     Error,
     Producer,
     ProducerSuccess,
@@ -18,10 +17,10 @@ from duelog.broker.protocol.commands import (
     SendError,
     SendReceipt,
 )
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.failures import Refused, ServerError
-from duelog.broker.protocol.fields import ENCODERS
+from duelog.broker.protocol.fields import ENCODERS, Command
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
 from duelog.broker.protocol.peer import Peer
 from duelog.topic import Topic
 from tests.broker.peers import Bench, FakePeer, idle, soon
@@ -30,7 +29,7 @@ TOPIC = "persistent://public/default/t"
 
 
 def blob_of(text: str, sequence_id: int = 0, **fields: Any) -> memoryview:
-    """As a client sends it."""
+    """Make the blob of a message in the form of a client."""
     metadata = MessageMetadata("p", sequence_id, 1_000, **fields)
     return memoryview(join_blob(ENCODERS[MessageMetadata](metadata), text.encode()))
 

@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from duelog.broker.protocol.commands import (
-    AccessMode,
-    CloseProducer,
-    Command,
-    Error,
-    Producer,
-    ProducerSuccess,
-    Schema,
-    ServerError,
-    Success,
-)
+from duelog.broker.protocol.commands import AccessMode, CloseProducer, Error, Producer, ProducerSuccess, Schema, Success
+from duelog.broker.protocol.failures import ServerError
+from duelog.broker.protocol.fields import Command
 from duelog.errors import StoreFull
 from tests.broker.peers import FakePeer, idle, run
 from tests.broker.produce.producing import Producing, answers, closed, errors, exclusive, receipts
@@ -191,7 +183,7 @@ def test_a_producer_that_stops_waiting_is_passed_over(open_store: OpenStore) -> 
 
 
 def test_fencing_closes_the_others_and_raises_the_epoch(open_store: OpenStore) -> None:
-    """Those that wait are ProducerFenced; one that comes back with a lower epoch is, too."""
+    """Waiting producers are ProducerFenced; one that comes back with a lower epoch is, too."""
 
     async def test() -> None:
         here, first, waiting, fencing = Producing(open_store()), FakePeer(), FakePeer(), FakePeer()
@@ -213,7 +205,7 @@ def test_fencing_closes_the_others_and_raises_the_epoch(open_store: OpenStore) -
 
 
 def test_what_a_fenced_producer_had_waiting_is_not_stored(open_store: OpenStore) -> None:
-    """What the engine had not taken yet is dropped with the producer: it would come after the new one's."""
+    """Messages not yet taken by the engine are dropped with the producer: they would come after the new one's."""
 
     async def test() -> None:
         here, first, fencing = Producing(open_store()), FakePeer(), FakePeer()

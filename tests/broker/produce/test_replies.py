@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duelog.broker.produce.replies import Reply, ReplyQueue
+from duelog.broker.produce.sends import Reply, ReplyQueue
 
 
 @given(st.permutations(range(12)))

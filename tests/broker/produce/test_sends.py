@@ -8,7 +8,8 @@ import pytest
 
 from duelog import DelayedDeliveryPolicies, ManualClock, Policies, StoreConfig
 from duelog.broker.protocol import entry
-from duelog.broker.protocol.commands import CloseProducer, Error, SendReceipt, ServerError, Success
+from duelog.broker.protocol.commands import CloseProducer, Error, SendReceipt, Success
+from duelog.broker.protocol.failures import ServerError
 from duelog.errors import StoreFailed, StoreFull
 from duelog.sending.outbox import PutOutcome
 from tests.broker.peers import FakePeer, idle, run
@@ -397,7 +398,7 @@ def test_closing_waits_for_the_answers(open_store: OpenStore) -> None:
 
 
 def test_a_lost_connection_takes_its_answers_with_it(open_store: OpenStore) -> None:
-    """What the engine had taken is stored; what waited for capacity is not, and nothing is left behind."""
+    """Messages that the engine took are stored; those that waited for capacity are not, and nothing stays behind."""
 
     async def test() -> None:
         here, peer = Producing(open_store()), FakePeer()
@@ -417,7 +418,7 @@ def test_a_lost_connection_takes_its_answers_with_it(open_store: OpenStore) -> N
 def test_a_producer_over_its_quota_is_closed_and_opened_again_when_there_is_place(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """As Pulsar does: opening says ProducerBlockedQuotaExceededException until then, and its client fails what waits.
+    """Opening says ProducerBlockedQuotaExceededException until then, and its client fails what waits.
 
     Another producer is opened, and what is due at once is taken of it.
     """

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duelog.broker.protocol import commands, fields, metadata
+from duelog.broker.protocol import commands, entry, fields
+from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.wire import ProtocolError, tag, varint
 from tests.broker.protocol.proto import MESSAGES, NUMBERS
 
@@ -19,7 +20,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 
 
 def values(field: fields.Field) -> st.SearchStrategy[Any]:
-    """What one value of a field may be."""
+    """A strategy for one value of a field."""
     if issubclass(field.type, IntEnum):
         return st.sampled_from(field.type)
     if field.type is bool:
@@ -85,12 +86,12 @@ def test_the_table_has_every_command_under_its_number() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_protobuf_reads_what_is_encoded_and_writes_what_is_decoded(cls: type[commands.Command]) -> None:
+def test_protobuf_reads_what_is_encoded_and_writes_what_is_decoded(cls: type[fields.Command]) -> None:
     """Both ways, every field at its number, with its presence and default."""
 
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(instances(cls))
-    def check(command: commands.Command) -> None:
+    def check(command: fields.Command) -> None:
         number = f"f{cls.type_number}"
         read = MESSAGES["BaseCommand"]()
         assert read.ParseFromString(commands.encode(command)) > 0
@@ -105,14 +106,14 @@ def test_protobuf_reads_what_is_encoded_and_writes_what_is_decoded(cls: type[com
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(instances(metadata.MessageMetadata), st.binary(max_size=40))
+@given(instances(entry.MessageMetadata), st.binary(max_size=40))
 def test_metadata_is_read_and_what_the_broker_does_not_know_of_it_is_skipped(
-    wanted: metadata.MessageMetadata, other: bytes
+    wanted: entry.MessageMetadata, other: bytes
 ) -> None:
     """Producers write fields that later versions brought."""
     data = as_protobuf(wanted).SerializeToString()
     unknown = tag(4, 2) + varint(len(other)) + other + tag(12, 0) + varint(1 << 60) + tag(90, 1) + bytes(8)
-    assert metadata.decode_metadata(memoryview(unknown + data + unknown + tag(91, 5) + bytes(4))) == wanted
+    assert entry.decode_metadata(memoryview(unknown + data + unknown + tag(91, 5) + bytes(4))) == wanted
 
 
 def test_unknown_fields_of_a_command_are_skipped() -> None:
@@ -181,5 +182,5 @@ def test_damaged_commands_decode_or_are_protocol_errors(data: st.DataObject) -> 
 
 def test_text_that_is_no_unicode_is_still_sent() -> None:
     """Error messages may name files whose names are no text."""
-    found = commands.decode(commands.encode(commands.Error(1, commands.ServerError.UNKNOWN, "a\udcffb")))
-    assert found == commands.Error(1, commands.ServerError.UNKNOWN, "a?b")
+    found = commands.decode(commands.encode(commands.Error(1, ServerError.UNKNOWN, "a\udcffb")))
+    assert found == commands.Error(1, ServerError.UNKNOWN, "a?b")

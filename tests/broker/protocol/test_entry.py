@@ -9,7 +9,9 @@ from duelog.broker.protocol.entry import (
     CHUNK,
     HEADER_BYTES,
     Header,
+    MessageMetadata,
     blob_of_program,
+    decode_metadata,
     hash_of,
     header_for,
     key_of,
@@ -18,12 +20,11 @@ from duelog.broker.protocol.entry import (
     sticky_hash,
     unpack,
 )
-from duelog.broker.protocol.metadata import MessageMetadata, decode_metadata
 from duelog.store.errors import CorruptRecord
 
 
 def metadata(**fields: object) -> MessageMetadata:
-    """Of a producer "p" at time 7."""
+    """Metadata of a producer "p" at time 7."""
     return MessageMetadata(producer_name="p", sequence_id=1, publish_time=7, **fields)  # type: ignore[arg-type]
 
 

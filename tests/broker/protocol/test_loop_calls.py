@@ -1,4 +1,4 @@
-"""Work for threads, after the broker's end."""
+"""Work for threads after the broker's end, and files that a running broker follows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from duelog.broker.protocol.loop_calls import Workers
+from duelog.broker.protocol.loop_calls import Workers, keep_refreshing
 from duelog.errors import ClosedError
 
 
@@ -19,3 +19,26 @@ def test_work_that_comes_after_the_end_is_refused_and_breaks_nothing() -> None:
     workers.start(lambda: pytest.fail("it ran"))
     with pytest.raises(ClosedError):
         asyncio.run(workers(int))
+
+
+def test_a_look_that_fails_is_logged_and_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """A file that goes away between two steps of a look must not leave an old certificate in use for ever."""
+    looks: list[bool | None] = [None, False, True]
+
+    async def follow() -> None:
+        done = asyncio.Event()
+
+        def look() -> bool:
+            found = looks.pop(0)
+            if found is None:
+                raise FileNotFoundError("broker.pem")
+            return found
+
+        task = asyncio.create_task(keep_refreshing(look, 0, done.set))
+        await asyncio.wait_for(done.wait(), 30)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(follow())
+    assert looks == []
+    assert "broker.pem" in caplog.text

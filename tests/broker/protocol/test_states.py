@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duelog.broker.protocol import commands, fields, requests
+from duelog.broker.protocol import commands, fields
 from duelog.broker.protocol.frames import BEFORE_CONNECT, FRAME_ROOM, head
 from duelog.broker.protocol.states import FLAGS, Session, State
 from duelog.broker.protocol.wire import ProtocolError
@@ -58,7 +58,7 @@ BOTH_WAYS: set[type[commands.Command]] = {commands.Ping, commands.Pong}
 MAY_COME: dict[State, set[type[commands.Command]]] = {
     State.START: {commands.Connect},
     State.CONNECTING: BOTH_WAYS,
-    State.READY: {cls for cls in CLASSES if cls.__module__ == requests.__name__}
+    State.READY: {cls for cls in CLASSES if not issubclass(cls, commands.BrokerCommand)}
     - {commands.Connect, commands.AuthResponse},
 }
 

@@ -8,8 +8,7 @@ import pytest
 
 from duelog.broker.protocol.commands import AuthData, AuthResponse, Connect
 from duelog.broker.protocol.failures import Refused, ServerError
-from duelog.broker.security.authentication import Authentication, Verdict, check
-from duelog.broker.security.credentials import InvalidCredentials, Proven
+from duelog.broker.security.authentication import Authentication, InvalidCredentials, Proven, Verdict, check
 
 
 class Names:
@@ -26,7 +25,7 @@ AUTHENTICATION = Authentication({"token": Names()})
 
 
 def begun(authentication: Authentication, method: str | None = None, data: bytes | None = None) -> Proven:
-    """What a CONNECT proves."""
+    """Authenticate a CONNECT."""
     return asyncio.run(authentication.begin(Connect("test", auth_method_name=method, auth_data=data)))
 
 
@@ -61,14 +60,14 @@ def test_an_anonymous_role_is_for_clients_that_give_no_credentials() -> None:
 
 
 def test_credentials_of_a_method_that_is_not_configured_are_those_of_anybody() -> None:
-    """As with Pulsar: the client gets on with the anonymous role, and is refused at once where that has no right."""
+    """The client gets on with the anonymous role, and is refused at once where that has no right."""
     assert begun(Authentication({"token": Names()}, "guest"), "tls", b"me") == ("guest", "none", None)
     with pytest.raises(Refused):
         begun(Authentication({"token": Names()}), "tls", b"me")
 
 
 def responded(data: AuthData | None) -> Proven:
-    """What an AUTH_RESPONSE proves of a connection of `me`."""
+    """Authenticate an AUTH_RESPONSE on a connection of `me`."""
     return asyncio.run(AUTHENTICATION.respond(Proven("me", "token", 10), AuthResponse(response=data)))
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import bcrypt
 import pytest
 
-from duelog.broker.security.credentials import InvalidCredentials, UnusableSecurity
+from duelog.broker.security.authentication import InvalidCredentials, UnusableSecurity
 from duelog.broker.security.passwords import PasswordMethod
 
 
 def line(user: str, password: str, prefix: bytes = b"2b") -> bytes:
-    """As htpasswd writes it."""
+    """A line in the form of htpasswd."""
     stored = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4))
     return user.encode() + b":" + stored.replace(b"$2b$", b"$" + prefix + b"$") + b"\n"
 
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def refused(method: PasswordMethod, data: bytes) -> str:
-    """What the client is told."""
+    """The text that the client is sent."""
     with pytest.raises(InvalidCredentials) as caught:
         method.prove(data)
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""What roles may do."""
+"""Permissions of roles."""
 
 from __future__ import annotations
 

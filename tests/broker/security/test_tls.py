@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duelog.broker.security.credentials import UnusableSecurity
+from duelog.broker.security.authentication import UnusableSecurity
 from duelog.broker.security.tls import Certificate
 from tests.broker.security.certificates import write_pair
 

@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from duelog.broker.security.credentials import InvalidCredentials, UnusableSecurity
+from duelog.broker.security.authentication import InvalidCredentials, UnusableSecurity
 from duelog.broker.security.tokens import TokenMethod, TokenSettings
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -74,7 +74,7 @@ def test_the_role_may_stand_in_another_claim() -> None:
 
 
 def test_an_audience_that_is_set_has_to_be_there() -> None:
-    """As the claim's value or one of its values; without one set it is not looked at."""
+    """The audience is the claim's value or one of its values; without a configured one it is not checked."""
     method = TokenMethod(TokenSettings(secret_key=KEY, audience="here"))
     assert method.prove(token(sub="me", aud="here")).role == "me"
     assert method.prove(token(sub="me", aud=["there", "here"])).role == "me"

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 from duelog.broker.protocol import commands
-from duelog.broker.protocol.commands import Command
+from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.frames import Frame, FrameCutter, head
 from duelog.broker.security.authentication import Authentication
 from duelog.broker.server.configuration import BrokerConfig
@@ -17,7 +17,7 @@ from duelog.broker.server.connection import Connection, Handler
 from duelog.broker.server.listening import Listeners
 
 WITHIN_S = 60
-"""What a test waits at most for something that is bound to happen."""
+"""Longest wait of a test for something that is bound to happen."""
 
 
 class RawClient:

@@ -17,10 +17,10 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.consume import feed
-from duelog.broker.protocol import commands, fields, requests
+from duelog.broker.protocol import commands, fields
+from duelog.broker.protocol.commands import HashRange
+from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.metadata import MessageMetadata
-from duelog.broker.protocol.parts import HashRange
 from duelog.broker.server.broker import Broker, store_config
 from duelog.broker.server.configuration import BrokerConfig
 from tests.broker.server.raw_client import WITHIN_S, RawClient
@@ -176,12 +176,12 @@ class Noise:
         self.random = random.Random(seed)
         self.wild = False
         self.producers: set[int] = set()
-        """Those that the connection has opened, or tried to."""
+        """Ids that the connection has opened, or tried to."""
         self.seen: list[commands.MessageIdData] = []
         self.classes = [
             cls
             for cls in fields.CLASSES.values()
-            if cls.__module__ == requests.__name__ and cls not in {commands.Connect, commands.AuthResponse}
+            if not issubclass(cls, commands.BrokerCommand) and cls not in {commands.Connect, commands.AuthResponse}
         ]
 
     def command(self) -> commands.Command:
@@ -246,7 +246,7 @@ class Noise:
         return self.make(field.type)
 
     def blob(self) -> bytes:
-        """What follows a SEND."""
+        """The blob that follows a SEND."""
         number = self.random.randrange(4)
         good = blob_of(
             number,

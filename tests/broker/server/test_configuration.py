@@ -40,7 +40,7 @@ def written(path: Path, text: str) -> Path:
 
 
 def test_a_file_has_the_names_that_operators_know(tmp_path: Path) -> None:
-    """What is not in it has its default; what the caller sets counts more."""
+    """Settings that the file leaves out have their defaults; those of the caller count more."""
     found = read_config(written(tmp_path, EXAMPLE), broker_service_port=7777)
     assert found == BrokerConfig(
         bind_address="0.0.0.0",
@@ -130,7 +130,7 @@ def test_delays_of_the_configuration_are_set_for_the_whole_store(tmp_path: Path)
 
 
 def test_a_listener_has_an_address_for_each_scheme() -> None:
-    """Those that are named."""
+    """The listeners that are named."""
     config = BrokerConfig(advertised_listeners=("a:pulsar://x:1", "b:pulsar://y:2", "a:pulsar+ssl://x:3"))
     assert config.listeners() == {
         "a": {"pulsar": "pulsar://x:1", "pulsar+ssl": "pulsar+ssl://x:3"},

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from duelog.broker.protocol import commands
-from duelog.broker.protocol.commands import NO_REQUEST, ServerError
-from duelog.broker.protocol.failures import Refused
+from duelog.broker.protocol.commands import NO_REQUEST
+from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.security.authentication import Authentication
-from duelog.broker.security.credentials import InvalidCredentials, Proven
+from duelog.broker.security.authentication import Authentication, InvalidCredentials, Proven
 from duelog.broker.server.connection import Connection
 from duelog.store.errors import UnknownTopic
 from tests.broker.server.raw_client import RawClient, serving, until

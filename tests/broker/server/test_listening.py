@@ -27,7 +27,7 @@ def test_a_port_in_use_is_said_to_be() -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 def test_an_address_that_is_not_this_machines_is_said_to_be_none(host: str) -> None:
-    """Of another machine, or a name that nothing has."""
+    """Addresses of another machine, and names that nothing has."""
 
     async def main() -> None:
         server = Serving({}, bind_address=host)

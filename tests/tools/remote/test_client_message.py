@@ -13,10 +13,10 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 
 from duelog.broker.operate.stored_metadata import MOST_BYTES, StoredMetadata
+from duelog.broker.protocol.commands import KeyValue
 from duelog.broker.protocol.entry import BATCH, CHUNK, Header, pack
 from duelog.broker.protocol.fields import ENCODERS
 from duelog.broker.protocol.frames import join_blob
-from duelog.broker.protocol.parts import KeyValue
 from duelog.broker.protocol.wire import BYTES, VARINT, tag, varint
 from duelog.tools.remote.client_message import ClientMessage, NotCarried, _Single, client_messages
 

@@ -1,24 +1,24 @@
 """A connection to a broker that asks what a client has asked, with the client's own credentials.
 
 Answers are handed back as they came, undecoded: a list of topics may be large. A link ends with its first failure; what
-waits then fails with ServiceNotReady.
+waits then fails with ServiceNotReady. A client has one link to each broker that it has asked something of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from ..protocol import commands
-from ..protocol.commands import Command, ServerError
-from ..protocol.failures import Refused
+from ..protocol.failures import Refused, ServerError
+from ..protocol.fields import Command
 from ..protocol.frames import FrameCutter, head
 from ..protocol.wire import ProtocolError
-from ..security.credentials import UnusableSecurity
+from ..security.authentication import UnusableSecurity
 from .placement import Address
 
 _LARGE = 64 * 1024
@@ -28,20 +28,20 @@ _MOST = (1 << 31) - 1
 _CLOSE_S = 5.0
 
 Challenged = Callable[["BrokerLink", commands.AuthChallenge], object]
-"""Told when a broker asks for credentials: `BrokerLink.respond` or `close`."""
+"""Called when a broker asks for credentials; it has to call `BrokerLink.respond` or `close`."""
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class Unreachable(Refused):
-    """There is no connection to a broker, or no more."""
+    """A broker cannot be reached, or its connection has ended."""
 
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(ServerError.SERVICE_NOT_READY, f"broker {address}: {reason}")
 
 
 class Answer(NamedTuple):
-    """What a broker has answered."""
+    """The answer of a broker, undecoded."""
 
     kind: type[Command]
     encoded: bytes
@@ -103,7 +103,7 @@ class BrokerLink(asyncio.Protocol):
     ) -> None:
         self.address = address
         self.connected: commands.Connected | None = None
-        """What the broker has said of itself."""
+        """The broker's CONNECTED."""
         self._connect = replace(connect, proxy_to_broker_url=None, original_principal=None)
         self._challenged = challenged
         self._request_s = request_s
@@ -118,7 +118,7 @@ class BrokerLink(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it can be asked nothing more."""
+        """True once the link has failed or was closed."""
         return self._failure is not None
 
     async def ready(self) -> None:
@@ -150,7 +150,7 @@ class BrokerLink(asyncio.Protocol):
             self._waiting.pop(request_id, None)
 
     async def ask_large(self, command: Command, request_id: int, sized: Callable[[int], Awaitable[None]]) -> Answer:
-        """As `ask`; nothing of an answer over 64 KiB is read before `sized` of its bytes returns. One at a time.
+        """Ask, and read an answer over 64 KiB only once `sized` of its bytes returns. One at a time.
 
         What `sized` raises is raised; the link ends then, and what else waits for it fails with ServiceNotReady.
         """
@@ -262,3 +262,61 @@ def broker_context(trusted: Path | None, *, check_names: bool = True) -> ssl.SSL
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = check_names
     return context
+
+
+class ClientLinks:
+    """Links of one client. Runs on the event loop's thread."""
+
+    def __init__(
+        self, dialer: Dialer, connect: Callable[[], commands.Connect], challenged: Challenged | None = None
+    ) -> None:
+        """connect: how the client introduces itself now. challenged: told when a broker asks for credentials.
+
+        None: a link that is asked for them ends; the next has those that the client has given since.
+        """
+        self._connect = connect
+        self._dialer = dialer
+        self._challenged = challenged or (lambda link, _: link.close())
+        self._links: dict[Address, asyncio.Task[BrokerLink]] = {}
+
+    async def link(self, address: Address) -> BrokerLink:
+        """The link to a broker, made where there is none. Raises Refused."""
+        task = self._links.get(address)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().closed)):
+            task = asyncio.create_task(self._dialer.link(address, self._connect(), self._challenged))
+            self._links[address] = task
+        return await asyncio.shield(task)
+
+    async def first(self, addresses: Iterable[Address]) -> BrokerLink:
+        """A link to the first of several brokers that can be reached. Raises Refused."""
+        failure: Unreachable | None = None
+        for address in addresses:
+            try:
+                return await self.link(address)
+            except Unreachable as error:
+                failure = failure or error
+        raise failure or Refused(ServerError.SERVICE_NOT_READY, "there is no broker to be asked")
+
+    async def ask(
+        self,
+        addresses: Iterable[Address],
+        command: Command,
+        request_id: int,
+        sized: Callable[[int], Awaitable[None]] | None = None,
+    ) -> tuple[BrokerLink, Answer]:
+        """Ask the first broker that can be reached; which one that was, and its answer. Raises Refused."""
+        link = await self.first(addresses)
+        if sized is None:
+            return link, await link.ask(command, request_id)
+        return link, await link.ask_large(command, request_id, sized)
+
+    def close(self) -> None:
+        """The client is gone."""
+        for task in self._links.values():
+            task.add_done_callback(_close)
+            task.cancel()
+
+
+def _close(task: asyncio.Task[BrokerLink]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

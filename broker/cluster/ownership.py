@@ -1,4 +1,4 @@
-"""What a broker does with namespaces that another one serves.
+"""Requests about namespaces that another broker serves.
 
 LOOKUP is redirected to the owner, as are requests over HTTP. Any broker answers for the number of partitions, schemas
 and lists, as with Pulsar: it asks the owner, with the client's credentials. Producers and consumers are refused with
@@ -18,16 +18,13 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from ...store.errors import InvalidArgument
 from ..listing.memory_limits import DualMemoryLimiter
 from ..protocol import commands
-from ..protocol.commands import Command, LookupKind, LookupResponse, ServerError
-from ..protocol.failures import Refused
+from ..protocol.commands import LookupKind, LookupResponse
+from ..protocol.failures import Refused, ServerError
+from ..protocol.fields import Command
 from ..protocol.peer import Peer
-from .broker_link import Dialer
-from .client_links import ClientLinks
-from .forwarded_listing import ForwardedListing
-from .forwarding import Forwarding, LookupGate
-from .known_brokers import KnownBrokers, namespace_of_topic
-from .placement import PlacedBroker
-from .placement_file import PlacementFile
+from .broker_link import ClientLinks, Dialer
+from .forwarding import ForwardedListing, Forwarding, LookupGate
+from .placement import KnownBrokers, PlacedBroker, PlacementFile, namespace_of_topic
 
 Handler = Callable[[Any, Any, memoryview], Awaitable[None] | None]
 
@@ -39,7 +36,7 @@ _PASSED_ON = " by way of a broker"
 
 
 class Ownership:
-    """Of the event loop's thread."""
+    """The placement as one broker applies it. Runs on the event loop's thread."""
 
     def __init__(
         self, file: PlacementFile, name: str, dialer: Dialer, limiter: DualMemoryLimiter, max_lookups: int
@@ -65,12 +62,12 @@ class Ownership:
         return None if owner.name == self._name else owner
 
     def is_own(self, namespace: str) -> bool:
-        """Whether this broker does."""
+        """True if this broker serves the namespace."""
         owner = self.file.table.owner(namespace)
         return owner is not None and owner.name == self._name
 
     def http_owner(self, namespace: str) -> str | None:
-        """Where requests over HTTP about a namespace go; None: they stay here. Refused: the table does not say."""
+        """The address that serves a namespace over HTTP; None: this broker does. Refused: the table has none."""
         owner = self.owner(namespace)
         if owner is not None and owner.http_url is None:
             text = f"broker {owner.name} has namespace {namespace}, and the placement says no http_url of it"
@@ -155,7 +152,7 @@ class Ownership:
         return found
 
     def gone(self, peer: Peer) -> None:
-        """A connection is no more."""
+        """A connection has ended."""
         found = self._links.pop(peer.number, None)
         if found is not None:
             found.close()

@@ -92,7 +92,7 @@ async def pair_at(folder: Path, *, agreed: bool = True, **settings: Any) -> Asyn
 
 
 def test_lookup_is_redirected_to_the_owner_and_the_owner_says_connect(tmp_path: Path) -> None:
-    """As Pulsar's brokers do."""
+    """A broker answers for namespaces of another like Pulsar's brokers."""
 
     async def main() -> None:
         async with pair_at(tmp_path) as pair:
@@ -245,7 +245,7 @@ def test_brokers_that_do_not_agree_do_not_ask_each_other_for_ever(tmp_path: Path
 
 @pytest.mark.parametrize("placed", [True, False])
 def test_a_proxy_asks_the_owner_with_and_without_a_table(placed: bool, tmp_path: Path) -> None:
-    """Told by the table, or by redirects: clients are sent to the owner through the proxy."""
+    """By its table, or by redirects, clients are sent to the owner through the proxy."""
 
     async def main() -> None:
         async with pair_at(tmp_path) as pair:

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from duelog.broker.placement.placement import Address, Placement, parse_placement, read_placement
-from duelog.broker.placement.placement_file import PlacementFile, place_namespace
+from duelog.broker.cluster.placement import (
+    Address,
+    Placement,
+    PlacementFile,
+    parse_placement,
+    place_namespace,
+    read_placement,
+)
 from duelog.store.errors import InvalidArgument
 
 TABLE = """# where things are
@@ -93,7 +99,7 @@ def test_what_is_wrong_in_a_table_is_named(text: str, named: str) -> None:
 def test_a_table_is_taken_anew_when_its_file_changes_and_a_broken_one_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be read is logged once, and the table before it stays."""
+    """A file that cannot be read is logged once, and the last table stays."""
     path = tmp_path / "p.toml"
     path.write_text(TABLE)
     file = PlacementFile(path)

@@ -1,0 +1,177 @@
+"""Requests that another broker answers: LOOKUP for a proxy; metadata, schemas and lists for a proxy or a broker.
+
+What a proxy's client is told to connect to is a broker by the address that the proxy knows it by, through the proxy.
+
+The memory of a forwarded list is bounded: it holds a heap permit from before the request. Before an answer over 64 KiB
+is read, that goes back, and the listing waits for a direct permit of the answer's size, kept until the answer has left,
+and then for a heap permit, kept until it is queued. A smaller answer is read first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from ..listing.admission import ListSizes
+from ..listing.memory_limits import DualMemoryLimiter, PermitError
+from ..protocol.commands import (
+    Error,
+    GetOrCreateSchema,
+    GetSchema,
+    GetTopics,
+    Lookup,
+    LookupKind,
+    LookupResponse,
+    PartitionedMetadata,
+)
+from ..protocol.failures import Refused, ServerError
+from ..protocol.frames import framed
+from ..protocol.peer import Peer
+from .broker_link import ClientLinks
+from .placement import Address, KnownBrokers, namespace_of_topic
+
+MAX_REDIRECTS = 20
+
+
+class LookupGate:
+    """A limit of requests under way at once. Runs on the event loop's thread."""
+
+    def __init__(self, most: int) -> None:
+        self.asked = self.failed = 0
+        """Questions so far, and those that no broker has answered."""
+        self._most = most
+        self._now = 0
+
+    def __enter__(self) -> None:
+        """Refused: TooManyRequests."""
+        self.asked += 1
+        if self._now >= self._most:
+            self.failed += 1
+            raise Refused(ServerError.TOO_MANY_REQUESTS, f"{self._now} requests are under way")
+        self._now += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._now -= 1
+        self.failed += kind is not None
+
+
+class Forwarding:
+    """Forwarding of LOOKUP, metadata and schema requests. Runs on the event loop's thread."""
+
+    def __init__(self, brokers: KnownBrokers, links: Callable[[Peer], ClientLinks], gate: LookupGate) -> None:
+        """links: of a connection."""
+        self._brokers = brokers
+        self._links = links
+        self._gate = gate
+
+    async def lookup(self, peer: Peer, command: Lookup) -> None:
+        """Answer with the broker that has the topic; from one broker to the next where one says so."""
+        with self._gate:
+            brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
+            for _ in range(MAX_REDIRECTS):
+                link, answer = await self._links(peer).ask(brokers, command, command.request_id)
+                found = answer.decoded()
+                if not isinstance(found, LookupResponse):
+                    raise Refused(ServerError.SERVICE_NOT_READY, f"broker {link.address} has answered {answer.kind}")
+                named = self._brokers.named(found.url, found.url_tls)
+                if found.response == LookupKind.CONNECT:
+                    peer.send(_through(found, named or link.address))
+                    return
+                if found.response != LookupKind.REDIRECT:
+                    peer.send(found)
+                    return
+                if named is None:
+                    text = f"broker {link.address} redirects to {found.url or found.url_tls}, which is not known here"
+                    raise Refused(ServerError.SERVICE_NOT_READY, text)
+                brokers, command = [named], replace(command, authoritative=found.authoritative)
+            raise Refused(ServerError.SERVICE_NOT_READY, f"brokers redirect {command.topic} in a circle")
+
+    async def answer(self, peer: Peer, command: PartitionedMetadata | GetSchema | GetOrCreateSchema) -> None:
+        """Answer as the broker does."""
+        with self._gate:
+            brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
+            _, answer = await self._links(peer).ask(brokers, command, command.request_id)
+            peer.send_frames(framed(answer.encoded))
+
+
+def _through(found: LookupResponse, address: Address) -> LookupResponse:
+    """The client connects to the proxy, and names the broker."""
+    url, url_tls = f"pulsar://{address.place}", f"pulsar+ssl://{address.place}"
+    return replace(found, url=url, url_tls=url_tls, through_proxy=True)
+
+
+_TOLD = frozenset({ServerError.AUTHENTICATION, ServerError.AUTHORIZATION, ServerError.TOO_MANY_REQUESTS})
+"""Errors of brokers that clients get unchanged; all others become ServiceNotReady."""
+
+
+class ForwardedListing:
+    """Forwarding of GET_TOPICS_OF_NAMESPACE. Runs on the event loop's thread."""
+
+    def __init__(
+        self,
+        brokers: KnownBrokers,
+        links: Callable[[Peer], ClientLinks],
+        gate: LookupGate,
+        limiter: DualMemoryLimiter,
+    ) -> None:
+        self._brokers = brokers
+        self._links = links
+        self._gate = gate
+        self._limiter = limiter
+        self._sizes = ListSizes()
+
+    async def topics(self, peer: Peer, command: GetTopics) -> None:
+        """Answer as the broker does, within the limits."""
+        try:
+            with self._gate:
+                async with self._limiter.turn(peer):
+                    await self._answer(peer, command)
+        except PermitError as error:
+            peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
+        except Refused as error:
+            number = error.error if error.error in _TOLD else ServerError.SERVICE_NOT_READY
+            peer.send(Error(command.request_id, number, error.message))
+
+    async def _answer(self, peer: Peer, command: GetTopics) -> None:
+        def is_gone() -> bool:
+            return peer.closed
+
+        heap, direct = self._limiter.heap, self._limiter.direct
+        async with (
+            self._sizes.estimate((command.namespace, command.mode)) as estimate,
+            AsyncExitStack() as until_left,
+            AsyncExitStack() as until_sent,
+        ):
+            await until_sent.enter_async_context(heap.holding(estimate.size, is_gone))
+            reserved = 0
+
+            async def sized(size: int) -> None:
+                nonlocal reserved
+                await until_sent.aclose()
+                await until_left.aclose()
+                try:
+                    await until_left.enter_async_context(direct.holding(size, is_gone))
+                    await until_sent.enter_async_context(heap.holding(size, is_gone))
+                except PermitError as error:
+                    raise Refused(ServerError.TOO_MANY_REQUESTS, str(error)) from error
+                reserved = size
+
+            brokers = self._brokers.for_namespace(command.namespace)
+            _, answer = await self._links(peer).ask(brokers, command, command.request_id, sized)
+            failure = answer.decoded() if answer.kind is Error else None
+            if isinstance(failure, Error):
+                raise Refused(failure.error, failure.message)
+            frame = framed(answer.encoded)
+            whole = command.topics_hash is None and command.pattern is None
+            estimate.report(len(frame) if whole else max(len(frame), estimate.size))
+            if len(frame) > reserved:
+                await sized(len(frame))
+            del answer
+            peer.send_frames(frame)
+            del frame
+            await until_sent.aclose()
+            left = asyncio.Event()
+            peer.on_left(left.set)
+            await left.wait()

@@ -1,0 +1,311 @@
+"""The placement table, its file, and the brokers it names: which of them serves a namespace.
+
+    default = "a"                              # serves what is not named below; may be left out
+
+    [brokers.a]
+    url = "pulsar://localhost:6650"            # or pulsar+ssl://; proxies and other brokers connect to it
+    tls_url = "pulsar+ssl://localhost:6651"    # for clients that use TLS
+    http_url = "http://localhost:8080"         # where requests over HTTP are sent on to
+    store = "/var/lib/duelog/a"                # for commands that read stores; relative to the file
+
+    [tenants]
+    acme = "b"
+
+    [namespaces]
+    "acme/orders" = "a"
+
+A namespace counts more than its tenant, a tenant more than the default. A file that ends in .json has the same as JSON.
+
+A table is read again when its file changes. A file that cannot be read is logged once, and the last table stays. Moving
+a namespace rewrites one line of the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...store.errors import DuelogError, InvalidArgument
+from ...store.files.directory import write_file
+from ...store.names import validate_namespace_name
+from ..protocol.failures import Refused, ServerError
+
+_log = logging.getLogger("duelog.broker.placement")
+_SERVICE_URL = re.compile(r"(pulsar(?:\+ssl)?)://(\[[0-9A-Fa-f:.]+\]|[^\s/,:\[\]]+):([0-9]{1,5})/?")
+_HTTP_URL = re.compile(r"https?://[^\s/]+/?")
+_HEADER = re.compile(r"\s*\[[^\[\]]+\]\s*(#.*)?")
+_NAMESPACES = re.compile(r"\s*\[\s*namespaces\s*\]\s*(#.*)?")
+
+
+class Address(NamedTuple):
+    """The address of a broker."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+    @classmethod
+    def parse(cls, text: str, name: str = "url") -> Address:
+        """Read `pulsar://host:port` or `pulsar+ssl://host:port`. Raises InvalidArgument for `name`."""
+        match = _SERVICE_URL.fullmatch(text)
+        if match is None or not 0 < int(match[3]) <= 65_535:
+            raise InvalidArgument(name, text, "expected pulsar://host:port or pulsar+ssl://host:port")
+        return cls(match[2].strip("[]").lower(), int(match[3]), match[1] != "pulsar")
+
+    @property
+    def place(self) -> str:
+        """`host:port`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"pulsar{'+ssl' * self.tls}://{self.place}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBroker:
+    """A broker of the table."""
+
+    name: str
+    url: str
+    tls_url: str | None = None
+    http_url: str | None = None
+    store: Path | None = None
+
+    @property
+    def address(self) -> Address:
+        """The address in `url`."""
+        return Address.parse(self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The whole table."""
+
+    brokers: Mapping[str, PlacedBroker]
+    default: str | None = None
+    tenants: Mapping[str, str] = field(default_factory=dict)
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+
+    def owner(self, namespace: str) -> PlacedBroker | None:
+        """The broker that serves `tenant/namespace`; None: no broker does."""
+        tenant = namespace.partition("/")[0]
+        name = self.namespaces.get(namespace) or self.tenants.get(tenant) or self.default
+        return None if name is None else self.brokers[name]
+
+    def stores(self) -> dict[str, Path]:
+        """By name of the broker, the directory of its store, where the table says so."""
+        return {name: each.store for name, each in self.brokers.items() if each.store is not None}
+
+
+def read_placement(path: Path) -> Placement:
+    """The table of a file. Raises InvalidArgument, which names what is wrong, and OSError."""
+    return parse_placement(path.read_text(encoding="utf-8", errors="strict"), path)
+
+
+def parse_placement(text: str, path: Path) -> Placement:
+    """The table that a text is; `path` says in which form, and what its paths are relative to."""
+    try:
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise InvalidArgument("placement", str(path), f"cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidArgument("placement", str(path), "expected a table")
+    unknown = sorted(found.keys() - {"default", "brokers", "tenants", "namespaces"})
+    if unknown:
+        raise InvalidArgument(unknown[0], found[unknown[0]], f"{path} has a setting that is not known")
+    brokers = {name: _broker(name, value, path) for name, value in _table(found, "brokers").items()}
+    if not brokers:
+        raise InvalidArgument("brokers", {}, f"{path} names no broker")
+    places: dict[str, str] = {}
+    for broker in brokers.values():
+        for url in filter(None, (broker.url, broker.tls_url)):
+            other = places.setdefault(Address.parse(url).place, broker.name)
+            if other != broker.name:
+                raise InvalidArgument(f"brokers.{broker.name}.url", url, f"is an address of broker {other!r} as well")
+    tenants, namespaces = _table(found, "tenants"), _table(found, "namespaces")
+    default = found.get("default")
+    named = {f"tenants.{name}": value for name, value in tenants.items()}
+    named |= {f"namespaces.{name}": value for name, value in namespaces.items()}
+    for where, name in (({} if default is None else {"default": default}) | named).items():
+        if not isinstance(name, str) or name not in brokers:
+            raise InvalidArgument(where, name, f"expected the name of a broker of {path}: {', '.join(brokers)}")
+    for namespace in namespaces:
+        validate_namespace_name(namespace)
+    return Placement(brokers, default, tenants, namespaces)
+
+
+def _table(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = found.get(name, {})
+    if not isinstance(value, dict):
+        raise InvalidArgument(name, value, "expected a table")
+    return value
+
+
+def _broker(name: str, value: object, path: Path) -> PlacedBroker:
+    where = f"brokers.{name}"
+    if not isinstance(value, dict):
+        raise InvalidArgument(where, value, "expected a table with url")
+    for key, given in value.items():
+        if key not in {"url", "tls_url", "http_url", "store"}:
+            raise InvalidArgument(f"{where}.{key}", given, f"{path} has a setting that is not known")
+        if not isinstance(given, str):
+            raise InvalidArgument(f"{where}.{key}", given, "expected a text")
+    if "url" not in value:
+        raise InvalidArgument(f"{where}.url", None, "every broker has one")
+    Address.parse(value["url"], f"{where}.url")
+    if "tls_url" in value and not Address.parse(value["tls_url"], f"{where}.tls_url").tls:
+        raise InvalidArgument(f"{where}.tls_url", value["tls_url"], "expected pulsar+ssl://host:port")
+    if "http_url" in value and _HTTP_URL.fullmatch(value["http_url"]) is None:
+        raise InvalidArgument(f"{where}.http_url", value["http_url"], "expected http://host:port")
+    store = None if "store" not in value else path.absolute().parent / value["store"]
+    http_url = value.get("http_url")
+    return PlacedBroker(name, value["url"], value.get("tls_url"), http_url and http_url.rstrip("/"), store)
+
+
+class PlacementFile:
+    """A table that is kept up with its file. `table` may be read by any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it. Raises InvalidArgument, OSError."""
+        self.path = path
+        self._stamp = self._stamp_now()
+        self.table = read_placement(path)
+
+    def refresh(self) -> bool:
+        """Read the table again if the file has changed; False: it has not. For a timer; waits for the disk."""
+        stamp = self._stamp_now()
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self.table = read_placement(self.path)
+        except (DuelogError, OSError, UnicodeDecodeError) as error:
+            _log.error("%s cannot be used; the table before it stays: %s", self.path, error)
+            return False
+        _log.info("%s: a new placement is in use", self.path)
+        return True
+
+    def _stamp_now(self) -> tuple[int, int, int] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def place_namespace(path: Path, namespace: str, broker: str) -> Placement:
+    """Have a broker serve a namespace from now on: one line of the file is changed, the rest stays as it is.
+
+    The file is replaced as a whole and durably; two callers at one moment, in two processes too, change it one after
+    the other. Raises InvalidArgument, OSError.
+    """
+    with _locked_directory(path.parent):
+        return _place(path, namespace, broker)
+
+
+@contextmanager
+def _locked_directory(path: Path) -> Iterator[None]:
+    """Keep others that do the same out. The lock is the directory's: the file is another one each time it changes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _place(path: Path, namespace: str, broker: str) -> Placement:
+    text = path.read_text(encoding="utf-8")
+    before = parse_placement(text, path)
+    if broker not in before.brokers:
+        raise InvalidArgument("broker", broker, f"expected a broker of {path}: {', '.join(before.brokers)}")
+    wanted = replace(before, namespaces={**before.namespaces, namespace: broker})
+    if path.suffix == ".json":
+        found = json.loads(text)
+        found.setdefault("namespaces", {})[namespace] = broker
+        text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = _with_line(text, namespace, broker)
+    after = parse_placement(text, path)
+    if after != wanted:
+        raise InvalidArgument("placement", str(path), f'write "{namespace}" = "{broker}" into [namespaces] by hand')
+    write_file(path, text.encode())
+    return after
+
+
+def _with_line(text: str, namespace: str, broker: str) -> str:
+    """TOML with `namespace` placed; every other line as it was."""
+    entry = f"{json.dumps(namespace)} = {json.dumps(broker)}"
+    ours = re.compile(rf"""\s*["']{re.escape(namespace)}["']\s*=""")
+    lines = text.splitlines()
+    header = next((at for at, line in enumerate(lines) if _NAMESPACES.fullmatch(line)), None)
+    if header is None:
+        return "\n".join([*lines, "", "[namespaces]", entry, ""])
+    end = next((at for at in range(header + 1, len(lines)) if _HEADER.fullmatch(lines[at])), len(lines))
+    for at in range(header + 1, end):
+        if ours.match(lines[at]):
+            lines[at] = entry
+            return "\n".join([*lines, ""])
+    lines.insert(header + 1, entry)
+    return "\n".join([*lines, ""])
+
+
+class KnownBrokers:
+    """Brokers that may be connected to: those of the configuration and those of the table. No others."""
+
+    def __init__(self, urls: Iterable[str], file: PlacementFile | None = None) -> None:
+        """Raises InvalidArgument."""
+        self._told = list(dict.fromkeys(map(Address.parse, urls)))
+        self._file = file
+        self._turn = 0
+
+    def all(self) -> Iterator[Address]:
+        """Every broker, none twice."""
+        placed = [] if self._file is None else [each.address for each in self._file.table.brokers.values()]
+        yield from dict.fromkeys([*self._told, *placed])
+
+    def for_namespace(self, namespace: str | None) -> list[Address]:
+        """The brokers to be asked about `tenant/namespace`, one after the other until one can be reached.
+
+        None: about anything. Refused: TopicNotFound, where the table names no owner.
+        """
+        if self._file is None or namespace is None:
+            found = list(self.all())
+            self._turn += 1
+            at = self._turn % len(found)
+            return [*found[at:], *found[:at]]
+        owner = self._file.table.owner(namespace)
+        if owner is None:
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"no broker is placed to serve namespace {namespace}")
+        return [owner.address]
+
+    def at(self, place: str) -> Address | None:
+        """The known broker at `host:port`, with or without a scheme; None: it is none."""
+        place = place.rpartition("://")[2].rstrip("/").lower()
+        return next((each for each in self.all() if each.place == place), None)
+
+    def named(self, url: str | None, url_tls: str | None) -> Address | None:
+        """The known broker at one of the addresses that a broker has told; None: it is none."""
+        if self._file is not None:
+            for broker in self._file.table.brokers.values():
+                if {url, url_tls} & {broker.url, broker.tls_url} - {None}:
+                    return broker.address
+        return self.at(url or "") or self.at(url_tls or "")
+
+
+def namespace_of_topic(topic: str) -> str | None:
+    """`tenant/namespace` of a topic's name, as far as it has one: a broker says what is wrong with others."""
+    scheme, mark, rest = topic.partition("://")
+    parts = (rest if mark else scheme).split("/")
+    if len(parts) == 1 and not mark:
+        return "public/default"
+    return f"{parts[0]}/{parts[1]}" if len(parts) >= 3 else None
