@@ -11,14 +11,14 @@ from duelog.store.message import ReceivedMessage, at_ms
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
 
-from ..delivery.acks import AckSet
-from ..delivery.position_set import group_places
-from ..engine import Engine
-from ..stats import SubscriptionStats
-from ..topics.pausing import pause, resume
-from ..topics.seeking import SeekTarget, expired, go_to
-from ..topics.subscription_state import SubscriptionState
-from ..topics.topic_state import TopicState
+from .delivery.acks import AckSet
+from .delivery.position_set import group_places
+from .engine import Engine
+from .stats import SubscriptionStats
+from .topics.pausing import pause, resume
+from .topics.seeking import SeekTarget, expired, go_to
+from .topics.subscription_state import SubscriptionState
+from .topics.topic_state import TopicState
 
 _AT_ONCE = 64
 

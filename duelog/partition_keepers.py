@@ -18,8 +18,8 @@ from duelog.store.log import catalog
 from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.position import Position
 
-from ..engine import Engine
-from ..topics.topic_state import TopicState
+from .engine import Engine
+from .topics.topic_state import TopicState
 
 
 class Keeper(NamedTuple):
