@@ -31,8 +31,7 @@ from .background.scheduler import Scheduler
 from .background.trimming import Trimming
 from .background.wakeups import Wakeups
 from .engine import Engine
-from .keys.keyed_batches import KeyedBatches
-from .keys.keyed_messages import KeyedMessages
+from .keys.keyed_messages import KeyedBatches, KeyedMessages
 from .keys.topic_keys import TopicKeys
 from .metrics import StoreMetrics, instruments
 from .recovery import Recovered, recover

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from duelog.attempts.recount import recount
+from duelog.attempts.delivery_log import recount
 from duelog.cleanup.older_replay import replay_older_wal
 from duelog.cleanup.sweep import sweep
 from duelog.partitions.followed_set import FollowedPartitionSet

@@ -23,8 +23,8 @@ from .delivery.position_set import group_by_ledger
 from .engine import Engine
 from .sending.sender import Sender
 from .stats import SubscriptionStats
+from .subscription_admin import SubscriptionAdmin
 from .topics.consumer import Consumer
-from .topics.pausing import pause, resume
 from .topics.seeking import SeekTarget
 from .topics.subscription_state import Part, SubscriptionState
 from .topics.topic_state import TopicState
@@ -372,12 +372,12 @@ class Subscription:
         that has passed.
         """
         self._check_usable()
-        pause(self._engine.main, self._topic, self._state, until, self._engine.clock.now_ms())
+        SubscriptionAdmin(self._engine, self._topic, self._state).pause(until)
 
     def resume(self) -> None:
-        """Hand out again."""
+        """End a pause: hand out again."""
         self._check_usable()
-        resume(self._engine.main, self._topic, self._state)
+        SubscriptionAdmin(self._engine, self._topic, self._state).resume()
 
     @property
     def paused(self) -> bool:

@@ -15,9 +15,8 @@ from .delivery.acks import AckSet
 from .delivery.position_set import group_places
 from .engine import Engine
 from .stats import SubscriptionStats
-from .topics.pausing import pause, resume
 from .topics.seeking import SeekTarget, expired, go_to
-from .topics.subscription_state import SubscriptionState
+from .topics.subscription_state import FOR_EVER_MS, SubscriptionState
 from .topics.topic_state import TopicState
 
 _AT_ONCE = 64
@@ -98,16 +97,24 @@ class SubscriptionAdmin:
         return position
 
     def pause(self, until: datetime | int | None = None) -> None:
-        """`Subscription.pause`."""
+        """Hand nothing out to any consumer of the subscription until `resume`; kept over restarts.
+
+        until: an instant (aware datetime or epoch ms) at which it goes on by itself; None: until `resume`. It replaces
+        an earlier pause. What consumers hold already they may acknowledge and give back. Raises InvalidArgument for an
+        instant that has passed.
+        """
         self._engine.check_writable()
         self._check_there()
-        pause(self._engine.main, self._topic, self._state, until, self._engine.clock.now_ms())
+        until_ms = FOR_EVER_MS if until is None else at_ms("until", until)
+        if until_ms <= self._engine.clock.now_ms():
+            raise InvalidArgument("until", until, "has passed")
+        self._set_paused(until_ms)
 
     def resume(self) -> None:
-        """`Subscription.resume`."""
+        """End a pause."""
         self._engine.check_writable()
         self._check_there()
-        resume(self._engine.main, self._topic, self._state)
+        self._set_paused(0)
 
     def stats(self) -> SubscriptionStats:
         """Figures of the subscription."""
@@ -115,6 +122,14 @@ class SubscriptionAdmin:
         return self._engine.figures.of_subscription(self._topic, self._state)
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _set_paused(self, until_ms: int) -> None:
+        state = self._state
+        if state.durable:
+            self._engine.main.write(lambda transaction: state.write_paused(transaction, until_ms))
+        else:
+            state.paused_until_ms = until_ms  # a reader is in memory only
+        self._topic.changed()
 
     def _check_there(self) -> None:
         if self._state.deleted or self._topic.deleted:

@@ -34,7 +34,7 @@ _KEY_BYTES = 512
 
 
 class SendKeyed(Protocol):
-    """As `Sender.send_all`, of a batch with deduplication keys (keys/keyed_batches.py)."""
+    """As `Sender.send_all`, of a batch with deduplication keys (keys/keyed_messages.py)."""
 
     def __call__(
         self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, *, policies: bool

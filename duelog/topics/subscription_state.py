@@ -6,9 +6,11 @@ Everything is guarded by `lock`, which no thread holds while waiting for a commi
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import astuple, dataclass
 
 from pyroaring import BitMap
 
@@ -23,12 +25,12 @@ from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscripti
 from duelog.store.listener import call_supplied
 from duelog.store.policy.policies import EffectivePolicies, merge
 from duelog.store.position import BEFORE_FIRST, Position
+from duelog.store.received_messages import ReceivedMessages
 
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from ..delivery.due_reader import DueReader
 from ..delivery.failover import Failover, chosen
 from ..delivery.key_slots import KeyShared, check_apart
-from .delivery_counts import DeliveryCounts
 
 _NONE: Mapping[tuple[int, int], bytes | None] = {}
 PAUSED = 0x01
@@ -43,6 +45,35 @@ KEEPER = 0x02
 
 Part = Failover | KeyShared | None
 """How a consumer takes part, where its type has more than one way."""
+
+
+@dataclass(slots=True)
+class DeliveryCounts:
+    """How many messages a subscription was handed, acknowledged and lost to other ends since its store was opened.
+
+    Counted by the batch, under the subscription's lock; statistics and metrics read the same numbers.
+
+    received: handed to consumers, each time again. redelivered: those of them that had been handed out before.
+
+    acknowledged: by consumers, and skipped. dead_lettered: moved to the dead-letter topic. expired: acknowledged
+    because their time to live was over. None counts twice among the last three.
+    """
+
+    received: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    dead_lettered: int = 0
+    expired: int = 0
+
+    def hand_out(self, batch: ReceivedMessages) -> None:
+        """A consumer is handed a batch."""
+        self.received += len(batch)
+        counts = batch.redelivery_counts
+        if any(counts):
+            self.redelivered += len(counts) - counts.count(0)
+
+    def __add__(self, other: DeliveryCounts) -> DeliveryCounts:
+        return DeliveryCounts(*map(operator.add, astuple(self), astuple(other)))
 
 
 class SubscriptionState:
