@@ -36,7 +36,7 @@ from .topics.topic_events import TopicEvent
 from .workers.worker import Worker
 
 __version__ = version("duelog")
-"""Of the installed distribution; pyproject.toml is where it is set."""
+"""Version of the installed distribution, as pyproject.toml sets it."""
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
 

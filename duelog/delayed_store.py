@@ -234,7 +234,7 @@ class DelayedStore:
         return self._engine.policies.get(Scope.of(namespace, topic, subscription))
 
     def all_policies(self) -> dict[str, Policies]:
-        """What is set at every scope, by its name: "store", "namespace a/b", "topic persistent://a/b/c", ...
+        """The policies set at each scope, by its name: "store", "namespace a/b", "topic persistent://a/b/c", ...
 
         A subscription's is "subscription NAME of topic persistent://a/b/c".
         """
@@ -373,7 +373,7 @@ class DelayedStore:
         return self._engine.report_to(instruments)
 
     def suspended(self) -> list[Suspension]:
-        """What of the store's upkeep has failed and is tried again later, the longest first; reads nothing. O(them)."""
+        """The upkeep that has failed and is tried again later, the longest suspended first. O(result); no reads."""
         self._engine.check_open()
         return self._engine.firing.suspensions.all()
 

@@ -80,12 +80,12 @@ class Subscription:
 
     @property
     def durable(self) -> bool:
-        """Whether the store keeps the subscription; a reader (`Topic.reader`) is gone when its consumers are."""
+        """True if the store keeps the subscription; a reader (`Topic.reader`) is gone when its consumers are."""
         return self._state.durable
 
     @property
     def active(self) -> bool:
-        """Whether it gets messages: of a failover subscription's consumers, one does. Raises ClosedError."""
+        """True if it gets messages: of a failover subscription's consumers, one does. Raises ClosedError."""
         return self._consumer.active
 
     @property
@@ -109,9 +109,10 @@ class Subscription:
         return self._receive(max_messages, deadline_ms, None)
 
     def receive_unless(self, stopped: Callable[[], bool], max_messages: int = 1) -> list[ReceivedMessage]:
-        """As `receive`, without a deadline, but gives nothing more once `stopped` says so; `wake` has it asked again.
+        """Receive without a deadline, until `stopped()` is true; `wake` has it asked again.
 
-        It waits whatever clock the store has, and comes back with nothing only when it is stopped.
+        It waits whatever clock the store has, and returns an empty list only when it is stopped. Otherwise as
+        `receive`.
         """
         return self._receive(max_messages, None, stopped)
 
@@ -183,21 +184,21 @@ class Subscription:
 
     @property
     def may_wait(self) -> bool:
-        """Whether there is anything to wait for: something moves the clock or fires what is due."""
+        """True if waiting makes sense: something moves the clock or fires messages that are due."""
         engine = self._engine
         return engine.scheduler is not None or engine.read_only or not isinstance(engine.clock.wrapped, ManualClock)
 
     def poll(self, max_messages: int = 1) -> tuple[list[ReceivedMessage], int | None]:
-        """What is due now, at most `max_messages`, without waiting; and if that is nothing, when to ask again.
+        """Receive at most `max_messages` that are due now, without waiting; with none, also when to poll again.
 
-        That is epoch ms, or None: when the topic has changed (`add_waker`), as it may before the time told, too.
+        That time is epoch ms, or None: when the topic changes. It may change before that time, too (`add_waker`).
         Raises as `receive`.
         """
         batch, again_ms = self.poll_columns(max_messages)
         return batch.to_list(), again_ms
 
     def poll_columns(self, max_messages: int = 1) -> tuple[ReceivedMessages, int | None]:
-        """As `poll`, without an object for each message: of the pair, `ack` takes the first, or any part of it."""
+        """Poll without making an object for each message; `ack` takes the columns, or any part of them. See `poll`."""
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
         engine = self._engine

@@ -136,7 +136,7 @@ class SubscriptionAdmin:
             raise UnknownSubscription(self.topic, self.name)
 
     def _acks(self) -> AckSet:
-        """What is acknowledged by now, to be looked at without the lock."""
+        """Copy the acknowledgements, to read them without the lock."""
         with self._state.lock:
             return self._state.acks.copy()
 

@@ -123,7 +123,7 @@ class Topic:
         dedup_for: Duration | None = None,
         replace: bool = False,
     ) -> Future[MessageId]:
-        """As `send`, without waiting for the disk: a future of the id.
+        """Append one message without waiting for the disk; returns a future of its id. Arguments: as `send`.
 
         Messages sent so to one topic by one thread keep their order. It waits only while `max_in_flight_bytes` of
         messages are on their way. A message that cannot be taken is refused here; the future has StoreFull or
@@ -169,7 +169,9 @@ class Topic:
         done: Done,
         wait: bool = True,
     ) -> bool:
-        """As `send_async`, without an object a message: `done` is called once for all that became durable together.
+        """Append one message, and have `done` called once for all messages that became durable together.
+
+        It allocates no future per message. Arguments that are not named here: as `send`.
 
         done: called by the thread that writes, for each group of the write-ahead log, with a list of (token, outcome),
         the outcome a `MessageId`, `DUPLICATE`, or a DuelogError (StoreFull, StoreFailed ...): not stored. In the order
@@ -314,7 +316,7 @@ class Topic:
         return self._engine.topic_withdrawals.fire_now(self._engine.writing_at(), self._existing(), message_id)
 
     def state(self, message_id: AnyId) -> str:
-        """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic.
+        """Return the state of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic.
 
         One that waits inline (`inline_delay_ms`) is "scheduled" until it is due, but cannot be taken back any more.
         """
@@ -585,7 +587,7 @@ class Topic:
     # -- the rest -------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Whether the topic has come into being."""
+        """Return True if the topic exists."""
         self._engine.check_open()
         return self._engine.topics.find(self._name) is not None
 

@@ -57,10 +57,10 @@ Handed = dict[int, dict[int, BitMap]]
 
 
 class DeliveryLog:
-    """What an open store hands out. Thread-safe; a subscription's own calls come under its lock."""
+    """The delivery log of an open store. Thread-safe; calls about one subscription are made under its lock."""
 
     def __init__(self, path: Path, store_id: bytes) -> None:
-        """Of the store in `path`; its files begin after those that are there."""
+        """path: the store's directory. New files are numbered after those that are there."""
         self._path = path / DIRECTORY
         self._header = _HEADER.pack(_VERSION, store_id, boot_id())
         before = log_files(path)  # of an opening that had no space to count them
@@ -90,7 +90,7 @@ class DeliveryLog:
         self._append(_RECORD.pack(subscription_id, ledger_id, min(times, 2**32 - 1), first, last, len(bitmap)) + bitmap)
 
     def forget(self, subscription_id: int) -> None:
-        """What was noted of a subscription does not count any more."""
+        """Cancel everything noted of a subscription before."""
         self._append(_RECORD.pack(subscription_id, 0, 0, 0, 0, 0))
 
     def _append(self, record: bytes) -> None:
@@ -137,7 +137,7 @@ class DeliveryLog:
 
     @property
     def worn(self) -> bool:
-        """Whether files before the last wait for `carry`."""
+        """True if there are full files that `carry` would remove."""
         return len(self._files) > 1
 
     def carry(self) -> None:
@@ -178,7 +178,7 @@ def log_files(path: Path) -> list[Path]:
 
 
 def read_log(file: Path, store_id: bytes) -> Iterator[Noted]:
-    """What a file tells, in order, up to a record that is not whole; nothing where it is of another store or boot."""
+    """Yield a file's records up to the first that is not whole; none if the file is of another store or boot."""
     content = file.read_bytes()
     header = _HEADER.pack(_VERSION, store_id, boot_id())
     if content[: _CRC.size + len(header)] != _CRC.pack(crc32(header)) + header:

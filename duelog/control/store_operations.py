@@ -1,4 +1,4 @@
-"""What can be asked of an open store: operations by name, arguments and results as JSON has them.
+"""Operations of an open store by name, with arguments and results as JSON has them.
 
 The one place that says which operations there are, for a store in this process and by the control socket alike. Each
 is atomic where the engine's call is; what has an attached consumer belongs to one `Operations`, one client's.
@@ -106,7 +106,7 @@ class Waiter(Protocol):
         """Forget what has woken it."""
 
     def wake(self) -> None:
-        """Of any thread."""
+        """Wake the receiver; from any thread."""
 
     def wait(self, seconds: float | None) -> bool:
         """False: the client has gone."""
@@ -263,7 +263,7 @@ class Operations:
         return map(scheduled_json, self._store.topic(topic).scheduled(start_ms, end_ms, limit))
 
     def cancel(self, topic: str, ids: Sequence[str]) -> list[str]:
-        """What became of each."""
+        """Cancel messages; the outcome of each."""
         return [outcome.value for outcome in self._store.topic(topic).cancel_batch(message_ids_of(ids))]
 
     def reschedule(
@@ -368,14 +368,14 @@ class Operations:
     def policies(
         self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> dict[str, object] | None:
-        """What is set at just this scope; with no scope, by the name of each where something is set."""
+        """The policies set at just this scope; without a scope, those of every scope by its name."""
         if namespace is topic is subscription is None:
             return {scope: asdict(each) for scope, each in self._store.all_policies().items()}
         found = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
         return None if found is None else asdict(found)
 
     def effective(self, topic: str, subscription: str | None = None) -> dict[str, object]:
-        """What is in force, and where each value was set."""
+        """The policies in force, and the scope at which each value was set."""
         found = self._store.effective_policies(topic, subscription)
         return {"values": {name: getattr(found, name) for name in POLICY_FIELDS}, "set_at": dict(found.set_at)}
 
@@ -410,7 +410,7 @@ class Operations:
         key: str | None = None,
         older_than: float | None = None,
     ) -> Iterator[dict[str, object]]:
-        """As `DelayedStore.dead_letters`."""
+        """Dead letters, by `DelayedStore.dead_letters`."""
         found = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
         return map(letter_json, found)
 
@@ -460,7 +460,7 @@ class Operations:
         grace: float | None = None,
         create: bool = False,
     ) -> dict[str, object]:
-        """As `Topic.every`. payload: base64. create: make the topic where there is none."""
+        """Set a schedule, by `Topic.every`. payload: base64. create: make the topic where there is none."""
         target = self._store.topic(topic)
         if not create and not target.exists():
             raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
@@ -502,14 +502,14 @@ class Operations:
     # -- imports ---------------------------------------------------------------------------------------
 
     def limits(self) -> dict[str, int]:
-        """What an import has to know of the store before it sends."""
+        """The facts that an import needs before it sends: the store's time and its largest message."""
         return {"now_ms": self._store.clock.now_ms(), "max_message_bytes": self._store.config.max_message_bytes}
 
     def has_topic(self, topic: str) -> bool:
         return self._store.topic(topic).exists()
 
     def check_delays(self, topic: str, delays: Sequence[Sequence[Any]]) -> dict[str, object] | None:
-        """Of pairs of deliver_at and deliver_after, the first that a delay policy refuses; None: none."""
+        """Find the first pair of deliver_at and deliver_after that a delay policy refuses; None: none."""
         if not self._store.effective_policies(topic).max_delivery_delay_ms:
             return None
         check = self._store.topic(topic).sender.check
@@ -544,16 +544,16 @@ class Operations:
         return min(max(last + 1 - first, 0), len(batch))  # from 0 on without a gap: batches come in order
 
     def keys(self, topic: str, prefix: str = "") -> Iterator[str]:
-        """As `Topic.keys`."""
+        """Deduplication keys of pending messages, by `Topic.keys`."""
         return self._store.topic(topic).keys(prefix)
 
     def find(self, topic: str, key: str) -> dict[str, object] | None:
-        """As `Topic.find`."""
+        """The pending message of a deduplication key, by `Topic.find`; None: there is none."""
         found = self._store.topic(topic).find(key)
         return None if found is None else scheduled_json(found)
 
     def cancel_key(self, topic: str, key: str) -> bool:
-        """As `Topic.cancel_key`."""
+        """Cancel the pending message of a deduplication key, by `Topic.cancel_key`; False: there is none."""
         return self._store.topic(topic).cancel_key(key)
 
 

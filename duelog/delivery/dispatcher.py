@@ -1,4 +1,4 @@
-"""What one subscription has handed out, to whom, and what must be handed out again.
+"""The dispatcher of one subscription: which messages each consumer holds, and which must be handed out again.
 
 Owns the read position and the place of every message before it that is not acknowledged. Each is in exactly one place:
 
@@ -147,7 +147,7 @@ class Dispatcher:
         return len(self.outstanding)
 
     def may_receive(self, consumer_id: int) -> bool:
-        """Whether the consumer gets messages at all: under "failover", whether it is the active one."""
+        """Return True if the consumer gets messages: under "failover", if it is the active one."""
         self._known(consumer_id)
         return self.type != "failover" or self.active == consumer_id
 

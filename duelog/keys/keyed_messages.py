@@ -59,16 +59,16 @@ class _Changed(Exception):
 
 
 class _Plan(NamedTuple):
-    """What becomes of the messages of a batch, by their places in it."""
+    """The decision about each message of a batch, by its place in it."""
 
     repeated: dict[int, int]
-    """Not stored: one before it in the batch answers."""
+    """Not stored: it gets the id of one before it in the batch."""
     replaced: dict[int, tuple[KeyRecord, Partition]]
-    """What is pending in the store that a message takes the place of, and where that is."""
+    """The record of the pending message that this one replaces, and its partition."""
     passing: set[int]
     """Stored, and cancelled by one behind it."""
     last: dict[bytes, int]
-    """By the key of its record, the message that a key is of in the end."""
+    """By the key of its record, the message that a key stands for in the end."""
 
 
 def answer(looked: Looked, dedup: Dedup, now_ms: int) -> MessageId | None:
@@ -80,7 +80,7 @@ def answer(looked: Looked, dedup: Dedup, now_ms: int) -> MessageId | None:
 
 
 def until_ms(dedup: Dedup, now_ms: int) -> int:
-    """What the record of a message says that is sent now."""
+    """Return until when the key of a message sent now holds (epoch ms); 0: only while that is pending."""
     return now_ms + dedup.hold_ms if dedup.hold_ms else 0
 
 
@@ -106,9 +106,9 @@ class KeyedBatches:
     def send_all(
         self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, *, policies: bool
     ) -> MessageIds:
-        """As `Sender.send_all`, of a batch with `dedups`; for a message that is not stored the id of what is there.
+        """Send a batch with `dedups`; a message that is not stored gets the id of the one that is there.
 
-        policies: whether delay policies are still to be applied, to those that no message of the store answers.
+        Otherwise as `Sender.send_all`. policies: apply delay policies, to those that no message of the store answers.
         """
         if owners is None:
             owners = np.zeros(len(batch), dtype=np.intp)
@@ -129,7 +129,10 @@ class KeyedBatches:
         policies: bool,
         known: Mapping[bytes, Looked] | None = None,
     ) -> MessageIds:
-        """As `send_all`. keys: by place, the key of a record; known: what they are of. REQUIRES: their locks."""
+        """Send as `send_all` does. REQUIRES: the locks of `keys`.
+
+        keys: by place, the key of a record. known: the records of all of them; None: they are looked up.
+        """
         topic_of = {key: topics[owners[place]] for place, key in keys.items()}
         for topic in topic_of.values():
             topic.has_keys = True
@@ -260,7 +263,7 @@ def _decided(
     dues: Mapping[int, int],
     now_ms: int,
 ) -> _Plan:
-    """What becomes of the messages that none of the store answers: those with `dues`."""
+    """Decide on the messages that no message of the store answers: those with `dues`."""
     plan = _Plan({}, {}, set(), {})
     for place, key in keys.items():
         if place not in dues:
@@ -313,14 +316,13 @@ class KeyedMessages:
         self._withdrawals = withdrawals
         self._batches = batches
         self.send_all = batches.send_all
-        """What sends several."""
         self._listeners = listeners
         self._max_bytes = max_message_bytes
 
     def send(
         self, name: TopicName, message: Message, dedup: Dedup, writing_at: Callable[[], int], *, allow_past: bool
     ) -> MessageId:
-        """As `Topic.send`. `writing_at` gives the time of a store that can be written to."""
+        """Send one message as `Topic.send` does. writing_at: returns the time; raises if the store takes no writes."""
         now_ms = writing_at()
         due_ms, body = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
         topic = self._topics.get_or_create(name, now_ms)
@@ -346,7 +348,7 @@ class KeyedMessages:
         return message_id
 
     def cancel(self, topic: TopicState, key: str) -> bool:
-        """As `Topic.cancel_key`."""
+        """Implement `Topic.cancel_key`."""
         place = sent_key(topic.topic_id, checked_dedup_key(key, "key"))
         with self._keys.lock(place):
             while True:
@@ -369,11 +371,11 @@ class KeyedMessages:
         return cancelled
 
     def keys(self, topic: TopicState, prefix: str) -> Iterator[str]:
-        """As `Topic.keys`."""
+        """Implement `Topic.keys`."""
         return self._keys.names(topic, checked_dedup_key(prefix, "prefix") if prefix else "")
 
     def find(self, topic: TopicState, key: str) -> ScheduledMessage | None:
-        """As `Topic.find`."""
+        """Implement `Topic.find`."""
         record, partition = self._keys.look(topic, sent_key(topic.topic_id, checked_dedup_key(key, "key")))
         if record is None or partition is None:
             return None

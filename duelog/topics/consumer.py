@@ -128,7 +128,7 @@ class Consumer:
         return self._moved_ledger(before)
 
     def _route(self, batch: ReceivedMessages) -> ReceivedMessages:
-        """What of a batch the handler is to get; the rest is for others, expired or dead, and acknowledged."""
+        """Return the messages of a batch for the handler; the rest (for others, expired, dead) is acknowledged."""
         subscription = self._subscription
         buries = subscription.durable and not self._topic.keeps_dead_letters
         limit = subscription.policies.max_redeliveries if buries else -1
@@ -195,7 +195,7 @@ class Consumer:
         return count
 
     def _moved_ledger(self, before: Position) -> bool:
-        """Whether mark-delete has come to the end of a ledger, so that there may be something to trim."""
+        """Return True if mark-delete has reached the end of a ledger, so that there may be something to trim."""
         after = self._subscription.acks.mark_delete
         return after.ledger_id != before.ledger_id or (
             after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
@@ -246,7 +246,7 @@ class Consumer:
 
     @property
     def active(self) -> bool:
-        """Whether it is handed out anything."""
+        """True if messages are handed out to it."""
         with self._subscription.lock:
             return self._dispatcher().may_receive(self._id)
 

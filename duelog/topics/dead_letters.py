@@ -149,7 +149,7 @@ class DeadLetters:
     def bury_if_possible(
         self, topic: TopicState, subscription: SubscriptionState, messages: list[ReceivedMessage]
     ) -> bool:
-        """As `bury`; False where there is no space, or not enough of anything else: that is logged, nothing moved."""
+        """Bury messages; False if disk space or another resource is short, which is logged: nothing was moved."""
         try:
             self.bury(topic, subscription, messages)
         except (StoreFull, ResourceShortage) as error:

@@ -1,4 +1,4 @@
-"""What is known of the numbers of named producers: which are stored, and which are being stored.
+"""Numbers of named producers: which are stored, and which are being stored.
 
 The numbers are rows of the group that stores the messages, so both are there after a crash, or neither; in memory they
 are one bitmap a producer. A call claims its numbers before it sends, so that no other call stores them meanwhile. A
@@ -35,7 +35,7 @@ _COMPRESS_EVERY = 1 << BLOCK_BITS
 
 
 class GroupWriter(Protocol):
-    """What appends groups to the write-ahead log."""
+    """A writer that appends groups to the write-ahead log."""
 
     def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
         """The rows of the main environment in a batch."""
@@ -61,7 +61,7 @@ class Claim:
 
 
 class ProducerState:
-    """What a producer has stored and is storing. Thread-safe; leaf lock, except that `claim` reads and waits."""
+    """Numbers that one producer has stored and is storing. Thread-safe; a leaf lock, but `claim` reads and waits."""
 
     def __init__(
         self, record: ProducerRecord, main: Environment, writer: GroupWriter, topic_id: int, name: str
@@ -125,7 +125,7 @@ class ProducerState:
             self._wait_for(other)
 
     def has(self, first: int, last: int) -> bool:
-        """Whether all numbers of a message are stored."""
+        """Return True if all numbers of a message are stored."""
         with self._lock:
             return not self._unstored(_counting(first, last))
 
@@ -226,7 +226,7 @@ class Producers:
         self._writer = writer
 
     def of(self, topic: TopicState, name: str) -> ProducerState:
-        """What is known of a producer; all that send under one name share it. O(partitions) at first."""
+        """Return the state of a producer, which all that send under one name share. O(partitions) the first time."""
         known: ProducerState | None = topic.producers.get(name)
         if known is None:
             if self._writer is None:
@@ -245,7 +245,7 @@ class Producers:
         return self._recorded(topic.topic_id, name).last if self._writer is None else self.of(topic, name).last
 
     def _recorded(self, topic_id: int, name: str) -> ProducerRecord:
-        """What every environment has recorded: those of partitions by earlier versions."""
+        """Read the numbers that all environments have recorded; earlier versions recorded them in partitions."""
         record = numbers_of.nothing()
         for partition in self._partitions.held():
             with partition.environment.read() as raw:

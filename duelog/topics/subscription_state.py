@@ -105,13 +105,13 @@ class SubscriptionState:
         """When its pause ends (epoch ms); in the past: it is not paused."""
         self.keeper = bool(record.flags & KEEPER)
         self.policies: EffectivePolicies = merge(())
-        """What is in force, from its first consumer on; replaced when that changes."""
+        """The policies in force, from its first consumer on; replaced when they change."""
         self._dispatcher: Dispatcher | None = None
         self.reader: DueReader | None = None
         self.gone: list[Position] = []
         """Positions that the reader met whose messages do not exist any more: to be acknowledged."""
         self.type: SubscriptionType | None = None
-        """Of its consumers; None while it has had none since the store was opened."""
+        """The type of its consumers; None while it has had none since the store was opened."""
         self._key_shared = KeyShared()
         """How its consumers order keys, their ranges apart."""
         self._consumers: dict[int, Part] = {}
@@ -119,7 +119,7 @@ class SubscriptionState:
         self.running: dict[int, Callable[[], int | None]] = {}
         """By consumer that is a worker's: since when its longest running handler runs (epoch ms); None: none does."""
         self._told: dict[int, bool] = {}
-        """What consumers were told last: whether a failover subscription serves them."""
+        """By consumer, the state it was last notified of: True if a failover subscription serves it."""
         self._ids = itertools.count(1)
 
     @property
@@ -288,7 +288,7 @@ class SubscriptionState:
                 self.dispatcher.outstanding.log_held()
 
     def take_gone(self) -> list[Position]:
-        """What is in `gone`, once. REQUIRES: the lock."""
+        """Empty `gone` and return what was in it. REQUIRES: the lock."""
         gone = self.gone.copy()
         self.gone.clear()
         return gone
