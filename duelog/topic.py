@@ -573,7 +573,7 @@ class Topic:
         return self._engine.inline.clear(self._existing(), subscription)
 
     def subscription(self, name: str) -> SubscriptionAdmin:
-        """A subscription, to be looked at and changed without attaching. Raises UnknownSubscription, UnknownTopic."""
+        """A subscription to inspect and change without attaching. Raises UnknownSubscription, UnknownTopic."""
         topic = self._existing()
         state = topic.subscriptions.get(name)
         if state is None:
