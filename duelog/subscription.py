@@ -401,7 +401,7 @@ class Subscription:
         self._consumer.closed = True
         if not self._engine.closed:
             now_ms = self._engine.clock.now_ms()
-            self._consumer.leave(now_ms, failed)
+            self._consumer.leave(now_ms, failed=failed)
             if self._topic.tracker is not None:
                 self._engine.agenda.look_at(self._topic.topic_id, now_ms + self._engine.config.tracker_idle_ms)
             self._topic.changed()

@@ -517,7 +517,11 @@ class Topic:
         check_subscribing(name, type, initial_position, failover, key_shared)
         state = self.sender.topic(now_ms)
         subscription = self._engine.topics.add_subscription(
-            state, name, initial_position == "earliest", now_ms, lambda: self._engine.inline.waiting(state, now_ms)
+            state,
+            name,
+            now_ms,
+            lambda: self._engine.inline.waiting(state, now_ms),
+            earliest=initial_position == "earliest",
         )
         return Subscription(self._engine, state, subscription, type, failover or key_shared)
 

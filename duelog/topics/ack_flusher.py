@@ -59,7 +59,7 @@ class AckFlusher:
                 return True
             return False
 
-    def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
+    def acknowledged(self, topic: TopicState, subscription: SubscriptionState, *, moved_ledger: bool) -> None:
         """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""
         now_ms = self._clock.now_ms()
         began = self.mark(subscription, now_ms)

@@ -236,13 +236,13 @@ class SubscriptionState:
             if self.dispatcher is not None:
                 self.dispatcher.set_ack_timeout(self.policies.ack_timeout_ms or None, now_ms)
 
-    def detach(self, consumer: int, now_ms: int, failed: bool = True) -> None:
+    def detach(self, consumer: int, now_ms: int, *, failed: bool = True) -> None:
         """Remove a consumer; what it has not acknowledged is handed out again, with `failed` as failed deliveries."""
         with self.lock:
             self.running.pop(consumer, None)
             if consumer in self._consumers and self.dispatcher is not None:
                 if consumer in self.dispatcher.consumers:
-                    self.dispatcher.remove_consumer(consumer, now_ms, failed)
+                    self.dispatcher.remove_consumer(consumer, now_ms, failed=failed)
                 del self._consumers[consumer]
                 if self._consumers and self.type == "failover":
                     active = next(iter(self._consumers))

@@ -309,7 +309,7 @@ class TaskRunner:
 
     # -- what becomes of a message -------------------------------------------------------------------
 
-    def _end(self, attempt: _Attempt, error: BaseException | None, spent: bool = False) -> None:
+    def _end(self, attempt: _Attempt, error: BaseException | None, *, spent: bool = False) -> None:
         """A message has come to its end: acknowledge it, or see to its retry; then its slot is free.
 
         Raises nothing: it ends no thread, whatever goes wrong.
