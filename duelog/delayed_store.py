@@ -162,21 +162,21 @@ class DelayedStore:
         names: dict[TopicName, int] = {}
         places: dict[str | Topic, int] = {}  # by what was given
         owners: list[int] = []
-        found: list[Message] = []
+        checked: list[Message] = []
         for pair in messages:
             try:
                 given, message = pair
                 place = places.get(given)
             except (TypeError, ValueError):
-                raise InvalidArgument(f"messages[{len(found)}]", pair, "expected (topic, Message)") from None
+                raise InvalidArgument(f"messages[{len(checked)}]", pair, "expected (topic, Message)") from None
             if place is None:
                 if not isinstance(given, (str, Topic)):
-                    raise InvalidArgument(f"messages[{len(found)}]", given, "expected a topic, or its name")
+                    raise InvalidArgument(f"messages[{len(checked)}]", given, "expected a topic, or its name")
                 name = _name_in(engine, given) if isinstance(given, Topic) else TopicName.parse(given)
                 place = places[given] = names.setdefault(name, len(names))
             owners.append(place)
-            found.append(message)
-        return sender.send(list(names), owners, found, allow_past=allow_past).to_list()
+            checked.append(message)
+        return sender.send(list(names), owners, checked, allow_past=allow_past).to_list()
 
     def set_policies(
         self,

@@ -245,7 +245,9 @@ class Subscription:
         self._check_usable()
         log = self._topic.log
         if any(log.entries_of(ledger_id) is None for ledger_id in entries):
-            places = [Position(ledger_id, entry_id) for ledger_id, each in entries.items() for entry_id in each]
+            places = [
+                Position(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids
+            ]
             entries = group_by_ledger(list(map(self._place, places)))
         return self._consumer.ack(entries, durable=durable)
 
@@ -444,8 +446,8 @@ def _postpone(
         extra["failure"] = message.failure if failure is None else failure
     if message.expires_ms is not None:
         extra["ttl"] = message.expires_ms - due_ms  # it expires when it would have, which may be before it is due
-    anew = Message(message.payload, key=message.key, properties=message.properties)
-    body = encode_one(anew, now_ms, 2**30, extra)[1]
+    copy = Message(message.payload, key=message.key, properties=message.properties)
+    body = encode_one(copy, now_ms, 2**30, extra)[1]
     dues = np.array([due_ms], dtype=np.int64)
     batch = EncodedBatch(dues, dues > now_ms, [body])
     return sender.send(topic, batch, now_ms, refused=False)[0]

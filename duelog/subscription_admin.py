@@ -148,16 +148,16 @@ class SubscriptionAdmin:
         reader, now_ms = self._engine.inline.onlooker(self._topic, self.name), self._engine.clock.now_ms()
         policies = self._engine.policies.effective(self._topic.name, self.name)
         expired_ms = self._state.expired_ms(policies, now_ms)
-        found = ReceivedMessages(self.topic, self.name)
+        messages = ReceivedMessages(self.topic, self.name)
         start = Position(acks.mark_delete.ledger_id, acks.mark_delete.entry_id + 1)
-        while len(found) < count:
-            batch, start, _ = reader.read(start, min(after + count - len(found), _AT_ONCE), acks, now_ms)
+        while len(messages) < count:
+            batch, start, _ = reader.read(start, min(after + count - len(messages), _AT_ONCE), acks, now_ms)
             if not batch:
                 break
             addressed = batch.deliverable(self.name, now_ms, expired_ms)
-            found += addressed.part(after, len(addressed))
+            messages += addressed.part(after, len(addressed))
             after = max(after - len(addressed), 0)
-        return found
+        return messages
 
     def _flush(self) -> None:
         engine = self._engine

@@ -553,9 +553,9 @@ class Topic:
         position = engine.target_of(state, start)
         while True:
             now_ms = self._engine.clock.now_ms()
-            found = state.reader(wanted, position, self._engine.inline.waiting(state, now_ms), now_ms)
+            subscription = state.reader(wanted, position, self._engine.inline.waiting(state, now_ms), now_ms)
             try:
-                return Subscription(self._engine, state, found, type, failover or key_shared)
+                return Subscription(self._engine, state, subscription, type, failover or key_shared)
             except UnknownSubscription:  # its last consumer has left meanwhile
                 if state.deleted:
                     raise

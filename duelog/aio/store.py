@@ -113,9 +113,9 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         older_than: float | timedelta | None = None,
     ) -> list[duelog.DeadLetter]:
         """A list of the dead letters that are neither requeued nor purged, by dead-letter topic, oldest first."""
-        found = self._inner.dead_letters
+        letters = self._inner.dead_letters
         return await self._threads.run(
-            lambda: list(found(topic, subscription, reason=reason, key=key, older_than=older_than))
+            lambda: list(letters(topic, subscription, reason=reason, key=key, older_than=older_than))
         )
 
     requeue_dead_letters = in_thread(duelog.DelayedStore.requeue_dead_letters)

@@ -158,10 +158,10 @@ class Operations:
 
     def create_subscription(self, topic: str, subscription: str, position: str) -> bool:
         """position: "earliest" or "latest"."""
-        there = self._store.topic(topic)
-        if there.exists() and subscription in there.subscriptions():
+        target = self._store.topic(topic)
+        if target.exists() and subscription in target.subscriptions():
             return False
-        there.subscribe(subscription, type="shared", initial_position=position).close()
+        target.subscribe(subscription, type="shared", initial_position=position).close()
         return True
 
     def delete_subscription(self, topic: str, subscription: str) -> None:
@@ -169,16 +169,16 @@ class Operations:
 
     def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> str:
         """Go to "earliest", "latest", a position as text, {"due_ms": ...} or {"published_ms": ...}; the position."""
-        there, target = self._store.topic(topic), seek_target(to)
-        admin = there.subscription(subscription)
+        target, place = self._store.topic(topic), seek_target(to)
+        admin = target.subscription(subscription)
         try:
-            return str(admin.reset(target))
+            return str(admin.reset(place))
         except ConsumerBusy:
             type_ = admin.stats().type
             if type_ is None:
                 raise
-        with there.subscribe(subscription, type=type_) as consumer:  # type: ignore[arg-type]  # one that it has
-            return str(consumer.seek(target))
+        with target.subscribe(subscription, type=type_) as consumer:  # type: ignore[arg-type]  # one that it has
+            return str(consumer.seek(place))
 
     def skip(self, topic: str, subscription: str, count: int) -> int:
         """Acknowledge the first messages that are due; how many."""
@@ -270,10 +270,10 @@ class Operations:
         self, topic: str, ids: Sequence[str], deliver_at: int | None = None, deliver_after: float | None = None
     ) -> list[str | None]:
         """The new id of each; None: too late, cancelled or unknown."""
-        found = self._store.topic(topic).reschedule_batch(
+        new_ids = self._store.topic(topic).reschedule_batch(
             message_ids_of(ids), deliver_at=deliver_at, deliver_after=deliver_after
         )
-        return [None if each is None else str(each) for each in found]
+        return [None if new_id is None else str(new_id) for new_id in new_ids]
 
     # -- receiving -------------------------------------------------------------------------------------
 
@@ -283,16 +283,16 @@ class Operations:
         """Attach this client's one consumer. create: make the subscription, and the topic, where there is none."""
         if self._consumer is not None:
             raise InvalidArgument("subscription", subscription, f"already receiving from {self._consumer.name!r}")
-        there = self._store.topic(topic)
-        if not create and not there.exists():
+        target = self._store.topic(topic)
+        if not create and not target.exists():
             raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
-        is_new = not there.exists() or subscription not in there.subscriptions()
+        is_new = not target.exists() or subscription not in target.subscriptions()
         if is_new and not create:
-            reason = f"{there.name} has no such subscription; --create makes it"
+            reason = f"{target.name} has no such subscription; --create makes it"
             raise InvalidArgument("SUBSCRIPTION", subscription, reason)
-        self._consumer = there.subscribe(subscription, type=type)  # type: ignore[arg-type]  # it is checked there
+        self._consumer = target.subscribe(subscription, type=type)  # type: ignore[arg-type]  # it is checked there
         self._consumer.add_waker(self._waiter.wake)
-        return {"topic": there.name, "created": is_new}
+        return {"topic": target.name, "created": is_new}
 
     def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[dict[str, object]]:
         """Messages that are due, once there is one; none: `timeout` seconds are over."""
@@ -316,20 +316,20 @@ class Operations:
         """Messages; or when to look again, None: when woken. A few at a time, as they may be large."""
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
-        found: list[dict[str, object]] = []
+        messages: list[dict[str, object]] = []
         size, most = 0, min(max_messages, _MOST_RECEIVED)
-        while len(found) < most and size < _MOST_RECEIVED_BYTES:
+        while len(messages) < most and size < _MOST_RECEIVED_BYTES:
             try:
-                batch, again_ms = consumer.poll(min(most - len(found), _AT_ONCE))
+                batch, again_ms = consumer.poll(min(most - len(messages), _AT_ONCE))
             except DuelogError:
-                if found:  # they have been handed out; what stops the store is raised when it is asked again
+                if messages:  # they have been handed out; what stops the store is raised when it is asked again
                     break
                 raise
             if not batch:
-                return found or again_ms
-            found += map(received_json, batch)
+                return messages or again_ms
+            messages += map(received_json, batch)
             size += sum(len(message.payload) for message in batch)
-        return found
+        return messages
 
     def ack(self, positions: Sequence[str]) -> int:
         """Acknowledge received messages, durably; how many were not acknowledged before."""
@@ -350,9 +350,12 @@ class Operations:
         return asdict(self._store.stats())
 
     def topic_figures(self, topic: str) -> dict[str, object]:
-        found = self._store.topic(topic).stats()
-        subscriptions = [{**asdict(each), "mark_delete": str(each.mark_delete)} for each in found.subscriptions]
-        return {**asdict(found), "subscriptions": subscriptions}
+        figures = self._store.topic(topic).stats()
+        subscriptions = [
+            {**asdict(subscription), "mark_delete": str(subscription.mark_delete)}
+            for subscription in figures.subscriptions
+        ]
+        return {**asdict(figures), "subscriptions": subscriptions}
 
     def partitions(self) -> list[dict[str, object]]:
         return list(map(asdict, self._store.partitions()))
@@ -371,13 +374,13 @@ class Operations:
         """The policies set at just this scope; without a scope, those of every scope by its name."""
         if namespace is topic is subscription is None:
             return {scope: asdict(each) for scope, each in self._store.all_policies().items()}
-        found = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
-        return None if found is None else asdict(found)
+        policies = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
+        return None if policies is None else asdict(policies)
 
     def effective(self, topic: str, subscription: str | None = None) -> dict[str, object]:
         """The policies in force, and the scope at which each value was set."""
-        found = self._store.effective_policies(topic, subscription)
-        return {"values": {name: getattr(found, name) for name in POLICY_FIELDS}, "set_at": dict(found.set_at)}
+        policies = self._store.effective_policies(topic, subscription)
+        return {"values": {name: getattr(policies, name) for name in POLICY_FIELDS}, "set_at": dict(policies.set_at)}
 
     def update_policies(
         self,
@@ -411,8 +414,8 @@ class Operations:
         older_than: float | None = None,
     ) -> Iterator[dict[str, object]]:
         """Dead letters, by `DelayedStore.dead_letters`."""
-        found = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
-        return map(letter_json, found)
+        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        return map(letter_json, letters)
 
     def requeue_dead_letters(
         self,
@@ -425,8 +428,8 @@ class Operations:
         older_than: float | None = None,
     ) -> int:
         """Deliver again those of these ids among what the others leave, None: all of that; how many."""
-        found = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
-        return self._store.requeue_dead_letters(_chosen(found, ids), delay=delay)
+        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        return self._store.requeue_dead_letters(_chosen(letters, ids), delay=delay)
 
     def purge_dead_letters(
         self,
@@ -438,8 +441,8 @@ class Operations:
         older_than: float | None = None,
     ) -> int:
         """Drop them for good; how many."""
-        found = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
-        return self._store.purge_dead_letters(_chosen(found, ids))
+        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        return self._store.purge_dead_letters(_chosen(letters, ids))
 
     # -- schedules -------------------------------------------------------------------------------------
 
@@ -487,13 +490,13 @@ class Operations:
 
     def pause_schedule(self, topic: str, name: str) -> dict[str, object] | None:
         """Take its pending occurrence back, until it is resumed; None: there is no such schedule."""
-        found = self._store.topic(topic).pause_schedule(name)
-        return None if found is None else schedule_json(found)
+        schedule = self._store.topic(topic).pause_schedule(name)
+        return None if schedule is None else schedule_json(schedule)
 
     def resume_schedule(self, topic: str, name: str) -> dict[str, object] | None:
         """Go on with the first occurrence after now; None: there is no such schedule."""
-        found = self._store.topic(topic).resume_schedule(name)
-        return None if found is None else schedule_json(found)
+        schedule = self._store.topic(topic).resume_schedule(name)
+        return None if schedule is None else schedule_json(schedule)
 
     def remove_schedule(self, topic: str, name: str) -> bool:
         """End it and take its pending occurrence back; False: there is no such schedule."""
@@ -549,8 +552,8 @@ class Operations:
 
     def find(self, topic: str, key: str) -> dict[str, object] | None:
         """The pending message of a deduplication key, by `Topic.find`; None: there is none."""
-        found = self._store.topic(topic).find(key)
-        return None if found is None else scheduled_json(found)
+        message = self._store.topic(topic).find(key)
+        return None if message is None else scheduled_json(message)
 
     def cancel_key(self, topic: str, key: str) -> bool:
         """Cancel the pending message of a deduplication key, by `Topic.cancel_key`; False: there is none."""
@@ -564,12 +567,12 @@ def _chosen(held: Iterator[DeadLetter], ids: Sequence[str] | None) -> list[DeadL
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise InvalidArgument("ids", ids, "expected a list of ids, or null")
     wanted = set(map(str, ids))
-    found = [letter for letter in held if str(letter.message_id) in wanted]
-    known = {str(letter.message_id) for letter in found}
+    letters = [letter for letter in held if str(letter.message_id) in wanted]
+    known = {str(letter.message_id) for letter in letters}
     for each in ids:
         if str(each) not in known:
             raise InvalidArgument("ID", each, "no dead letter has this id")
-    return found
+    return letters
 
 
 def _message(field: str, fields: object) -> Message:
