@@ -26,9 +26,9 @@ from .background.maintenance import TickResult
 from .background.schedule_record import Schedule
 from .check.finding import Finding
 from .delayed_store import DelayedStore
-from .faces.subscription_admin import SubscriptionAdmin
 from .sending.outbox import DUPLICATE, Duplicate
 from .subscription import Subscription
+from .subscription_admin import SubscriptionAdmin
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
 from .topics.seeking import LogPositions, PublishedAt
@@ -36,7 +36,7 @@ from .topics.topic_events import TopicEvent
 from .workers.worker import Worker
 
 __version__ = version("duelog")
-"""Of the installed distribution; pyproject.toml is where it is set."""
+"""Version of the installed distribution, as pyproject.toml sets it."""
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
 

@@ -28,8 +28,7 @@ from .background.recurring import Recurring
 from .background.removal import Removal
 from .background.scheduler import Scheduler, Wakeups
 from .engine import Delivery, Engine, Pending, Sending, Upkeep, Waking
-from .keys.keyed_batches import KeyedBatches
-from .keys.keyed_messages import KeyedMessages
+from .keys.keyed_messages import KeyedBatches, KeyedMessages
 from .keys.topic_keys import TopicKeys
 from .metrics import StoreMetrics, instruments
 from .recovery import Recovered, recover

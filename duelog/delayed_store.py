@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import EllipsisType
 from typing import Self
 
 from duelog.markers.firing.suspensions import Suspension
@@ -17,6 +18,8 @@ from duelog.store.files.system_errors import explained
 from duelog.store.log.documents import Documents
 from duelog.store.message import Message
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
+from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyChange
+from duelog.store.policy.policy_records import Scope
 from duelog.store.position import MessageId
 
 from .assembly import open_engine
@@ -26,16 +29,15 @@ from .check.check_store import check
 from .check.finding import Finding
 from .control.store_operations import Operations
 from .engine import Engine
-from .faces.partition_keepers import Keeper, keepers
-from .faces.store_policies import StorePolicies
 from .metrics import Instruments, StoreMetrics
+from .partition_keepers import Keeper, keepers
 from .stats import PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
 
 
-class DelayedStore(StorePolicies):
+class DelayedStore:
     """A directory of messages that are due later, open in this process.
 
     One process writes; others may open it read-only. Thread-safe. A context manager; not to be used in a
@@ -165,21 +167,103 @@ class DelayedStore(StorePolicies):
         names: dict[TopicName, int] = {}
         places: dict[str | Topic, int] = {}  # by what was given
         owners: list[int] = []
-        found: list[Message] = []
+        checked: list[Message] = []
         for pair in messages:
             try:
                 given, message = pair
                 place = places.get(given)
             except (TypeError, ValueError):
-                raise InvalidArgument(f"messages[{len(found)}]", pair, "expected (topic, Message)") from None
+                raise InvalidArgument(f"messages[{len(checked)}]", pair, "expected (topic, Message)") from None
             if place is None:
                 if not isinstance(given, (str, Topic)):
-                    raise InvalidArgument(f"messages[{len(found)}]", given, "expected a topic, or its name")
+                    raise InvalidArgument(f"messages[{len(checked)}]", given, "expected a topic, or its name")
                 name = _name_in(engine, given) if isinstance(given, Topic) else TopicName.parse(given)
                 place = places[given] = names.setdefault(name, len(names))
             owners.append(place)
-            found.append(message)
-        return sender.send(list(names), owners, found, allow_past=allow_past).to_list()
+            checked.append(message)
+        return sender.send(list(names), owners, checked, allow_past=allow_past).to_list()
+
+    def set_policies(
+        self,
+        policies: DelayedDeliveryPolicies,
+        *,
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
+        expected: DelayedDeliveryPolicies | EllipsisType | None = ...,
+    ) -> None:
+        """Set policies for a namespace, a topic, a subscription of `topic`, or with none of them the store.
+
+        `Policies` replace all that is set there, `DelayedDeliveryPolicies` the delay policies (PIP-437) alone. Durable
+        when it returns, kept by the store and in force at once: for what is sent after it (messages that wait keep
+        their due times), for subscriptions that are open, and for what retention keeps. The namespace, topic or
+        subscription need not exist.
+
+        expected: set them only if this is what is set there (None: nothing is), in one step; else PoliciesChanged is
+        raised, with both. Left out: whatever is set there. Raises InvalidArgument, StoreFull, StoreFailed.
+        """
+        self._engine.check_writable()
+        if not isinstance(policies, DelayedDeliveryPolicies):
+            raise InvalidArgument("policies", policies, "expected Policies or DelayedDeliveryPolicies")
+        if not isinstance(expected, (DelayedDeliveryPolicies, EllipsisType)) and expected is not None:
+            raise InvalidArgument("expected", expected, "expected Policies, DelayedDeliveryPolicies or None")
+        scope = Scope.of(namespace, topic, subscription)
+        self._engine.policies.set(scope, policies, expected)
+        self._engine.upkeep.policy_changes.follow(scope)
+
+    def update_policies(
+        self,
+        /,
+        *,
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
+        **values: PolicyChange,
+    ) -> Policies:
+        """Set single fields of `Policies` at a scope, durably, and leave the others; None unsets a field.
+
+        So `update_policies(topic="reminders", retention_ms=timedelta(days=7), ttl_ms=None)` has a topic keep for a week
+        and live as long as its namespace says. Returns what is set there then. Raises as `set_policies`.
+        """
+        self._engine.check_writable()
+        scope = Scope.of(namespace, topic, subscription)
+        updated = self._engine.policies.update(scope, values)
+        self._engine.upkeep.policy_changes.follow(scope)
+        return updated
+
+    def policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> Policies | None:
+        """The policies set at just this scope; None: none are. Raises InvalidArgument."""
+        self._engine.check_open()
+        return self._engine.policies.get(Scope.of(namespace, topic, subscription))
+
+    def all_policies(self) -> dict[str, Policies]:
+        """The policies set at each scope, by its name: "store", "namespace a/b", "topic persistent://a/b/c", ...
+
+        A subscription's is "subscription NAME of topic persistent://a/b/c".
+        """
+        self._engine.check_open()
+        return {str(scope): policies for scope, policies in self._engine.policies.all()}
+
+    def remove_policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> bool:
+        """Remove the policies set at a scope, durably; False: none were. Raises as `set_policies`."""
+        self._engine.check_writable()
+        scope = Scope.of(namespace, topic, subscription)
+        removed = self._engine.policies.remove(scope)
+        self._engine.upkeep.policy_changes.follow(scope)
+        return removed
+
+    def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies:
+        """The policies in force for a topic or a subscription, and by field at which scope each was set.
+
+        Raises InvalidArgument.
+        """
+        self._engine.check_open()
+        scope = Scope.of(topic=topic, subscription=subscription)
+        return self._engine.policies.effective(TopicName.parse(topic), scope.subscription)
 
     @property
     def documents(self) -> Documents:
@@ -294,7 +378,7 @@ class DelayedStore(StorePolicies):
         return self._engine.report_to(instruments)
 
     def suspended(self) -> list[Suspension]:
-        """What of the store's upkeep has failed and is tried again later, the longest first; reads nothing. O(them)."""
+        """The upkeep that has failed and is tried again later, the longest suspended first. O(result); no reads."""
         self._engine.check_open()
         return self._engine.delivery.firing.suspensions.all()
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from duelog.attempts.recount import recount
+from duelog.attempts.delivery_log import recount
 from duelog.cleanup.sweep import sweep
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet

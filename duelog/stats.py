@@ -23,10 +23,9 @@ from duelog.store.names import TopicName
 from duelog.store.position import Position
 
 from .background.quarantine import Quarantine
-from .topics.delivery_counts import DeliveryCounts
 from .topics.inline import InlineMessages, unacknowledged
 from .topics.seeking import first_due
-from .topics.subscription_state import SubscriptionState
+from .topics.subscription_state import DeliveryCounts, SubscriptionState
 from .topics.topic_list import Topics
 from .topics.topic_state import TopicState
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Self
 
+import numpy as np
+
 from duelog.store.clock import ManualClock, StoreClock
-from duelog.store.duration import Duration
+from duelog.store.codec.body import EncodedBatch, encode_one, occurrence_extra
+from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
-from duelog.store.message import ReceivedMessage
-from duelog.store.position import Position
+from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage
+from duelog.store.position import MessageId, Position
 from duelog.store.received_messages import ReceivedMessages
 
-from .delivery.consumer_arguments import deadline_of
+from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, entries_of, positions_of
 from .delivery.dispatcher import SubscriptionType
+from .delivery.position_set import group_by_ledger
 from .engine import Engine
-from .faces.acknowledging import Acknowledging
+from .sending.sender import Sender
 from .stats import SubscriptionStats
+from .subscription_admin import SubscriptionAdmin
 from .topics.consumer import Consumer
-from .topics.pausing import pause, resume
 from .topics.seeking import SeekTarget
 from .topics.subscription_state import Part, SubscriptionState
 from .topics.topic_state import TopicState
@@ -27,7 +31,7 @@ from .topics.topic_state import TopicState
 _NONE = ReceivedMessages("", "")
 
 
-class Subscription(Acknowledging):
+class Subscription:
     """A consumer attached to a subscription: receives messages when they are due, and acknowledges them.
 
     Delivery is at least once. What this consumer received and did not acknowledge is handed out again when
@@ -75,12 +79,12 @@ class Subscription(Acknowledging):
 
     @property
     def durable(self) -> bool:
-        """Whether the store keeps the subscription; a reader (`Topic.reader`) is gone when its consumers are."""
+        """True if the store keeps the subscription; a reader (`Topic.reader`) is gone when its consumers are."""
         return self._state.durable
 
     @property
     def active(self) -> bool:
-        """Whether it gets messages: of a failover subscription's consumers, one does. Raises ClosedError."""
+        """True if it gets messages: of a failover subscription's consumers, one does. Raises ClosedError."""
         return self._consumer.active
 
     @property
@@ -104,9 +108,10 @@ class Subscription(Acknowledging):
         return self._receive(max_messages, deadline_ms, None)
 
     def receive_unless(self, stopped: Callable[[], bool], max_messages: int = 1) -> list[ReceivedMessage]:
-        """As `receive`, without a deadline, but gives nothing more once `stopped` says so; `wake` has it asked again.
+        """Receive without a deadline, until `stopped()` is true; `wake` has it asked again.
 
-        It waits whatever clock the store has, and comes back with nothing only when it is stopped.
+        It waits whatever clock the store has, and returns an empty list only when it is stopped. Otherwise as
+        `receive`.
         """
         return self._receive(max_messages, None, stopped)
 
@@ -178,7 +183,7 @@ class Subscription(Acknowledging):
 
     @property
     def may_wait(self) -> bool:
-        """Whether there is anything to wait for: something moves the clock or fires what is due."""
+        """True if waiting makes sense: something moves the clock or fires messages that are due."""
         engine = self._engine
         return (
             engine.waking.scheduler is not None
@@ -187,16 +192,16 @@ class Subscription(Acknowledging):
         )
 
     def poll(self, max_messages: int = 1) -> tuple[list[ReceivedMessage], int | None]:
-        """What is due now, at most `max_messages`, without waiting; and if that is nothing, when to ask again.
+        """Receive at most `max_messages` that are due now, without waiting; with none, also when to poll again.
 
-        That is epoch ms, or None: when the topic has changed (`add_waker`), as it may before the time told, too.
+        That time is epoch ms, or None: when the topic changes. It may change before that time, too (`add_waker`).
         Raises as `receive`.
         """
         batch, again_ms = self.poll_columns(max_messages)
         return batch.to_list(), again_ms
 
     def poll_columns(self, max_messages: int = 1) -> tuple[ReceivedMessages, int | None]:
-        """As `poll`, without an object for each message: of the pair, `ack` takes the first, or any part of it."""
+        """Poll without making an object for each message; `ack` takes the columns, or any part of them. See `poll`."""
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
         engine = self._engine
@@ -228,6 +233,125 @@ class Subscription(Acknowledging):
         if self._state.deleted or self._topic.deleted:
             raise UnknownSubscription(self.topic, self.name)
 
+    # -- acknowledging --------------------------------------------------------------------------------
+
+    def ack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, durable: bool = False) -> int:
+        """Acknowledge one message or many: none of them is delivered to this subscription again.
+
+        A message is what `receive` gave, its position, or its id (`Topic.send`), for which the log is searched: O(runs
+        of a ledger) for each that was delayed. Takes effect in memory at once, and on disk within `ack_flush_ms`, at
+        `flush` and at close; `durable` waits for the disk. Returns how many were not acknowledged before. Raises
+        InvalidArgument for a position that the topic does not have, and for a message that has not fired; then nothing
+        is acknowledged.
+        """
+        entries = entries_of(messages)
+        self._check_usable()
+        log = self._topic.log
+        if any(log.entries_of(ledger_id) is None for ledger_id in entries):
+            places = [
+                Position(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids
+            ]
+            entries = group_by_ledger(list(map(self._place, places)))
+        return self._consumer.ack(entries, durable=durable)
+
+    def _place(self, given: Position) -> Position:
+        return self._engine.place_of(self._topic, "messages", given)
+
+    def ack_cumulative(self, message: Acknowledgeable, *, durable: bool = False) -> int:
+        """Acknowledge a message and every one before it in the log; as `ack`.
+
+        What no consumer can have received stays unacknowledged: messages before it, or itself, that were not due when
+        the log was read (`inline_delay_ms`) and have not been handed out since. `ack` takes each by its id.
+        Raises InvalidArgument for shared and key-shared subscriptions, where others hold some of those.
+        """
+        positions = positions_of(message)
+        if len(positions) != 1:
+            raise InvalidArgument("message", message, "expected one message, its position or its id")
+        self._check_usable()
+        return self._consumer.ack_cumulative(self._place(positions[0]), durable=durable)
+
+    def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: Duration | None = None) -> int:
+        """Give messages back, to be handed out again `delay` from now (to any consumer, if shared).
+
+        delay: seconds or a timedelta; None: after `nack_backoff_ms`, doubled with each redelivery up to
+        `nack_backoff_max_ms`. Returns how many this consumer still held. What is given back waits in memory: a restart
+        delivers it at once, with the count of its deliveries.
+        """
+        items = [messages] if isinstance(messages, (ReceivedMessage, MessageId, str)) else list(checked(messages))
+        delay_ms = None if delay is None else duration_ms("delay", delay)
+        self._check_usable()
+        by_delay: dict[int, list[Position]] = {}
+        for item in items:
+            wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
+            by_delay.setdefault(wait_ms, []).extend(map(self._place, positions_of(item)))
+        return self._consumer.nack(by_delay)
+
+    def extend(self, messages: Acknowledgeable | Iterable[Acknowledgeable], timeout: Duration | None = None) -> int:
+        """Hold messages for `timeout` from now on before they are delivered again, in place of what was left.
+
+        timeout None: as long as the acknowledgement timeout (`Policies.ack_timeout_ms`). Where there is none nothing
+        is to be extended. In memory, as what it extends. Returns how many this consumer still held: others were
+        acknowledged, given back, or taken back because they were overdue. Raises InvalidArgument.
+        """
+        entries = entries_of(messages)
+        wait_ms = None if timeout is None else duration_ms("timeout", timeout)
+        self._check_usable()
+        return self._consumer.extend(entries, wait_ms)
+
+    def nack_all(self) -> int:
+        """Give back all that this consumer holds, to be handed out again at once, in log order; how many messages."""
+        self._check_usable()
+        return self._consumer.nack_all()
+
+    def _backoff_ms(self, item: Acknowledgeable) -> int:
+        policies = self._state.policies
+        times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
+        return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
+
+    def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId:
+        """Have a message delivered to this subscription again `delay` from now, as a new delayed message.
+
+        delay: seconds or a timedelta. Unlike `nack` it survives a restart, and it costs a write. Returns the new id.
+        The message is sent anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
+        `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed delay:
+        raises DelayTooLong, with nothing done, for a delay over the maximum. reason: why, as of `dead_letter`: kept as
+        the new message's `failure`, and as the reason of the dead letter that it becomes if its deliveries fail.
+        """
+        if not isinstance(message, ReceivedMessage):
+            raise InvalidArgument("message", message, "expected a received message")
+        delay_ms, failure = duration_ms("delay", delay), _text("reason", reason)
+        self._check_usable()
+        if not self._state.durable:
+            raise InvalidArgument("message", message, "a reader is gone when its consumers are; nothing is sent to it")
+        now_ms = self._engine.clock.now_ms()
+        if now_ms + delay_ms > MAX_DUE_MS:
+            raise InvalidArgument("delay", delay, "due after the year 9999")
+        due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
+        failed_ms = self._consumer.first_failed_ms(message.position)
+        sender, name = self._engine.sending.sender, self._state.name
+        new_id = _postpone(sender, self._topic, name, message, due_ms, now_ms, failed_ms, failure)
+        self.ack(message, durable=True)
+        return new_id
+
+    def dead_letter(self, message: ReceivedMessage, reason: str | None = None) -> None:
+        """Give a message up now, whatever `max_redeliveries` says: it becomes a dead letter, with this reason.
+
+        reason: some text, kept to its first 1,000 characters, and this delivery counts as failed; None: too many failed
+        before it (then the reason is the last that `retry_later` was told, or "redeliveries"). A consumer of the
+        dead-letter topic has it as the property DEAD_LETTER_REASON, the number of deliveries as DEAD_LETTER_ATTEMPTS,
+        beside REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID. The message is moved in one transaction; one that
+        was acknowledged meanwhile is left. Raises InvalidArgument, also for a reader's
+        message and for what is a dead letter itself; StoreFull, StoreFailed: then it is held as before.
+        """
+        if not isinstance(message, ReceivedMessage) or (message.topic, message.subscription) != (
+            str(self._topic.name),
+            self._state.name,
+        ):
+            raise InvalidArgument("message", message, "expected a message that this subscription received")
+        text = _text("reason", reason)
+        self._check_usable()
+        self._consumer.dead_letter(message, text)
+
     # -- moving --------------------------------------------------------------------------------------
 
     def seek(self, to: SeekTarget) -> Position:
@@ -254,12 +378,12 @@ class Subscription(Acknowledging):
         that has passed.
         """
         self._check_usable()
-        pause(self._engine.storage.main, self._topic, self._state, until, self._engine.clock.now_ms())
+        SubscriptionAdmin(self._engine, self._topic, self._state).pause(until)
 
     def resume(self) -> None:
-        """Hand out again."""
+        """End a pause: hand out again."""
         self._check_usable()
-        resume(self._engine.storage.main, self._topic, self._state)
+        SubscriptionAdmin(self._engine, self._topic, self._state).resume()
 
     @property
     def paused(self) -> bool:
@@ -282,7 +406,7 @@ class Subscription(Acknowledging):
         self._consumer.closed = True
         if not self._engine.closed:
             now_ms = self._engine.clock.now_ms()
-            self._consumer.leave(now_ms, failed)
+            self._consumer.leave(now_ms, failed=failed)
             if self._topic.tracker is not None:
                 self._engine.waking.agenda.look_at(
                     self._topic.topic_id, now_ms + self._engine.storage.config.tracker_idle_ms
@@ -300,3 +424,44 @@ class Subscription(Acknowledging):
         return (
             f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._consumer.closed else ''}>"
         )
+
+
+def _postpone(
+    sender: Sender,
+    topic: TopicState,
+    subscription: str,
+    message: ReceivedMessage,
+    due_ms: int,
+    now_ms: int,
+    failed_ms: int | None,
+    failure: str | None,
+) -> MessageId:
+    """Send a message anew as a delayed message that only this subscription gets; its id, once it is durable.
+
+    failed_ms: when its first delivery failed; None: now. failure: why this one did; None: as the one before.
+    """
+    first_id, first_ms = message.first_try or (message.message_id, now_ms if failed_ms is None else failed_ms)
+    extra: dict[str, object] = {
+        "addressee": subscription,
+        "retries": message.retries + message.redelivery_count + 1,
+        "first": [*first_id, first_ms],
+        **occurrence_extra(message.occurrence),
+    }
+    if failure is not None or message.failure is not None:
+        extra["failure"] = message.failure if failure is None else failure
+    if message.expires_ms is not None:
+        extra["ttl"] = message.expires_ms - due_ms  # it expires when it would have, which may be before it is due
+    copy = Message(message.payload, key=message.key, properties=message.properties)
+    body = encode_one(copy, now_ms, 2**30, extra)[1]
+    dues = np.array([due_ms], dtype=np.int64)
+    batch = EncodedBatch(dues, dues > now_ms, [body])
+    return sender.send(topic, batch, now_ms, refused=False)[0]
+
+
+def _text(field: str, value: str | None) -> str | None:
+    """Some text as it is kept. Raises InvalidArgument."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(field, value, "expected some text, or None")
+    return value[:1_000].encode(errors="backslashreplace").decode()

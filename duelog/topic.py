@@ -4,33 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
 
 from duelog.markers.pending_entries import Outcome
+from duelog.store.codec.body import encode_one
 from duelog.store.codec.message_fields import Dedup
-from duelog.store.duration import Duration
-from duelog.store.errors import InvalidArgument
+from duelog.store.duration import Duration, duration_ms
+from duelog.store.errors import InvalidArgument, UnknownSubscription
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.message import MAX_DUE_MS, AnyId, Message, ScheduledMessage, at_ms, id_of
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 
+from .background.recurring import first_occurrence
+from .background.schedule_record import Schedule
+from .background.timetable import DEFAULT_GRACE, MISFIRES, WITH_GRACE, Misfires, Timetable
+from .delivery.consumer_arguments import check_subscribing
+from .delivery.dispatcher import SubscriptionType
+from .delivery.failover import Failover
+from .delivery.key_slots import KeyShared
 from .engine import Engine
-from .faces.by_key import TopicByKey
-from .faces.topic_schedules import TopicSchedules
-from .faces.topic_subscriptions import TopicSubscriptions
 from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt, TopicSender
 from .stats import TopicStats
-from .topics.seeking import LogPositions, log_positions
+from .subscription import Subscription
+from .subscription_admin import SubscriptionAdmin
+from .topics.seeking import LogPositions, SeekTarget, log_positions
 from .topics.topic_state import TopicState
 
 
-class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
+class Topic:
     """A topic of an open store. Made by DelayedStore.topic; thread-safe; needs no closing.
 
     The topic itself comes into being with the first message or subscription, or by `create`. Where a method takes a
@@ -42,7 +50,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         self._name = name
 
     @cached_property
-    def sender(self) -> TopicSender:  # type: ignore[override]  # settable, as the faces declare it
+    def sender(self) -> TopicSender:
         """The parts of a send one by one, for what sends in another way: imports, and duelog.aio.
 
         Made when it is first used: most topics of a list of them send nothing.
@@ -117,7 +125,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         dedup_for: Duration | None = None,
         replace: bool = False,
     ) -> Future[MessageId]:
-        """As `send`, without waiting for the disk: a future of the id.
+        """Append one message without waiting for the disk; returns a future of its id. Arguments: as `send`.
 
         Messages sent so to one topic by one thread keep their order. It waits only while `max_in_flight_bytes` of
         messages are on their way. A message that cannot be taken is refused here; the future has StoreFull or
@@ -163,7 +171,9 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         done: Done,
         wait: bool = True,
     ) -> bool:
-        """As `send_async`, without an object a message: `done` is called once for all that became durable together.
+        """Append one message, and have `done` called once for all messages that became durable together.
+
+        It allocates no future per message. Arguments that are not named here: as `send`.
 
         done: called by the thread that writes, for each group of the write-ahead log, with a list of (token, outcome),
         the outcome a `MessageId`, `DUPLICATE`, or a DuelogError (StoreFull, StoreFailed ...): not stored. In the order
@@ -308,7 +318,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         return self._engine.pending.topic_withdrawals.fire_now(self._engine.writing_at(), self._existing(), message_id)
 
     def state(self, message_id: AnyId) -> str:
-        """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic.
+        """Return the state of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic.
 
         One that waits inline (`inline_delay_ms`) is "scheduled" until it is due, but cannot be taken back any more.
         """
@@ -363,8 +373,227 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
             raise InvalidArgument("after", after, "expected a MessageId")
         return islice(self._engine.delivery.inline.scheduled(self._existing(), start_ms, end_ms, after), limit)
 
+    # -- by deduplication key -------------------------------------------------------------------------
+
+    def cancel_key(self, key: str) -> bool:
+        """Cancel the pending message of a deduplication key. True: it is never delivered, and the key is free.
+
+        False: there is none; it has fired, was cancelled, or never was. Durable when it returns. One look and one
+        commit, however many messages are pending. Raises UnknownTopic, InvalidArgument, StoreFull, StoreFailed.
+        """
+        self._engine.check_writable()
+        return self._engine.sending.keyed.cancel(self._existing(), key)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """The deduplication keys of pending messages that begin with `prefix`, in the order of their bytes.
+
+        What is sent or cancelled meanwhile may be seen or not. Raises UnknownTopic, InvalidArgument.
+        """
+        return self._engine.sending.keyed.keys(self._existing(), prefix)
+
+    def find(self, key: str) -> ScheduledMessage | None:
+        """The pending message of a deduplication key; None: there is none. Also read-only, and no scan.
+
+        A message that has fired is not pending, also where its key still holds (`dedup_for`). Raises UnknownTopic,
+        InvalidArgument, CorruptEntry.
+        """
+        return self._engine.sending.keyed.find(self._existing(), key)
+
+    # -- schedules ------------------------------------------------------------------------------------
+
+    def every(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        interval: Duration | None = None,
+        timezone: str = "UTC",
+        payload: bytes = b"",
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        until: int | datetime | None = None,
+        count: int | None = None,
+        jitter: Duration = 0,
+        misfires: Misfires = "first",
+        grace: Duration | None = None,
+    ) -> Schedule:
+        """Have a message sent again and again: by `cron` in `timezone` (an IANA name), or each `interval`.
+
+        cron: an expression, `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`, or `@every 90m`. interval: seconds
+        or a timedelta, 1 s at least, from now. The schedule is kept under `name`: to ask for the same again changes
+        nothing, for another replaces it, and `replaced` of what is returned is the one that was there.
+
+        until: the latest nominal time, epoch ms or an aware datetime. count: so many messages are sent. Once it has
+        ended it is kept, so that asking for the same again does not begin anew; `remove_schedule` forgets it.
+
+        jitter: an occurrence is due up to so much after its nominal time, and always before the nominal time of the
+        next. How much follows from topic, name and nominal time: it is the same after a restart.
+
+        misfires: what comes, after a stop or a jump of the clock, of the occurrences that were missed. "first": the
+        one that waited, once, late. "all": each, in order. "latest": one, the last of them. "skip": none. For "latest"
+        and "skip" one is a misfire that could not come within `grace` (60 s by default) of its due time: those that
+        are later by less come.
+
+        `occurrence` of a received message names its schedule and nominal time. Durable when it returns. Raises
+        InvalidArgument, StoreFull, StoreFailed.
+        """
+        self._engine.check_writable()
+        validate_subscription_name(name, "schedule")
+        table = Timetable.make(cron, interval, timezone)
+        message = Message(payload, key=key, properties=properties)
+        encode_one(message, 0, self._engine.storage.config.max_message_bytes)
+        if count is not None and (type(count) is not int or not 1 <= count < 1 << 63):
+            raise InvalidArgument("count", count, "expected an int from 1 on")
+        if misfires not in MISFIRES:
+            raise InvalidArgument("misfires", misfires, f"expected one of {', '.join(MISFIRES)}")
+        if grace is not None and misfires not in WITH_GRACE:
+            raise InvalidArgument("grace", grace, f"only with misfires {' and '.join(WITH_GRACE)}, not {misfires}")
+        if misfires in WITH_GRACE and grace is None:
+            grace = DEFAULT_GRACE
+        asked = Schedule(
+            name,
+            "",
+            table.cron,
+            table.interval_ms,
+            table.timezone,
+            bytes(payload),
+            key,
+            dict(properties or {}),
+            next_due_ms=None,
+            next_id=None,
+            paused=False,
+            until_ms=None if until is None else at_ms("until", until),
+            count=count,
+            jitter_ms=duration_ms("jitter", jitter),
+            misfires=misfires,
+            grace_ms=duration_ms("grace", DEFAULT_GRACE if grace is None else grace)
+            if misfires in WITH_GRACE
+            else None,
+        )
+        if not self.exists():
+            first_occurrence(asked, self._engine.clock.now_ms())  # what is refused makes no topic
+        topic = self.sender.topic(self._engine.clock.now_ms())
+        return self._engine.upkeep.recurring.every(topic, replace(asked, topic=str(topic.name)))
+
+    def schedules(self) -> list[Schedule]:
+        """The topic's schedules by name. Raises UnknownTopic."""
+        return self._engine.upkeep.recurring.of_topic(self._existing())
+
+    def pause_schedule(self, name: str) -> Schedule | None:
+        """Take a schedule's waiting occurrence back, until it is resumed; None: there is no such schedule."""
+        self._engine.check_writable()
+        return self._engine.upkeep.recurring.pause(self._existing(), name)
+
+    def resume_schedule(self, name: str) -> Schedule | None:
+        """Go on with the first occurrence after now; None: there is no such schedule."""
+        self._engine.check_writable()
+        return self._engine.upkeep.recurring.resume(self._existing(), name)
+
+    def remove_schedule(self, name: str) -> bool:
+        """End a schedule and take its waiting occurrence back; False: there is no such schedule."""
+        self._engine.check_writable()
+        return self._engine.upkeep.recurring.remove(self._existing(), name)
+
+    # -- subscriptions --------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        name: str,
+        *,
+        type: SubscriptionType = "exclusive",
+        initial_position: str = "earliest",
+        failover: Failover | None = None,
+        key_shared: KeyShared | None = None,
+    ) -> Subscription:
+        """Attach a consumer to the subscription `name`, creating it durably where there is none.
+
+        type: "exclusive" (one consumer), "failover" (the first of several gets all, the next takes over), "shared"
+        (each message to one of many) or "key_shared" (as shared, and the messages of a key in order, one consumer at a
+        time). initial_position, of a new subscription: "earliest", with what the main log still holds, or "latest",
+        with what comes into the main log from now on; delayed messages sent before and not due yet come either way,
+        wherever they wait. failover: how it takes part in a failover subscription; None: by its arrival.
+        key_shared: how it takes part in a key-shared one; None: by the messages' keys. Raises ConsumerBusy,
+        InvalidArgument.
+        """
+        now_ms = self._engine.writing_at()
+        check_subscribing(name, type, initial_position, failover, key_shared)
+        state = self.sender.topic(now_ms)
+        subscription = self._engine.topics.add_subscription(
+            state,
+            name,
+            now_ms,
+            lambda: self._engine.delivery.inline.waiting(state, now_ms),
+            earliest=initial_position == "earliest",
+        )
+        return Subscription(self._engine, state, subscription, type, failover or key_shared)
+
+    def reader(
+        self,
+        start: SeekTarget = "earliest",
+        *,
+        name: str | None = None,
+        type: SubscriptionType = "exclusive",
+        failover: Failover | None = None,
+        key_shared: KeyShared | None = None,
+    ) -> Subscription:
+        """Attach a consumer from a position or time on, by a subscription that leaves nothing behind.
+
+        It has no record in the store, holds nothing back from being trimmed (what is trimmed before it was read is
+        passed over), and vanishes when its last consumer closes. It receives as any subscription does, delays too:
+        what it does not acknowledge comes again after `ack_timeout_ms`, where that is set. start: as
+        `Subscription.seek`. name: several consumers of one name share one reader, begun where the first of them said;
+        None: a name of its own. The rest: as `subscribe`. Dead letters and `retry_later` are for subscriptions
+        only. Raises ConsumerBusy, InvalidArgument (also for the name of a subscription).
+        """
+        self._engine.writing_at()
+        state = self.sender.topic(self._engine.clock.now_ms())
+        wanted = state.new_reader_name() if name is None else name
+        check_subscribing(wanted, type, "earliest", failover, key_shared)
+        if wanted in state.subscriptions:
+            raise InvalidArgument("name", name, "the topic has a subscription of this name")
+        engine = self._engine
+        position = engine.target_of(state, start)
+        while True:
+            now_ms = self._engine.clock.now_ms()
+            subscription = state.reader(wanted, position, self._engine.delivery.inline.waiting(state, now_ms), now_ms)
+            try:
+                return Subscription(self._engine, state, subscription, type, failover or key_shared)
+            except UnknownSubscription:  # its last consumer has left meanwhile
+                if state.deleted:
+                    raise
+
+    def unsubscribe(self, name: str) -> None:
+        """Remove a subscription and what it holds. Raises UnknownSubscription, UnknownTopic, ConsumerBusy."""
+        self._engine.check_writable()
+        self._engine.upkeep.removal.remove_subscription(self._existing(), name)
+
+    def clear_inline(self, subscription: str) -> int:
+        """Acknowledge, for one subscription alone, what waits in the topic's main log and is not due yet (PIP-448).
+
+        These are messages sent with a delay of at most `inline_delay_ms`; other subscriptions still get them. What
+        waits in time partitions, and what is due, stays. Works with consumers attached and without. Durable when it
+        returns; how many this subscription had not acknowledged. Raises UnknownTopic, UnknownSubscription, StoreFull,
+        StoreFailed.
+        """
+        self._engine.check_writable()
+        return self._engine.delivery.inline.clear(self._existing(), subscription)
+
+    def subscription(self, name: str) -> SubscriptionAdmin:
+        """A subscription to inspect and change without attaching. Raises UnknownSubscription, UnknownTopic."""
+        topic = self._existing()
+        state = topic.subscriptions.get(name)
+        if state is None:
+            raise UnknownSubscription(self.name, name)
+        return SubscriptionAdmin(self._engine, topic, state)
+
+    def subscriptions(self) -> list[str]:
+        """Names of the subscriptions. Raises UnknownTopic."""
+        return sorted(self._existing().subscriptions)
+
+    # -- the rest -------------------------------------------------------------------------------------
+
     def exists(self) -> bool:
-        """Whether the topic has come into being."""
+        """Return True if the topic exists."""
         self._engine.check_open()
         return self._engine.topics.find(self._name) is not None
 

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 import duelog
 from duelog.markers.firing.suspensions import Suspension
 
-from .threads import InThreads, Threads, close_result, in_thread
+from .threads import InThreads, Threads, close_result, explained_by, in_thread
 from .topic import Topic, plain_topic
 
 
@@ -24,8 +24,9 @@ class Documents(InThreads[duelog.Documents]):
     put = in_thread(duelog.Documents.put)
     delete = in_thread(duelog.Documents.delete)
 
+    @explained_by(duelog.Documents.items)
     def items(self, prefix: str = "") -> AsyncIterator[tuple[str, duelog.Document]]:
-        """As `duelog.Documents.items`, iterated over with `async for`."""
+        """Iterate over documents by key, with `async for`."""
         return self._threads.iterate(lambda: self._inner.items(prefix))
 
 
@@ -40,6 +41,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         super().__init__(inner, threads)
 
     @classmethod
+    @explained_by(duelog.DelayedStore.open)
     def open(
         cls,
         path: str | os.PathLike[str],
@@ -48,7 +50,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         clock: duelog.Clock | None = None,
         read_only: bool = False,
     ) -> _Opening:
-        """To be awaited, or entered with `async with`."""
+        """Open the store in directory `path`, or make one; await the result, or enter it with `async with`."""
         return _Opening(functools.partial(duelog.DelayedStore.open, path, config, clock=clock, read_only=read_only))
 
     @property
@@ -56,24 +58,28 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         """The store itself, for other threads."""
         return self._inner
 
+    @explained_by(duelog.DelayedStore.topic)
     def topic(self, name: str) -> Topic:
-        """As `duelog.DelayedStore.topic`."""
+        """The topic of a name, which need not exist. Raises InvalidArgument."""
         return Topic(self._inner.topic(name), self._threads)
 
+    @explained_by(duelog.DelayedStore.topics)
     async def topics(self, namespace: str | None = None, pattern: str | None = None) -> AsyncIterator[Topic]:
-        """As `duelog.DelayedStore.topics`."""
+        """Iterate over topics that exist, in order of full name, with `async for`."""
         async for topic in self._threads.iterate(lambda: self._inner.topics(namespace, pattern)):
             yield Topic(topic, self._threads)
 
+    @explained_by(duelog.DelayedStore.send_batch)
     async def send_batch(
         self, messages: Iterable[tuple[str | Topic, duelog.Message]], *, allow_past: bool = False
     ) -> list[duelog.MessageId]:
-        """As `duelog.DelayedStore.send_batch`. What it is given is iterated over in another thread."""
+        """Append messages to several topics as one atomic group. `messages` is iterated over in another thread."""
         pairs = map(_plain, messages) if isinstance(messages, Iterable) else messages
         return await self._threads.run(self._inner.send_batch, pairs, allow_past=allow_past)
 
+    @explained_by(duelog.DelayedStore.on_topics)
     async def on_topics(self, callback: Callable[[list[duelog.TopicEvent]], object]) -> Callable[[], None]:
-        """As `duelog.DelayedStore.on_topics`; `callback` is called by the running loop."""
+        """Have `callback` called with the topics that are created and deleted from now on, by the running loop."""
         loop = asyncio.get_running_loop()
 
         def hear(events: list[duelog.TopicEvent]) -> None:
@@ -84,7 +90,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
 
     @property
     def documents(self) -> Documents:
-        """As `duelog.DelayedStore.documents`."""
+        """Small durable records of the program's own, changed by compare-and-set; in the store's checks and copies."""
         return Documents(self._inner.documents, self._threads)
 
     create_topics = in_thread(duelog.DelayedStore.create_topics)
@@ -96,6 +102,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     remove_policies = in_thread(duelog.DelayedStore.remove_policies)
     effective_policies = in_thread(duelog.DelayedStore.effective_policies)
 
+    @explained_by(duelog.DelayedStore.dead_letters)
     async def dead_letters(
         self,
         topic: str | None = None,
@@ -105,10 +112,10 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         key: str | None = None,
         older_than: float | timedelta | None = None,
     ) -> list[duelog.DeadLetter]:
-        """As `duelog.DelayedStore.dead_letters`, all at once."""
-        found = self._inner.dead_letters
+        """A list of the dead letters that are neither requeued nor purged, by dead-letter topic, oldest first."""
+        letters = self._inner.dead_letters
         return await self._threads.run(
-            lambda: list(found(topic, subscription, reason=reason, key=key, older_than=older_than))
+            lambda: list(letters(topic, subscription, reason=reason, key=key, older_than=older_than))
         )
 
     requeue_dead_letters = in_thread(duelog.DelayedStore.requeue_dead_letters)
@@ -117,25 +124,31 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     save_snapshots = in_thread(duelog.DelayedStore.save_snapshots)
     flush = in_thread(duelog.DelayedStore.flush)
 
+    @explained_by(duelog.DelayedStore.check)
     async def check(
         self, *, deep: bool = False, progress: Callable[[int, int], object] | None = None
     ) -> list[duelog.Finding]:
-        """As `duelog.DelayedStore.check`, all findings at once: one thread looks, and calls `progress`, to the end."""
+        """A list of every problem found in the store; nothing is changed.
+
+        One thread looks to the end, also if the await is cancelled, and calls `progress`.
+        """
         return await self._threads.run(lambda: list(self._inner.check(deep=deep, progress=progress)))
 
     backup = in_thread(duelog.DelayedStore.backup)
     stats = in_thread(duelog.DelayedStore.stats)
     report_to = in_thread(duelog.DelayedStore.report_to)
 
+    @explained_by(duelog.DelayedStore.suspended)
     async def suspended(self) -> list[Suspension]:
-        """As `duelog.DelayedStore.suspended`."""
+        """The upkeep that has failed and is tried again later, the longest suspended first. O(result); no reads."""
         return self._inner.suspended()
 
     partitions = in_thread(duelog.DelayedStore.partitions)
     kept_by = in_thread(duelog.DelayedStore.kept_by)
 
+    @explained_by(duelog.DelayedStore.close)
     async def close(self) -> None:
-        """As `duelog.DelayedStore.close`; waiting receivers get ClosedError."""
+        """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""
         if not self._inner.closed:
             # Shielded, so that after a cancelled close the store is closing, and not half open.
             await asyncio.shield(self._threads.run(self._inner.close))

@@ -13,7 +13,7 @@ from duelog.store.clock import SystemClock
 from duelog.store.duration import Duration
 from duelog.store.errors import ClosedError, DuelogError
 
-from .threads import InThreads, in_thread
+from .threads import InThreads, explained_by, in_thread
 
 _LONGEST_WAIT_S = 60.0
 """A wall clock that is set forward meanwhile is noticed after it."""
@@ -70,8 +70,9 @@ class Subscription(InThreads[duelog.Subscription]):
     def type(self) -> SubscriptionType:
         return self._inner.type
 
+    @explained_by(duelog.Subscription.receive)
     async def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[duelog.ReceivedMessage]:
-        """As `duelog.Subscription.receive`. When it is cancelled, what it would have returned is given back."""
+        """Receive messages that are due, at most `max_messages`; waits for the first. Cancelled, it gives them back."""
         subscription, loop = self._inner, asyncio.get_running_loop()
         clock = subscription.clock
         deadline_ms = deadline_of(clock.now_ms(), timeout)
@@ -153,8 +154,9 @@ class Subscription(InThreads[duelog.Subscription]):
 
     stats = in_thread(duelog.Subscription.stats)
 
+    @explained_by(duelog.Subscription.close)
     async def close(self, *, failed: bool = True) -> None:
-        """As `duelog.Subscription.close`."""
+        """Leave: messages received and not acknowledged are handed out again. A second call does what is left."""
         if not self._inner.closed:
             await asyncio.shield(self._threads.run(lambda: self._inner.close(failed=failed)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
@@ -73,11 +74,21 @@ class InThreads(Generic[Inner_co]):
 def in_thread(
     method: Callable[Concatenate[Inner_co, P], T],
 ) -> Callable[Concatenate[InThreads[Inner_co], P], Coroutine[Any, Any, T]]:
-    """A method of `duelog` as one to be awaited: it runs in a thread, with the same arguments."""
+    """Make an awaitable method from one of `duelog`: it runs in a thread, with its arguments and its docstring."""
 
     @functools.wraps(method)
     async def call(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._threads.run(method, self._inner, *args, **kwargs)
 
-    call.__doc__ = f"As `duelog.{method.__qualname__}`."
     return call
+
+
+def explained_by(face: Callable[..., object]) -> Callable[[T], T]:
+    """Complete the docstring of a method by that of the face: all but its first line, arguments and errors."""
+
+    def explain(method: T) -> T:
+        rest = (inspect.getdoc(face) or "").partition("\n\n")[2]  # python -OO has no docstrings
+        method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{rest}".rstrip()
+        return method
+
+    return explain

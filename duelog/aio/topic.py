@@ -19,7 +19,7 @@ from duelog.store.duration import Duration
 from duelog.topics.seeking import SeekTarget
 
 from .subscription import Subscription, SubscriptionAdmin
-from .threads import InThreads, close_result, in_thread
+from .threads import InThreads, close_result, explained_by, in_thread
 
 
 class Topic(InThreads[duelog.Topic]):
@@ -29,6 +29,7 @@ class Topic(InThreads[duelog.Topic]):
     def name(self) -> str:
         return self._inner.name
 
+    @explained_by(duelog.Topic.send)
     async def send(
         self,
         payload: bytes | bytearray | memoryview,
@@ -43,7 +44,10 @@ class Topic(InThreads[duelog.Topic]):
         dedup_for: Duration | None = None,
         replace: bool = False,
     ) -> duelog.MessageId:
-        """As `duelog.Topic.send`. Sends that are awaited side by side share commits, and hold no threads."""
+        """Append one message and return its id once it is as durable as the store's `durability` says.
+
+        Sends that are awaited side by side share commits, and hold no threads.
+        """
         dedup = Dedup.checked(dedup_key, dedup_for, replace)
         future: asyncio.Future[duelog.MessageId] = asyncio.get_running_loop().create_future()
         sender = self._inner.sender
@@ -75,10 +79,12 @@ class Topic(InThreads[duelog.Topic]):
     find = in_thread(duelog.Topic.find)
     cancel_key = in_thread(duelog.Topic.cancel_key)
 
+    @explained_by(duelog.Topic.producer)
     async def producer(self, name: str) -> Producer:
-        """As `duelog.Topic.producer`."""
+        """A producer whose numbered messages are stored once however often they are sent. O(partitions)."""
         return Producer(await self._threads.run(self._inner.producer, name), self._threads)
 
+    @explained_by(duelog.Topic.subscribe)
     async def subscribe(
         self,
         name: str,
@@ -88,7 +94,7 @@ class Topic(InThreads[duelog.Topic]):
         failover: Failover | None = None,
         key_shared: KeyShared | None = None,
     ) -> Subscription:
-        """As `duelog.Topic.subscribe`."""
+        """Attach a consumer to the subscription `name`, creating it durably where there is none."""
         return await self._attached(
             self._threads.start(
                 self._inner.subscribe,
@@ -100,6 +106,7 @@ class Topic(InThreads[duelog.Topic]):
             )
         )
 
+    @explained_by(duelog.Topic.reader)
     async def reader(
         self,
         start: SeekTarget = "earliest",
@@ -109,7 +116,7 @@ class Topic(InThreads[duelog.Topic]):
         failover: Failover | None = None,
         key_shared: KeyShared | None = None,
     ) -> Subscription:
-        """As `duelog.Topic.reader`."""
+        """Attach a consumer from a position or time on, by a subscription that leaves nothing behind."""
         return await self._attached(
             self._threads.start(
                 self._inner.reader, start, name=name, type=type, failover=failover, key_shared=key_shared
@@ -125,8 +132,9 @@ class Topic(InThreads[duelog.Topic]):
 
     producer_number = in_thread(duelog.Topic.producer_number)
 
+    @explained_by(duelog.Topic.subscription)
     async def subscription(self, name: str) -> SubscriptionAdmin:
-        """As `duelog.Topic.subscription`."""
+        """A subscription to inspect and change without attaching. Raises UnknownSubscription, UnknownTopic."""
         return SubscriptionAdmin(await self._threads.run(self._inner.subscription, name), self._threads)
 
     unsubscribe = in_thread(duelog.Topic.unsubscribe)
@@ -147,6 +155,7 @@ class Topic(InThreads[duelog.Topic]):
     positions = in_thread(duelog.Topic.positions)
     ledgers = in_thread(duelog.Topic.ledgers)
 
+    @explained_by(duelog.Topic.scheduled)
     def scheduled(
         self,
         start: int | datetime | None = None,
@@ -155,11 +164,12 @@ class Topic(InThreads[duelog.Topic]):
         *,
         after: duelog.MessageId | None = None,
     ) -> AsyncIterator[duelog.ScheduledMessage]:
-        """As `duelog.Topic.scheduled`, iterated over with `async for`."""
+        """Iterate over delayed messages that have not fired, due in [start, end), by due time, with `async for`."""
         return self._threads.iterate(lambda: self._inner.scheduled(start, end, limit, after=after))
 
+    @explained_by(duelog.Topic.keys)
     def keys(self, prefix: str = "") -> AsyncIterator[str]:
-        """As `duelog.Topic.keys`, iterated over with `async for`."""
+        """Iterate over the deduplication keys of pending messages that begin with `prefix`, with `async for`."""
         return self._threads.iterate(lambda: self._inner.keys(prefix))
 
     exists = in_thread(duelog.Topic.exists)

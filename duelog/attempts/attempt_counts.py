@@ -64,7 +64,7 @@ class AttemptCounts:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to write. O(1)."""
+        """True if there are changes to write. O(1)."""
         return bool(self._dirty)
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class AttemptCounts:
     # -- persisting --------------------------------------------------------------------------------
 
     def changes(self) -> Blocks:
-        """What is to be written; `took` says that it is being written, `untake` that it was not."""
+        """Return the blocks to write. Call `took` when writing begins, `untake` if it fails."""
         found: Blocks = {}
         for ledger_id, block in self._dirty:
             rows = self._of_block(ledger_id, block)

@@ -2,7 +2,7 @@
 
 Acknowledgements and failed deliveries are in the main environment, each some time after it happened. What is in flight
 is in memory, and here: a mapped file, to which each batch that is handed out is appended, by no system call. Of a
-process that died the next opening reads it (recount.py): whatever was handed out and is not acknowledged has had one
+process that died the next opening reads it (`recount`): whatever was handed out and is not acknowledged has had one
 delivery more. It is not flushed, and names the boot of the machine that it is of: a power cut loses it, and nothing
 else with it.
 
@@ -30,8 +30,15 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
+from duelog.store.codec.attempt_rows import BLOCK_BITS, FailedDeliveries, attempts_key, pack_attempts, unpack_attempts
 from duelog.store.codec.checksum import crc32
+from duelog.store.codec.format import CursorRecord
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import StoreFull
 from duelog.store.files.process import here
+from duelog.store.log import catalog
+from duelog.store.log.ledger import find_tail
 
 DIRECTORY = "attempts"
 FILE_BYTES = 1 << 18
@@ -45,12 +52,15 @@ _LOGGER = logging.getLogger("duelog.attempts")
 Noted = tuple[int, int, int, BitMap]
 """(subscription id, ledger id, times, entries); times 0: forget what came before."""
 
+Handed = dict[int, dict[int, BitMap]]
+"""By ledger id and times: the entries that were handed out for the so-many-th time."""
+
 
 class DeliveryLog:
-    """What an open store hands out. Thread-safe; a subscription's own calls come under its lock."""
+    """The delivery log of an open store. Thread-safe; calls about one subscription are made under its lock."""
 
     def __init__(self, path: Path, store_id: bytes) -> None:
-        """Of the store in `path`; its files begin after those that are there."""
+        """path: the store's directory. New files are numbered after those that are there."""
         self._path = path / DIRECTORY
         self._header = _HEADER.pack(_VERSION, store_id, boot_id())
         before = log_files(path)  # of an opening that had no space to count them
@@ -80,7 +90,7 @@ class DeliveryLog:
         self._append(_RECORD.pack(subscription_id, ledger_id, min(times, 2**32 - 1), first, last, len(bitmap)) + bitmap)
 
     def forget(self, subscription_id: int) -> None:
-        """What was noted of a subscription does not count any more."""
+        """Cancel everything noted of a subscription before."""
         self._append(_RECORD.pack(subscription_id, 0, 0, 0, 0, 0))
 
     def _append(self, record: bytes) -> None:
@@ -127,7 +137,7 @@ class DeliveryLog:
 
     @property
     def worn(self) -> bool:
-        """Whether files before the last wait for `carry`."""
+        """True if there are full files that `carry` would remove."""
         return len(self._files) > 1
 
     def carry(self) -> None:
@@ -168,7 +178,7 @@ def log_files(path: Path) -> list[Path]:
 
 
 def read_log(file: Path, store_id: bytes) -> Iterator[Noted]:
-    """What a file tells, in order, up to a record that is not whole; nothing where it is of another store or boot."""
+    """Yield a file's records up to the first that is not whole; none if the file is of another store or boot."""
     content = file.read_bytes()
     header = _HEADER.pack(_VERSION, store_id, boot_id())
     if content[: _CRC.size + len(header)] != _CRC.pack(crc32(header)) + header:
@@ -184,3 +194,66 @@ def read_log(file: Path, store_id: bytes) -> Iterator[Noted]:
         entries = BitMap.deserialize(content[body + _RECORD.size : limit]) if length else BitMap(range(first, last + 1))
         yield subscription_id, ledger_id, times, entries
         at = limit
+
+
+def recount(path: Path, store_id: bytes, main: Environment, now_ms: int) -> None:
+    """Count what was handed out before a crash and is not acknowledged, and remove the log of it.
+
+    Each such message has at least as many failed deliveries as it was handed out; that the last of them ended is put
+    at `now_ms`. In one transaction. Where the disk is full the log stays, for the opening after this one.
+    """
+    files = log_files(path)
+    if not files:
+        return
+    found: dict[int, Handed] = {}
+    for file in files:
+        for subscription_id, ledger_id, times, entries in read_log(file, store_id):
+            if not times:
+                found.pop(subscription_id, None)
+                continue
+            of_ledger = found.setdefault(subscription_id, {}).setdefault(ledger_id, {})
+            of_ledger[times] = of_ledger.get(times, BitMap()) | entries
+
+    def work(transaction: Transaction) -> int:
+        cursors = [record for _, _, record in catalog.cursors(transaction.raw) if record.subscription_id in found]
+        return sum(_count(transaction, cursor, found[cursor.subscription_id], now_ms) for cursor in cursors)
+
+    try:
+        counted = main.write(work) if found else 0
+        if counted:
+            main.sync()
+            _LOGGER.info("%d messages were in flight when the store was left: counted as delivered", counted)
+    except StoreFull:
+        return
+    for file in files:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def _count(transaction: Transaction, cursor: CursorRecord, handed: Handed, now_ms: int) -> int:
+    """Raise the counts of one subscription; how many messages are unacknowledged."""
+    acked = dict(catalog.acked(transaction.raw, cursor.subscription_id))
+    count = 0
+    for ledger_id, by_times in handed.items():
+        there = BitMap(range(find_tail(transaction.raw, "main", ledger_id)))
+        if ledger_id < cursor.ledger_id:
+            continue
+        if ledger_id == cursor.ledger_id:
+            there.remove_range(0, cursor.next_entry)
+        if ledger_id in acked:
+            there -= BitMap.deserialize(acked[ledger_id])
+        times_of = {entry: times for times in sorted(by_times) for entry in by_times[times] & there}
+        blocks: dict[int, dict[int, int]] = {}
+        for entry_id, times in times_of.items():
+            blocks.setdefault(entry_id >> BLOCK_BITS, {})[entry_id] = times
+        for block, of_block in blocks.items():
+            key = attempts_key(cursor.subscription_id, ledger_id, block)
+            fields = transaction.get(key)
+            rows = {} if fields is None else unpack_attempts(block, fields)
+            for entry_id, times in of_block.items():
+                known = rows.get(entry_id, FailedDeliveries(0, now_ms, now_ms))
+                if times > known.times:
+                    rows[entry_id] = FailedDeliveries(times, known.first_ms, now_ms)
+            transaction.put(key, pack_attempts(rows))
+        count += len(times_of)
+    return count

@@ -1,4 +1,4 @@
-"""What can be asked of an open store by name, with JSON in and out, and the local socket by which other processes ask.
+"""Operations of an open store by name, with JSON in and out, and the local socket by which other processes ask.
 
 The process that has a store open for writing listens at the Unix socket `CONTROL` in the store's directory, with one
 thread that sleeps until a client comes; a client of the same user, or root, sends lines of JSON. The command line asks

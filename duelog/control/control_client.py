@@ -18,7 +18,7 @@ _GREETED_WITHIN_S = 10.0
 
 
 class Refused(DuelogError):
-    """What the other process has raised: its message; `type` is the name of its error."""
+    """An error that the other process has raised: its message; `type` is the name of its class."""
 
     def __init__(self, type_: str, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class ControlClient:
         self._connection = connection
         self._lines = Lines(connection, None)
         self._streamed: deque[object] | None = None
-        """Of the answer that is being streamed, if any: what was read before it was asked for."""
+        """Items of the answer that is being streamed, read before its iterator asked for them; None: there is none."""
 
     @classmethod
     def connect(cls, path: Path) -> Self | None:
@@ -62,7 +62,7 @@ class ControlClient:
         return found
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> object:
-        """As `Operations.ask`. Raises Refused; Disconnected: whether it was done is not known.
+        """Ask for an operation, as `Operations.ask` does. Raises Refused; Disconnected: it may have been done or not.
 
         What is left of a streamed answer is read before something else is asked, and kept for its iterator.
         """
@@ -112,7 +112,7 @@ class ControlClient:
         return Disconnected(f"{self._path}: no answer from the process that has this store open: {reason}")
 
     def close(self) -> None:
-        """What was received and not acknowledged is handed out again."""
+        """Disconnect. Messages received and not acknowledged are handed out again."""
         self._connection.close()
 
     def __enter__(self) -> Self:

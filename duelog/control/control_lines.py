@@ -27,7 +27,7 @@ CLOSING = "Closing"
 """Type of the error by which a process that closes its store answers what it has not begun to do."""
 
 _MOST_ADDRESS_BYTES = 100
-"""Of a socket's path: Linux takes 107, others 103."""
+"""Longest path of a socket that is used as it is: Linux takes 107 bytes, others 103."""
 
 _CHUNK = 1 << 16
 

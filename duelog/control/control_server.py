@@ -37,7 +37,7 @@ STALLED_S = 30.0
 """How long an answer may wait for a client that does not read."""
 
 _LINE_BYTES = 1 << 20
-"""Of a request besides the largest message, in base64."""
+"""Longest request, besides the largest message in base64."""
 
 _LAST_ANSWER_S = 2.0
 """The same, while the store is being closed."""
@@ -50,14 +50,14 @@ _log = logging.getLogger("duelog.control")
 
 
 class ClientOperations(Protocol):
-    """What one client may ask: `Operations`."""
+    """The operations of one client: `Operations`."""
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> object: ...
     def close(self, *, failed: bool = True) -> None: ...
 
 
 MakeOperations: TypeAlias = "Callable[[Waiting], ClientOperations]"
-"""What makes the operations of a client, which waits in this way."""
+"""Makes the operations of a client, which waits in the given way."""
 
 
 class ControlServer:
@@ -270,7 +270,7 @@ def _error(error: Exception) -> dict[str, dict[str, str]]:
 
 
 def _is_trusted(connection: socket.socket) -> bool:
-    """Whether a client is of this user, or root; yes where the system does not tell: the socket's mode is all."""
+    """Return True if a client is of this user, or root; also if the system cannot tell: then the mode must do."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True

@@ -1,4 +1,4 @@
-"""What can be asked of an open store: operations by name, arguments and results as JSON has them.
+"""Operations of an open store by name, with arguments and results as JSON has them.
 
 The one place that says which operations there are, for a store in this process and by the control socket alike. Each
 is atomic where the engine's call is; what has an attached consumer belongs to one `Operations`, one client's.
@@ -6,25 +6,31 @@ is atomic where the engine's call is; what has an attached consumer belongs to o
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from inspect import signature
-from typing import Protocol
+from typing import Any, Protocol
 
-from duelog.store.duration import duration_ms
-from duelog.store.errors import ClosedError, ConsumerBusy, DuelogError, InvalidArgument
-from duelog.store.policy.policies import POLICY_FIELDS, PolicyValue
+from duelog.store.clock import Clock
+from duelog.store.config import StoreConfig
+from duelog.store.duration import Duration, duration_ms
+from duelog.store.errors import ClosedError, ConsumerBusy, DelayTooLong, DuelogError, InvalidArgument
+from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
+from duelog.store.policy.policies import POLICY_FIELDS, EffectivePolicies, Policies, PolicyValue
 from duelog.store.position import MessageId
 
+from ..background.maintenance import TickResult
+from ..background.schedule_record import Schedule
+from ..background.timetable import Misfires
+from ..stats import PartitionStats, StoreStats
 from ..subscription import Subscription
 from ..topic import Topic
-from .asked_store import Store
-from .import_operations import ImportOperations
-from .json_values import message_ids_of, payload_of, received_json, scheduled_json, seek_target
-from .letter_operations import LetterOperations
-from .schedule_operations import ScheduleOperations
+from ..topics.dead_letters import DeadLetter, Letters
+from ..topics.seeking import PublishedAt, SeekTarget
 
 _log = logging.getLogger("duelog.control")
 
@@ -40,10 +46,59 @@ NAMES = STREAMED | {
 }  # fmt: skip
 """The operations; each is a method of `Operations`."""
 
+_MESSAGE_FIELDS = {"payload", "deliver_at", "deliver_after", "key", "properties", "dedup_key", "dedup_for", "replace"}
+
 _AT_ONCE = 16
 _MOST_RECEIVED = 1_000
 _MOST_RECEIVED_BYTES = 4 << 20
 """After so much payload one answer to `receive` ends."""
+
+
+class Store(Protocol):
+    """The calls of a DelayedStore that the operations use; it makes them, so they cannot import it."""
+
+    topic_deleter: Callable[[str, bool], object] | None
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def config(self) -> StoreConfig: ...
+    def topic(self, name: str) -> Topic: ...
+    def topics(self, namespace: str | None = None) -> Iterator[Topic]: ...
+    def delete_topic(self, name: str) -> None: ...
+    def stats(self) -> StoreStats: ...
+    def partitions(self) -> list[PartitionStats]: ...
+    def tick(self) -> TickResult: ...
+    def flush(self) -> None: ...
+    def save_snapshots(self) -> int: ...
+    def policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> Policies | None: ...
+    def all_policies(self) -> dict[str, Policies]: ...
+    def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies: ...
+    def update_policies(
+        self,
+        /,
+        *,
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
+        **values: PolicyValue | None,
+    ) -> Policies: ...
+    def dead_letters(
+        self,
+        topic: str | None = None,
+        subscription: str | None = None,
+        *,
+        reason: str | None = None,
+        key: str | None = None,
+        older_than: Duration | None = None,
+    ) -> Iterator[DeadLetter]: ...
+    def requeue_dead_letters(self, letters: Letters, *, delay: Duration = 0) -> int: ...
+    def purge_dead_letters(self, letters: Letters) -> int: ...
+    def remove_policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> bool: ...
 
 
 class Waiter(Protocol):
@@ -53,13 +108,13 @@ class Waiter(Protocol):
         """Forget what has woken it."""
 
     def wake(self) -> None:
-        """Of any thread."""
+        """Wake the receiver; from any thread."""
 
     def wait(self, seconds: float | None) -> bool:
         """False: the client has gone."""
 
 
-class Operations(ImportOperations, LetterOperations, ScheduleOperations):
+class Operations:
     """One client's way to an open store. Not thread-safe."""
 
     def __init__(self, store: Store, waiter: Waiter) -> None:
@@ -112,10 +167,10 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
 
     def create_subscription(self, topic: str, subscription: str, position: str) -> bool:
         """position: "earliest" or "latest"."""
-        there = self._store.topic(topic)
-        if there.exists() and subscription in there.subscriptions():
+        target = self._store.topic(topic)
+        if target.exists() and subscription in target.subscriptions():
             return False
-        there.subscribe(subscription, type="shared", initial_position=position).close()
+        target.subscribe(subscription, type="shared", initial_position=position).close()
         return True
 
     def delete_subscription(self, topic: str, subscription: str) -> None:
@@ -123,16 +178,16 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
 
     def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> str:
         """Go to "earliest", "latest", a position as text, {"due_ms": ...} or {"published_ms": ...}; the position."""
-        there, target = self._store.topic(topic), seek_target(to)
-        admin = there.subscription(subscription)
+        target, place = self._store.topic(topic), seek_target(to)
+        admin = target.subscription(subscription)
         try:
-            return str(admin.reset(target))
+            return str(admin.reset(place))
         except ConsumerBusy:
             type_ = admin.stats().type
             if type_ is None:
                 raise
-        with there.subscribe(subscription, type=type_) as consumer:  # type: ignore[arg-type]  # one that it has
-            return str(consumer.seek(target))
+        with target.subscribe(subscription, type=type_) as consumer:  # type: ignore[arg-type]  # one that it has
+            return str(consumer.seek(place))
 
     def skip(self, topic: str, subscription: str, count: int) -> int:
         """Acknowledge the first messages that are due; how many."""
@@ -217,17 +272,17 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
         return map(scheduled_json, self._store.topic(topic).scheduled(start_ms, end_ms, limit))
 
     def cancel(self, topic: str, ids: Sequence[str]) -> list[str]:
-        """What became of each."""
+        """Cancel messages; the outcome of each."""
         return [outcome.value for outcome in self._store.topic(topic).cancel_batch(message_ids_of(ids))]
 
     def reschedule(
         self, topic: str, ids: Sequence[str], deliver_at: int | None = None, deliver_after: float | None = None
     ) -> list[str | None]:
         """The new id of each; None: too late, cancelled or unknown."""
-        found = self._store.topic(topic).reschedule_batch(
+        new_ids = self._store.topic(topic).reschedule_batch(
             message_ids_of(ids), deliver_at=deliver_at, deliver_after=deliver_after
         )
-        return [None if each is None else str(each) for each in found]
+        return [None if new_id is None else str(new_id) for new_id in new_ids]
 
     # -- receiving -------------------------------------------------------------------------------------
 
@@ -237,16 +292,16 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
         """Attach this client's one consumer. create: make the subscription, and the topic, where there is none."""
         if self._consumer is not None:
             raise InvalidArgument("subscription", subscription, f"already receiving from {self._consumer.name!r}")
-        there = self._store.topic(topic)
-        if not create and not there.exists():
+        target = self._store.topic(topic)
+        if not create and not target.exists():
             raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
-        is_new = not there.exists() or subscription not in there.subscriptions()
+        is_new = not target.exists() or subscription not in target.subscriptions()
         if is_new and not create:
-            reason = f"{there.name} has no such subscription; --create makes it"
+            reason = f"{target.name} has no such subscription; --create makes it"
             raise InvalidArgument("SUBSCRIPTION", subscription, reason)
-        self._consumer = there.subscribe(subscription, type=type)  # type: ignore[arg-type]  # it is checked there
+        self._consumer = target.subscribe(subscription, type=type)  # type: ignore[arg-type]  # it is checked there
         self._consumer.add_waker(self._waiter.wake)
-        return {"topic": there.name, "created": is_new}
+        return {"topic": target.name, "created": is_new}
 
     def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[dict[str, object]]:
         """Messages that are due, once there is one; none: `timeout` seconds are over."""
@@ -270,20 +325,20 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
         """Messages; or when to look again, None: when woken. A few at a time, as they may be large."""
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
-        found: list[dict[str, object]] = []
+        messages: list[dict[str, object]] = []
         size, most = 0, min(max_messages, _MOST_RECEIVED)
-        while len(found) < most and size < _MOST_RECEIVED_BYTES:
+        while len(messages) < most and size < _MOST_RECEIVED_BYTES:
             try:
-                batch, again_ms = consumer.poll(min(most - len(found), _AT_ONCE))
+                batch, again_ms = consumer.poll(min(most - len(messages), _AT_ONCE))
             except DuelogError:
-                if found:  # they have been handed out; what stops the store is raised when it is asked again
+                if messages:  # they have been handed out; what stops the store is raised when it is asked again
                     break
                 raise
             if not batch:
-                return found or again_ms
-            found += map(received_json, batch)
+                return messages or again_ms
+            messages += map(received_json, batch)
             size += sum(len(message.payload) for message in batch)
-        return found
+        return messages
 
     def ack(self, positions: Sequence[str]) -> int:
         """Acknowledge received messages, durably; how many were not acknowledged before."""
@@ -304,9 +359,12 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
         return asdict(self._store.stats())
 
     def topic_figures(self, topic: str) -> dict[str, object]:
-        found = self._store.topic(topic).stats()
-        subscriptions = [{**asdict(each), "mark_delete": str(each.mark_delete)} for each in found.subscriptions]
-        return {**asdict(found), "subscriptions": subscriptions}
+        figures = self._store.topic(topic).stats()
+        subscriptions = [
+            {**asdict(subscription), "mark_delete": str(subscription.mark_delete)}
+            for subscription in figures.subscriptions
+        ]
+        return {**asdict(figures), "subscriptions": subscriptions}
 
     def partitions(self) -> list[dict[str, object]]:
         return list(map(asdict, self._store.partitions()))
@@ -322,16 +380,16 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
     def policies(
         self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> dict[str, object] | None:
-        """What is set at just this scope; with no scope, by the name of each where something is set."""
+        """The policies set at just this scope; without a scope, those of every scope by its name."""
         if namespace is topic is subscription is None:
             return {scope: asdict(each) for scope, each in self._store.all_policies().items()}
-        found = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
-        return None if found is None else asdict(found)
+        policies = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
+        return None if policies is None else asdict(policies)
 
     def effective(self, topic: str, subscription: str | None = None) -> dict[str, object]:
-        """What is in force, and where each value was set."""
-        found = self._store.effective_policies(topic, subscription)
-        return {"values": {name: getattr(found, name) for name in POLICY_FIELDS}, "set_at": dict(found.set_at)}
+        """The policies in force, and the scope at which each value was set."""
+        policies = self._store.effective_policies(topic, subscription)
+        return {"values": {name: getattr(policies, name) for name in POLICY_FIELDS}, "set_at": dict(policies.set_at)}
 
     def update_policies(
         self,
@@ -353,3 +411,265 @@ class Operations(ImportOperations, LetterOperations, ScheduleOperations):
         self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> bool:
         return self._store.remove_policies(namespace=namespace, topic=topic, subscription=subscription)
+
+    # -- dead letters ----------------------------------------------------------------------------------
+
+    def dead_letters(
+        self,
+        topic: str | None = None,
+        subscription: str | None = None,
+        reason: str | None = None,
+        key: str | None = None,
+        older_than: float | None = None,
+    ) -> Iterator[dict[str, object]]:
+        """Dead letters, by `DelayedStore.dead_letters`."""
+        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        return map(letter_json, letters)
+
+    def requeue_dead_letters(
+        self,
+        ids: Sequence[str] | None = None,
+        delay: float = 0,
+        topic: str | None = None,
+        subscription: str | None = None,
+        reason: str | None = None,
+        key: str | None = None,
+        older_than: float | None = None,
+    ) -> int:
+        """Deliver again those of these ids among what the others leave, None: all of that; how many."""
+        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        return self._store.requeue_dead_letters(_chosen(letters, ids), delay=delay)
+
+    def purge_dead_letters(
+        self,
+        ids: Sequence[str] | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
+        reason: str | None = None,
+        key: str | None = None,
+        older_than: float | None = None,
+    ) -> int:
+        """Drop them for good; how many."""
+        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        return self._store.purge_dead_letters(_chosen(letters, ids))
+
+    # -- schedules -------------------------------------------------------------------------------------
+
+    def every(
+        self,
+        topic: str,
+        name: str,
+        payload: str = "",
+        cron: str | None = None,
+        interval: float | None = None,
+        timezone: str = "UTC",
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        until: int | None = None,
+        count: int | None = None,
+        jitter: float = 0,
+        misfires: Misfires = "first",
+        grace: float | None = None,
+        create: bool = False,
+    ) -> dict[str, object]:
+        """Set a schedule, by `Topic.every`. payload: base64. create: make the topic where there is none."""
+        target = self._store.topic(topic)
+        if not create and not target.exists():
+            raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
+        made = target.every(
+            name,
+            cron=cron,
+            interval=interval,
+            timezone=timezone,
+            payload=payload_of("payload", payload),
+            key=key,
+            properties=properties,
+            until=until,
+            count=count,
+            jitter=jitter,
+            misfires=misfires,
+            grace=grace,
+        )
+        return schedule_json(made)
+
+    def schedules(self, topic: str | None = None) -> Iterator[dict[str, object]]:
+        """Those of a topic by name, or of all topics."""
+        for one in self._store.topics() if topic is None else [self._store.topic(topic)]:
+            yield from map(schedule_json, one.schedules())
+
+    def pause_schedule(self, topic: str, name: str) -> dict[str, object] | None:
+        """Take its pending occurrence back, until it is resumed; None: there is no such schedule."""
+        schedule = self._store.topic(topic).pause_schedule(name)
+        return None if schedule is None else schedule_json(schedule)
+
+    def resume_schedule(self, topic: str, name: str) -> dict[str, object] | None:
+        """Go on with the first occurrence after now; None: there is no such schedule."""
+        schedule = self._store.topic(topic).resume_schedule(name)
+        return None if schedule is None else schedule_json(schedule)
+
+    def remove_schedule(self, topic: str, name: str) -> bool:
+        """End it and take its pending occurrence back; False: there is no such schedule."""
+        return self._store.topic(topic).remove_schedule(name)
+
+    # -- imports ---------------------------------------------------------------------------------------
+
+    def limits(self) -> dict[str, int]:
+        """The facts that an import needs before it sends: the store's time and its largest message."""
+        return {"now_ms": self._store.clock.now_ms(), "max_message_bytes": self._store.config.max_message_bytes}
+
+    def has_topic(self, topic: str) -> bool:
+        return self._store.topic(topic).exists()
+
+    def check_delays(self, topic: str, delays: Sequence[Sequence[Any]]) -> dict[str, object] | None:
+        """Find the first pair of deliver_at and deliver_after that a delay policy refuses; None: none."""
+        if not self._store.effective_policies(topic).max_delivery_delay_ms:
+            return None
+        check = self._store.topic(topic).sender.check
+        for at, pair in enumerate(delays):
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise InvalidArgument(f"delays[{at}]", pair, "expected deliver_at and deliver_after")
+            try:
+                check(Message(b"", deliver_at=pair[0], deliver_after=pair[1]), allow_past=True)
+            except DelayTooLong as error:
+                return {"at": at, "asked_ms": error.asked_ms, "reason": error.reason}
+        return None
+
+    def send_messages(
+        self,
+        topic: str,
+        messages: Sequence[Mapping[str, object]],
+        allow_past: bool = False,
+        producer: str | None = None,
+        first: int = 0,
+    ) -> int:
+        """Send a batch, numbered from `first` on where a producer is named; how many that one had stored before."""
+        if not isinstance(messages, list):
+            raise InvalidArgument("messages", messages, "expected a list")
+        batch = [_message(f"messages[{at}]", each) for at, each in enumerate(messages)]
+        target = self._store.topic(topic)
+        if producer is None:
+            target.send_batch(batch, allow_past=allow_past)
+            return 0
+        numbered = target.producer(producer)
+        last = numbered.last_sequence_id
+        numbered.send_batch(batch, first_sequence_id=first, allow_past=allow_past)
+        return min(max(last + 1 - first, 0), len(batch))  # from 0 on without a gap: batches come in order
+
+    def keys(self, topic: str, prefix: str = "") -> Iterator[str]:
+        """Deduplication keys of pending messages, by `Topic.keys`."""
+        return self._store.topic(topic).keys(prefix)
+
+    def find(self, topic: str, key: str) -> dict[str, object] | None:
+        """The pending message of a deduplication key, by `Topic.find`; None: there is none."""
+        message = self._store.topic(topic).find(key)
+        return None if message is None else scheduled_json(message)
+
+    def cancel_key(self, topic: str, key: str) -> bool:
+        """Cancel the pending message of a deduplication key, by `Topic.cancel_key`; False: there is none."""
+        return self._store.topic(topic).cancel_key(key)
+
+
+def _chosen(held: Iterator[DeadLetter], ids: Sequence[str] | None) -> list[DeadLetter]:
+    """The letters of some ids. Raises InvalidArgument for an id that none has."""
+    if ids is None:
+        return list(held)
+    if isinstance(ids, str) or not isinstance(ids, Sequence):
+        raise InvalidArgument("ids", ids, "expected a list of ids, or null")
+    wanted = set(map(str, ids))
+    letters = [letter for letter in held if str(letter.message_id) in wanted]
+    known = {str(letter.message_id) for letter in letters}
+    for each in ids:
+        if str(each) not in known:
+            raise InvalidArgument("ID", each, "no dead letter has this id")
+    return letters
+
+
+def _message(field: str, fields: object) -> Message:
+    if not isinstance(fields, Mapping) or not {"payload"} <= fields.keys() <= _MESSAGE_FIELDS:
+        raise InvalidArgument(
+            field, fields, f"expected an object with payload, and of {', '.join(sorted(_MESSAGE_FIELDS))}"
+        )
+    return Message(**{**fields, "payload": payload_of(f"{field}: payload", fields["payload"])})
+
+
+def seek_target(to: object) -> SeekTarget:
+    """Where to go in a log. Raises InvalidArgument."""
+    if isinstance(to, str):
+        return to if to in ("earliest", "latest") else MessageId.parse(to)
+    if isinstance(to, Mapping) and len(to) == 1:
+        ((name, value),) = to.items()
+        if isinstance(value, int) and name in ("due_ms", "published_ms"):
+            return value if name == "due_ms" else PublishedAt(value)
+    raise InvalidArgument(
+        "to", to, 'expected "earliest", "latest", a position, {"due_ms": ...} or {"published_ms": ...}'
+    )
+
+
+def message_ids_of(texts: object) -> list[MessageId]:
+    """Ids from their texts. Raises InvalidArgument."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise InvalidArgument("ids", texts, "expected a list of ids")
+    return [MessageId.parse(text) for text in texts]
+
+
+def payload_of(field: str, text: object) -> bytes:
+    """Bytes from base64. Raises InvalidArgument."""
+    try:
+        return base64.b64decode(text, validate=True)  # type: ignore[arg-type]
+    except (binascii.Error, TypeError, ValueError):
+        raise InvalidArgument(field, text, "expected base64") from None
+
+
+def scheduled_json(message: ScheduledMessage) -> dict[str, object]:
+    """A message that is not due."""
+    return {
+        "message_id": str(message.message_id),
+        "payload": base64.b64encode(message.payload).decode(),
+        "key": message.key,
+        "properties": message.properties,
+        "due_ms": message.due_ms,
+        "publish_ms": message.publish_ms,
+        "occurrence": None if message.occurrence is None else message.occurrence._asdict(),
+        "topic": message.topic,
+        "dedup_key": message.dedup_key,
+    }
+
+
+def received_json(message: ReceivedMessage) -> dict[str, object]:
+    """A message that was handed out."""
+    return {
+        "payload": base64.b64encode(message.payload).decode(),
+        "key": message.key,
+        "properties": message.properties,
+        "message_id": str(message.message_id),
+        "position": str(message.position),
+        "due_ms": message.due_ms,
+        "publish_ms": message.publish_ms,
+        "occurrence": None if message.occurrence is None else message.occurrence._asdict(),
+        "redelivery_count": message.redelivery_count,
+        "retries": message.retries,
+        "addressee": message.addressee,
+        "topic": message.topic,
+        "subscription": message.subscription,
+    }
+
+
+def letter_json(letter: DeadLetter) -> dict[str, object]:
+    """A dead letter."""
+    return {
+        **{each.name: getattr(letter, each.name) for each in fields(letter)},
+        "payload": base64.b64encode(letter.payload).decode(),
+        "message_id": str(letter.message_id),
+        "position": str(letter.position),
+        "occurrence": None if letter.occurrence is None else letter.occurrence._asdict(),
+    }
+
+
+def schedule_json(schedule: Schedule) -> dict[str, object]:
+    """A schedule, and the one that it replaced."""
+    return {
+        **{each.name: getattr(schedule, each.name) for each in fields(schedule)},
+        "payload": base64.b64encode(schedule.payload).decode(),
+        "next_id": None if schedule.next_id is None else str(schedule.next_id),
+        "replaced": None if schedule.replaced is None else schedule_json(schedule.replaced),
+    }

@@ -1,4 +1,4 @@
-"""What one subscription has handed out, to whom, and what is handed out again; acknowledged positions.
+"""Delivery of one subscription: acknowledged positions, messages handed out, redeliveries, order by key.
 
 Knows no topic's storage beyond a reader, no thread and no clock of its own.
 """

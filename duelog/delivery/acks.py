@@ -1,4 +1,4 @@
-"""What a subscription has acknowledged: the mark-delete position and a roaring bitmap for each ledger after it.
+"""Acknowledgements of a subscription: the mark-delete position and a roaring bitmap for each ledger after it.
 
 Owns the arithmetic and the serialised form of the bitmaps; forgets no acknowledgement for want of
 space: there is no cap on ranges or entries. Deliberately without storage and without a lock: the caller writes what
@@ -27,7 +27,7 @@ from .ledger_list import LedgerList
 
 @dataclass(frozen=True, slots=True)
 class AckChanges:
-    """What has to be written for the disk to hold the acknowledgements as they were when this was taken.
+    """The writes that bring the disk to the acknowledgements as they were when this was taken.
 
     acked: by ledger id, the serialised bitmap to store, or None where the row is to be deleted (if it is there).
     """
@@ -90,11 +90,11 @@ class AckSet:
 
     @property
     def changed(self) -> bool:
-        """Whether ``take_changes`` would give anything to write. O(1)."""
+        """True if ``take_changes`` would return anything to write. O(1)."""
         return self._mark_dirty or bool(self._dirty)
 
     def is_acked(self, position: Position) -> bool:
-        """Whether ``position`` is acknowledged; a position that does not exist is not told apart. O(1)."""
+        """Return True if ``position`` is acknowledged. It does not check that the position exists. O(1)."""
         if position <= self._mark_delete:
             return True
         entries = self._acked.get(position[0])
@@ -281,13 +281,13 @@ class AckSet:
     # -- persisting ----------------------------------------------------------------------------
 
     def take_changes(self) -> AckChanges:
-        """What changed since the last call, to be written in one transaction; where that fails, ``untake`` it."""
+        """Return the changes since the last call, to write in one transaction; if that fails, ``untake`` them."""
         changes = self.changes()
         self.took(changes)
         return changes
 
     def changes(self) -> AckChanges:
-        """What ``take_changes`` would give. O(bytes of the changed bitmaps)."""
+        """Return the changes that ``take_changes`` would return. O(bytes of the changed bitmaps)."""
         acked: dict[int, bytes | None] = {}
         for ledger_id in sorted(self._dirty):
             entries = self._acked.get(ledger_id)

@@ -1,4 +1,4 @@
-"""What consumers hand in: messages or their positions, delays, timeouts."""
+"""Checks of consumers' arguments: messages or their positions, delays, timeouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .key_slots import KeyShared
 from .position_set import group_by_ledger, group_ids, group_places
 
 Acknowledgeable: TypeAlias = ReceivedMessage | MessageId | str
-"""What can be acknowledged: a received message, its position or its id, or the text of either."""
+"""A received message, its position or its id, or the text of either."""
 
 _RECEIVED = {ReceivedMessage}
 _POSITION_TYPE = {MessageId}

@@ -1,4 +1,4 @@
-"""What one subscription has handed out, to whom, and what must be handed out again.
+"""The dispatcher of one subscription: which messages each consumer holds, and which must be handed out again.
 
 Owns the read position and the place of every message before it that is not acknowledged. Each is in exactly one place:
 
@@ -147,7 +147,7 @@ class Dispatcher:
         return len(self.outstanding)
 
     def may_receive(self, consumer_id: int) -> bool:
-        """Whether the consumer gets messages at all: under "failover", whether it is the active one."""
+        """Return True if the consumer gets messages: under "failover", if it is the active one."""
         self._known(consumer_id)
         return self.type != "failover" or self.active == consumer_id
 
@@ -176,10 +176,10 @@ class Dispatcher:
         self._order.set_consumers(self.consumers, self._ranges)
 
     @_whole
-    def remove_consumer(self, consumer_id: int, now_ms: int, failed: bool = True) -> None:
+    def remove_consumer(self, consumer_id: int, now_ms: int, *, failed: bool = True) -> None:
         """A consumer goes; what it held is due for redelivery at ``now_ms``; failed: these deliveries count."""
         self._known(consumer_id)
-        self._give_back(consumer_id, now_ms, failed)
+        self._give_back(consumer_id, now_ms, failed=failed)
         self.outstanding.remove_consumer(consumer_id)
         del self._ranges[consumer_id]
         self._order.set_consumers(self.consumers, self._ranges)
@@ -250,6 +250,7 @@ class Dispatcher:
         positions: Sequence[Position],
         redeliver_at_ms: int,
         now_ms: int,
+        *,
         failed: bool = True,
     ) -> int:
         """Give messages back, to be handed out again at ``redeliver_at_ms`` and not before; how many were given back.
@@ -261,7 +262,7 @@ class Dispatcher:
         for ledger_id, entries in group_by_ledger(positions).items():
             held = self.outstanding.release(consumer_id, ledger_id, entries)
             if held is not None:
-                self._take_back(ledger_id, held, redeliver_at_ms, now_ms, failed)
+                self._take_back(ledger_id, held, redeliver_at_ms, now_ms, failed=failed)
                 count += len(held)
         return count
 
@@ -355,13 +356,13 @@ class Dispatcher:
         if consumer_id not in self.outstanding:
             raise InvalidArgument("consumer_id", consumer_id, "no such consumer")
 
-    def _give_back(self, consumer_id: int, now_ms: int, failed: bool = True) -> int:
+    def _give_back(self, consumer_id: int, now_ms: int, *, failed: bool = True) -> int:
         held = self.outstanding.take_all(consumer_id)
         for ledger_id, entries in held.by_ledger().items():
-            self._take_back(ledger_id, entries, now_ms, now_ms, failed)
+            self._take_back(ledger_id, entries, now_ms, now_ms, failed=failed)
         return len(held)
 
-    def _take_back(self, ledger_id: int, entries: BitMap, at_ms: int, now_ms: int, failed: bool = True) -> None:
+    def _take_back(self, ledger_id: int, entries: BitMap, at_ms: int, now_ms: int, *, failed: bool = True) -> None:
         """Entries that a consumer held until now are to be handed out again.
 
         Those that wait for no time are ready at once: they do not wait for a clock that is set back meanwhile.

@@ -34,7 +34,7 @@ class DueReader:
         """How far the view had handed out when it was closed: a due time, and the last position of those due then."""
 
     def read(self, start: Position, max_entries: int, skip: Unacknowledged) -> tuple[ReceivedMessages, Position]:
-        """What has become due after `start`, then messages from `start` on that are due."""
+        """Read messages before `start` that have become due meanwhile, then due messages from `start` on."""
         now_ms = self._clock.now_ms()
         if self._view is not None or self._reader.log.hides_some:
             now_ms = self._clock.raise_to(now_ms)  # what is handed out by it stays so: it must not go back

@@ -58,7 +58,7 @@ class _Key:
         self.waiting.add(position)
 
     def awaits_before(self, position: Position) -> bool:
-        """Whether an earlier message of this key awaits redelivery."""
+        """Return True if an earlier message of this key awaits redelivery."""
         least = self.waiting.least() if self.waiting else None
         return least is not None and least < position
 
@@ -208,7 +208,7 @@ class KeyOrder(DeliveryOrder):
     # -- inside --------------------------------------------------------------------------------
 
     def _names(self, messages: ReceivedMessages) -> Sequence[str | int | None]:
-        """What stands for the key of each message; None: nothing does."""
+        """Return the ordering key of each message; None: it has none."""
         order_by = self._order_by
         if order_by is None:
             return messages.keys

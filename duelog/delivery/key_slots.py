@@ -56,7 +56,7 @@ class KeyShared:
             object.__setattr__(self, "ranges", _checked(self.ranges))
 
     def goes_with(self, other: KeyShared) -> bool:
-        """Whether consumers of one subscription may say this and that, but for ranges that overlap."""
+        """Return True if one subscription may have consumers of both; overlapping ranges are not checked here."""
         return (
             self.order_by == other.order_by
             and self.out_of_order == other.out_of_order

@@ -1,4 +1,4 @@
-"""What acknowledgements and dispatching ask of a topic's main log: its ledgers, how long each is, and its messages.
+"""The main log as acknowledging and dispatching see it: its ledgers, how long each is, and its messages.
 
 Owns the questions, not the answers: the main log keeps the ledgers (``managed_ledger.py``), a reader its messages
 (``due_reader.py``).

@@ -40,14 +40,14 @@ class Outstanding:
         counts.begin()
         self.counts = counts
         self._resumed = bool(len(counts))
-        """Whether what is read from the log for the first time may have been delivered before."""
+        """True if messages read from the log for the first time may have been delivered before."""
         self.timeout_ms = ack_timeout_ms
         """How long a consumer may hold a message unacknowledged; None: for ever."""
         self._held: dict[int, PositionSet] = {}
         self._batches: deque[_Batch] = deque()
         self._batch_number = 0
         self._extended = PositionSet()
-        """What is held until a time of its own, not by the timeout of its batch."""
+        """Messages held until a time of their own, not by the timeout of their batch."""
         self._until: TimerQueue[tuple[int, int]] = TimerQueue()  # those times, by ledger and entry id
 
     def add_consumer(self, consumer_id: int) -> None:
@@ -58,7 +58,7 @@ class Outstanding:
         del self._held[consumer_id]
 
     def take_all(self, consumer_id: int) -> PositionSet:
-        """What it held, which no consumer holds now."""
+        """Take everything from a consumer and return it."""
         held, self._held[consumer_id] = self._held[consumer_id], PositionSet()
         if self._extended:
             for ledger_id, entries in held.by_ledger().items():
@@ -236,7 +236,7 @@ class Outstanding:
         return overdue
 
     def _still_held(self, batch: _Batch) -> list[tuple[int, BitMap]]:
-        """What of a batch its consumer has held since then, without what it gave back and was handed again."""
+        """Return what the consumer still holds of a batch; not what it gave back and was handed again since."""
         held = self._held.get(batch.consumer_id)
         still: list[tuple[int, BitMap]] = []
         if not held:

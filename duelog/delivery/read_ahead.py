@@ -23,7 +23,7 @@ _MOST_BYTES = 6 << 20
 """About so many bytes of payload are read in one go, unless more are asked for."""
 
 _EACH_BYTES = 512
-"""What a message takes besides its payload, roughly."""
+"""Approximate memory of a message besides its payload."""
 
 _NONE = ReceivedMessages("", "")
 
@@ -76,7 +76,7 @@ class ReadAhead:
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
     ) -> tuple[ReceivedMessages, Position, bool]:
-        """As MainLogReader.read: fewer than `max_entries` where there are no more."""
+        """Read as `MainLogReader.read` does, up to `max_entries`; fewer only where the log has no more."""
         if start != self._start:
             self.clear()
         self._start = None  # until it is known again: what an interrupt leaves is not given

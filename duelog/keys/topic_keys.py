@@ -1,4 +1,4 @@
-"""What deduplication keys stand for: the record of a key, whether its message is pending, which topics have keys.
+"""Records of deduplication keys: which message a key stands for, whether that is pending, which topics have keys.
 
 A key has one record at most, in the main environment, so a send finds it by one look, whatever day its message is due.
 It takes no memory and nothing is read when a store is opened. The record is written with the message: in one group of
@@ -56,7 +56,7 @@ class TopicKeys:
             yield
 
     def lock(self, key: bytes) -> threading.Lock:
-        """As `locks`, of one."""
+        """The lock of one key; several are taken by `locks`."""
         return self._locks[hash(key) % _LOCKS]
 
     def record(self, key: bytes) -> KeyRecord | None:
@@ -74,11 +74,14 @@ class TopicKeys:
             }
 
     def look(self, topic: TopicState, key: bytes) -> Looked:
-        """As `look_all`, of one key of a record."""
+        """Look up one key; see `look_all`."""
         return (None, None) if self.record(key) is None else self.look_all({key: topic})[key]
 
     def look_all(self, wanted: Mapping[bytes, TopicState]) -> dict[bytes, Looked]:
-        """What keys of records, of topics, are of. Raises CorruptRecord."""
+        """Return the record of each key, and its partition if its message is pending. Raises CorruptRecord.
+
+        wanted: the topic of each key of a record.
+        """
         found: dict[bytes, Looked] = {}
         left = wanted
         while left:
@@ -118,7 +121,7 @@ class TopicKeys:
         return found
 
     def are_used(self, topic: TopicState) -> bool:
-        """Whether a message with a key was ever sent to the topic, as far as records tell."""
+        """Return True if a message with a key was ever sent to the topic, as far as records show."""
         if topic.has_keys is None:
             prefix = fmt.prefix(Table.KEY, topic.topic_id)
             with self._main.read() as raw:

@@ -21,7 +21,7 @@ from .topic_state import TopicState
 from .trim_agenda import TrimAgenda
 
 Acknowledged = tuple[TopicState, SubscriptionState, Mapping[int, BitMap]]
-"""What is acknowledged for a subscription of a topic: entries by ledger id."""
+"""Acknowledged entries of a subscription of a topic, by ledger id."""
 
 Moves = Callable[[Transaction, Sequence[Mapping[int, BitMap]]], None]
 """Writes what goes with acknowledgements, given those of the entries that were not acknowledged before."""
@@ -40,7 +40,7 @@ class AckFlusher:
     _agenda: TrimAgenda
     _wake: Callable[[], None]
     log: DeliveryLog | None = None
-    """What is handed out is noted there; None: nothing is written."""
+    """The log in which messages handed out are noted; None: there is none."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class AckFlusher:
                 return True
             return False
 
-    def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
+    def acknowledged(self, topic: TopicState, subscription: SubscriptionState, *, moved_ledger: bool) -> None:
         """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""
         now_ms = self._clock.now_ms()
         began = self.mark(subscription, now_ms)

@@ -93,9 +93,9 @@ class Consumer:
             failed = subscription.attempts.changed
         try:
             if failed or (self._flusher.log is not None and self._flusher.log.worn):
-                self._note(False)
+                self._note(moved_ledger=False)
             if passed_gone is not None:
-                self._note(passed_gone)
+                self._note(moved_ledger=passed_gone)
             if kept_more or (batch and subscription.policies.ack_timeout_ms):
                 topic.changed()  # others have something to wait for that they did not know of
             if not batch:
@@ -110,10 +110,10 @@ class Consumer:
             subscription.counts.hand_out(routed)
         return routed, None
 
-    def _note(self, moved_ledger: bool) -> None:
+    def _note(self, *, moved_ledger: bool) -> None:
         """Have what changed with a delivery be written; where there is no space the upkeep tries again, and says so."""
         with suppress(StoreFull):
-            self._flusher.acknowledged(self._topic, self._subscription, moved_ledger)
+            self._flusher.acknowledged(self._topic, self._subscription, moved_ledger=moved_ledger)
 
     def _pass_gone(self, dispatcher: Dispatcher) -> bool | None:
         """Acknowledge what the reader found to be gone; None: nothing, else whether there may be something to trim.
@@ -128,7 +128,7 @@ class Consumer:
         return self._moved_ledger(before)
 
     def _route(self, batch: ReceivedMessages) -> ReceivedMessages:
-        """What of a batch the handler is to get; the rest is for others, expired or dead, and acknowledged."""
+        """Return the messages of a batch for the handler; the rest (for others, expired, dead) is acknowledged."""
         subscription = self._subscription
         buries = subscription.durable and not self._topic.keeps_dead_letters
         limit = subscription.policies.max_redeliveries if buries else -1
@@ -160,9 +160,7 @@ class Consumer:
         if over:
             passed_over = entries_of(batch.pick(over))
             with suppress(StoreFull):  # as in _note
-                self._acknowledge(
-                    lambda dispatcher: dispatcher.ack_entries(self._id, passed_over), False, counted=False
-                )
+                self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, passed_over), counted=False)
             with subscription.lock:
                 subscription.counts.expired += expired
         return batch if len(wanted) == len(batch) else batch.pick(wanted)
@@ -171,13 +169,13 @@ class Consumer:
 
     def ack(self, entries: Mapping[int, BitMap], *, durable: bool = False) -> int:
         """Acknowledge entries by ledger id; how many were not acknowledged before. Raises InvalidArgument."""
-        return self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, entries), durable)
+        return self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, entries), durable=durable)
 
     def ack_cumulative(self, position: Position, *, durable: bool = False) -> int:
         """Acknowledge a position and every one before it; as `ack`."""
-        return self._acknowledge(lambda dispatcher: dispatcher.ack_cumulative(position), durable)
+        return self._acknowledge(lambda dispatcher: dispatcher.ack_cumulative(position), durable=durable)
 
-    def _acknowledge(self, work: Callable[[Dispatcher], int], durable: bool, *, counted: bool = True) -> int:
+    def _acknowledge(self, work: Callable[[Dispatcher], int], *, durable: bool = False, counted: bool = True) -> int:
         with self._subscription.lock:
             dispatcher = self._dispatcher()
             before = dispatcher.acks.mark_delete
@@ -189,13 +187,13 @@ class Consumer:
         if others_wait:
             self._topic.changed()  # a consumer may hold less than its limit, a key may be free for another
         if count:
-            self._flusher.acknowledged(self._topic, self._subscription, moved)
+            self._flusher.acknowledged(self._topic, self._subscription, moved_ledger=moved)
         if durable:
             self._flusher.flush()
         return count
 
     def _moved_ledger(self, before: Position) -> bool:
-        """Whether mark-delete has come to the end of a ledger, so that there may be something to trim."""
+        """Return True if mark-delete has reached the end of a ledger, so that there may be something to trim."""
         after = self._subscription.acks.mark_delete
         return after.ledger_id != before.ledger_id or (
             after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
@@ -216,7 +214,7 @@ class Consumer:
             for wait_ms, positions in by_delay.items():
                 count += self._dispatcher().nack(self._id, positions, now_ms + wait_ms, now_ms)
         if count:
-            self._flusher.acknowledged(self._topic, self._subscription, False)
+            self._flusher.acknowledged(self._topic, self._subscription, moved_ledger=False)
             self._topic.changed()
         return count
 
@@ -240,13 +238,13 @@ class Consumer:
         with self._subscription.lock:
             count = self._dispatcher().nack_all(self._id, now_ms)
         if count:
-            self._flusher.acknowledged(self._topic, self._subscription, False)
+            self._flusher.acknowledged(self._topic, self._subscription, moved_ledger=False)
             self._topic.changed()
         return count
 
     @property
     def active(self) -> bool:
-        """Whether it is handed out anything."""
+        """True if messages are handed out to it."""
         with self._subscription.lock:
             return self._dispatcher().may_receive(self._id)
 
@@ -268,11 +266,11 @@ class Consumer:
         self._flusher.flush()
         return position
 
-    def leave(self, now_ms: int, failed: bool = True) -> None:
+    def leave(self, now_ms: int, *, failed: bool = True) -> None:
         """Detach: what was handed out and not acknowledged is handed out again; failed: and counts as delivered."""
-        self._subscription.detach(self._id, now_ms, failed)
+        self._subscription.detach(self._id, now_ms, failed=failed)
         if self._subscription.attempts.changed:
-            self._flusher.acknowledged(self._topic, self._subscription, False)
+            self._flusher.acknowledged(self._topic, self._subscription, moved_ledger=False)
         with self._subscription.lock:
             if self._subscription.durable and not self._subscription.consumers and self._flusher.log is not None:
                 self._flusher.log.leave(self._subscription.record.subscription_id)

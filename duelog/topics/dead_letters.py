@@ -132,7 +132,7 @@ class DeadLetters:
         now_ms = self._clock.now_ms()
         target = dead_letter_name(topic.name, subscription.name, subscription.policies.dead_letter_topic)
         grave = self._topics.get_or_create(target, now_ms)
-        self._topics.add_subscription(grave, KEEPER, True, now_ms, keeper=True)
+        self._topics.add_subscription(grave, KEEPER, now_ms, earliest=True, keeper=True)
         entries = group_by_ledger([message.position for message in messages])
         bodies = [(message.position, self._letter(subscription, message, now_ms, reason)) for message in messages]
 
@@ -148,7 +148,7 @@ class DeadLetters:
     def bury_if_possible(
         self, topic: TopicState, subscription: SubscriptionState, messages: list[ReceivedMessage]
     ) -> bool:
-        """As `bury`; False where there is no space, or not enough of anything else: that is logged, nothing moved."""
+        """Bury messages; False if disk space or another resource is short, which is logged: nothing was moved."""
         try:
             self.bury(topic, subscription, messages)
         except (StoreFull, ResourceShortage) as error:
@@ -310,7 +310,7 @@ class DeadLetters:
         if entries:
             self._flusher.acknowledge_with(entries, counted)
         for topic, subscription, _ in entries:
-            self._flusher.acknowledged(topic, subscription, True)
+            self._flusher.acknowledged(topic, subscription, moved_ledger=True)
         return count
 
     def _entries_of(self, letters: Iterable[DeadLetter]) -> list[Acknowledged]:

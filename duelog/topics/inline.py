@@ -58,7 +58,7 @@ class InlineMessages:
     # -- reading -----------------------------------------------------------------------------------
 
     def reader(self, topic: TopicState, subscription: SubscriptionState) -> DueReader:
-        """What a subscription of the topic reads its main log with."""
+        """Make the reader of a subscription of the topic."""
         plain = self._plain(topic, subscription.name, self._unreadable, subscription.gone.extend)
 
         def open_view(position: Position, done_ms: int) -> SubscriptionView:
@@ -67,9 +67,9 @@ class InlineMessages:
         return DueReader(plain, open_view, self._clock, self.read_ahead)
 
     def onlooker(self, topic: TopicState, subscription: str = "") -> MainLogReader:
-        """What reads the topic's main log without consequences: it passes over what it cannot read, or finds gone.
+        """Make a reader of the main log that has no side effects: it passes over entries that are unreadable or gone.
 
-        So it needs no lock: what is trimmed while it reads is passed over too.
+        So it needs no lock: entries that are trimmed while it reads are passed over too.
         """
         return self._plain(topic, subscription, _ignore, _ignore)
 
@@ -152,7 +152,7 @@ class InlineMessages:
             return None  # deleted since it was found
 
     def is_hidden(self, topic: TopicState, message_id: MessageId) -> bool:
-        """Whether the message is in the topic's main log and not visible yet. O(log n)."""
+        """Return True if the message is in the topic's main log and not visible yet. O(log n)."""
         now_ms = self._clock.now_ms()
         if topic.log.first_undue(now_ms) is None or topic.log.entries_of(message_id.ledger_id) is None:
             return False

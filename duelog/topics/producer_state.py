@@ -1,4 +1,4 @@
-"""What is known of the numbers of named producers: which are stored, and which are being stored.
+"""Numbers of named producers: which are stored, and which are being stored.
 
 The numbers are rows of the group that stores the messages, so both are there after a crash, or neither; in memory they
 are one bitmap a producer. A call claims its numbers before it sends, so that no other call stores them meanwhile. A
@@ -33,7 +33,7 @@ _COMPRESS_EVERY = 1 << BLOCK_BITS
 
 
 class GroupWriter(Protocol):
-    """What appends groups to the write-ahead log."""
+    """A writer that appends groups to the write-ahead log."""
 
     def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
         """The rows of the main environment in a batch."""
@@ -59,7 +59,7 @@ class Claim:
 
 
 class ProducerState:
-    """What a producer has stored and is storing. Thread-safe; leaf lock, except that `claim` reads and waits."""
+    """Numbers that one producer has stored and is storing. Thread-safe; a leaf lock, but `claim` reads and waits."""
 
     def __init__(self, stored: BitMap64, main: Environment, writer: GroupWriter, topic_id: int, name: str) -> None:
         """`stored` has the numbers that are stored; the state keeps and changes it."""
@@ -120,7 +120,7 @@ class ProducerState:
             self._wait_for(other)
 
     def has(self, first: int, last: int) -> bool:
-        """Whether all numbers of a message are stored."""
+        """Return True if all numbers of a message are stored."""
         with self._lock:
             return not self._unstored(_counting(first, last))
 

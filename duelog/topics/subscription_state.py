@@ -6,9 +6,11 @@ Everything is guarded by `lock`, which no thread holds while waiting for a commi
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import astuple, dataclass
 
 from pyroaring import BitMap
 
@@ -23,12 +25,12 @@ from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscripti
 from duelog.store.listener import call_supplied
 from duelog.store.policy.policies import EffectivePolicies, merge
 from duelog.store.position import BEFORE_FIRST, Position
+from duelog.store.received_messages import ReceivedMessages
 
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from ..delivery.due_reader import DueReader
 from ..delivery.failover import Failover, chosen
 from ..delivery.key_slots import KeyShared, check_apart
-from .delivery_counts import DeliveryCounts
 
 _NONE: Mapping[tuple[int, int], bytes | None] = {}
 PAUSED = 0x01
@@ -43,6 +45,35 @@ KEEPER = 0x02
 
 Part = Failover | KeyShared | None
 """How a consumer takes part, where its type has more than one way."""
+
+
+@dataclass(slots=True)
+class DeliveryCounts:
+    """How many messages a subscription was handed, acknowledged and lost to other ends since its store was opened.
+
+    Counted by the batch, under the subscription's lock; statistics and metrics read the same numbers.
+
+    received: handed to consumers, each time again. redelivered: those of them that had been handed out before.
+
+    acknowledged: by consumers, and skipped. dead_lettered: moved to the dead-letter topic. expired: acknowledged
+    because their time to live was over. None counts twice among the last three.
+    """
+
+    received: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    dead_lettered: int = 0
+    expired: int = 0
+
+    def hand_out(self, batch: ReceivedMessages) -> None:
+        """A consumer is handed a batch."""
+        self.received += len(batch)
+        counts = batch.redelivery_counts
+        if any(counts):
+            self.redelivered += len(counts) - counts.count(0)
+
+    def __add__(self, other: DeliveryCounts) -> DeliveryCounts:
+        return DeliveryCounts(*map(operator.add, astuple(self), astuple(other)))
 
 
 class SubscriptionState:
@@ -74,13 +105,13 @@ class SubscriptionState:
         """When its pause ends (epoch ms); in the past: it is not paused."""
         self.keeper = bool(record.flags & KEEPER)
         self.policies: EffectivePolicies = merge(())
-        """What is in force, from its first consumer on; replaced when that changes."""
+        """The policies in force, from its first consumer on; replaced when they change."""
         self._dispatcher: Dispatcher | None = None
         self.reader: DueReader | None = None
         self.gone: list[Position] = []
         """Positions that the reader met whose messages do not exist any more: to be acknowledged."""
         self.type: SubscriptionType | None = None
-        """Of its consumers; None while it has had none since the store was opened."""
+        """The type of its consumers; None while it has had none since the store was opened."""
         self._key_shared = KeyShared()
         """How its consumers order keys, their ranges apart."""
         self._consumers: dict[int, Part] = {}
@@ -88,7 +119,7 @@ class SubscriptionState:
         self.running: dict[int, Callable[[], int | None]] = {}
         """By consumer that is a worker's: since when its longest running handler runs (epoch ms); None: none does."""
         self._told: dict[int, bool] = {}
-        """What consumers were told last: whether a failover subscription serves them."""
+        """By consumer, the state it was last notified of: True if a failover subscription serves it."""
         self._ids = itertools.count(1)
 
     @property
@@ -205,13 +236,13 @@ class SubscriptionState:
             if self.dispatcher is not None:
                 self.dispatcher.set_ack_timeout(self.policies.ack_timeout_ms or None, now_ms)
 
-    def detach(self, consumer: int, now_ms: int, failed: bool = True) -> None:
+    def detach(self, consumer: int, now_ms: int, *, failed: bool = True) -> None:
         """Remove a consumer; what it has not acknowledged is handed out again, with `failed` as failed deliveries."""
         with self.lock:
             self.running.pop(consumer, None)
             if consumer in self._consumers and self.dispatcher is not None:
                 if consumer in self.dispatcher.consumers:
-                    self.dispatcher.remove_consumer(consumer, now_ms, failed)
+                    self.dispatcher.remove_consumer(consumer, now_ms, failed=failed)
                 del self._consumers[consumer]
                 if self._consumers and self.type == "failover":
                     active = next(iter(self._consumers))
@@ -257,7 +288,7 @@ class SubscriptionState:
                 self.dispatcher.outstanding.log_held()
 
     def take_gone(self) -> list[Position]:
-        """What is in `gone`, once. REQUIRES: the lock."""
+        """Empty `gone` and return what was in it. REQUIRES: the lock."""
         gone = self.gone.copy()
         self.gone.clear()
         return gone

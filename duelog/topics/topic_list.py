@@ -192,10 +192,10 @@ class Topics:
         self,
         state: TopicState,
         name: str,
-        earliest: bool,
         now_ms: int,
         waiting: Callable[[], Mapping[int, BitMap]] = dict,
         *,
+        earliest: bool,
         keeper: bool = False,
     ) -> SubscriptionState:
         """The subscription, created durably at the beginning or the end of the log where there is none.

@@ -44,7 +44,7 @@ class TopicState:
         self.producers: dict[str, Any] = {}
         self.producers_lock = threading.Lock()
         self.has_keys: bool | None = None
-        """Whether messages have deduplication keys; None: nothing has asked yet."""
+        """True if a message has had a deduplication key; None: not looked up yet."""
         self.tracker: TopicDelayTracker | None = None
         """The tracker of messages that wait in the main log, if there is one now."""
         self._told_ms = 0
@@ -57,7 +57,7 @@ class TopicState:
 
     @property
     def keeps_dead_letters(self) -> bool:
-        """Whether it is a dead-letter topic: what lies in it is not dead-lettered again."""
+        """True for a dead-letter topic: its messages are not dead-lettered again."""
         return any(subscription.keeper for subscription in self.subscriptions.values())
 
     def track(self, make: Callable[[], TopicDelayTracker], start: Position, done_ms: int) -> SubscriptionView:

@@ -27,7 +27,7 @@ class TrimAgenda:
             self._wake()
 
     def plan(self, topic_id: int, due_ms: int) -> bool:
-        """As `look_at`, for the tick itself, which wakes nothing; False where the log is looked at in time anyway."""
+        """Plan a look without waking the tick; False if the log is looked at in time anyway. See `look_at`."""
         with self._lock:
             return self._due.push(topic_id, due_ms)
 

@@ -46,7 +46,7 @@ class CoroutineLoop:
 
     def __init__(self) -> None:
         self._running: set[Future[None]] = set()
-        """What runs: the loop itself refers to its tasks weakly, and one that waits may be collected."""
+        """Strong references to running tasks: the loop keeps weak ones, so a task that waits could be collected."""
         self._committing = ThreadPoolExecutor(_COMMITTING, "duelog-worker-end")
         """Its own: handlers that hang in `asyncio.to_thread` take up the threads of the loop."""
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # sets none in the thread that starts it

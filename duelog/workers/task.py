@@ -64,12 +64,12 @@ class Task:
 
     @property
     def is_coroutine(self) -> bool:
-        """Whether the function is to be awaited."""
+        """True if the function must be awaited."""
         function = self.function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def __str__(self) -> str:
-        """As the log shows it when its worker starts."""
+        """Describe the task for the log line of its worker's start."""
         retries = "retries for ever" if self.retries is None else f"retries {self.retries}"
         parts = [f"concurrency {self.concurrency}", retries]
         if self.timeout_ms is not None:
@@ -77,7 +77,7 @@ class Task:
         return f"{self.name} for {self.topic} ({', '.join(parts)})"
 
     def is_spent(self, failed: int) -> bool:
-        """Whether a message of which so many deliveries have failed is not run again."""
+        """Return True if a message with this many failed deliveries is not run again."""
         return self.retries is not None and failed > self.retries
 
     def backoff_ms(self, failed: int, error: BaseException) -> int | None:

@@ -49,11 +49,11 @@ class _Attempt:
     message: ReceivedMessage
     began_ms: int
     ended: bool = False
-    """Whether its function has come to its end."""
+    """True once its function has returned."""
     overdue: bool = False
-    """Whether its time was over before that; a function's attempt is given up then."""
+    """True if its time ran out before that; a function's attempt is given up then."""
     stuck: bool = False
-    """Whether it was given up, and no other thread took the place of its own."""
+    """True if it was given up and no other thread has replaced its own."""
     thread: int | None = None
     """Which runs it, where it is a function."""
     limit: Limit | None = None
@@ -73,7 +73,7 @@ class TaskRunner:
         """ack_timeout_ms: the acknowledgement timeout in force, 0: none. loop: of a coroutine's task."""
         self.task = task
         self.error: BaseException | None = None
-        """What ended receiving, where nothing stopped it."""
+        """The error that ended receiving; None: it runs, or was stopped."""
         self._subscription = subscription
         self._ack_timeout_ms = ack_timeout_ms
         self._monitor = monitor
@@ -84,7 +84,7 @@ class TaskRunner:
         self._hanging: dict[int, _Attempt] = {}
         """Attempts that were given up and whose functions have not ended."""
         self.receiving = False
-        """Whether it may be handed messages."""
+        """True while it may be handed messages."""
         self.outcomes = Counter[str]()
         """How many attempts ended how: "acknowledged", "failed"."""
         self._stopped = False
@@ -117,7 +117,7 @@ class TaskRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a message is running, or may be received. REQUIRES: the monitor."""
+        """True if a message is running, or may be received. REQUIRES: the monitor."""
         return self.receiving or bool(self._running)
 
     def running_since_ms(self) -> int | None:
@@ -309,7 +309,7 @@ class TaskRunner:
 
     # -- what becomes of a message -------------------------------------------------------------------
 
-    def _end(self, attempt: _Attempt, error: BaseException | None, spent: bool = False) -> None:
+    def _end(self, attempt: _Attempt, error: BaseException | None, *, spent: bool = False) -> None:
         """A message has come to its end: acknowledge it, or see to its retry; then its slot is free.
 
         Raises nothing: it ends no thread, whatever goes wrong.

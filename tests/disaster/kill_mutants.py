@@ -173,8 +173,8 @@ def ack_before_disk() -> None:
     """`ack(durable=True)` does not wait for the disk."""
 
     def wrap(acknowledge: Any) -> Any:
-        def hasty(self: Any, work: Any, durable: bool) -> Any:
-            return acknowledge(self, work, False)
+        def hasty(self: Any, work: Any, *, durable: bool = False, counted: bool = True) -> Any:
+            return acknowledge(self, work, counted=counted)
 
         return hasty
 

@@ -360,8 +360,8 @@ def keeps_no_dead_letters(patch: Patch) -> None:
     """A dead-letter topic has no keeper."""
     add = Topics.add_subscription
 
-    def without_keeper(*arguments: Any, keeper: bool = False) -> Any:
-        return None if keeper else add(*arguments)
+    def without_keeper(*arguments: Any, keeper: bool = False, **more: Any) -> Any:
+        return None if keeper else add(*arguments, **more)
 
     patch.setattr(Topics, "add_subscription", without_keeper)
 

@@ -15,6 +15,7 @@ import pytest
 import duelog
 from duelog import ManualClock, Message, StoreConfig, aio
 from duelog.errors import ClosedError, InvalidMessage
+from duelog.sending.producer import Producer
 from tests.conftest import START_MS
 
 P = ParamSpec("P")
@@ -247,3 +248,14 @@ def test_both_faces_have_the_same_methods_and_arguments(name: str) -> None:
         sync_method, async_method = getattr(sync_class, method), getattr(async_class, method)
         if callable(sync_method):
             assert list(inspect.signature(sync_method).parameters) == list(inspect.signature(async_method).parameters)
+
+
+@pytest.mark.parametrize("name", aio.__all__)
+def test_every_method_of_the_asyncio_face_explains_its_arguments_and_errors(name: str) -> None:
+    """Its docstring has the whole of the face's explanation, and does not send the reader there."""
+    face, own = Producer if name == "Producer" else getattr(duelog, name), getattr(aio, name)
+    for method in [method for method in vars(own) if not method.startswith("_") and callable(getattr(own, method))]:
+        summary, _, explanation = (inspect.getdoc(getattr(own, method)) or "").partition("\n\n")
+        assert summary, method
+        assert not summary.startswith("As "), method
+        assert (inspect.getdoc(getattr(face, method)) or "").partition("\n\n")[2] in explanation, method

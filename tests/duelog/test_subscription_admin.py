@@ -135,7 +135,8 @@ class AdminMachine(RuleBasedStateMachine):
             self.consumer.seek(to)
         else:
             admin.reset(to)
-        wanted = {each.payload for each in after} | {name for name, (_, at) in self.sent.items() if at > self.now_ms}
+        waiting = {payload for payload, (_, due_ms) in self.sent.items() if due_ms > self.now_ms}
+        wanted = {each.payload for each in after} | (waiting - self.acked)  # what `expire` acknowledged stays so
         self.acked = {each.payload for each in log} - wanted
 
     @precondition(lambda self: self.consumer is None)

@@ -11,14 +11,13 @@ from duelog.store.message import ReceivedMessage, at_ms
 from duelog.store.position import Position, position_at
 from duelog.store.received_messages import ReceivedMessages
 
-from ..delivery.acks import AckSet
-from ..delivery.position_set import group_places
-from ..engine import Engine
-from ..stats import SubscriptionStats
-from ..topics.pausing import pause, resume
-from ..topics.seeking import SeekTarget, expired, go_to
-from ..topics.subscription_state import SubscriptionState
-from ..topics.topic_state import TopicState
+from .delivery.acks import AckSet
+from .delivery.position_set import group_places
+from .engine import Engine
+from .stats import SubscriptionStats
+from .topics.seeking import SeekTarget, expired, go_to
+from .topics.subscription_state import FOR_EVER_MS, SubscriptionState
+from .topics.topic_state import TopicState
 
 _AT_ONCE = 64
 
@@ -104,16 +103,24 @@ class SubscriptionAdmin:
         return position
 
     def pause(self, until: datetime | int | None = None) -> None:
-        """`Subscription.pause`."""
+        """Hand nothing out to any consumer of the subscription until `resume`; kept over restarts.
+
+        until: an instant (aware datetime or epoch ms) at which it goes on by itself; None: until `resume`. It replaces
+        an earlier pause. What consumers hold already they may acknowledge and give back. Raises InvalidArgument for an
+        instant that has passed.
+        """
         self._engine.check_writable()
         self._check_there()
-        pause(self._engine.storage.main, self._topic, self._state, until, self._engine.clock.now_ms())
+        until_ms = FOR_EVER_MS if until is None else at_ms("until", until)
+        if until_ms <= self._engine.clock.now_ms():
+            raise InvalidArgument("until", until, "has passed")
+        self._set_paused(until_ms)
 
     def resume(self) -> None:
-        """`Subscription.resume`."""
+        """End a pause."""
         self._engine.check_writable()
         self._check_there()
-        resume(self._engine.storage.main, self._topic, self._state)
+        self._set_paused(0)
 
     def stats(self) -> SubscriptionStats:
         """Figures of the subscription."""
@@ -122,12 +129,20 @@ class SubscriptionAdmin:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _set_paused(self, until_ms: int) -> None:
+        state = self._state
+        if state.durable:
+            self._engine.storage.main.write(lambda transaction: state.write_paused(transaction, until_ms))
+        else:
+            state.paused_until_ms = until_ms  # a reader is in memory only
+        self._topic.changed()
+
     def _check_there(self) -> None:
         if self._state.deleted or self._topic.deleted:
             raise UnknownSubscription(self.topic, self.name)
 
     def _acks(self) -> AckSet:
-        """What is acknowledged by now, to be looked at without the lock."""
+        """Copy the acknowledgements, to read them without the lock."""
         with self._state.lock:
             return self._state.acks.copy()
 
@@ -140,16 +155,16 @@ class SubscriptionAdmin:
         reader = inline.onlooker(self._topic, self.name)
         policies = self._engine.policies.effective(self._topic.name, self.name)
         expired_ms = self._state.expired_ms(policies, now_ms)
-        found = ReceivedMessages(self.topic, self.name)
+        messages = ReceivedMessages(self.topic, self.name)
         start = Position(acks.mark_delete.ledger_id, acks.mark_delete.entry_id + 1)
-        while len(found) < count:
-            batch, start, _ = reader.read(start, min(after + count - len(found), _AT_ONCE), acks, now_ms)
+        while len(messages) < count:
+            batch, start, _ = reader.read(start, min(after + count - len(messages), _AT_ONCE), acks, now_ms)
             if not batch:
                 break
             addressed = batch.deliverable(self.name, now_ms, expired_ms)
-            found += addressed.part(after, len(addressed))
+            messages += addressed.part(after, len(addressed))
             after = max(after - len(addressed), 0)
-        return found
+        return messages
 
     def _flush(self) -> None:
         engine = self._engine

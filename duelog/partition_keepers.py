@@ -18,8 +18,8 @@ from duelog.store.log import catalog
 from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.position import Position
 
-from ..engine import Engine
-from ..topics.topic_state import TopicState
+from .engine import Engine
+from .topics.topic_state import TopicState
 
 
 class Keeper(NamedTuple):
@@ -42,12 +42,12 @@ def keepers(engine: Engine, start_ms: int) -> list[Keeper]:
     if partition is None:
         raise InvalidArgument("start_ms", start_ms, "no time partition begins there")
     if partition.state is PartitionState.OPEN:
-        found = list(_open(engine, partition))
+        reasons = list(_open(engine, partition))
         if partition.end_ms > engine.clock.now_ms():
-            found.insert(0, Keeper("not over", "", "", 0, "messages may still fall due in it"))
+            reasons.insert(0, Keeper("not over", "", "", 0, "messages may still fall due in it"))
     else:
-        found = list(_closed(engine, partition))
-    return found or [Keeper("next tick", "", "", 0, "nothing keeps it: the next tick goes on with it")]
+        reasons = list(_closed(engine, partition))
+    return reasons or [Keeper("next tick", "", "", 0, "nothing keeps it: the next tick goes on with it")]
 
 
 def _open(engine: Engine, partition: Partition) -> Iterator[Keeper]:
