@@ -18,7 +18,7 @@ endif
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 # Benchmarks are typed like the rest, once there are any: mypy refuses a folder without modules.
-TYPED := duelog tests docs/site/configuration.py docs/site/offline.py $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
+TYPED := duelog tests docs/site/commands.py docs/site/configuration.py docs/site/offline.py $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve docs test torture check lint types packaging bench clean install install-dev

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pygments.lexers.special import TextLexer
+from sphinx.builders.html import StandaloneHTMLBuilder
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -27,6 +29,7 @@ include_patterns = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/*.md",
+    "docs/guide/*.md",
     "docs/site/*.md",
     "docs/site/api/*.rst",
 ]
@@ -44,6 +47,7 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
+smartquotes = False  # options begin with two hyphens
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline"]
 suppress_warnings = ["myst.header"]
@@ -57,7 +61,25 @@ python_maximum_signature_line_length = 96
 toc_object_entries_show_parents = "hide"
 
 CONTENTS = {
-    "Using": ("docs/recipes", "docs/site/reference", "docs/configuration"),
+    "Guide": (
+        "docs/guide/send",
+        "docs/guide/receive",
+        "docs/guide/workers",
+        "docs/guide/two-processes",
+        "docs/guide/cancel",
+        "docs/guide/schedules",
+        "docs/guide/deduplicate",
+        "docs/guide/asyncio",
+        "docs/guide/policies",
+        "docs/guide/documents",
+        "docs/guide/testing",
+        "docs/guide/errors",
+        "docs/guide/inspect",
+        "docs/guide/command-line",
+        "docs/guide/limits",
+        "docs/recipes",
+    ),
+    "Reference": ("docs/site/reference", "docs/site/commands", "docs/configuration"),
     "Operating": (
         "docs/operations",
         "docs/metrics",
@@ -92,11 +114,11 @@ def setup(app: Any) -> None:
     """Called by Sphinx."""
     write_reference()
     app.add_lexer("hex", TextLexer)
+    app.add_builder(Site, override=True)
     app.connect("source-read", prepare_page)
     app.connect("autodoc-process-docstring", prepare_docstring)
     app.connect("autodoc-process-signature", hide_internal_constructor)
     app.connect("missing-reference", find_public)
-    app.connect("build-finished", write_front_page)
 
 
 # -- documents ---------------------------------------------------------------------------------
@@ -106,24 +128,44 @@ _CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`|^    .*$)", re.MULTILINE | re.DOTAL
 
 
 def prepare_page(app: Any, name: str, source: list[str]) -> None:
-    """Documents that a text only names become links; the first page gets the table of contents."""
+    """Documents that a text only names become links; the start page gets the contents, one page the commands."""
     if name.startswith("docs/site/api/"):
         return
-    folder = "" if name.startswith("docs/") else "docs/"
     parts = _CODE.split(source[0])
-    parts[::2] = [_MENTION.sub(rf"[\1.md]({folder}\1.md)", part) for part in parts[::2]]
+    parts[::2] = [_MENTION.sub(r"[\1.md](/docs/\1.md)", part) for part in parts[::2]]
     source[0] = "".join(parts)
+    if name == "docs/site/commands":
+        source[0] += "\n" + runpy.run_path(str(HERE / "commands.py"))["reference"]()
     if name == root_doc:
         for caption, pages in CONTENTS.items():
             listed = "".join(f"/{page}\n" for page in pages)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}```\n"
 
 
-def write_front_page(app: Any, failed: Exception | None) -> None:
-    """The site is opened at index.html."""
-    if failed is None:
-        front = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={root_doc}.html">\n'
-        (Path(app.outdir) / "index.html").write_text(front, encoding="utf-8")
+class Site(StandaloneHTMLBuilder):
+    """Sphinx's pages, of which the README is the start page: index.html."""
+
+    def get_target_uri(self, docname: str, typ: str | None = None) -> str:
+        return super().get_target_uri(_page_name(docname), typ)
+
+    def get_output_path(self, page_name: str, /) -> Path:
+        return super().get_output_path(_page_name(page_name))
+
+    def get_outfilename(self, pagename: str) -> Any:
+        """Sphinx 8 writes a page to the file that this gives, 9 to that of `get_output_path`."""
+        return super().get_outfilename(_page_name(pagename))
+
+    def dump_search_index(self) -> None:
+        """Write the index of the search, which finds the file of a page by the name of its document."""
+        super().dump_search_index()
+        index = Path(self.outdir, self.searchindex_filename)
+        text = index.read_text(encoding="utf-8")
+        named = re.sub(rf'(docnames"?:\[[^]]*)"{root_doc}"', r'\1"index"', text, count=1)
+        index.write_text(named, encoding="utf-8")
+
+
+def _page_name(document: str) -> str:
+    return "index" if document == root_doc else document
 
 
 # -- the reference -----------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_the_table_of_sizes_is_what_its_command_prints() -> None:
 
 def test_the_figures_and_commands_of_the_page_are_there() -> None:
     """Fields of a subscription's figures, and each `duelog COMMAND` that a sentence names."""
-    table = PAGE.partition("\n## Without an error\n")[2].partition("\n## ")[0]
+    table = PAGE.partition("\n## Diagnose problems without an error\n")[2].partition("\n## ")[0]
     fields = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))) - {
         "max_in_flight",
         "pending",

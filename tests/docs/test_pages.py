@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
-from tests.docs.test_readme import defined
 from tests.packaging.tree import FLOORS, ROOT, modules
 
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
@@ -14,6 +15,17 @@ SECTION = (
     .partition("\n## Wrong engines\n")[2]
     .partition("\n## ")[0]
 )
+
+
+def defined(module: Path) -> set[str]:
+    """Classes, their methods, and functions of a module."""
+    functions = (ast.FunctionDef, ast.ClassDef)
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    outer = [node for node in tree.body if isinstance(node, functions)]
+    inner = [(node, member) for node in outer for member in node.body if isinstance(member, functions)]
+    return {node.name for node in outer} | {f"{node.name}.{member.name}" for node, member in inner}
+
+
 MUTANTS = {name for path in (ROOT / "tests").rglob("*mutants.py") for name in defined(path)}
 
 
@@ -34,6 +46,17 @@ def test_the_table_of_folders_has_every_floor_and_room() -> None:
     folders = {str(module.parent.relative_to(ROOT)) for floor in FLOORS for module in modules(ROOT / floor)}
     assert sorted(rows) == sorted(folders)
     assert [row for row in rows if "/" not in row] == list(FLOORS)
+
+
+def test_every_function_on_a_messages_way_exists() -> None:
+    """In "Follow a message" each step names modules with classes or functions in them, and they are there."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## Follow a message\n")[2].partition("\n## ")[0]
+    steps = ["Send", "Apply", "Fire", "Receive", "Acknowledge", "Recover"]
+    assert re.findall(r"^- \*\*(\w+)\.\*\*", section, re.MULTILINE) == steps
+    named = re.findall(r"`([\w/]+\.py):([\w.]+)`", section)
+    assert len(named) > 10
+    assert [(path, name) for path, name in named if name not in defined(ROOT / path)] == []
 
 
 def test_every_wrong_engine_on_the_page_is_there() -> None:

@@ -16,7 +16,10 @@ import pytest
 
 from tests.packaging.tree import FLOORS, ROOT, modules
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted(path for folder in ("docs", "docs/guide", "docs/site") for path in (ROOT / folder).glob("*.md")),
+]
 SOURCES = [path for folder in (*FLOORS, "tests", "benchmarks", "docs") for path in modules(ROOT / folder)]
 
 REFERENCE = re.compile(r'([\w./-]+\.md)\b(?:, ("[^"]*"|[A-Z]\w*))?')
@@ -100,7 +103,7 @@ def test_a_reference_that_leads_nowhere_is_told(text: str, wrong: str) -> None:
     assert broken(match.group(1), match.group(2) or "", ROOT / "store") == wrong
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_file_that_a_document_names_exists(document: Path) -> None:
     """A module is named by its path from the root; a link leads to a file and, where it names one, to a heading."""
     text = document.read_text(encoding="utf-8")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from duelog.tools.cli.main import app
 from tests.packaging.tree import ROOT
 
 SITE = ROOT / "docs" / "site"
@@ -67,8 +72,37 @@ def test_every_document_has_its_place_on_the_site() -> None:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "CONTENTS":
             contents: dict[str, tuple[str, ...]] = ast.literal_eval(node.value)
     listed = [page for pages in contents.values() for page in pages]
-    documents = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *SITE.glob("*.md")]
+    folders = (ROOT / "docs", ROOT / "docs" / "guide", SITE)
+    documents = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    documents += [path for folder in folders for path in folder.glob("*.md")]
     assert sorted(listed) == sorted(str(path.relative_to(ROOT).with_suffix("")) for path in documents)
+
+
+def test_the_reference_of_the_command_line_has_every_command_and_option() -> None:
+    """A section for each command, with all its options; the links in lists of commands lead to sections."""
+    made = subprocess.run([sys.executable, str(SITE / "commands.py")], capture_output=True, text=True, check=True)
+    parts = re.split(r"^#+ `(.*)`$", made.stdout, flags=re.MULTILINE)
+    sections = {"duelog": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+    commands = dict(commands_of(get_command(app), "duelog"))
+    assert sections.keys() == commands.keys()
+    assert len(commands) > 50
+    options = [
+        (name, option)
+        for name, command in commands.items()
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--") and not getattr(parameter, "hidden", False)
+    ]
+    assert [(name, option) for name, option in options if option not in sections[name]] == []
+    links = re.findall(r"\]\(#([\w-]+)\)", made.stdout)
+    assert sorted(links) == sorted(name.replace(" ", "-") for name in commands.keys() - {"duelog"})
+
+
+def commands_of(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """A command and those below it, by the words that call them."""
+    yield name, command
+    for word, below in getattr(command, "commands", {}).items():
+        yield from commands_of(below, f"{name} {word}")
 
 
 @pytest.mark.skipif("DUELOG_SITE" not in os.environ, reason="builds the site, which installs Sphinx: DUELOG_SITE=1")
@@ -78,8 +112,12 @@ def test_the_site_is_built_and_a_link_that_leads_nowhere_ends_the_build(tmp_path
     shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".*", "build"))
     command = ["make", "--no-print-directory", "docs", f"VENV={os.environ.get('DUELOG_SITE_VENV', tmp_path / 'venv')}"]
     subprocess.run(command, cwd=copy, check=True, timeout=900)
-    assert {"index.html", "README.html", "search.html", "searchindex.js"} <= {path.name for path in copy.glob("site/*")}
+    assert {"index.html", "search.html", "searchindex.js"} <= {path.name for path in copy.glob("site/*")}
+    start = (copy / "site" / "index.html").read_text(encoding="utf-8")
+    assert "pip install duelog" in start
+    assert "http-equiv" not in start
     assert (copy / "site" / "docs" / "site" / "api" / "DelayedStore.html").is_file()
+    assert 'id="duelog-topics-list"' in (copy / "site" / "docs" / "site" / "commands.html").read_text(encoding="utf-8")
     with (copy / "docs" / "drain.md").open("a", encoding="utf-8") as page:
         page.write("\nSee [there](design.md#no-such-heading).\n")
     done = subprocess.run(command, cwd=copy, check=False, timeout=900, capture_output=True, text=True)

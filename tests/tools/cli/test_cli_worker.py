@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore
-from tests.docs.test_readme import blocks
+from tests.docs.code_blocks import blocks
+from tests.packaging.tree import ROOT
 from tests.tools.command_line import DUELOG, refused
 
 MODULE = """
@@ -42,8 +43,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_worker_from_a_shell_runs_until_it_is_told_to_stop(program: Path, source: str) -> None:
     """It does what is due; SIGTERM ends it with status 0, and what it did is acknowledged; it logs both, with times."""
     if source == "README.md":
-        (text,) = [block for block in blocks("python") if "@worker.task" in block]
-        (program / "mails.py").write_text("from datetime import timedelta\n" + text)
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        (text,) = [block for block in blocks(readme, "python") if "@worker.task" in block]
+        (program / "mails.py").write_text(text)
     command, pipe = [*DUELOG, "worker", "mails:worker"], subprocess.PIPE
     with subprocess.Popen(command, cwd=program, stdout=pipe, stderr=pipe, text=True) as running:
         assert running.stdout is not None
