@@ -189,8 +189,10 @@ class ProducerMachine(RuleBasedStateMachine):
         """The next number is above every one that is stored."""
         expected = max(self.stored, default=-1) + 1
         if expected < 15:
-            assert self.producer.send(Message(b"%d" % expected, deliver_after=due / 1_000)) is not None
+            message_id = self.producer.send(Message(b"%d" % expected, deliver_after=due / 1_000))
+            assert message_id is not None
             assert self.producer.last_sequence_id == expected
+            self.ids[expected] = message_id
             self.stored.add(expected)
 
     @rule(ms=st.sampled_from((0, 400, 1_000, 3_000)), hold=st.booleans())
