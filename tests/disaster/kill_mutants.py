@@ -269,9 +269,12 @@ def keys_left_out() -> None:
     """The record of a deduplication key is known in memory, and not in the group that stores its message."""
 
     def without_keys(plain: Any) -> Any:
-        return lambda self, rows: plain(self, [row for row in rows if row.key[:1] != bytes([Table.KEY])])
+        def store(self: Any, rows: Any, publish: Any, units: Any) -> None:
+            plain(self, [row for row in rows if row.key[:1] != bytes([Table.KEY])], publish, units)
 
-    _patch(WalWriter, "_append", without_keys)
+        return store
+
+    _patch(WalWriter, "_store", without_keys)
 
 
 def apply(name: str) -> None:

@@ -155,8 +155,11 @@ def test_a_request_that_no_other_wakes_looks_again(monkeypatch: pytest.MonkeyPat
     served.queue._led = True  # left by who was interrupted twice
     assert served.queue.run(1) == 10
     served.queue._led = True
-    served.send_all(range(2, 6))
-    served.join()
+    threads = [threading.Thread(target=served.queue.run, args=(number,)) for number in range(2, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
     assert sorted(number for batch in served.batches for number in batch) == [1, 2, 3, 4, 5]
 
 

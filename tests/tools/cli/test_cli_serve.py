@@ -95,7 +95,7 @@ def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     assert "are not a certificate and its key in PEM" in said
     assert said.count("\n") == 1
     said = refused("serve", store, "--port", 0, "--tls-cert", certificate)
-    assert said == "duelog: tlsKeyFilePath=None: a certificate and its key go together\n"
+    assert said == "duelog: tlsKeyFilePath: a certificate and its key go together\n"
 
 
 def test_settings_that_cannot_be_are_one_line(tmp_path: Path) -> None:
