@@ -183,7 +183,7 @@ MUTANTS = {
     "replays_what_is_applied": ("wal.part", "entries were lost"),
     "group_in_parts": ("wal.ended", "has no open ledger"),
     "numbers_left_out": (AMONG_NUMBERS_AT, "and as"),
-    "keys_left_out": ("wal.after", "was sent with the key"),
+    "keys_left_out": ("wal.before", "was sent with the key"),
 }
 """Wrong engines of kill_mutants, where each is killed, and how the harness must complain."""
 
