@@ -163,7 +163,7 @@ VARYING = "|".join(
     (
         r'"publish_ms": \d+',
         r'"disk_bytes": \d+|disk +[\d.]+ .iB',
-        r'"(?:main|partitions|wal|attempts|other)": \d+|(?:of it )?(?:main|partitions|wal|attempts|other) +[\d.]+ .i?B',
+        r'"disk_[a-z]+_bytes": \d+|of it [a-z]+(?: \(made ahead\))? +[\d.]+ \S*B',
         r'"oldest_[a-z_]*": \d+',
         r"next at .*|a delay of \d+ ms",
         r'"seconds": [\d.]+|in [\d.]+ s',
