@@ -305,8 +305,7 @@ class WalSegments:
     def end(self) -> None:
         """`apply_all`, and leave nothing of the log but an empty segment. Raises StoreFull, StoreFailed, OSError."""
         self.apply_all()
-        if self._durability == "commit":  # else a power cut is to find in the log what LMDB may not have on disk
-            self._wal.leave_empty()
+        self._wal.leave_empty()
 
     def close(self) -> None:
         """Wait for the threads, and close the files."""

@@ -119,7 +119,7 @@ class LoadedPartitions:
         self._leased: set[int] = set()
         self.unsure = False
         """True when firing, or looking for the next log, was interrupted: see `recover`."""
-        self.saving = Saving(self._config, self.suspensions, self._listeners)
+        self.saving = Saving(self._main, self._config, self.suspensions, self._listeners)
         self._to_pack: dict[PendingLog, None] = {}
         """Logs with so much in them that it is worth it to `pack`; added to by appends, by single operations."""
 

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ...partitions.partition import Partition
 from ...snapshot.writer import Cut, SnapshotWritten, WriteStep, write_snapshots
 from ...store.config import StoreConfig
+from ...store.env.environment import Environment
 from ...store.errors import StoreFailed, StoreFull
 from ...store.limited_log import LimitedLog
 from ...store.listener import StoreListener, call_supplied
@@ -47,7 +48,10 @@ class _Account:
 class Saving:
     """Counts the entries that a start would replay, and writes snapshots. One thread, except `heard`."""
 
-    def __init__(self, config: StoreConfig, suspensions: Suspensions, listeners: Sequence[StoreListener]) -> None:
+    def __init__(
+        self, main: Environment, config: StoreConfig, suspensions: Suspensions, listeners: Sequence[StoreListener]
+    ) -> None:
+        self._main = main
         self._listeners = listeners
         self._suspensions = suspensions
         self._every = config.snapshot_every_entries
@@ -149,7 +153,8 @@ class Saving:
     def _save(self, partition: Partition, logs: list[PendingLog], now_ms: int) -> Iterator[WriteStep | SnapshotWritten]:
         by_ledger = {log.ledger_id: log for log in logs}
         spent_ns, started_ns = 0, time.perf_counter_ns()
-        for step in write_snapshots(partition.environment, self._cuts(logs), self._part_bytes, now_ms):
+        cuts = self._cuts(logs)
+        for step in write_snapshots(partition.environment, cuts, self._part_bytes, now_ms, self._main.sync):
             spent_ns += time.perf_counter_ns() - started_ns
             if isinstance(step, SnapshotWritten):
                 by_ledger[step.ledger_id].saved_tail = step.tail

@@ -108,3 +108,19 @@ def test_a_segment_is_not_closed_while_a_commit_flushes_it(sent: Sent, monkeypat
     going_on.join()
     assert ended.is_set()
     assert not failed
+
+
+def test_a_snapshot_has_no_cancellation_that_a_power_cut_could_take_back(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Else a message that is moved is in neither: the move is undone, and the snapshot has it as cancelled."""
+    store = open_store(config=replace(RELAXED, snapshot_every_entries=10))
+    topic = store.topic("t")
+    ids = topic.send_batch([Message(b"x", deliver_after=60 + each) for each in range(20)])
+    store.tick()
+    assert topic.reschedule(ids[0], deliver_after=30) is not None
+    main = store._engine.storage.main
+    assert main._unsynced
+    found = unsynced_at("snapshot.meta", main)
+    assert store.save_snapshots() == 1
+    assert found == [False]
