@@ -54,7 +54,7 @@ def fires_before_sync() -> None:
 def metadata_before_parts() -> None:
     """The metadata of a snapshot is committed before its parts."""
 
-    def write_group(env: Any, group: Any, part_bytes: int, created_ms: int) -> Any:
+    def write_group(env: Any, *rest: Any) -> Any:
         late: list[Any] = []
 
         class MetadataFirst:
@@ -71,7 +71,7 @@ def metadata_before_parts() -> None:
                     env.write(late.pop(0))
                 return value
 
-        yield from original(MetadataFirst(), group, part_bytes, created_ms)
+        yield from original(MetadataFirst(), *rest)
 
     original: Any = writer._write_group
     writer._write_group = write_group  # type: ignore[assignment]
