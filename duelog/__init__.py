@@ -22,8 +22,6 @@ from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
 from duelog.store.position import MessageId, MessageIds
 from duelog.store.received_messages import ReceivedMessages
 
-from .background.maintenance import TickResult
-from .background.schedule_record import Schedule
 from .check.finding import Finding
 from .delayed_store import DelayedStore
 from .sending.outbox import DUPLICATE, Duplicate
@@ -33,6 +31,8 @@ from .topic import Topic
 from .topics.dead_letters import DeadLetter
 from .topics.seeking import LogPositions, PublishedAt
 from .topics.topic_events import TopicEvent
+from .upkeep.maintenance import TickResult
+from .upkeep.schedule_record import Schedule
 from .workers.worker import Worker
 
 __version__ = version("duelog")

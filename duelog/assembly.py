@@ -20,13 +20,6 @@ from duelog.store.errors import CorruptRecord, DamagedStore, StoreFull
 from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
-from .background.maintenance import Maintenance, Tasks
-from .background.policies_in_force import Expiry, PolicyChanges
-from .background.quarantine import Quarantine
-from .background.reclaiming import Adopting, IdSweep, Trimming
-from .background.recurring import Recurring
-from .background.removal import Removal
-from .background.scheduler import Scheduler, Wakeups
 from .engine import Delivery, Engine, Pending, Sending, Upkeep, Waking
 from .keys.keyed_messages import KeyedBatches, KeyedMessages
 from .keys.topic_keys import TopicKeys
@@ -48,6 +41,13 @@ from .topics.producer_state import Producers
 from .topics.topic_events import TopicEvents
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
+from .upkeep.maintenance import Maintenance, Tasks
+from .upkeep.policies_in_force import Expiry, PolicyChanges
+from .upkeep.quarantine import Quarantine
+from .upkeep.reclaiming import Adopting, IdSweep, Trimming
+from .upkeep.recurring import Recurring
+from .upkeep.removal import Removal
+from .upkeep.scheduler import Scheduler, Wakeups
 
 _log = logging.getLogger("duelog.maintenance")
 

@@ -23,7 +23,6 @@ from duelog.store.policy.policy_records import Scope
 from duelog.store.position import MessageId
 
 from .assembly import open_engine
-from .background.maintenance import TickResult
 from .backup import BackupResult, back_up
 from .check.check_store import check
 from .check.finding import Finding
@@ -35,6 +34,7 @@ from .stats import PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
+from .upkeep.maintenance import TickResult
 
 
 class DelayedStore:

@@ -20,12 +20,6 @@ from duelog.store.log.documents import Documents
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, Position
 
-from .background.maintenance import Maintenance, TickResult
-from .background.policies_in_force import PolicyChanges
-from .background.quarantine import Quarantine
-from .background.recurring import Recurring
-from .background.removal import Removal
-from .background.scheduler import Scheduler, Wakeups
 from .control.control_server import ControlServer, MakeOperations
 from .keys.keyed_messages import KeyedMessages
 from .keys.topic_keys import TopicKeys
@@ -47,6 +41,12 @@ from .topics.topic_events import TopicEvents
 from .topics.topic_list import Topics
 from .topics.topic_state import TopicState
 from .topics.trim_agenda import TrimAgenda
+from .upkeep.maintenance import Maintenance, TickResult
+from .upkeep.policies_in_force import PolicyChanges
+from .upkeep.quarantine import Quarantine
+from .upkeep.recurring import Recurring
+from .upkeep.removal import Removal
+from .upkeep.scheduler import Scheduler, Wakeups
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,12 +22,12 @@ from duelog.store.log import catalog
 from duelog.store.names import TopicName
 from duelog.store.position import Position
 
-from .background.quarantine import Quarantine
 from .topics.inline import InlineMessages, unacknowledged
 from .topics.seeking import first_due
 from .topics.subscription_state import DeliveryCounts, SubscriptionState
 from .topics.topic_list import Topics
 from .topics.topic_state import TopicState
+from .upkeep.quarantine import Quarantine
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,6 @@ from duelog.store.message import MAX_DUE_MS, AnyId, Message, ScheduledMessage, a
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 
-from .background.recurring import first_occurrence
-from .background.schedule_record import Schedule
-from .background.timetable import DEFAULT_GRACE, MISFIRES, WITH_GRACE, Misfires, Timetable
 from .delivery.consumer_arguments import check_subscribing
 from .delivery.dispatcher import SubscriptionType
 from .delivery.failover import Failover
@@ -36,6 +33,9 @@ from .subscription import Subscription
 from .subscription_admin import SubscriptionAdmin
 from .topics.seeking import LogPositions, SeekTarget, log_positions
 from .topics.topic_state import TopicState
+from .upkeep.recurring import first_occurrence
+from .upkeep.schedule_record import Schedule
+from .upkeep.timetable import DEFAULT_GRACE, MISFIRES, WITH_GRACE, Misfires, Timetable
 
 
 class Topic:

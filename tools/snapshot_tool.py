@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from .. import StoreConfig
-from ..background.quarantine import Quarantine
 from ..opening import StoreLock, open_main
 from ..partitions.partition import Partition, partition_path
 from ..partitions.timespan import directory_name, parse_directory_name
@@ -34,6 +33,7 @@ from ..store.log.ledger import find_tail
 from ..store.names import TopicName
 from ..store.wal.followed_wal import FollowedWal
 from ..store.wal.segment import MAIN
+from ..upkeep.quarantine import Quarantine
 from .values import require_store, stored_identity
 
 

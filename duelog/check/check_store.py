@@ -31,9 +31,9 @@ from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environme
 from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import DIRECTORY, read_beside
 
-from ..background.quarantine import Quarantine
 from ..survey.contents import keys, main_ledgers, topic_names, unreadable_bodies, was_used
 from ..survey.withdrawals import Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
+from ..upkeep.quarantine import Quarantine
 from .check_partitions import (
     Survey,
     check_keys,

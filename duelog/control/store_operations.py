@@ -23,14 +23,14 @@ from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.policy.policies import POLICY_FIELDS, EffectivePolicies, Policies, PolicyValue
 from duelog.store.position import MessageId
 
-from ..background.maintenance import TickResult
-from ..background.schedule_record import Schedule
-from ..background.timetable import Misfires
 from ..stats import PartitionStats, StoreStats
 from ..subscription import Subscription
 from ..topic import Topic
 from ..topics.dead_letters import DeadLetter, Letters
 from ..topics.seeking import PublishedAt, SeekTarget
+from ..upkeep.maintenance import TickResult
+from ..upkeep.schedule_record import Schedule
+from ..upkeep.timetable import Misfires
 
 _log = logging.getLogger("duelog.control")
 

@@ -4,7 +4,7 @@ A key has one record at most, in the main environment, so a send finds it by one
 It takes no memory and nothing is read when a store is opened. The record is written with the message: in one group of
 the write-ahead log, or in the transaction that admits it. It is moved with the rescheduling of its message. Firing and
 cancelling leave it, but for one that would hold on (`dedup_for`), which cancelling removes: the frontier and the
-cancellations say what has become of a message, and background/reclaiming.py removes the record some time later.
+cancellations say what has become of a message, and upkeep/reclaiming.py removes the record some time later.
 
 A call that sends or cancels by keys has them for itself from its first look to the end of its commit. What is done
 by id meanwhile (a cancellation, a rescheduling, firing) changes the record in its own transaction, and only if the

@@ -136,7 +136,7 @@ def test_a_wrong_compaction_is_found_out(mutant: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(owner, name, wrong)
     # Adoption looks at what compaction relies on a second time; here it does not.
     monkeypatch.setattr(adoption, "_taken_back", lambda raw, topic_id, relied_on: None)
-    monkeypatch.setattr("duelog.background.reclaiming.Adopting._gone_back", lambda self, relied_on: None)
+    monkeypatch.setattr("duelog.upkeep.reclaiming.Adopting._gone_back", lambda self, relied_on: None)
     told: list[Step] = [
         Call("subscribe", ("a", "two", False)),
         Call("receive", ("a", "one", 2)),

@@ -15,7 +15,6 @@ from typing import Any
 from pyroaring import BitMap
 
 from duelog import recovery
-from duelog.background import maintenance, reclaiming
 from duelog.cleanup import adoption, log_claims
 from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
@@ -30,6 +29,7 @@ from duelog.store.wal.segment import RowKind, group_bytes
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import EnvironmentBatch, single_rows
 from duelog.topics.consumer import Consumer
+from duelog.upkeep import maintenance, reclaiming
 
 
 def _patch(owner: object, name: str, wrap: Callable[[Any], Any]) -> None:

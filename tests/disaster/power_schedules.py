@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, ManualClock, Schedule, Topic
-from duelog.background.timetable import MISFIRES, WITH_GRACE
 from duelog.errors import InvalidArgument
 from duelog.markers.succession import Succession
 from duelog.store.config import Durability
+from duelog.upkeep.timetable import MISFIRES, WITH_GRACE
 from tests.disaster.power_cut import QUESTIONED
 from tests.disaster.working import CONFIG, START_MS, say
-from tests.duelog.background.twin_schedule import Asked, TwinSchedule
+from tests.duelog.upkeep.twin_schedule import Asked, TwinSchedule
 
 TOPIC, NAMES, SUBSCRIPTION = "t", ("x", "y", "z"), "worker"
 STEPS = 30

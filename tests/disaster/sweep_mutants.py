@@ -9,8 +9,6 @@ import contextlib
 import threading
 from typing import Any
 
-from duelog.background.maintenance import Maintenance
-from duelog.background.scheduler import Scheduler
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loaded import LoadedPartitions
 from duelog.markers.firing.pending_log import LogState, PendingLog
@@ -18,6 +16,8 @@ from duelog.markers.firing.suspensions import Suspensions
 from duelog.store.clock import Monitor
 from duelog.store.errors import DuelogError
 from duelog.topics.subscription_state import SubscriptionState
+from duelog.upkeep.maintenance import Maintenance
+from duelog.upkeep.scheduler import Scheduler
 
 
 def scheduler_dies() -> None:

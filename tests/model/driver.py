@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from duelog.background.policies_in_force import Expiry
 from duelog.engine import Engine
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.firing_batch import FiringBatch
@@ -26,6 +25,7 @@ from duelog.store.position import MessageId
 from duelog.topics.seeking import expired
 from duelog.topics.subscription_state import SubscriptionState
 from duelog.topics.topic_state import TopicState
+from duelog.upkeep.policies_in_force import Expiry
 
 PAYLOAD = 6
 """Digits of a message's number, which is its payload."""

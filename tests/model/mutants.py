@@ -16,8 +16,6 @@ from pyroaring import BitMap, BitMap64
 from duelog import recovery
 from duelog.attempts.attempt_counts import AttemptCounts
 from duelog.attempts.delivery_log import DeliveryLog
-from duelog.background.recurring import Recurring
-from duelog.background.timetable import Timetable
 from duelog.delivery import dispatcher
 from duelog.delivery.delivery_order import DeliveryOrder
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
@@ -47,6 +45,8 @@ from duelog.topics.producer_state import ProducerState
 from duelog.topics.subscription_state import SubscriptionState
 from duelog.topics.topic_list import Topics
 from duelog.topics.topic_state import TopicState
+from duelog.upkeep.recurring import Recurring
+from duelog.upkeep.timetable import Timetable
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
 

@@ -66,8 +66,8 @@ class Stage(RuleBasedStateMachine):
         if self.theme == INLINE_DELAYS:
             config["inline_delay_ms"] = max(config["inline_delay_ms"], 60)
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("duelog.background.maintenance._SLICE_S", run["slice_s"])
-        self.patch.setattr("duelog.background.reclaiming._SLICE_S", run["load_slice_s"])
+        self.patch.setattr("duelog.upkeep.maintenance._SLICE_S", run["slice_s"])
+        self.patch.setattr("duelog.upkeep.reclaiming._SLICE_S", run["load_slice_s"])
         self.patch.setattr("duelog.markers.firing.loaded._LOAD_SLICE_S", run["load_slice_s"])
         self.patch.setattr("duelog.sending.delay_policies._log.disabled", True)  # it says what a store keeps otherwise
         self.directory = scratch_directory()

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from ...background.schedule_record import schedule_rows, unpack_schedule
 from ...store.codec import format as fmt
 from ...store.codec.format import (
     CursorRecord,
@@ -58,6 +57,7 @@ from ...survey.contents import (
     verify_record,
     was_used,
 )
+from ...upkeep.schedule_record import schedule_rows, unpack_schedule
 from .repair_files import generations
 from .repair_report import Account, Discarded
 

@@ -19,9 +19,9 @@ from duelog import (
     SystemClock,
     Topic,
 )
-from duelog.background import maintenance
 from duelog.markers.firing import loaded
 from duelog.store.codec.body import EncodedBatch, encode_one
+from duelog.upkeep import maintenance
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads
 from tests.model.driver import armed

@@ -130,7 +130,7 @@ def test_receive_delivers_while_later_partitions_still_load(
     open_store: OpenStore, clock: ManualClock, in_small_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first messages after a long stop are handed out before all that has begun is in memory."""
-    monkeypatch.setattr("duelog.background.maintenance._SLICE_S", 0.0)
+    monkeypatch.setattr("duelog.upkeep.maintenance._SLICE_S", 0.0)
     store = open_store(config=CONFIG)
     send(store, [FIRST_MS + hour * HOUR_MS + at for hour in range(3) for at in range(200)])
     store.close()

@@ -22,8 +22,8 @@ from duelog.metrics import SUSPENDED, SUSPENDED_TIME
 from duelog.store.files import datafile
 from duelog.store.log.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.background.test_threads import LIMIT_S, WatchedManualClock, waiting
 from tests.duelog.consuming import payloads_of
+from tests.duelog.upkeep.test_threads import LIMIT_S, WatchedManualClock, waiting
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, max_open_partitions=1)

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Occurrence, ReceivedMessage, StoreConfig, Subscription, Topic
-from duelog.background import maintenance
-from duelog.background.timetable import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
 from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.succession import Succession
+from duelog.upkeep import maintenance
+from duelog.upkeep.timetable import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.conftest import Plant
 from tests.model.driver import full_disk
@@ -617,9 +617,9 @@ def test_schedules_without_any_of_this_fire_as_before_and_look_for_nothing(
     def never(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("duelog.background.timetable.hashlib.blake2b", never)
+    monkeypatch.setattr("duelog.upkeep.timetable.hashlib.blake2b", never)
     monkeypatch.setattr(Timetable, "back", never)
-    monkeypatch.setattr("duelog.background.recurring.Recurring.withdraw", never)
+    monkeypatch.setattr("duelog.upkeep.recurring.Recurring.withdraw", never)
     topic.every("s", interval=3_600)
     topic.every("c", cron=HOURLY)
     with topic.subscribe("s") as consumer:

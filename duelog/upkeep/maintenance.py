@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from duelog.background.quarantine import Quarantine
 from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.suspensions import UPKEEP, Part, Suspension
@@ -33,6 +32,7 @@ from duelog.store.codec.format import PartitionState
 from duelog.store.errors import ClockJumped, DuelogError, StoreFull
 from duelog.store.files.system_errors import explain
 from duelog.store.listener import call_supplied
+from duelog.upkeep.quarantine import Quarantine
 
 from ..sending.wal_writer import WalWriter
 from ..topics.ack_flusher import AckFlusher

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.background.quarantine import Quarantine
-from duelog.background.scheduler import Scheduler
 from duelog.errors import ClockJumped, CorruptEntry, DuelogError, StoreFull
 from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.limited_log import LimitedLog
+from duelog.upkeep.quarantine import Quarantine
+from duelog.upkeep.scheduler import Scheduler
 from tests.conftest import START_MS, OpenStore
 
 ROOT = Path(__file__).parents[3]

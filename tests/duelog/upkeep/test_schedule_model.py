@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Schedule, StoreConfig
-from duelog.background import recurring
-from duelog.background.timetable import MISFIRES, WITH_GRACE, Recurrence, Timetable
 from duelog.errors import DuelogError, InvalidArgument, StoreFull
 from duelog.markers.succession import Succession
-from tests.duelog.background.twin_schedule import Asked, TwinSchedule
+from duelog.upkeep import recurring
+from duelog.upkeep.timetable import MISFIRES, WITH_GRACE, Recurrence, Timetable
+from tests.duelog.upkeep.twin_schedule import Asked, TwinSchedule
 from tests.model.driver import Once, SimulatedCrash, armed, copy_store, full_disk, scratch_directory
 
 MINUTE_MS = 60_000

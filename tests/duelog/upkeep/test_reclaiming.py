@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from duelog import ManualClock, StoreConfig
-from duelog.background import reclaiming as module
 from duelog.cleanup import trim
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord, StoreFull
 from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.upkeep import reclaiming as module
 from tests.conftest import START_MS, OpenStore
 
 
