@@ -6,12 +6,10 @@ Owns names, which values they may have, and what is in force. All belongs to the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
 
 from ...store.errors import InvalidArgument
 from ...store.log.documents import Documents
-from ..lookup.resources import Records
+from ..lookup.resources import Records, values_of
 from .memory_limits import Limits
 
 MAX_VALUE = (1 << 31) - 1
@@ -24,26 +22,12 @@ _QUEUE = "maxTopicListInFlight{}MemSizePermitsAcquireQueueSize"
 NAMES = tuple(sorted(form.format(kind) for kind in _KINDS for form in (_MEMORY, _TIMEOUT, _QUEUE)))
 
 
-@dataclass(frozen=True, slots=True)
-class SetValue:
-    """What an operator has set."""
-
-    value: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {"value": self.value}
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        return cls(found["value"])
-
-
 class DynamicSettings:
     """Six settings, all whole numbers."""
 
     def __init__(self, documents: Documents, defaults: Mapping[str, int]) -> None:
         """defaults: by name, what is in force where nothing is set: the broker's configuration. Call `load`, too."""
-        self._records = Records(documents, "setting", SetValue)
+        self._records: Records[int] = values_of(documents, "setting", "value")
         self._defaults = {name: defaults[name] for name in NAMES}
         self._listeners: list[Callable[[], object]] = []
 
@@ -63,7 +47,7 @@ class DynamicSettings:
     def values(self) -> dict[str, str]:
         """What is set, by name."""
         found = {name: self._records.get(name) for name in NAMES}
-        return {name: str(each.value) for name, each in found.items() if each is not None}
+        return {name: str(each) for name, each in found.items() if each is not None}
 
     def in_force(self) -> dict[str, str]:
         """What holds, set or not, by name."""
@@ -71,7 +55,7 @@ class DynamicSettings:
 
     async def set(self, name: str, text: str) -> None:
         """Have a setting be `text`, durably and at once. Raises InvalidArgument, what the store raises."""
-        value = SetValue(_checked(_known(name), text))
+        value = _checked(_known(name), text)
         await self._records.change(name, lambda before: value)
         self._tell()
 
@@ -94,7 +78,7 @@ class DynamicSettings:
 
     def _value(self, name: str) -> int:
         found = self._records.get(name)
-        return self._defaults[name] if found is None else found.value
+        return self._defaults[name] if found is None else found
 
     def _tell(self) -> None:
         for listener in self._listeners:

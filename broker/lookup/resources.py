@@ -1,7 +1,8 @@
 """Tenants, namespaces, partitioned topics and their settings: documents of the store, kept in memory.
 
-Owns what is set where and what is in force. It does not know who asks. Reading waits for
-nothing; a change is a compare-and-set in a worker, and everything else belongs to the event loop's thread.
+Owns what is set where and what is in force. It does not know who asks. Reading waits for nothing; a change is a
+compare-and-set in a worker, and everything else belongs to the event loop's thread. Delay policies, retention and time
+to live are not here: the store keeps them itself.
 """
 
 from __future__ import annotations
@@ -10,37 +11,76 @@ import asyncio
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from ...store.errors import CorruptRecord, DocumentChanged
 from ...store.log.documents import Document, Documents
 from ...store.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 from ..security.permissions import Action
 from .compatibility import Compatibility
-from .namespace_settings import AutoCreation, NamespaceSettings, PartitionedTopic, TenantSettings, TopicSettings
+
+V = TypeVar("V")
+NOTHING: Mapping[str, frozenset[Action]] = MappingProxyType({})
 
 
-class Value(Protocol):
-    """A value that a record holds."""
+@dataclass(frozen=True, slots=True)
+class AutoCreation:
+    """The rule of creating a topic when a client first asks for it."""
 
-    def to_json(self) -> dict[str, Any]: ...
+    allowed: bool = True
+    partitions: int = 0
+    """Partitions of a topic created so; 0: it is a plain topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceSettings:
+    """Settings of a namespace; None: the broker's configuration holds."""
+
+    auto_creation: AutoCreation | None = None
+    deduplication: bool | None = None
+    compatibility: Compatibility | None = None
+    permissions: Mapping[str, frozenset[Action]] = field(default_factory=lambda: NOTHING)
+    """By role."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in the namespace's document."""
+        creation = self.auto_creation
+        return {
+            "autoCreation": creation and {"allowed": creation.allowed, "partitions": creation.partitions},
+            "deduplication": self.deduplication,
+            "compatibility": self.compatibility,
+            "permissions": {role: sorted(actions) for role, actions in self.permissions.items()},
+        }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self: ...
-
-
-V = TypeVar("V", bound=Value)
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        creation, compatibility = found["autoCreation"], found["compatibility"]
+        return cls(
+            None if creation is None else AutoCreation(creation["allowed"], creation["partitions"]),
+            found["deduplication"],
+            None if compatibility is None else Compatibility(compatibility),
+            {role: frozenset(map(Action, actions)) for role, actions in found["permissions"].items()},
+        )
 
 
 class Records(Generic[V]):
-    """Values by name."""
+    """Values by name, each a JSON document."""
 
-    def __init__(self, documents: Documents, kind: str, cls: type[V]) -> None:
-        """kind: what the keys of the documents begin with."""
+    def __init__(
+        self,
+        documents: Documents,
+        kind: str,
+        to_json: Callable[[V], dict[str, Any]],
+        from_json: Callable[[dict[str, Any]], V],
+    ) -> None:
+        """kind: the first part of the documents' keys."""
         self._documents = documents
         self._prefix = f"{kind}/"
-        self._cls = cls
+        self._to_json = to_json
+        self._from_json = from_json
         self._values: dict[str, V] = {}
         self._changing = asyncio.Lock()
 
@@ -99,7 +139,7 @@ class Records(Generic[V]):
 
     def _read(self, key: str, document: Document) -> V:
         try:
-            return self._cls.from_json(json.loads(document.value))
+            return self._from_json(json.loads(document.value))
         except (ValueError, LookupError, TypeError) as error:
             raise CorruptRecord(f"document {key} is of no known form: {error!r}") from error
 
@@ -108,7 +148,7 @@ class Records(Generic[V]):
         expected = None if before is None else before.version
         try:
             if value is not None:
-                self._documents.put(key, json.dumps(value.to_json(), sort_keys=True).encode(), expected=expected)
+                self._documents.put(key, json.dumps(self._to_json(value), sort_keys=True).encode(), expected=expected)
             else:
                 self._documents.delete(key, expected=expected)
         except DocumentChanged:
@@ -116,7 +156,9 @@ class Records(Generic[V]):
         return True
 
 
-NOTHING: Mapping[str, Collection[Action]] = MappingProxyType({})
+def values_of(documents: Documents, kind: str, member: str) -> Records[Any]:
+    """Records of plain values: a document is an object with one member."""
+    return Records(documents, kind, lambda value: {member: value}, itemgetter(member))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,25 +176,25 @@ class Resources:
     def __init__(self, documents: Documents, defaults: Defaults | None = None) -> None:
         """Has nothing until `load`."""
         self.defaults = defaults or Defaults()
-        self.tenants = Records(documents, "tenant", TenantSettings)
-        self.namespaces = Records(documents, "namespace", NamespaceSettings)
-        self.partitioned = Records(documents, "partitioned", PartitionedTopic)
-        """By `tenant/namespace/name`."""
-        self.topics = Records(documents, "topic", TopicSettings)
-        """By `tenant/namespace/name`; a partition goes by its partitioned topic."""
+        self.tenants: Records[list[str]] = values_of(documents, "tenant", "adminRoles")
+        """Administrators by tenant."""
+        self.namespaces = Records(documents, "namespace", NamespaceSettings.to_json, NamespaceSettings.from_json)
+        self.partitioned: Records[int] = values_of(documents, "partitioned", "partitions")
+        """Numbers of partitions by `tenant/namespace/name`."""
+        self.deduplication: Records[bool] = values_of(documents, "topic", "deduplication")
+        """By `tenant/namespace/name`, where a topic sets it; a partition goes by its partitioned topic."""
 
     async def load(self) -> None:
         """Read everything; and have there be `public/default`."""
-        for records in (self.tenants, self.namespaces, self.partitioned, self.topics):
+        for records in (self.tenants, self.namespaces, self.partitioned, self.deduplication):
             await records.load()
         if not list(self.tenants.names()):
-            await self.tenants.add(DEFAULT_TENANT, TenantSettings())
+            await self.tenants.add(DEFAULT_TENANT, [])
             await self.namespaces.add(f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}", NamespaceSettings())
 
     def administrators(self, tenant: str) -> Collection[str]:
         """Roles that may do everything in a tenant."""
-        found = self.tenants.get(tenant)
-        return () if found is None else found.admin_roles
+        return self.tenants.get(tenant) or ()
 
     def granted(self, namespace: str) -> Mapping[str, Collection[Action]]:
         """By role, what it may do in `tenant/namespace`."""
@@ -161,8 +203,7 @@ class Resources:
 
     def partitions(self, topic: TopicName) -> int:
         """The number of partitions; 0: the topic is not partitioned."""
-        found = self.partitioned.get(path_of(topic))
-        return 0 if found is None else found.partitions
+        return self.partitioned.get(path_of(topic)) or 0
 
     def auto_creation(self, namespace: str) -> AutoCreation:
         """The rule of creating topics when a client asks for them."""
@@ -171,11 +212,10 @@ class Resources:
 
     def deduplicates(self, topic: TopicName) -> bool:
         """True if sequence numbers of a topic's producers are stored. For a partition, pass `TopicAddress.base`."""
-        own, namespace = self.topics.get(path_of(topic)), self.namespaces.get(topic.namespace_name)
-        for found in (own, namespace):
-            if found is not None and found.deduplication is not None:
-                return found.deduplication
-        return self.defaults.deduplication
+        own, namespace = self.deduplication.get(path_of(topic)), self.namespaces.get(topic.namespace_name)
+        if own is None and namespace is not None:
+            own = namespace.deduplication
+        return self.defaults.deduplication if own is None else own
 
     def compatibility(self, namespace: str) -> Compatibility:
         """The rule for new schemas."""

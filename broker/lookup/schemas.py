@@ -1,7 +1,7 @@
-"""Schemas of topics: stored as documents, one a version; GET_SCHEMA and GET_OR_CREATE_SCHEMA.
+"""Documents of a topic beside its messages: schemas, one a version, and its epoch; GET_SCHEMA, GET_OR_CREATE_SCHEMA.
 
 A version is a number from 0, on the wire its 8 bytes, big-endian. Partitions share the schemas of their partitioned
-topic.
+topic; each has an epoch of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from ..protocol.peer import Peer
 from ..security.permissions import Action
 from .compatibility import Compatibility, is_schema, misfit, same
 from .resources import Resources, path_of
-from .topic_access import TopicAccess
+from .topic_address import TopicAddress
+from .topic_lookup import TopicAccess
 
 
 class StoredSchema(NamedTuple):
@@ -147,6 +148,50 @@ class Schemas:
             return new.wire_version
 
 
+class TopicFacts:
+    """The schemas and epochs that producers and consumers read and record, by the topic's name in the store.
+
+    Thread-safe; may wait for the disk.
+    """
+
+    def __init__(self, documents: Documents, resources: Resources, schemas: Schemas) -> None:
+        self._documents = documents
+        self._resources = resources
+        self._schemas = schemas
+
+    def deduplicates(self, topic: str) -> bool:
+        """True if numbered messages of the topic are stored once."""
+        return self._resources.deduplicates(TopicAddress.parse(topic).base)
+
+    def epoch(self, topic: str) -> int | None:
+        """The last topic epoch; None: no producer was ever exclusive."""
+        document = self._documents.get(_epoch_key(topic))
+        return None if document is None else int(document.value)
+
+    def set_epoch(self, topic: str, epoch: int) -> None:
+        """Record a topic epoch, durably."""
+        self._documents.put(_epoch_key(topic), b"%d" % epoch)
+
+    def schema_version(self, topic: str, schema: Schema) -> bytes:
+        """The version of a producer's schema, stored where it is new. Raises Refused."""
+        return self._schemas.for_producer(TopicAddress.parse(topic).base, schema)
+
+    def check_schema(self, topic: str, schema: Schema) -> None:
+        """Check a consumer's schema, and store the first of a topic. Raises Refused."""
+        self._schemas.for_consumer(TopicAddress.parse(topic).base, schema)
+
+    def forget(self, topic: str) -> None:
+        """The topic was deleted."""
+        address = TopicAddress.parse(topic)
+        self._documents.delete(_epoch_key(topic))
+        if address.partition < 0 or not self._resources.partitions(address.base):
+            self._schemas.forget(address.base)
+
+    def forget_all(self, namespace: str) -> None:
+        """The namespace was deleted, with its topics."""
+        self._schemas.forget_all(namespace)
+
+
 def _prefix(topic: TopicName) -> str:
     return f"schema/{path_of(topic)}/"
 
@@ -166,3 +211,7 @@ def _from_json(value: bytes) -> Schema:
     found = json.loads(value)
     properties = [KeyValue(key, value) for key, value in found["properties"]]
     return Schema(found["name"], base64.b64decode(found["data"]), found["type"], properties)
+
+
+def _epoch_key(topic: str) -> str:
+    return f"epoch/{path_of(TopicAddress.parse(topic).name)}"

@@ -21,10 +21,9 @@ from ..admin.http_request import HttpError, Reply, Request, checked_integer, one
 from ..admin.routing import Need, Route
 from ..consume import feed
 from ..consume.consumers import Consumers
-from ..lookup.namespace_settings import PartitionedTopic
 from ..lookup.resources import Resources, path_of
-from ..lookup.topic_access import TopicAccess
 from ..lookup.topic_address import TopicAddress, partition_name
+from ..lookup.topic_lookup import TopicAccess
 from ..produce.producers import Producers
 from ..protocol.loop_calls import Workers
 from ..tenancy.policy_store import PolicyStore, topic_scope
@@ -144,7 +143,7 @@ class TopicResource:
         names = [str(address.name), *(str(partition_name(address.name, number)) for number in range(count))]
         if await self._workers(lambda: any(self._store.topic(name).exists() for name in names)):
             raise HttpError(409, f"{address.name}, or a topic that would be a partition of it, exists already")
-        if not await self._resources.partitioned.add(path_of(address.name), PartitionedTopic(count)):
+        if not await self._resources.partitioned.add(path_of(address.name), count):
             raise HttpError(409, f"topic {address.name} exists already")
         await self._access.make_partitioned(address, count)
         await self._policies.hand_down(topic_scope(self._resources, address.name))
@@ -156,11 +155,7 @@ class TopicResource:
         if count <= before:
             raise HttpError(412, f"partitions={count}: the topic has {before}, and may have more only")
         await self._create_partitions(address, count)
-
-        def change(known: PartitionedTopic | None) -> PartitionedTopic | None:
-            return None if known is None else PartitionedTopic(max(count, known.partitions))
-
-        await self._resources.partitioned.change(path_of(address.name), change)
+        await self._resources.partitioned.change(path_of(address.name), lambda known: known and max(count, known))
         await self._policies.hand_down(topic_scope(self._resources, address.name))
 
     async def repair(self, request: Request) -> None:

@@ -23,13 +23,10 @@ from ..listing.name_sets import NameSets
 from ..listing.topic_listing import TopicListing
 from ..listing.watchers import Watchers
 from ..lookup.compatibility import Compatibility
-from ..lookup.namespace_settings import AutoCreation
-from ..lookup.resources import Defaults, Resources
-from ..lookup.schemas import Schemas
-from ..lookup.topic_access import TopicAccess
+from ..lookup.resources import AutoCreation, Defaults, Resources
+from ..lookup.schemas import Schemas, TopicFacts
 from ..lookup.topic_address import TopicAddress
-from ..lookup.topic_facts import TopicFacts
-from ..lookup.topic_lookup import TopicLookup, Urls
+from ..lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..operate.jobs import Jobs

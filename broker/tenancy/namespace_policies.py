@@ -13,10 +13,9 @@ from typing import Any
 
 from ..admin.http_request import HttpError, Request, integer
 from ..admin.routing import Need, Route
-from ..lookup.namespace_settings import NamespaceSettings, TopicSettings
-from ..lookup.resources import Resources, path_of
-from ..lookup.topic_access import TopicAccess
+from ..lookup.resources import NamespaceSettings, Resources, path_of
 from ..lookup.topic_address import TopicAddress
+from ..lookup.topic_lookup import TopicAccess
 from . import policy_values as values
 from .policy_store import PolicyScope, PolicyStore, topic_scope
 
@@ -208,12 +207,11 @@ class NamespacePolicies:
 
     async def _topic_deduplication(self, scope: PolicyScope, applied: bool) -> Any:
         name = TopicAddress.parse(scope.topics[0]).base
-        own = self._resources.topics.get(path_of(name))
-        return self._resources.deduplicates(name) if applied else own and own.deduplication
+        return self._resources.deduplicates(name) if applied else self._resources.deduplication.get(path_of(name))
 
     async def _set_topic_deduplication(self, scope: PolicyScope, value: bool | None) -> None:
         name = path_of(TopicAddress.parse(scope.topics[0]).base)
-        await self._resources.topics.change(name, lambda before: None if value is None else TopicSettings(value))
+        await self._resources.deduplication.change(name, lambda before: value)
 
     def _settings(self, scope: PolicyScope) -> NamespaceSettings:
         return self._resources.namespaces.get(scope.namespace or "") or NamespaceSettings()

@@ -10,8 +10,7 @@ from typing import Any
 from ...delayed_store import DelayedStore
 from ..admin.http_request import HttpError, Reply, Request, one_of, texts_of, value_of
 from ..admin.routing import Need, Route
-from ..lookup.namespace_settings import NamespaceSettings, TenantSettings
-from ..lookup.resources import Resources
+from ..lookup.resources import NamespaceSettings, Resources
 from .namespace_policies import NamespacePolicies
 from .policy_values import actions_of
 from .topic_names import TopicNames
@@ -197,7 +196,7 @@ class Namespaces:
             return
         found = await self._tenant_elsewhere(tenant, request.authorization)
         if found is not None:
-            await self._resources.tenants.add(tenant, TenantSettings(tuple(texts_of(found, "adminRoles"))))
+            await self._resources.tenants.add(tenant, list(texts_of(found, "adminRoles")))
 
     def _require_tenant(self, request: Request) -> None:
         if self._resources.tenants.get(request.path["tenant"]) is None:

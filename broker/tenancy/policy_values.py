@@ -13,7 +13,7 @@ from ...store.message import MAX_DUE_MS
 from ...store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies
 from ..admin.http_request import HttpError, checked_integer, one_of, texts_of, value_of
 from ..lookup.compatibility import Compatibility
-from ..lookup.namespace_settings import AutoCreation
+from ..lookup.resources import AutoCreation
 from ..security.permissions import Action
 
 _FOR_EVER = 2**63 - 1

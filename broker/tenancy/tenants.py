@@ -9,7 +9,6 @@ from ...store.names import validate_namespace_name
 from ..admin.addresses import Addresses
 from ..admin.http_request import HttpError, Request, texts_of
 from ..admin.routing import Need, Route
-from ..lookup.namespace_settings import TenantSettings
 from ..lookup.resources import Resources
 from .namespaces import Namespaces
 
@@ -59,7 +58,7 @@ class Tenants:
 
     async def get(self, request: Request) -> dict[str, Any]:
         """As `TenantInfo`."""
-        return {"adminRoles": list(self._found(request).admin_roles), "allowedClusters": [self._cluster]}
+        return {"adminRoles": self._found(request), "allowedClusters": [self._cluster]}
 
     async def create(self, request: Request) -> None:
         """409 if there is one."""
@@ -77,7 +76,7 @@ class Tenants:
         if request.object().get("adminRoles", []) is None:
             raise HttpError(412, "adminRoles=null: expected a list of texts")
         after = self._settings(request)
-        await self._resources.tenants.change(request.path["tenant"], lambda before: before and after)
+        await self._resources.tenants.change(request.path["tenant"], lambda before: None if before is None else after)
 
     async def delete(self, request: Request) -> None:
         """409 if it has namespaces, unless they go too."""
@@ -92,16 +91,16 @@ class Tenants:
             await self._namespaces.remove(namespace, force=True)
         await self._resources.tenants.remove(tenant)
 
-    def _found(self, request: Request) -> TenantSettings:
+    def _found(self, request: Request) -> list[str]:
         name = request.path["tenant"]
         found = self._resources.tenants.get(name)
         if found is None:
             raise HttpError(404, f"tenant {name} does not exist")
         return found
 
-    def _settings(self, request: Request) -> TenantSettings:
+    def _settings(self, request: Request) -> list[str]:
         body = request.object(optional=True)
         for cluster in texts_of(body, "allowedClusters"):
             if cluster != self._cluster:
                 raise HttpError(412, f"allowedClusters={cluster!r}: this cluster is {self._cluster}, and the only one")
-        return TenantSettings(tuple(dict.fromkeys(texts_of(body, "adminRoles"))))
+        return list(dict.fromkeys(texts_of(body, "adminRoles")))

@@ -9,8 +9,8 @@ from ...delayed_store import DelayedStore
 from ...store.errors import InvalidArgument, UnknownTopic
 from ...store.names import TopicName
 from ..lookup.resources import Resources, path_of
+from ..lookup.schemas import TopicFacts
 from ..lookup.topic_address import TopicAddress, partition_name
-from ..lookup.topic_facts import TopicFacts
 
 
 class TopicRemoval:
@@ -50,7 +50,7 @@ class TopicRemoval:
             await self._resources.partitioned.remove(path_of(address.name))
         await self._delete(names)
         if address.partition < 0:
-            await self._resources.topics.remove(path_of(address.name))
+            await self._resources.deduplication.remove(path_of(address.name))
             if partitions:  # what is set for it beside its partitions
                 await asyncio.to_thread(self._store.remove_policies, topic=str(address.name))
 
@@ -60,8 +60,8 @@ class TopicRemoval:
             await self._resources.partitioned.remove(path)
             await asyncio.to_thread(self._store.remove_policies, topic=path)
         await self._delete(await self.names(namespace))
-        for path in list(self._resources.topics.names(f"{namespace}/")):
-            await self._resources.topics.remove(path)
+        for path in list(self._resources.deduplication.names(f"{namespace}/")):
+            await self._resources.deduplication.remove(path)
         await asyncio.to_thread(self._facts.forget_all, namespace)
 
     async def names(self, namespace: str) -> list[TopicName]:

@@ -15,8 +15,7 @@ from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
 from duelog.broker.listing.name_sets import NameSets
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.listing.watchers import Watchers
-from duelog.broker.lookup.namespace_settings import NamespaceSettings
-from duelog.broker.lookup.resources import Resources
+from duelog.broker.lookup.resources import NamespaceSettings, Resources
 from duelog.broker.protocol.commands import (
     Error,
     Success,

@@ -13,12 +13,9 @@ from duelog.broker.listing.admission import Admission, ListingSettings
 from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
 from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.compatibility import Compatibility
-from duelog.broker.lookup.namespace_settings import AutoCreation, NamespaceSettings
-from duelog.broker.lookup.resources import Defaults, Resources
-from duelog.broker.lookup.schemas import Schemas
-from duelog.broker.lookup.topic_access import TopicAccess
-from duelog.broker.lookup.topic_facts import TopicFacts
-from duelog.broker.lookup.topic_lookup import TopicLookup, Urls
+from duelog.broker.lookup.resources import AutoCreation, Defaults, NamespaceSettings, Resources
+from duelog.broker.lookup.schemas import Schemas, TopicFacts
+from duelog.broker.lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from duelog.broker.protocol.commands import decode
 from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.loop_calls import Timer, Workers

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from duelog import DelayedStore
-from duelog.broker.lookup.namespace_settings import NamespaceSettings, TopicSettings
-from duelog.broker.lookup.topic_access import OpenedTopic
+from duelog import DelayedStore, Topic
+from duelog.broker.lookup.resources import NamespaceSettings
 from duelog.broker.protocol.commands import PartitionedMetadata
 from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.security.permissions import Action
@@ -25,12 +24,14 @@ def store(open_store: OpenStore) -> DelayedStore:
 
 
 def opened(stage: Stage, topic: str, action: Action = Action.PRODUCE, role: str | None = None,
-           *, create: bool = True) -> OpenedTopic:  # fmt: skip
-    """The result of `open` after a start."""
+           *, create: bool = True) -> Topic:  # fmt: skip
+    """The topic that `open` gives after a start."""
 
-    async def run() -> OpenedTopic:
+    async def run() -> Topic:
         await stage.resources.load()
-        return await stage.access.open(role, topic, action, create=create)
+        opened, address = await stage.access.open(role, topic, action, create=create)
+        assert opened.name == str(address.name)
+        return opened
 
     return asyncio.run(run())
 
@@ -48,9 +49,9 @@ def test_a_topic_comes_into_being_when_it_is_opened(store: DelayedStore) -> None
     stage = Stage(store)
     assert refused(stage, "t", create=False) == ServerError.TOPIC_NOT_FOUND
     assert stage.topics() == []
-    assert opened(stage, "t").topic.name == "persistent://public/default/t"
+    assert opened(stage, "t").name == "persistent://public/default/t"
     assert stage.topics() == ["persistent://public/default/t"]
-    assert opened(stage, "t", create=False).topic.exists()
+    assert opened(stage, "t", create=False).exists()
 
 
 def test_a_namespace_without_auto_creation_makes_no_topic_but_opens_those_there_are(store: DelayedStore) -> None:
@@ -59,7 +60,7 @@ def test_a_namespace_without_auto_creation_makes_no_topic_but_opens_those_there_
     stage.set("public/default", auto_creation=FORBIDDEN)
     store.topic("there").send(b"m")
     assert refused(stage, "t") == ServerError.TOPIC_NOT_FOUND
-    assert opened(stage, "there").topic.exists()
+    assert opened(stage, "there").exists()
 
 
 def test_partitions_are_opened_and_their_topic_is_not(store: DelayedStore) -> None:
@@ -67,10 +68,10 @@ def test_partitions_are_opened_and_their_topic_is_not(store: DelayedStore) -> No
     stage = Stage(store)
     stage.set("public/default", auto_creation=PARTITIONED)
     stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))
-    assert opened(stage, "t-partition-2").address.partition == 2
+    assert opened(stage, "t-partition-2").name.endswith("/t-partition-2")
     assert refused(stage, "t-partition-3") == ServerError.NOT_ALLOWED
     assert refused(stage, "t") == ServerError.NOT_ALLOWED
-    assert opened(stage, "plain-partition-9").topic.exists()
+    assert opened(stage, "plain-partition-9").exists()
 
 
 def test_rights_are_by_action(store: DelayedStore) -> None:
@@ -80,9 +81,9 @@ def test_rights_are_by_action(store: DelayedStore) -> None:
     assert refused(stage, "t", Action.PRODUCE, "r") == ServerError.AUTHORIZATION
     assert refused(stage, "t", Action.CONSUME, "w") == ServerError.AUTHORIZATION
     assert stage.topics() == []
-    assert opened(stage, "t", Action.CONSUME, "r").topic.exists()
-    assert opened(stage, "t", Action.PRODUCE, "w").topic.exists()
-    assert opened(stage, "t", Action.PRODUCE, "root").topic.exists()
+    assert opened(stage, "t", Action.CONSUME, "r").exists()
+    assert opened(stage, "t", Action.PRODUCE, "w").exists()
+    assert opened(stage, "t", Action.PRODUCE, "root").exists()
 
 
 def test_an_epoch_is_kept_by_topic(store: DelayedStore) -> None:
@@ -102,7 +103,7 @@ def test_deduplication_is_asked_for_by_the_topic_then_the_namespace_then_the_bro
     stage = Stage(store)
 
     async def set_topic(value: bool) -> None:
-        await stage.resources.topics.change("public/default/t", lambda _: TopicSettings(value))
+        await stage.resources.deduplication.change("public/default/t", lambda _: value)
 
     assert not stage.facts.deduplicates("t")
     stage.set("public/default", deduplication=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.lookup.topic_facts import TopicFacts
+from duelog.broker.lookup.schemas import TopicFacts
 from duelog.broker.protocol import commands
 from tests.broker.admin.rest import administered
 from tests.broker.server.raw_client import RawClient
@@ -147,7 +147,7 @@ def test_a_partitioned_topic_goes_with_its_partitions_and_what_is_set_for_it(tmp
             assert store.all_policies() == {}
             assert list(store.topics()) == []
             assert broker._services is not None
-            assert list(broker._services.resources.topics.names()) == []
+            assert list(broker._services.resources.deduplication.names()) == []
             assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
             assert (await rest.ask("GET", f"{parts}/delayedDelivery")).status == 204
 
