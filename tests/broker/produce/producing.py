@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from duelog import DelayedStore
@@ -53,7 +54,6 @@ class Producing:
             ProducerSettings(**settings),
         )
         self._requests = 0
-        self.written: list[list[tuple[Any, Any]]] = []
 
     async def _open(self, peer: Peer, name: str) -> tuple[Topic, int]:
         if name == "refused":
@@ -108,8 +108,18 @@ class Producing:
             await idle()
             if not any(each.unanswered for each in self.producers._connections.values()):
                 return
-            self.store.topic("flush").send(b"")  # after all that was put before
+            self.written()
         raise AssertionError("SENDs stay unanswered")
+
+    def written(self) -> None:
+        """Wait until the engine has reported everything that it took so far.
+
+        The outbox writes and reports in the order of `put`; a `send` of this thread may overtake what its thread has
+        taken and not yet written.
+        """
+        reported = threading.Event()
+        self.store.topic("flush").put(b"", done=lambda _: reported.set())
+        assert reported.wait(60), "the outbox does not write"
 
 
 def exclusive(mode: AccessMode, **fields: Any) -> dict[str, Any]:
