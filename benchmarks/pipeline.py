@@ -25,10 +25,10 @@ import lmdb
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.opening import StoreLock
 from duelog.tools.audit import audit_store
+from duelog.tools.columns.scan_arrow import MESSAGES, scan_messages
+from duelog.tools.columns.scan_plan import plan_scan
+from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.compact_store import Runner, compact_store
-from duelog.tools.scan.scan_arrow import MESSAGES, scan_messages
-from duelog.tools.scan.scan_plan import plan_scan
-from duelog.tools.scan.sealed import sealed_generations
 from duelog.tools.transfer.parquet_export import export_store
 
 from .harness import load
@@ -155,10 +155,12 @@ def _plain(store: Path, directory: Path) -> Jobs:
 
 
 def _on_spark(store: Path, directory: Path, spark: SparkSession) -> Jobs:
-    from duelog.tools.spark.audit import audit_with_spark  # noqa: PLC0415 - only where Spark is measured
-    from duelog.tools.spark.compact import compact_with_spark  # noqa: PLC0415
-    from duelog.tools.spark.export import export_with_spark  # noqa: PLC0415
     from duelog.tools.spark.source import spark_schema  # noqa: PLC0415
+    from duelog.tools.spark.spark_jobs import (  # noqa: PLC0415 - only where Spark is measured
+        audit_with_spark,
+        compact_with_spark,
+        export_with_spark,
+    )
 
     def scan(columns: list[str]) -> None:
         schema = spark_schema(MESSAGES)

@@ -26,8 +26,8 @@ from ..store.config import StoreConfig
 from ..store.env.memtable import Reads
 from ..store.errors import DuelogError, InvalidArgument, StoreLocked
 from ..store.log import catalog
+from .columns.sealed import Sealed, identity_of, open_main_to_read, open_sealed, read_sealed
 from .partition_compaction import CompactionTask, Failed, Figures, PartitionAnswer, compact_partition, publish
-from .scan.sealed import Sealed, identity_of, open_main_to_read, open_sealed, read_sealed
 
 DEFAULT_MIN_DEAD_RATIO = 0.3
 

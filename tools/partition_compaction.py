@@ -17,7 +17,7 @@ from ..cleanup.compaction import Staged, hand_over, stage_generation
 from ..cleanup.compaction_plan import plan_generation
 from ..cleanup.log_claims import LogClaims
 from ..store.errors import DamagedStore, DuelogError, StoreFailed, StoreUnavailable
-from .scan.sealed import Sealed, open_sealed
+from .columns.sealed import Sealed, open_sealed
 
 SWEPT = "the store was opened meanwhile, which clears staging/: try again"
 

@@ -18,7 +18,7 @@ import lmdb
 
 from .. import DuelogError, Finding
 from ..backup import MANIFEST, describe
-from ..check.check_lateness import check_lateness
+from ..check.check_store import check_lateness
 from ..store.errors import AlreadyOpen, DamagedStore, StoreUnavailable
 from ..store.files import datafile, pages
 from ..store.files.directory import children

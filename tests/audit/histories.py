@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.tools.audit.codes import BEHIND_TIME
+from duelog.tools.audit.audit_tables import BEHIND_TIME
 from duelog.tools.compact_store import compact_store
 
 HOUR_MS = 3_600_000

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.check.check_lateness import check_lateness
+from duelog.check.check_store import check_lateness
 from duelog.tools.audit import audit_store
-from duelog.tools.audit.report.page import page
+from duelog.tools.audit.audit_page import page
 from tests.tools.command_line import ok
 
 HOUR_MS = 3_600_000

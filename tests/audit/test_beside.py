@@ -15,7 +15,7 @@ from duelog import DelayedStore, ManualClock
 from duelog.store.errors import AlreadyOpen
 from duelog.tools.audit import audit_store, partition_audit
 from duelog.tools.audit.partition_audit import PartitionResult, PartitionTask, audit_environment
-from duelog.tools.audit.survey import run_here
+from duelog.tools.audit.store_audit import run_here
 from tests.audit.histories import CONFIG, SLOW, damage
 
 _COMPACT = """

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from duelog.tools.audit.tables import Audit, finding, is_faulty
+from duelog.tools.audit.audit_tables import Audit, finding, is_faulty
 from tests.audit.histories import damage, full
 from tests.audit.planting import Victim, doubled_marker
 from tests.duelog.writing_process import HOUR_MS, WritingProcess

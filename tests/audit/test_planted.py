@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from duelog.tools.audit import Audit, audit_store
-from duelog.tools.audit.codes import BEHIND_TIME, CODES
-from duelog.tools.audit.tables import AuditFinding
+from duelog.tools.audit.audit_tables import BEHIND_TIME, CODES, AuditFinding
 from tests.audit.histories import damage
 from tests.audit.planting import ALONE, PLANTS, Expected, Plant, Victim
 

@@ -11,11 +11,9 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.tools.audit import Audit, audit_store
-from duelog.tools.audit.codes import CODES
-from duelog.tools.audit.report.charts import MOST_BINS, Series, time_bars
-from duelog.tools.audit.report.page import MOST_FINDINGS, page
-from duelog.tools.audit.report.writing import as_json, write_report
-from duelog.tools.audit.tables import DAY_MS, HOUR_MS, TABLES, DeadLetterRow, RetentionRow, finding
+from duelog.tools.audit.audit_page import MOST_BINS, MOST_FINDINGS, Series, page, time_bars
+from duelog.tools.audit.audit_report import as_json, write_report
+from duelog.tools.audit.audit_tables import CODES, DAY_MS, HOUR_MS, TABLES, DeadLetterRow, RetentionRow, finding
 
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 NASTY = '<script>alert("x")</script>&\x1b[2J'

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from duelog.tools.audit.codes import CODES
-from duelog.tools.audit.tables import TABLES
+from duelog.tools.audit.audit_tables import CODES, TABLES
 from tests.docs.test_metrics_page import rows
 from tests.tools.command_line import ok
 

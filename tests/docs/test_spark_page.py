@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from duelog.tools.scan.all_tables import TABLES
-from duelog.tools.scan.scan_arrow import BODY_COLUMNS, MESSAGES
-from duelog.tools.scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES
+from duelog.tools.columns.main_tables import TABLES
+from duelog.tools.columns.scan_arrow import BODY_COLUMNS, MESSAGES
+from duelog.tools.columns.scan_plan import SLICE_BYTES, SLICE_ENTRIES
 from duelog.tools.spark.source import _OPTIONS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from duelog.tools.audit import Audit, audit_store
-from duelog.tools.spark.audit import audit_with_spark
+from duelog.tools.spark.spark_jobs import audit_with_spark
 from tests.audit.histories import build, damage
 from tests.audit.planting import PLANTS, Victim
 

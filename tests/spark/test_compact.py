@@ -16,6 +16,7 @@ pytest.importorskip("pyspark")
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup.compaction import Staged
+from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.compact_store import CompactionReport, Runner, compact_store, run_here
 from duelog.tools.partition_compaction import (
     CompactionTask,
@@ -23,10 +24,9 @@ from duelog.tools.partition_compaction import (
     PartitionAnswer,
     compact_partition,
 )
-from duelog.tools.scan.sealed import sealed_generations
-from duelog.tools.spark import compact as module
-from duelog.tools.spark.compact import compact_in_task, compact_with_spark
+from duelog.tools.spark import spark_jobs as module
 from duelog.tools.spark.session import SparkFailed
+from duelog.tools.spark.spark_jobs import compact_in_task, compact_with_spark
 from duelog.tools.spark.tasks import run_tasks
 from tests.tools.closed_days import Built, Sent, build_half_acknowledged
 

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.functions import expr
 
-from duelog.tools.spark.export import export_with_spark
+from duelog.tools.spark.spark_jobs import export_with_spark
 from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store
 from tests.tools.closed_days import Built

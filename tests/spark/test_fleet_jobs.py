@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from duelog.tools.audit import audit_store
-from duelog.tools.spark.fleet_jobs import audit_fleet, compact_fleet, export_fleet
+from duelog.tools.spark.spark_jobs import audit_fleet, compact_fleet, export_fleet
 from duelog.tools.transfer.export_layout import open_export
 from tests.tools.closed_days import build_half_acknowledged
 

@@ -12,9 +12,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.datasource import EqualTo, In
 
-from duelog.tools.scan.all_tables import TABLES
-from duelog.tools.scan.main_tables import SMALL, read_small
-from duelog.tools.scan.sealed import sealed_generations
+from duelog.tools.columns.main_tables import SMALL, TABLES, read_small
+from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.spark.session import SparkFailed, spark_errors
 from duelog.tools.spark.source import PushingDuelogReader, source_schema
 from tests.spark.test_source import ordered, plain_rows, rows_of

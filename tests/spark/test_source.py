@@ -14,15 +14,13 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, IsNotNull, LessT
 
 from duelog.partitions.timespan import directory_name
 from duelog.tools.arrow import open_tables
-from duelog.tools.scan.all_tables import TABLES
-from duelog.tools.scan.main_tables import SMALL, marker_ledgers, read_small, scan_markers
-from duelog.tools.scan.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
-from duelog.tools.scan.scan_plan import Wanted, plan_scan
-from duelog.tools.scan.sealed import open_main_to_read, sealed_generations
+from duelog.tools.columns.main_tables import SMALL, TABLES, marker_ledgers, read_small, scan_markers
+from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
+from duelog.tools.columns.scan_plan import Wanted, plan_scan
+from duelog.tools.columns.sealed import open_main_to_read, sealed_generations
 from duelog.tools.spark import register
-from duelog.tools.spark.filters import PUSHDOWN
 from duelog.tools.spark.session import SparkFailed, spark_errors
-from duelog.tools.spark.source import PushingDuelogReader, spark_schema
+from duelog.tools.spark.source import PUSHDOWN, PushingDuelogReader, spark_schema
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.arrow.every_table import fill
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built

@@ -6,7 +6,7 @@
         due = tables.pandas("pending", ["topic", "due_ms"])
         tables.write("messages", "messages.parquet", topics="reminders")
 
-Owns the public face of what tools/scan reads: the same tables, columns and rows as Spark's data source, in this
+Owns the public face of what tools/columns reads: the same tables, columns and rows as Spark's data source, in this
 process, a record batch at a time. Neither Java nor Spark is needed; importing this package does not import pyarrow.
 """
 

@@ -18,12 +18,19 @@ from ...store.errors import ClosedError, InvalidArgument
 from ...store.files.directory import flush_file, move, refuse_inside
 from ...store.log import catalog
 from ...store.wal.followed_wal import FollowedWal
-from ..scan.all_tables import TABLES, columns_of, narrowed, table_schema
-from ..scan.main_tables import marker_ledgers, scan_markers, small_batches
-from ..scan.scan_arrow import needs_claims, scan_messages, schema_of
-from ..scan.scan_pending import Known, logs_now, pending_in, scan_pending
-from ..scan.scan_plan import Wanted, plan_in
-from ..scan.sealed import open_main_to_read, sealed_in
+from ..columns.main_tables import (
+    TABLES,
+    columns_of,
+    marker_ledgers,
+    narrowed,
+    scan_markers,
+    small_batches,
+    table_schema,
+)
+from ..columns.scan_arrow import needs_claims, scan_messages, schema_of
+from ..columns.scan_pending import Known, logs_now, pending_in, scan_pending
+from ..columns.scan_plan import Wanted, plan_in
+from ..columns.sealed import open_main_to_read, sealed_in
 from ..transfer.export_layout import PENDING, Export, open_export
 from .missing import NeedsArrow
 

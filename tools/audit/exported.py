@@ -24,12 +24,10 @@ from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, Parti
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ...survey.markers import UNTIMED, MarkerRun
 from ..transfer.export_layout import Export, ExportedFile, open_export
+from .audit_tables import Audit, finding
 from .facts import KeptLedger, StoreFacts, TopicFacts, count_letters
-from .gathering import Gathering
-from .log_tally import Batch, Issue, LogResult, LogTask, tally_log
-from .partition_audit import PartitionResult
-from .survey import log_tasks
-from .tables import Audit, finding
+from .partition_audit import Batch, Issue, LogResult, LogTask, PartitionResult, tally_log
+from .store_audit import Gathering, log_tasks
 
 _COLUMNS = [
     "topic_id", "ledger_id", "entry_id", "due_ms", "body_bytes", "dropped", "withdrawn", "conditional", "reason",

@@ -33,8 +33,8 @@ from ...survey.contents import Gap, dense_runs
 from ...survey.markers import MarkerRun, Marks, TopicMarkers, copy_markers
 from ...topics.dead_letters import DeadLetter
 from ...topics.subscription_state import KEEPER
-from ..scan.held_letters import read_letters
-from .tables import AuditFinding, DeadLetterRow, LatenessRow, SubscriptionRow, TopicRow, finding
+from ..columns.held_letters import read_letters
+from .audit_tables import AuditFinding, DeadLetterRow, LatenessRow, SubscriptionRow, TopicRow, finding
 
 NEVER_KEPT = 1 << 62
 """`kept_since_ms` of a topic whose main log cannot be read whole: no missing marker proves a loss."""

@@ -10,7 +10,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from ...store.errors import InvalidArgument
 from ...store.files.directory import refuse_inside
-from ..audit.tables import is_faulty
+from ..audit.audit_tables import is_faulty
 from ..fleet import is_fleet, stores_of
 from ..output import disk_rows, printable, progress_bar, say, write_json, write_line, write_table
 from ..values import time_ms
@@ -50,8 +50,8 @@ def audit(
     duelog audit "stores/*" --output report
     ```
     """
-    from ..audit.report.writing import PARQUET_MISSING, as_json, fleet_as_json, write_fleet_report, write_report
-    from ..audit.tables import Audit
+    from ..audit.audit_report import PARQUET_MISSING, as_json, fleet_as_json, write_fleet_report, write_report
+    from ..audit.audit_tables import Audit
 
     as_of_ms = None if as_of is None else time_ms("--as-of", as_of)
     result: Audit
@@ -59,7 +59,7 @@ def audit(
         given = " ".join(map(str, stores or ())) or None
         raise InvalidArgument("STORE", given, "expected a store, or --from-parquet with an export")
     if stores and is_fleet(stores):
-        from ..spark.fleet_jobs import audit_fleet, fleet_session
+        from ..spark.spark_jobs import audit_fleet, fleet_session
 
         found = stores_of(stores)
         for each in found:
@@ -84,7 +84,7 @@ def audit(
 
         result = audit_export(from_parquet, as_of_ms=as_of_ms)
     elif spark and store is not None:
-        from ..spark.audit import audit_with_spark
+        from ..spark.spark_jobs import audit_with_spark
 
         result = audit_with_spark(store, master=master, verify=not headers, as_of_ms=as_of_ms)
     elif store is not None:

@@ -52,7 +52,7 @@ def export(
     ```
     """
     try:
-        from ..scan.scan_plan import Wanted
+        from ..columns.scan_plan import Wanted
         from ..transfer.parquet_export import export_store, fleet_row
     except ImportError as error:
         raise NeedsArrow("duelog export", error) from None
@@ -60,7 +60,7 @@ def export(
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
     if is_fleet(stores):
-        from ..spark.fleet_jobs import export_fleet, fleet_session
+        from ..spark.spark_jobs import export_fleet, fleet_session
 
         found = stores_of(stores)
         with fleet_session("duelog export", spark, master) as session, store_progress(found) as counted:
@@ -75,7 +75,7 @@ def export(
         return
     (store,) = stores
     if spark:
-        from ..spark.export import export_with_spark
+        from ..spark.spark_jobs import export_with_spark
 
         done = export_with_spark(store, dest, master=master, wanted=wanted, pending=pending)
     else:

@@ -164,7 +164,7 @@ def compact(
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
     if is_fleet(stores):
-        from ..spark.fleet_jobs import compact_fleet, fleet_session
+        from ..spark.spark_jobs import compact_fleet, fleet_session
 
         found = stores_of(stores)
         with fleet_session("duelog compact", spark, master) as session, store_progress(found) as counted:
@@ -211,7 +211,7 @@ def tick(store: Store, json_: Json = False) -> None:
 
 
 def _spark_runner(master: str | None) -> Runner:
-    from ..spark.compact import compact_with_spark
+    from ..spark.spark_jobs import compact_with_spark
 
     return lambda tasks, progress: compact_with_spark(tasks, master=master)
 

@@ -16,8 +16,7 @@ from time import perf_counter
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 
 from ...store.files.directory import size_bytes
-from .demo_audit import Audit
-from .demo_trace import Trace
+from .demo_trace import Audit, Trace
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000

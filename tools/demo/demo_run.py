@@ -1,7 +1,7 @@
 """The demo: a trace of real delays through a whole store, with every guarantee checked against the trace.
 
 This is the way there and back: choose the rows, open a store, show progress, print what came out and draw it.
-What is sent when is decided in demo_replay.py, what counts as wrong in demo_audit.py.
+demo_replay.py decides what is sent when, demo_trace.py what counts as wrong.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from duelog import DelayedStore, ManualClock
 
 from ...store.errors import InvalidArgument
 from ..output import say, write_json
-from .demo_audit import Audit, Verdict
 from .demo_replay import CONFIG, Course, Replay
-from .demo_trace import Trace, load_trace
+from .demo_trace import Audit, Trace, Verdict, load_trace
 
 PLOT = Path("duelog-demo.png")
 """Where the plot goes unless told otherwise."""

@@ -1,12 +1,12 @@
-"""The trace of the demo: when each message was written, and when it is due. Arithmetic on it, and no store.
+"""The trace of the demo: when each message was written, and when it is due; and what was delivered, held against it.
 
-What is computed here is what the engine's work is held against, so nothing here imports the engine.
+What is computed here is what the engine's work is judged by, so nothing here imports the engine.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,3 +121,70 @@ def load_trace(path: Path = DATA) -> Trace:
         rows = [line.rstrip("\n").split("\t") for line in lines]
     times = np.array([(int(written), int(due)) for written, due, _ in rows], dtype=np.int64).reshape(-1, 2) * 1000
     return Trace(times[:, 0], times[:, 1], [name for _, _, name in rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Counts of messages; all 0 when the engine kept every guarantee.
+
+    early: received before they were due by the trace. late: due, and not received when everything due was
+    asked for. lost: never received. double: received once more. disordered: delayed ones received after one
+    that is due later, or that is due at the same time and was written later. foreign: not of the trace, or
+    with a key of another.
+    """
+
+    early: int
+    late: int
+    lost: int
+    double: int
+    disordered: int
+    foreign: int
+
+
+class Audit:
+    """Counts what goes wrong while a trace is replayed."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._rows = {name.encode(): row for row, name in enumerate(trace.ids)}
+        self._ready_ms: list[int] = trace.ready_ms.tolist()
+        self._due_ms: list[int] = trace.due_ms.tolist()
+        self._delayed: list[bool] = trace.delayed.tolist()
+        self._receptions = np.zeros(len(trace), np.int64)
+        self._asked_ms = -1
+        self._last = (-1, -1)
+        self._early = self._late = self._disordered = self._foreign = 0
+
+    def received(self, now_ms: int, messages: Sequence[tuple[bytes, str | None]]) -> None:
+        """Take in what was received, in order, as (payload, key), while the clock showed `now_ms`."""
+        for payload, key in messages:
+            row = self._rows.get(payload)
+            if row is None or key != payload.decode():
+                self._foreign += 1
+                continue
+            self._receptions[row] += 1
+            if self._receptions[row] > 1:
+                continue
+            if now_ms < self._ready_ms[row]:
+                self._early += 1
+            elif self._asked_ms >= self._ready_ms[row] + (not self._delayed[row]):
+                # One without a delay may be sent in the very ms for which everything was asked before.
+                self._late += 1
+            if self._delayed[row]:
+                place = (self._due_ms[row], row)
+                self._disordered += place < self._last
+                self._last = max(self._last, place)
+
+    def drained(self, now_ms: int) -> None:
+        """Hear that everything due by `now_ms` was asked for: what was due by then and comes later is late."""
+        self._asked_ms = now_ms
+
+    def verdict(self) -> Verdict:
+        """What was found, now that nothing more is coming."""
+        return Verdict(
+            early=self._early,
+            late=self._late,
+            lost=int(np.count_nonzero(self._receptions == 0)),
+            double=int(np.maximum(self._receptions - 1, 0).sum()),
+            disordered=self._disordered,
+            foreign=self._foreign,
+        )

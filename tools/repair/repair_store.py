@@ -2,11 +2,10 @@
 
 In this order. Directories that lie elsewhere are put back, and files whose pages are broken are written anew from what
 can be reached (repair_files.py). Small records are made anew from their copies, or from what else tells of them
-(repair_catalog.py); frontiers, markers and cancellations from each other (repair_fired.py). Then holes and damaged
-bodies of every ledger are discarded, and what points at them is acknowledged for every subscription, or cancelled where
-it has not fired (repair_entries.py). Before a log is looked at it gets what the write-ahead log has of it, and a
-damaged write-ahead log is begun anew at the end (repair_wal.py). At last the store is checked: what is left is
-reported, and needs a backup.
+(repair_records.py); frontiers, markers and cancellations from each other. Then holes and damaged bodies of every ledger
+are discarded, and what points at them is acknowledged for every subscription, or cancelled where it has not fired
+(repair_entries.py). Before a log is looked at it gets what the write-ahead log has of it, and a damaged write-ahead log
+is begun anew at the end. At last the store is checked: what is left is reported, and needs a backup.
 
 Deliberately not here: guessing. Without the main environment nothing tells what has fired and what each subscription
 has read, so nothing is changed then.
@@ -34,21 +33,23 @@ from ...survey.contents import read_logs
 from ...survey.withdrawals import Conditionals
 from ..store_check import check_store
 from ..values import stored_identity
-from .repair_catalog import (
+from .repair_entries import WalRepair, mend_partition, reconcile, recount_references
+from .repair_files import Place, describe, generations, put_back, require_main, rewrite_broken
+from .repair_records import (
+    PartitionLog,
     drop_strangers,
     mend_counters,
     mend_cursors,
+    mend_frontiers,
     mend_ledgers,
     mend_logs,
     mend_partitions,
     mend_records,
     mend_topics,
+    mend_withdrawals,
+    read_marked,
 )
-from .repair_entries import mend_partition, reconcile, recount_references
-from .repair_files import Place, describe, generations, put_back, require_main, rewrite_broken
-from .repair_fired import PartitionLog, mend_frontiers, mend_withdrawals, read_marked
 from .repair_report import Account, RepairReport
-from .repair_wal import WalRepair
 
 __all__ = ["RepairReport", "repair_store"]
 

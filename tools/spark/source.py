@@ -8,10 +8,11 @@ is meant, and `reason` in every table. Each is planned on its own: of one that c
 `store` and `reason` alone, and a line on standard error; so of a task that fails, for what it could not read. With the
 option `unreadable` set to `error` either is an error that names every such store.
 
-Options: `table` (one of all_tables.TABLES; messages is the default), `topic` and `partition` (one, or several with
+Options: `table` (one of main_tables.TABLES; messages is the default), `topic` and `partition` (one, or several with
 commas between), `due_from_ms` (inclusive), `due_until_ms` (exclusive), `as_of_ms` (of pending: when it is now),
 `slice_entries` and `slice_bytes` (about how much one task reads), `unreadable` (`row` or `error`). A schema given to
-`.schema()` chooses columns: where all of them are in HEADER_COLUMNS, bodies are not read.
+`.schema()` chooses columns: where all of them are in HEADER_COLUMNS, bodies are not read. Filters on topic, partition,
+due time and store prune before reading; Spark evaluates the others itself.
 
 What one task of `messages` reads is a key range of one sealed generation; which generations there are, topic names and
 withdrawn entries are of one point in time, when the query is planned. The environment is opened inside the task and
@@ -21,13 +22,25 @@ closed before it ends: Spark uses its workers again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -40,15 +53,81 @@ from pyspark.sql.types import (
 )
 
 from ...store.errors import DamagedStore, InvalidArgument
+from ...store.message import MAX_DUE_MS
+from ..columns.main_tables import (
+    OF_MESSAGES,
+    TABLES,
+    MarkerLedger,
+    marker_ledgers,
+    narrowed,
+    scan_markers,
+    small_batches,
+    table_schema,
+)
+from ..columns.scan_arrow import needs_claims, scan_messages
+from ..columns.scan_pending import plan_pending, scan_pending
+from ..columns.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Wanted, plan_scan
+from ..columns.sealed import open_main_to_read
 from ..fleet import FAILURES, attempt, is_fleet, reason_of, stores_of
 from ..output import say
-from ..scan.all_tables import OF_MESSAGES, TABLES, narrowed, table_schema
-from ..scan.main_tables import MarkerLedger, marker_ledgers, scan_markers, small_batches
-from ..scan.scan_arrow import needs_claims, scan_messages
-from ..scan.scan_pending import plan_pending, scan_pending
-from ..scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Wanted, plan_scan
-from ..scan.sealed import open_main_to_read
-from .filters import PUSHDOWN, narrow, text_values
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+"""The setting of Spark with which it hands filters to data sources.
+
+Spark keeps what a reader planned for the last filters of a DataFrame with it, and another use of the same DataFrame, in
+a later query or in the same one, gets the rows of those: with it, each filter wants a `load` of its own.
+"""
+
+_BOUNDS: dict[type[Filter], Callable[[int], tuple[int, int]]] = {
+    EqualTo: lambda value: (value, value + 1),
+    GreaterThan: lambda value: (value + 1, MAX_DUE_MS + 1),
+    GreaterThanOrEqual: lambda value: (value, MAX_DUE_MS + 1),
+    LessThan: lambda value: (0, value),
+    LessThanOrEqual: lambda value: (0, value + 1),
+}
+"""The due times [start, limit) that meet a comparison."""
+
+
+def narrow(wanted: Wanted, condition: Filter) -> tuple[Wanted, bool]:
+    """What is wanted of `wanted` under a condition too, and whether every row of that meets it.
+
+    `IsNotNull` of a due time, which Spark adds to every comparison, is left to Spark: it says nothing about what to
+    read.
+    """
+    if isinstance(condition, IsNotNull):
+        return wanted, False
+    if getattr(condition, "attribute", ()) == ("due_ms",):
+        narrowed, done = _narrow_due(wanted, condition, getattr(condition, "value", None))
+        return narrowed, done and not narrowed.every_due  # every: also those that have no due time to compare
+    if names := text_values(condition, "topic"):
+        return wanted._replace(topics=names if wanted.topics is None else wanted.topics & names), True
+    if names := text_values(condition, "partition"):
+        return wanted._replace(partitions=names if wanted.partitions is None else wanted.partitions & names), True
+    return wanted, False
+
+
+def text_values(condition: Filter, column: str) -> frozenset[str]:
+    """The texts of which a column has to be one, by a condition; none: the condition says nothing of the kind."""
+    if getattr(condition, "attribute", ()) != (column,):
+        return frozenset()
+    value: Any = getattr(condition, "value", None)
+    values = value if isinstance(condition, In) else (value,) if isinstance(condition, EqualTo) else ()
+    return frozenset(values) if all(isinstance(each, str) for each in values) else frozenset()
+
+
+def _narrow_due(wanted: Wanted, condition: Filter, value: Any) -> tuple[Wanted, bool]:
+    if isinstance(condition, In):
+        values = [each for each in condition.value if isinstance(each, int)]
+        if not values or len(values) < len(condition.value):
+            return wanted, False
+        (start, limit), exact = (min(values), max(values) + 1), len(set(values)) == 1
+    elif type(condition) in _BOUNDS and isinstance(value, int):
+        (start, limit), exact = _BOUNDS[type(condition)](value), True
+    else:
+        return wanted, False
+    start, limit = max(wanted.due_from_ms, start), min(wanted.due_until_ms, limit)
+    return wanted._replace(due_from_ms=start, due_until_ms=limit), exact
+
 
 _TYPES: dict[pa.DataType, DataType] = {
     pa.string(): StringType(),

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from ...store.errors import DamagedStore, FormatMismatch, InvalidArgument
 from ...store.files.directory import sync_directory, write_file
-from ..scan.main_tables import MARKERS, SMALL
-from ..scan.scan_arrow import MESSAGES
+from ..columns.main_tables import MARKERS, SMALL
+from ..columns.scan_arrow import MESSAGES
 from ..values import path_segment
 
 FORMAT = "duelog-export"

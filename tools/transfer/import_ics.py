@@ -25,7 +25,7 @@ from ...store.codec.body import encode_one
 from ...store.errors import InvalidArgument, InvalidMessage
 from ..asking import Ask
 from ..values import iso_time
-from .asked_messages import first_refused
+from .import_lines import first_refused
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -28,12 +28,12 @@ from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument
 from ...store.files.directory import make_directory, refuse_inside, remove_tree, sync_directory, write_file
 from ...store.wal.followed_wal import FollowedWal
+from ..columns.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_batches
+from ..columns.scan_arrow import MESSAGES, scan_messages, schema_of
+from ..columns.scan_pending import logs_now, pending_in, scan_pending
+from ..columns.scan_plan import LogRange, Slice, Wanted, plan_in
+from ..columns.sealed import Sealed, read_sealed
 from ..fleet import Outcome, each_store
-from ..scan.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_batches
-from ..scan.scan_arrow import MESSAGES, scan_messages, schema_of
-from ..scan.scan_pending import logs_now, pending_in, scan_pending
-from ..scan.scan_plan import LogRange, Slice, Wanted, plan_in
-from ..scan.sealed import Sealed, read_sealed
 from ..values import path_segment
 from .export_layout import MESSAGE_COLUMNS, PENDING, TABLE_SCHEMAS, ExportedFile, day_of, message_path, write_manifest
 

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from duelog import DelayedStore, ManualClock, Message
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.tools.arrow import NeedsArrow, open_tables
-from duelog.tools.scan import scan_rows
-from duelog.tools.scan.all_tables import TABLES
-from duelog.tools.scan.scan_arrow import HEADER_COLUMNS
-from duelog.tools.scan.scan_pending import logs_now, pending_in, plan_pending, scan_pending
-from duelog.tools.scan.scan_plan import Wanted
-from duelog.tools.scan.sealed import read_sealed
+from duelog.tools.columns import scan_rows
+from duelog.tools.columns.main_tables import TABLES
+from duelog.tools.columns.scan_arrow import HEADER_COLUMNS
+from duelog.tools.columns.scan_pending import logs_now, pending_in, plan_pending, scan_pending
+from duelog.tools.columns.scan_plan import Wanted
+from duelog.tools.columns.sealed import read_sealed
 from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store
 from duelog.tools.transfer.parquet_import import import_export

@@ -13,9 +13,9 @@ from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
 from duelog.cleanup.compaction import stage_generation
 from duelog.tools import compact_store as compaction
 from duelog.tools import partition_compaction
+from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.compact_store import CompactionReport, compact_store, run_here
 from duelog.tools.partition_compaction import CompactionTask, PartitionAnswer
-from duelog.tools.scan.sealed import sealed_generations
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.command_line import json_of, ok, refused, run
 

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from duelog import Message, MessageId, ReceivedMessage, Subscription, Topic
 from duelog.tools.demo import demo_run as demo
-from duelog.tools.demo.demo_audit import Audit
 from duelog.tools.demo.demo_replay import DAY_MS
 from duelog.tools.demo.demo_run import replay_trace, run_demo
-from duelog.tools.demo.demo_trace import Trace, load_trace
+from duelog.tools.demo.demo_trace import Audit, Trace, load_trace
 from tests.tools.command_line import refused
 
 SENT = list[tuple[int, int]]

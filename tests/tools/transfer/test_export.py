@@ -18,10 +18,10 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.partitions.timespan import directory_name
 from duelog.store.errors import DamagedStore, InvalidArgument
 from duelog.store.files.directory import remove_tree
-from duelog.tools.scan.main_tables import SMALL, read_small
-from duelog.tools.scan.scan_arrow import scan_messages
-from duelog.tools.scan.scan_plan import Wanted, plan_scan
-from duelog.tools.scan.sealed import sealed_generations
+from duelog.tools.columns.main_tables import SMALL, read_small
+from duelog.tools.columns.scan_arrow import scan_messages
+from duelog.tools.columns.scan_plan import Wanted, plan_scan
+from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.transfer.export_layout import TABLE_SCHEMAS, day_of, message_path, open_export
 from duelog.tools.transfer.parquet_export import Exported, export_packed, export_store
 from duelog.tools.transfer.parquet_import import import_export

@@ -1,7 +1,7 @@
 """Scanning slices of sealed generations by column: the headers of entries, many thousand rows at a time.
 
 No object is made per entry: runs give their columns as they lie, a batch joins them. Payloads are not touched, nor
-verified; scan_bodies.py reads those. A run that cannot be read comes as one row with the run's first entry id,
+verified; scan_arrow.py reads those. A run that cannot be read comes as one row with the run's first entry id,
 UNREADABLE_DUE for its due time, and its reason in `Batch.damage`; what is in it otherwise says nothing.
 """
 

@@ -16,8 +16,8 @@ from duelog.partitions.timespan import directory_name
 from duelog.store.codec import format as fmt
 from duelog.store.codec.run import Run
 from duelog.store.errors import InvalidArgument
-from duelog.tools.scan.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
-from duelog.tools.scan.scan_plan import Slice, Wanted, plan_scan
+from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
+from duelog.tools.columns.scan_plan import Slice, Wanted, plan_scan
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, Sent, build
 
 CANCELLED = 40

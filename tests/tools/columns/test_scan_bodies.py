@@ -15,9 +15,9 @@ pytest.importorskip("pyarrow")
 from duelog.store.codec.body import decode_body
 from duelog.store.codec.format import run_key
 from duelog.store.codec.run import Run, pack_messages
-from duelog.tools.scan.scan_bodies import read_bodies
-from duelog.tools.scan.scan_plan import LogRange
-from duelog.tools.scan.scan_rows import Batch, Piece
+from duelog.tools.columns.scan_arrow import read_bodies
+from duelog.tools.columns.scan_plan import LogRange
+from duelog.tools.columns.scan_rows import Batch, Piece
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)

@@ -1,6 +1,6 @@
 """An audit written down: as one JSON value, as a Parquet file for each table, as a page for people.
 
-The names and columns of the tables are those of `tables.py`. Parquet needs pyarrow, which the extra `arrow` brings; the
+Names and columns of the tables are those of audit_tables.py. Parquet needs pyarrow, which the extra `arrow` brings; the
 rest needs nothing.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ....store.files.directory import write_file
-from ...fleet import Outcome
-from ...values import path_segment
-from ..tables import TABLES, Audit
-from .page import page
+from ...store.files.directory import write_file
+from ..fleet import Outcome
+from ..values import path_segment
+from .audit_page import page
+from .audit_tables import TABLES, Audit
 
 PARQUET_MISSING = "Parquet was left out: pyarrow is not installed (pip install 'duelog[arrow]')"
 

@@ -11,7 +11,7 @@ import pytest
 from duelog.partitions.timespan import directory_name
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DamagedStore
-from duelog.tools.scan.sealed import identity_of, open_sealed, sealed_generations
+from duelog.tools.columns.sealed import identity_of, open_sealed, sealed_generations
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.closed_days import DAY_MS, FIRST_MS, Built, build
 

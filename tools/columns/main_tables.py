@@ -1,23 +1,26 @@
-"""The tables of a store's main environment as Arrow record batches: markers, partitions, subscriptions, and the rest.
-
-Attempts and dead letters are delivery_tables.py's.
+"""Every table that a store is read as: names, schemas, and the rows of the main environment as Arrow record batches.
 
 All but markers are read in one transaction, so that their rows are of one point in time. Markers are read in many short
 ones beside a process that writes the store, ledger by ledger: what is trimmed or fired meanwhile may or may not be
 read, but never half of a run. Everything here needs the main environment, so it runs on the machine that has the store.
+
+Of attempts those that count: of messages that their subscription has not acknowledged. What is in flight is not among
+them; the store's delivery log has it, for the case that the process is killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap
 
+from ...cleanup.log_claims import acknowledged_by_all
 from ...partitions import cancellations
 from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name
@@ -29,7 +32,9 @@ from ...store.env.memtable import Reads
 from ...store.errors import CorruptEntry, InvalidArgument
 from ...store.log import catalog
 from ...store.log.scan import runs
-from .delivery_tables import ATTEMPTS, DEAD_LETTERS, attempts, dead_letters
+from .held_letters import Unreadable, held_letters
+from .scan_arrow import MESSAGES
+from .scan_plan import Wanted
 from .sealed import open_main_to_read
 
 MARKERS = pa.schema(
@@ -106,6 +111,45 @@ ACKNOWLEDGEMENTS = pa.schema(
         ("subscription_id", pa.int64()),
         ("ledger_id", pa.int64()),
         ("entries", pa.binary()),  # serialised roaring bitmap of entries acknowledged after the mark-delete position
+    ]
+)
+
+ATTEMPTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("topic_id", pa.int64()),
+        ("subscription", pa.string()),
+        ("subscription_id", pa.int64()),
+        ("ledger_id", pa.int64()),  # with entry_id: where the message, or its marker, stands in the topic's main log
+        ("entry_id", pa.int64()),
+        ("failed", pa.int64()),  # deliveries that ended without an acknowledgement
+        ("first_ms", pa.int64()),  # when the first of them ended
+        ("last_ms", pa.int64()),
+    ]
+)
+DEAD_LETTERS = pa.schema(
+    [
+        ("dead_letter_topic", pa.string()),
+        ("ledger_id", pa.int64()),  # with entry_id: where it lies in the dead-letter topic's main log
+        ("entry_id", pa.int64()),
+        (
+            "topic",
+            pa.string(),
+        ),  # with subscription: where it came from; null, as all down to dead_ms: unreadable
+        ("subscription", pa.string()),
+        ("message_ledger", pa.int64()),  # with message_entry: the message's id there
+        ("message_entry", pa.int64()),
+        ("due_ms", pa.int64()),
+        ("publish_ms", pa.int64()),
+        ("key", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("payload", pa.binary()),
+        ("cause", pa.string()),  # why it died
+        ("attempts", pa.int64()),  # how often it was delivered
+        ("first_ms", pa.int64()),  # when the first of these deliveries ended
+        ("last_ms", pa.int64()),
+        ("dead_ms", pa.int64()),
+        ("reason", pa.string()),  # why it cannot be read; null: it can
     ]
 )
 
@@ -224,6 +268,55 @@ def keys(raw: Reads, store: Path) -> Iterator[dict[str, Any]]:
         }
 
 
+def attempts(raw: Reads, store: Path) -> Iterator[dict[str, Any]]:
+    """A row for each message and subscription, by subscription and position."""
+    for topic_id, name, cursor in catalog.cursors(raw):
+        acknowledged = dict(catalog.acked(raw, cursor.subscription_id))
+        for ledger_id, rows in catalog.attempts(raw, cursor.subscription_id):
+            done = acknowledged_by_all([(cursor, acknowledged)], ledger_id, max(rows) + 1)
+            for entry_id, (failed, first_ms, last_ms) in sorted(rows.items()):
+                if entry_id not in done:
+                    yield {
+                        "topic": catalog.topic_name(raw, topic_id),
+                        "topic_id": topic_id,
+                        "subscription": name,
+                        "subscription_id": cursor.subscription_id,
+                        "ledger_id": ledger_id,
+                        "entry_id": entry_id,
+                        "failed": failed,
+                        "first_ms": first_ms,
+                        "last_ms": last_ms,
+                    }
+
+
+def dead_letters(raw: Reads, store: Path) -> Iterator[dict[str, Any]]:
+    """A row for each letter that is held, by dead-letter topic and position."""
+    for letter in held_letters(raw):
+        if isinstance(letter, Unreadable):
+            topic, (ledger_id, entry_id), reason = letter
+            yield {"dead_letter_topic": topic, "ledger_id": ledger_id, "entry_id": entry_id, "reason": reason}
+            continue
+        yield {
+            "dead_letter_topic": letter.dead_letter_topic,
+            "ledger_id": letter.position.ledger_id,
+            "entry_id": letter.position.entry_id,
+            "topic": letter.topic,
+            "subscription": letter.subscription,
+            "message_ledger": letter.message_id.ledger_id,
+            "message_entry": letter.message_id.entry_id,
+            "due_ms": letter.due_ms,
+            "publish_ms": letter.publish_ms,
+            "key": letter.key,
+            "properties": letter.properties,
+            "payload": letter.payload,
+            "cause": letter.reason,
+            "attempts": letter.attempts,
+            "first_ms": letter.first_ms,
+            "last_ms": letter.last_ms,
+            "dead_ms": letter.dead_ms,
+        }
+
+
 SMALL: dict[str, tuple[pa.Schema, Callable[[Reads, Path], Iterable[dict[str, Any]]]]] = {
     "partitions": (PARTITIONS, partitions),
     "subscriptions": (SUBSCRIPTIONS, subscriptions),
@@ -333,3 +426,49 @@ def _markers(found: list[Run], errors: list[CorruptEntry], ledger: MarkerLedger)
         pa.array([None] * rows + [error.reason for error in errors], type=pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MARKERS)
+
+
+OF_MESSAGES = ("messages", "pending")
+"""Tables whose rows are read from partitions, by columns."""
+
+TABLES: dict[str, pa.Schema] = dict.fromkeys(OF_MESSAGES, MESSAGES) | {"markers": MARKERS} | {
+    name: schema for name, (schema, _) in SMALL.items()
+}  # fmt: skip
+
+_WITH_DUE = (*OF_MESSAGES, "markers", "dead_letters")
+"""Tables of which due times are asked for."""
+
+
+def table_schema(table: str) -> pa.Schema:
+    """The columns of a table. Raises InvalidArgument."""
+    if table not in TABLES:
+        raise InvalidArgument("table", table, f"expected one of {', '.join(TABLES)}")
+    return TABLES[table]
+
+
+def columns_of(table: str, columns: Sequence[str] | None) -> list[str]:
+    """The columns that are asked for, None: all. Raises InvalidArgument for one that the table has not, or none."""
+    schema = table_schema(table)
+    if columns is None:
+        return list(schema.names)
+    for name in columns:
+        if name not in schema.names:
+            raise InvalidArgument("columns", name, f"{table} has {', '.join(schema.names)}")
+    if not columns or len({*columns}) < len(columns):
+        raise InvalidArgument("columns", list(columns), "expected one or more, each once")
+    return list(columns)
+
+
+def narrowed(batch: pa.RecordBatch, table: str, wanted: Wanted, columns: Sequence[str]) -> pa.RecordBatch:
+    """The columns and rows that are wanted, of a batch that has all that they are chosen by."""
+    names = batch.schema.names
+    keep = pa.repeat(pa.scalar(True), batch.num_rows)
+    for name, values in (("topic", wanted.topics), ("partition", wanted.partitions)):
+        if values is not None and name in names:
+            inside = pc.is_in(batch.column(name), pa.array(sorted(values), pa.string()))
+            keep = pc.and_(keep, inside)
+    if not wanted.every_due and table in _WITH_DUE:
+        due = batch.column("due_ms")
+        inside = pc.and_(pc.greater_equal(due, wanted.due_from_ms), pc.less(due, wanted.due_until_ms))
+        keep = pc.and_(keep, pc.fill_null(inside, False))
+    return batch.filter(keep).select(list(columns))
