@@ -38,6 +38,7 @@ from ...store.errors import DuelogError, InvalidArgument
 from ...store.files.directory import write_file
 from ...store.names import validate_namespace_name
 from ..protocol.failures import Refused, ServerError
+from ..protocol.loop_calls import stamp_of
 
 _log = logging.getLogger("duelog.broker.placement")
 _SERVICE_URL = re.compile(r"(pulsar(?:\+ssl)?)://(\[[0-9A-Fa-f:.]+\]|[^\s/,:\[\]]+):([0-9]{1,5})/?")
@@ -177,12 +178,12 @@ class PlacementFile:
     def __init__(self, path: Path) -> None:
         """Read it. Raises InvalidArgument, OSError."""
         self.path = path
-        self._stamp = self._stamp_now()
+        self._stamp = stamp_of(path)
         self.table = read_placement(path)
 
     def refresh(self) -> bool:
         """Read the table again if the file has changed; False: it has not. For a timer; waits for the disk."""
-        stamp = self._stamp_now()
+        stamp = stamp_of(self.path)
         if stamp == self._stamp:
             return False
         self._stamp = stamp
@@ -193,13 +194,6 @@ class PlacementFile:
             return False
         _log.info("%s: a new placement is in use", self.path)
         return True
-
-    def _stamp_now(self) -> tuple[int, int, int] | None:
-        try:
-            status = self.path.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def place_namespace(path: Path, namespace: str, broker: str) -> Placement:

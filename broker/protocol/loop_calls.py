@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ...store.errors import ClosedError
@@ -91,6 +92,16 @@ class Workers:
         """Run it, without waiting; it does not raise. Once the broker has ended nothing is run."""
         with suppress(RuntimeError):
             self._executor.submit(work)
+
+
+def stamp_of(*paths: Path) -> list[tuple[int, int, int]]:
+    """Tell versions of files apart: stamps differ once one was replaced, written or made readable."""
+    stamps = []
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            stamps.append((status.st_ino, status.st_ctime_ns, status.st_size))
+    return stamps
 
 
 async def keep_refreshing(

@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 from typing import NoReturn
 
+from ..protocol.loop_calls import stamp_of
 from .authentication import UnusableSecurity
 
 log = logging.getLogger("duelog.broker.tls")
@@ -19,7 +20,7 @@ class Certificate:
         """Reads the files. Raises UnusableSecurity."""
         self._certificate = certificate
         self._key = key
-        self._stamp = self._stamp_now()
+        self._stamp = stamp_of(certificate, key)
         self.context = self._load()
 
     def refresh(self) -> bool:
@@ -27,7 +28,7 @@ class Certificate:
 
         For a timer; waits for the disk. Files that cannot be used are logged once, and the certificate before stays.
         """
-        stamp = self._stamp_now()
+        stamp = stamp_of(self._certificate, self._key)
         if stamp == self._stamp:
             return False
         self._stamp = stamp
@@ -56,17 +57,6 @@ class Certificate:
                 f"{self._certificate} and {self._key} are not a certificate and its key in PEM{reason}"
             ) from error
         return context
-
-    def _stamp_now(self) -> list[tuple[int, int, int]]:
-        """Tells versions of the files apart; a file that is not there has none."""
-        found = []
-        for path in (self._certificate, self._key):
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
-        return found
 
 
 def _refuse() -> NoReturn:

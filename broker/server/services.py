@@ -36,10 +36,15 @@ from ..protocol.commands import Command
 from ..protocol.frames import FRAME_ROOM
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
-from ..security.authentication import Authentication, Method, UnusableSecurity
-from ..security.passwords import PasswordMethod
+from ..security.authentication import (
+    Authentication,
+    Method,
+    PasswordMethod,
+    TokenMethod,
+    TokenSettings,
+    UnusableSecurity,
+)
 from ..security.permissions import Permissions
-from ..security.tokens import TokenMethod, TokenSettings
 from ..tenancy.topic_names import TopicNames
 from ..tenancy.topic_removal import TopicRemoval
 from .configuration import BrokerConfig

@@ -16,9 +16,8 @@ from duelog.broker.admin.application import MAX_BODY_BYTES, Application
 from duelog.broker.admin.http_request import HttpError, Reply, Request
 from duelog.broker.admin.routing import Need, Route, Router
 from duelog.broker.admin.web_server import WebServer
-from duelog.broker.security.authentication import Authentication
+from duelog.broker.security.authentication import Authentication, TokenMethod, TokenSettings
 from duelog.broker.security.permissions import Action, Permissions
-from duelog.broker.security.tokens import TokenMethod, TokenSettings
 from duelog.store import errors
 from tests.broker.admin.rest import KEY, Rest, token
 

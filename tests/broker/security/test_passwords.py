@@ -9,8 +9,7 @@ from typing import Any
 import bcrypt
 import pytest
 
-from duelog.broker.security.authentication import InvalidCredentials, UnusableSecurity
-from duelog.broker.security.passwords import PasswordMethod
+from duelog.broker.security.authentication import InvalidCredentials, PasswordMethod, UnusableSecurity
 
 
 def line(user: str, password: str, prefix: bytes = b"2b") -> bytes:

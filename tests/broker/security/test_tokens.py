@@ -15,8 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from duelog.broker.security.authentication import InvalidCredentials, UnusableSecurity
-from duelog.broker.security.tokens import TokenMethod, TokenSettings
+from duelog.broker.security.authentication import InvalidCredentials, TokenMethod, TokenSettings, UnusableSecurity
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 KEY = "data:;base64," + base64.b64encode(SECRET).decode()
