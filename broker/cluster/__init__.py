@@ -1,1 +1,1 @@
-"""Which broker serves which namespace: a table in a file, and questions that are passed on to another broker."""
+"""Which broker serves which namespace: a table in a file, questions passed on to another broker, and `duelog proxy`."""

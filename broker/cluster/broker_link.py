@@ -130,14 +130,21 @@ class BrokerLink(asyncio.Protocol):
             self._fail(Unreachable(self.address, f"no answer to Connect after {self._request_s:g} s"))
             await self._ready
 
-    async def ask(self, command: Command, request_id: int) -> Answer:
-        """Ask, and wait for the answer. Raises Refused where there is none."""
+    async def ask(
+        self, command: Command, request_id: int, sized: Callable[[int], Awaitable[None]] | None = None
+    ) -> Answer:
+        """Ask, and wait for the answer. Raises Refused where there is none.
+
+        sized: awaited with the size of an answer over 64 KiB before it is read; one request at a time may have it. What
+        it raises is raised; the link ends then, and what else waits for it fails with ServiceNotReady.
+        """
         if self._failure is not None:
             raise self._failure
         if request_id in self._waiting:
             raise Refused(ServerError.NOT_ALLOWED, f"request_id {request_id} is in use")
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answered
+        self._sized = sized or self._sized
         self._say(command)
         try:
             async with asyncio.timeout(self._request_s):
@@ -148,20 +155,11 @@ class BrokerLink(asyncio.Protocol):
             raise failure from None
         finally:
             self._waiting.pop(request_id, None)
-
-    async def ask_large(self, command: Command, request_id: int, sized: Callable[[int], Awaitable[None]]) -> Answer:
-        """Ask, and read an answer over 64 KiB only once `sized` of its bytes returns. One at a time.
-
-        What `sized` raises is raised; the link ends then, and what else waits for it fails with ServiceNotReady.
-        """
-        self._sized = sized
-        try:
-            return await self.ask(command, request_id)
-        finally:
-            self._sized = None
-            if self._admitting is not None and not self._admitting.done():
-                self._admitting.cancel()
-                self._fail(Unreachable(self.address, "an answer was not read"))
+            if sized is not None:
+                self._sized = None
+                if self._admitting is not None and not self._admitting.done():
+                    self._admitting.cancel()
+                    self._fail(Unreachable(self.address, "an answer was not read"))
 
     def respond(self, response: commands.AuthResponse) -> None:
         """Pass on the client's answer to a challenge."""
@@ -306,9 +304,7 @@ class ClientLinks:
     ) -> tuple[BrokerLink, Answer]:
         """Ask the first broker that can be reached; which one that was, and its answer. Raises Refused."""
         link = await self.first(addresses)
-        if sized is None:
-            return link, await link.ask(command, request_id)
-        return link, await link.ask_large(command, request_id, sized)
+        return link, await link.ask(command, request_id, sized)
 
     def close(self) -> None:
         """The client is gone."""

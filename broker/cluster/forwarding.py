@@ -57,18 +57,26 @@ class LookupGate:
         self.failed += kind is not None
 
 
-class Forwarding:
-    """Forwarding of LOOKUP, metadata and schema requests. Runs on the event loop's thread."""
+_TOLD = frozenset({ServerError.AUTHENTICATION, ServerError.AUTHORIZATION, ServerError.TOO_MANY_REQUESTS})
+"""Errors of a broker that lists topics which clients get unchanged; all others become ServiceNotReady."""
 
-    def __init__(self, brokers: KnownBrokers, links: Callable[[Peer], ClientLinks], gate: LookupGate) -> None:
-        """links: of a connection."""
+
+class Forwarding:
+    """Passes requests on to the broker that answers them. Runs on the event loop's thread."""
+
+    def __init__(
+        self, brokers: KnownBrokers, links: Callable[[Peer], ClientLinks], max_lookups: int, limiter: DualMemoryLimiter
+    ) -> None:
+        """links: of a connection. max_lookups: requests under way at once."""
         self._brokers = brokers
         self._links = links
-        self._gate = gate
+        self._limiter = limiter
+        self._sizes = ListSizes()
+        self.gate = LookupGate(max_lookups)
 
     async def lookup(self, peer: Peer, command: Lookup) -> None:
         """Answer with the broker that has the topic; from one broker to the next where one says so."""
-        with self._gate:
+        with self.gate:
             brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
             for _ in range(MAX_REDIRECTS):
                 link, answer = await self._links(peer).ask(brokers, command, command.request_id)
@@ -90,51 +98,24 @@ class Forwarding:
 
     async def answer(self, peer: Peer, command: PartitionedMetadata | GetSchema | GetOrCreateSchema) -> None:
         """Answer as the broker does."""
-        with self._gate:
+        with self.gate:
             brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
             _, answer = await self._links(peer).ask(brokers, command, command.request_id)
             peer.send_frames(framed(answer.encoded))
 
-
-def _through(found: LookupResponse, address: Address) -> LookupResponse:
-    """The client connects to the proxy, and names the broker."""
-    url, url_tls = f"pulsar://{address.place}", f"pulsar+ssl://{address.place}"
-    return replace(found, url=url, url_tls=url_tls, through_proxy=True)
-
-
-_TOLD = frozenset({ServerError.AUTHENTICATION, ServerError.AUTHORIZATION, ServerError.TOO_MANY_REQUESTS})
-"""Errors of brokers that clients get unchanged; all others become ServiceNotReady."""
-
-
-class ForwardedListing:
-    """Forwarding of GET_TOPICS_OF_NAMESPACE. Runs on the event loop's thread."""
-
-    def __init__(
-        self,
-        brokers: KnownBrokers,
-        links: Callable[[Peer], ClientLinks],
-        gate: LookupGate,
-        limiter: DualMemoryLimiter,
-    ) -> None:
-        self._brokers = brokers
-        self._links = links
-        self._gate = gate
-        self._limiter = limiter
-        self._sizes = ListSizes()
-
     async def topics(self, peer: Peer, command: GetTopics) -> None:
-        """Answer as the broker does, within the limits."""
+        """Answer GET_TOPICS_OF_NAMESPACE as the broker does, within the limits of memory."""
         try:
-            with self._gate:
+            with self.gate:
                 async with self._limiter.turn(peer):
-                    await self._answer(peer, command)
+                    await self._list(peer, command)
         except PermitError as error:
             peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
         except Refused as error:
             number = error.error if error.error in _TOLD else ServerError.SERVICE_NOT_READY
             peer.send(Error(command.request_id, number, error.message))
 
-    async def _answer(self, peer: Peer, command: GetTopics) -> None:
+    async def _list(self, peer: Peer, command: GetTopics) -> None:
         def is_gone() -> bool:
             return peer.closed
 
@@ -175,3 +156,9 @@ class ForwardedListing:
             left = asyncio.Event()
             peer.on_left(left.set)
             await left.wait()
+
+
+def _through(found: LookupResponse, address: Address) -> LookupResponse:
+    """The client connects to the proxy, and names the broker."""
+    url, url_tls = f"pulsar://{address.place}", f"pulsar+ssl://{address.place}"
+    return replace(found, url=url, url_tls=url_tls, through_proxy=True)

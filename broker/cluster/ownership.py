@@ -23,7 +23,7 @@ from ..protocol.failures import Refused, ServerError
 from ..protocol.fields import Command
 from ..protocol.peer import Peer
 from .broker_link import ClientLinks, Dialer
-from .forwarding import ForwardedListing, Forwarding, LookupGate
+from .forwarding import Forwarding
 from .placement import KnownBrokers, PlacedBroker, PlacementFile, namespace_of_topic
 
 Handler = Callable[[Any, Any, memoryview], Awaitable[None] | None]
@@ -49,10 +49,7 @@ class Ownership:
         self._name = name
         self._dialer = dialer
         self._links: dict[int, ClientLinks] = {}
-        gate = LookupGate(max_lookups)
-        brokers = KnownBrokers((), file)
-        self._forwarding = Forwarding(brokers, self._links_of, gate)
-        self._listing = ForwardedListing(brokers, self._links_of, gate, limiter)
+        self._forwarding = Forwarding(KnownBrokers((), file), self._links_of, max_lookups, limiter)
 
     def owner(self, namespace: str) -> PlacedBroker | None:
         """The other broker that serves `tenant/namespace`; None: this one. Refused: TopicNotFound, none does."""
@@ -126,7 +123,7 @@ class Ownership:
 
     def _list(self, peer: Peer, command: commands.GetTopics, owner: PlacedBroker) -> Awaitable[None]:
         self._check_first(peer, owner)
-        return self._listing.topics(peer, command)
+        return self._forwarding.topics(peer, command)
 
     def _refuse(self, peer: Peer, command: commands.Producer | commands.Subscribe, owner: PlacedBroker) -> None:
         text = f"{command.topic} is not served by this broker: broker {owner.name} does; look it up again"

@@ -44,12 +44,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "broker.protocol",
         "broker.tenancy",
     },
-    "broker.cluster": {"broker.listing", "broker.protocol", "broker.security"},
-    "broker.proxy": {
+    "broker.cluster": {
         "broker.admin",
         "broker.listing",
         "broker.lookup",
-        "broker.cluster",
         "broker.protocol",
         "broker.security",
         "broker.server",

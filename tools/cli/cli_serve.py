@@ -136,8 +136,8 @@ def proxy(
     ```
     """
     try:
-        from ...broker.proxy.proxy import Proxy
-        from ...broker.proxy.proxy_configuration import ProxyConfig
+        from ...broker.cluster.proxy import Proxy
+        from ...broker.cluster.proxy_configuration import ProxyConfig
         from ...broker.server.broker import run_service
         from ...broker.server.configuration import read_settings
     except ModuleNotFoundError as error:

@@ -20,8 +20,8 @@ from duelog.broker.server.broker import Broker, store_config
 from duelog.broker.server.configuration import BrokerConfig
 from duelog.store.errors import InvalidArgument
 from tests.broker.clients.conftest import free_port
+from tests.broker.cluster.proxied import proxy_to, through
 from tests.broker.lookup.stage import Stage
-from tests.broker.proxy.proxied import proxy_to, through
 from tests.broker.server.raw_client import RawClient
 
 ONE, TWO = "persistent://one/x/t", "persistent://two/x/t"

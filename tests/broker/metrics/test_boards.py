@@ -14,8 +14,8 @@ import yaml
 from prometheus_client.exposition import generate_latest
 
 from duelog.broker.metrics.metric_names import METRICS
+from tests.broker.cluster.proxied import proxy_to
 from tests.broker.metrics.test_exposition import Scraped, busy, parsed
-from tests.broker.proxy.proxied import proxy_to
 
 DOCS = Path(__file__).parents[3] / "docs"
 BOARD = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))

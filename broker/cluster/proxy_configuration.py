@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ...store.errors import InvalidArgument
-from ..cluster.placement import Address
 from ..listing.memory_limits import Limits
 from ..server.configuration import BrokerConfig, in_file
+from .placement import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from duelog.broker.cluster.proxy_configuration import ProxyConfig
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
-from duelog.broker.proxy.proxy_configuration import ProxyConfig
 from duelog.store.errors import InvalidArgument
-from tests.broker.proxy.proxied import ended, proxy_to, through
+from tests.broker.cluster.proxied import ended, proxy_to, through
 from tests.broker.server.raw_client import RawClient, until
 from tests.broker.server.test_broker import TOPIC, Noise, blob_of, broker_at
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from duelog.broker.cluster.proxy import Proxy
+from duelog.broker.cluster.proxy_configuration import ProxyConfig
 from duelog.broker.protocol import commands
-from duelog.broker.proxy.proxy import Proxy
-from duelog.broker.proxy.proxy_configuration import ProxyConfig
 from tests.broker.server.raw_client import RawClient
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ...store.errors import InvalidArgument
@@ -18,9 +18,6 @@ from ..admin.application import Application
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route
 from ..admin.web_server import WebServer
-from ..cluster.broker_link import ClientLinks, Dialer, broker_context
-from ..cluster.forwarding import ForwardedListing, Forwarding, LookupGate
-from ..cluster.placement import Address, KnownBrokers, PlacementFile
 from ..listing.memory_limits import PROXY_PREFIX, DualMemoryLimiter
 from ..lookup.topic_lookup import Urls
 from ..protocol import commands
@@ -35,11 +32,16 @@ from ..server.configuration import EVERYWHERE
 from ..server.connection import Connection
 from ..server.listening import Listeners, open_sockets
 from ..server.login import Fail
-from .proxy_admission import ProxyAdmission
+from .broker_link import ClientLinks, Dialer, broker_context
+from .forwarding import Forwarding
+from .placement import Address, KnownBrokers, PlacementFile
 from .proxy_configuration import ProxyConfig
-from .proxy_figures import ProxyFigures
+from .proxy_connection import ProxyAdmission, ProxyFigures
 
 _log = logging.getLogger("duelog.broker.proxy")
+
+_REQUESTS = "Lookups, metadata, schemas and lists that brokers were asked for"
+_PASSED_ON = "that were passed on between clients and brokers"
 
 
 class Proxy:
@@ -53,9 +55,10 @@ class Proxy:
         self._certificate: Certificate | None = None
         if config.tls_certificate_file_path is not None and config.tls_key_file_path is not None:
             self._certificate = Certificate(config.tls_certificate_file_path, config.tls_key_file_path)
-        self._dialer = Dialer(
-            self._context(), config.broker_proxy_connect_timeout_ms / 1_000, config.request_timeout_seconds
+        context = broker_context(
+            config.broker_client_trust_certs_file_path, check_names=config.tls_hostname_verification_enabled
         )
+        self._dialer = Dialer(context, config.broker_proxy_connect_timeout_ms / 1_000, config.request_timeout_seconds)
         self.figures = ProxyFigures()
         self._admissions: dict[int, ProxyAdmission] = {}
         self._listeners: Listeners | None = None
@@ -63,12 +66,6 @@ class Proxy:
         self._timers: list[asyncio.Task[None]] = []
         self.urls = self.web_urls = Urls("")
         """Where clients connect to, and where figures are, once it has started."""
-
-    def _context(self) -> ssl.SSLContext:
-        config = self._config
-        return broker_context(
-            config.broker_client_trust_certs_file_path, check_names=config.tls_hostname_verification_enabled
-        )
 
     async def start(self) -> None:
         """Listen. Raises InvalidArgument; it is stopped then."""
@@ -81,16 +78,15 @@ class Proxy:
     async def _start(self) -> None:
         config, settings = self._config, self._config.connections()
         self.limiter = DualMemoryLimiter(config.heap(), config.direct(), asyncio.get_running_loop())
-        gate = self.gate = LookupGate(config.max_concurrent_lookup_requests)
-        requests = Forwarding(self._brokers, self._links, gate)
-        listing = ForwardedListing(self._brokers, self._links, gate, self.limiter)
+        requests = Forwarding(self._brokers, self._links, config.max_concurrent_lookup_requests, self.limiter)
+        self.gate = requests.gate
         listeners = self._listeners = Listeners(
             settings,
             {
                 commands.Lookup: lambda peer, command, _: requests.lookup(peer, command),
                 commands.PartitionedMetadata: lambda peer, command, _: requests.answer(peer, command),
                 commands.GetSchema: lambda peer, command, _: requests.answer(peer, command),
-                commands.GetTopics: lambda peer, command, _: listing.topics(peer, command),
+                commands.GetTopics: lambda peer, command, _: requests.topics(peer, command),
             },
             Authentication({}),
             server_version=f"duelog-proxy-{version('duelog')}",
@@ -170,11 +166,23 @@ class Proxy:
     async def _metrics(self, _: Request) -> Reply:
         return Reply(generate_latest(self), content_type=CONTENT_TYPE_LATEST)
 
-    def collect(self) -> Iterator[Any]:
-        """Every metric, for prometheus_client."""
-        cluster = self._config.cluster_name
-        if self._listeners is not None:
-            yield from self.figures.collect(cluster, len(self._listeners), self._listeners.refused, self.gate)
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, under the names of Pulsar's proxy, for prometheus_client."""
+        cluster, figures, gate, listeners = self._config.cluster_name, self.figures, self.gate, self._listeners
+        if listeners is not None:
+            for kind, name, text, value in (
+                (GaugeMetricFamily, "active_connections", "Connections of clients", len(listeners)),
+                (GaugeMetricFamily, "spliced_connections", "Connections that go through to a broker", figures.spliced),
+                (CounterMetricFamily, "new_connections", "Connections that came", figures.new),
+                (CounterMetricFamily, "rejected_connections", "Connections that were not let in", listeners.refused),
+                (CounterMetricFamily, "requests", _REQUESTS, gate.asked),
+                (CounterMetricFamily, "failed_requests", "Of these, those that got no answer of a broker", gate.failed),
+                (CounterMetricFamily, "binary_ops", f"Pieces {_PASSED_ON}", figures.pieces),
+                (CounterMetricFamily, "binary_bytes", f"Bytes {_PASSED_ON}", figures.bytes),
+            ):
+                family = kind(f"pulsar_proxy_{name}", text, labels=["cluster"])
+                family.add_metric([cluster], value)
+                yield family
         yield from self.limiter.collect(PROXY_PREFIX, cluster)
 
     async def _status(self, _: Request) -> Reply:

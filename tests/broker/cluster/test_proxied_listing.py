@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
+from duelog.broker.cluster.proxy import Proxy
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
-from duelog.broker.proxy.proxy import Proxy
-from tests.broker.proxy.proxied import proxy_to
+from tests.broker.cluster.proxied import proxy_to
 from tests.broker.server.raw_client import RawClient, until
 
 NAMES = [f"persistent://public/default/{'x' * 180}-{number}" for number in range(60_000)]
