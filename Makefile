@@ -21,7 +21,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 TYPED := duelog tests docs/site/commands.py docs/site/configuration.py docs/site/offline.py $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve docs test torture check lint types packaging bench clean install install-dev
+.PHONY: help demo serve docs test proof torture check lint types packaging bench clean install install-dev
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -41,8 +41,11 @@ docs: $(VENV)/.ready-docs $(VENV)/.ready-broker install ## build the handbook an
 
 # What is tested is the installed package, not the checkout: a module that packaging forgets fails here and not at a
 # user's. PYTHONSAFEPATH keeps processes that tests start from finding the checkout in the current directory instead.
-test: install-dev ## run every test on the installed package (ARGS are pytest's)
+test: install-dev ## run the tests on the installed package (ARGS are pytest's)
 	PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+proof: install-dev ## the long series and the wrong engines that test leaves out (ARGS are pytest's)
+	DUELOG_PROOF=1 PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadgroup -m "proof or series" $(ARGS)
 
 check: lint types packaging ## ruff, mypy --strict, and the tests of layers and packaging
 

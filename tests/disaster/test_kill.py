@@ -21,10 +21,11 @@ import pytest
 from duelog.store.files import failpoints
 from tests.disaster.kill_series import Series, Server
 from tests.disaster.running import memory as memory_directory
+from tests.proof import length, wrong_engines
 
-pytestmark = pytest.mark.kill
+pytestmark = [pytest.mark.kill, pytest.mark.series]
 
-COUNTS = (1, 2, 1, 5, 3, 8)
+COUNTS = (1, 2, 1, 5, 3, 8)[: length("DUELOG_KILLS", 3, 6)]
 """The how-many-th time a point kills, round after round; 1 after 2 dies in the recovery of what 2 left."""
 
 CHAINS = (
@@ -36,12 +37,13 @@ CHAINS = (
     ("wal.part", "wal.ended", "wal.prepared", "wal.released", "commit.after"),
 )
 """Killed at the first of a chain, then again and again while what it left is recovered."""
+CHAIN_ROUNDS = length("DUELOG_KILL_CHAINS", 1, 2)
 
 AMONG_NUMBERS_AT = "wal.after"
-AMONG_NUMBERS = (4, 5, 6, 7, 8, 1, 2, 3, 4, 5)
+AMONG_NUMBERS = (4, 8, 1, 2, 5, 6, 7, 3, 4, 5)
 """The how-many-th group of numbered batches is the last, round after round."""
 
-RANDOM_ROUNDS = 18
+RANDOM_ROUNDS = length("DUELOG_RANDOM_KILLS", 5, 18)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def memory() -> Iterator[Path]:
 
 
 def report(series: Series) -> str:
-    """What a failed test shows."""
+    """Seed, figures and first troubles of a failed test."""
     return "\n".join([series.facts, *series.troubles[:10]])
 
 
@@ -79,7 +81,7 @@ def test_nothing_is_lost_or_doubled_when_killed_at(server: Server, memory: Path,
     series.drain()
     assert not series.troubles, report(series)
     assert killed[0], f"the child never reached {point}"
-    assert series.kills[point] >= 4, report(series)
+    assert series.kills[point] > len(COUNTS) / 2, report(series)
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0])
@@ -87,12 +89,12 @@ def test_a_recovery_that_is_killed_is_recovered(server: Server, memory: Path, ch
     """A crash in the recovery of a crash, and in the recovery of that, leaves nothing that the next cannot finish."""
     series = Series(server, memory / "store", f"chain {chain[0]}", steps=40)
     series.round()
-    for _ in range(2):
+    for _ in range(CHAIN_ROUNDS):
         for point in chain:
             series.round(point)
     series.drain()
     assert not series.troubles, report(series)
-    assert sum(series.kills.values()) >= 6, report(series)
+    assert sum(series.kills.values()) >= 3 * CHAIN_ROUNDS, report(series)
 
 
 @pytest.mark.parametrize("threads", [0, 3], ids=["alone", "threads"])
@@ -126,11 +128,12 @@ def test_nothing_is_lost_or_doubled_when_killed_at_random_on_disk(server: Server
 def test_numbers_sent_again_in_other_batches_after_a_crash_are_delivered_once(server: Server, memory: Path) -> None:
     """Killed before a send has returned, what is not known to be stored is sent again, and comes once."""
     series = Series(server, memory / "store", "numbers", steps=40, among_numbers=True)
-    for count in AMONG_NUMBERS:
+    counts = AMONG_NUMBERS[: length("DUELOG_KILLS", 4, 10)]
+    for count in counts:
         series.round(AMONG_NUMBERS_AT, count)
     series.drain()
     assert not series.troubles, report(series)
-    assert series.kills[AMONG_NUMBERS_AT] >= len(AMONG_NUMBERS) - 1, report(series)
+    assert series.kills[AMONG_NUMBERS_AT] >= len(counts) - 1, report(series)
 
 
 def kill_random(server: Server, path: Path, **options: object) -> None:
@@ -141,7 +144,7 @@ def kill_random(server: Server, path: Path, **options: object) -> None:
         series.round(kill_after=rng.randrange(1, 30) if rng.random() < 0.3 else rng.randrange(30, 200))
     series.drain()
     assert not series.troubles, report(series)
-    assert sum(series.kills.values()) >= RANDOM_ROUNDS - 4, report(series)
+    assert sum(series.kills.values()) > RANDOM_ROUNDS * 0.7, report(series)
 
 
 def test_every_point_is_reached(server: Server, memory: Path) -> None:
@@ -191,7 +194,9 @@ MUTANT_COUNTS = (1, 2, 3, 1, 2, 3, 5, 8, 20, 50)
 """The how-many-th time the point of a wrong engine kills, round after round."""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize(
+    "mutant", wrong_engines(MUTANTS, "frontier_before_markers", "remove_before_record", "keys_left_out")
+)
 def test_the_harness_finds_out_a_wrong_engine(server: Server, memory: Path, mutant: str) -> None:
     """The rounds that the engine passes are failed by one whose steps are in the wrong order."""
     point, complaint = MUTANTS[mutant]
@@ -199,5 +204,7 @@ def test_the_harness_finds_out_a_wrong_engine(server: Server, memory: Path, muta
     series = Series(server, memory / "store", f"mutant {mutant}", steps=40, among_numbers=among_numbers)
     for count in AMONG_NUMBERS if among_numbers else MUTANT_COUNTS:
         series.round(point, count, mutant=mutant)
+        if any(complaint in trouble for trouble in series.troubles):
+            return
     series.drain()
     assert any(complaint in trouble for trouble in series.troubles), report(series)

@@ -1,0 +1,22 @@
+"""How long a series is: short in `make test`, long in `make proof`; and wrong engines, most of which only that runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+PROOF = "DUELOG_PROOF" in os.environ
+"""Set by `make proof`, which runs what is marked `series` or `proof`."""
+
+
+def length(variable: str, quick: int, proof: int) -> int:
+    """The length of a series: the environment's `variable` where it is set, else `proof` in `make proof`, or `quick`."""
+    return int(os.environ.get(variable, proof if PROOF else quick))
+
+
+def wrong_engines(engines: Iterable[Any], *samples: Any) -> list[Any]:
+    """Parameters of a test of wrong engines, all but `samples` marked `proof`."""
+    return [engine if engine in samples else pytest.param(engine, marks=pytest.mark.proof) for engine in engines]
