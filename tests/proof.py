@@ -13,10 +13,15 @@ PROOF = "DUELOG_PROOF" in os.environ
 
 
 def length(variable: str, quick: int, proof: int) -> int:
-    """The length of a series: the environment's `variable` where it is set, else `proof` in `make proof`, or `quick`."""
+    """The length of a series: the environment's `variable`, else `proof` in `make proof` and `quick` elsewhere."""
     return int(os.environ.get(variable, proof if PROOF else quick))
 
 
 def wrong_engines(engines: Iterable[Any], *samples: Any) -> list[Any]:
     """Parameters of a test of wrong engines, all but `samples` marked `proof`."""
-    return [engine if engine in samples else pytest.param(engine, marks=pytest.mark.proof) for engine in engines]
+    return [
+        engine
+        if engine in samples
+        else pytest.param(*(engine if isinstance(engine, tuple) else (engine,)), marks=pytest.mark.proof)
+        for engine in engines
+    ]

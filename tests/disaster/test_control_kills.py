@@ -23,10 +23,11 @@ from tests.disaster.control_child import HOLDING
 from tests.disaster.kill_series import KILLED, Server
 from tests.disaster.power_keys import KEYS, PLACES, SUBSCRIPTIONS, TOPIC, Seen, World, policies_of
 from tests.disaster.working import START_MS
+from tests.proof import length
 
-pytestmark = pytest.mark.kill
+pytestmark = [pytest.mark.kill, pytest.mark.series]
 
-KILLS = int(os.environ.get("DUELOG_CONTROL_KILLS", "20"))
+KILLS = length("DUELOG_CONTROL_KILLS", 5, 20)
 FAR_MS = 10_000_000
 
 

@@ -21,9 +21,10 @@ import pytest
 from duelog.tools import store_check
 from tests.disaster.damage import Facts, Outcome, build, copy, flip, try_out, write_at
 from tests.disaster.wal_stores import GROUP_BYTES, HEADER_BYTES, SECTOR, groups, needed
+from tests.proof import length
 
 SEED = 20261121
-FLIPS = int(os.environ.get("DUELOG_FLIPS", "420"))
+FLIPS = length("DUELOG_FLIPS", 70, 420)
 """Flipped bits; about 0.1 s each."""
 PAGE = 4096
 
@@ -99,6 +100,7 @@ def test_an_undamaged_copy_gives_everything_and_has_no_findings(trials: Trials, 
     assert outcome.missing(facts) == set()
 
 
+@pytest.mark.series
 def test_flipped_bits_are_found_or_harmless(trials: Trials) -> None:
     """One bit of one file: in headers of pages, in meta pages, anywhere; of the file that says what the store is."""
     random_ = random.Random(SEED)
@@ -168,8 +170,8 @@ def test_truncated_files_are_found(trials: Trials) -> None:
     for file in trials.files():
         size = trials.size(file)
         lengths = {0, 1, 100, PAGE, 2 * PAGE, size // 2, size - PAGE, size - 1, random_.randrange(size)}
-        for length in sorted(each for each in lengths if 0 <= each < size):
-            trials.run(f"{file} cut to {length}", lambda store: os.truncate(store / file, length))  # noqa: B023
+        for size_left in sorted(each for each in lengths if 0 <= each < size):
+            trials.run(f"{file} cut to {size_left}", lambda store: os.truncate(store / file, size_left))  # noqa: B023
 
 
 def test_zeroed_pages_are_found_or_were_free(trials: Trials) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from tests.disaster.running import module
 from tests.disaster.sweep_scenarios import SCENARIOS
+from tests.proof import PROOF, wrong_engines
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.series]
 
-_WANTED = os.environ.get("DUELOG_SWEEP_POINTS", "24")
+_WANTED = os.environ.get("DUELOG_SWEEP_POINTS", "24" if PROOF else "8")
 """How many points of each operation: a number, or "all"."""
 
 
@@ -61,16 +62,20 @@ def test_an_exception_at_any_line_loses_and_doubles_nothing(scenario: str) -> No
     assert swept(scenario, _WANTED) == []
 
 
+MUTANTS = [
+    ("taken_is_not_given_back", "fire", "markers/firing/firing.py"),
+    ("scheduler_dies", "serve", None),
+    ("confirmed_by_the_caller", "fire", "store/env/commit_queue.py"),
+    ("torn_logs_go_on", "fire", "markers/firing/pending_log.py"),
+    ("torn_deliveries_go_on", "resolve", "delivery/dispatcher.py"),
+    ("condition_entered", "send", "threading.py"),
+]
+"""Wrong engines: the operation and the file in which each is found out."""
+
+
 @pytest.mark.parametrize(
     ("mutant", "scenario", "file"),
-    [
-        ("scheduler_dies", "serve", None),
-        ("taken_is_not_given_back", "fire", "markers/firing/firing.py"),
-        ("confirmed_by_the_caller", "fire", "store/env/commit_queue.py"),
-        ("torn_logs_go_on", "fire", "markers/firing/pending_log.py"),
-        ("torn_deliveries_go_on", "resolve", "delivery/dispatcher.py"),
-        ("condition_entered", "send", "threading.py"),
-    ],
+    wrong_engines(MUTANTS, MUTANTS[0]),
 )
 def test_the_sweep_finds_a_wrong_engine_out(mutant: str, scenario: str, file: str | None) -> None:
     """Faults that the engine had, planted again: a sweep that finds nothing anywhere proves nothing."""

@@ -20,8 +20,9 @@ import pytest
 from tests.disaster.power_cut import troubles_of
 from tests.disaster.running import module
 from tests.disaster.told import Told
+from tests.proof import length
 
-CUTS = int(os.environ.get("DUELOG_EXT4_CUTS", "3"))
+CUTS = length("DUELOG_EXT4_CUTS", 1, 3)
 DISK_BYTES = 192 << 20
 FACTS = 900
 """A run tells about so many before it ends; the power goes after some of them."""
@@ -78,6 +79,7 @@ class Disk:
 
 
 @pytest.mark.fault
+@pytest.mark.series
 @pytest.mark.parametrize("cut", range(CUTS))
 def test_what_was_acknowledged_outlives_a_file_system_that_is_shut_down(cut: int, tmp_path: Path) -> None:
     """The store opens on what the file system has after it, and the rules of the kill test hold."""

@@ -6,7 +6,6 @@ nor is a send refused for which there is place. DUELOG_FLOW_KILLS says how often
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -16,10 +15,11 @@ from duelog import DelayedStore, ManualClock, Message, Policies
 from duelog.errors import QuotaExceeded
 from tests.disaster.flow_child import CONFIG, START_MS, SUBSCRIPTIONS
 from tests.disaster.kill_series import Server
+from tests.proof import length
 
-pytestmark = pytest.mark.kill
+pytestmark = [pytest.mark.kill, pytest.mark.series]
 
-KILLS = int(os.environ.get("DUELOG_FLOW_KILLS", "10"))
+KILLS = length("DUELOG_FLOW_KILLS", 3, 10)
 LIMIT = 20
 
 Pauses = dict[str, int | None]

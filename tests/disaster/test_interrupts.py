@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.disaster.running import module
+from tests.proof import length
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.series]
 
-INTERRUPTS = int(os.environ.get("DUELOG_INTERRUPTS", "60"))
+INTERRUPTS = length("DUELOG_INTERRUPTS", 20, 60)
 
 
 def test_a_program_that_goes_on_after_interrupts_loses_and_doubles_nothing(tmp_path: Path) -> None:

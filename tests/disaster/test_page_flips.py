@@ -20,9 +20,10 @@ from duelog.store.files import lmdb_layout
 from duelog.store.files.pages import PageWalk
 from tests.disaster.damage import CONFIG, Outcome, build, copy, flip, use
 from tests.disaster.running import forked
+from tests.proof import length
 
 SEED = 20261122
-FLIPS = int(os.environ.get("DUELOG_PAGE_FLIPS", "60"))
+FLIPS = length("DUELOG_PAGE_FLIPS", 15, 60)
 PAGE = 4096
 WIDE = replace(CONFIG, run_entries=1, snapshot_every_entries=100, max_clock_jump_ms=None)
 """An entry is a run of its own, so that a few hundred are a tree with branch pages."""
@@ -80,6 +81,7 @@ class Flips:
 
 
 @pytest.mark.fault
+@pytest.mark.series
 def test_a_flipped_bit_in_a_page_is_never_silent_in_use_and_kills_nothing(places: Path) -> None:
     """What it costs is said by a call or by `check` afterwards; what is harmless costs nothing."""
     facts = build(places / "whole", WIDE, 4)

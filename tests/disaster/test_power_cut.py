@@ -19,8 +19,9 @@ import pytest
 from duelog.store.files import failpoints
 from tests.disaster.power_disk import MODES
 from tests.disaster.running import module
+from tests.proof import length, wrong_engines
 
-STATES = int(os.environ.get("DUELOG_POWER_CUTS", "150"))
+STATES = length("DUELOG_POWER_CUTS", 40, 150)
 PASSED = [point for point in failpoints.POINTS if not point.startswith("commit.")]
 """What a recorded run must come by; commits are everywhere."""
 
@@ -34,7 +35,7 @@ def _why_not() -> str | None:
 
 
 WHY_NOT = _why_not()
-pytestmark = [pytest.mark.fault, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
+pytestmark = [pytest.mark.fault, pytest.mark.series, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
 
 
 def cut(states: int, durability: str, *more: str) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def test_a_power_cut_breaks_no_guarantee_with_durability(durability: str, share:
 
 def test_durability_none_loses_to_a_power_cut() -> None:
     """A harness that finds nothing anywhere proves nothing: without syncs it must find much."""
-    outcome = cut(max(24, STATES // 5), "none")
+    outcome = cut(max(16, STATES // 5), "none")
     assert outcome["bad"] > outcome["states"] / 4, json.dumps(outcome, indent=1)
 
 
@@ -80,7 +81,7 @@ MUTANTS = {
 """Wrong engines: durability, before which step the power goes, how many states, how many must be found bad at least."""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", wrong_engines(MUTANTS, "main_not_synced"))
 def test_power_cuts_find_out_a_wrong_engine(mutant: str) -> None:
     """The states that the engine passes are failed by one that syncs too little, or in the wrong order."""
     durability, before, states, bad = MUTANTS[mutant]

@@ -15,10 +15,11 @@ import pytest
 
 from tests.disaster.running import module
 from tests.disaster.test_power_cut import WHY_NOT
+from tests.proof import length, wrong_engines
 
-STATES = int(os.environ.get("DUELOG_POWER_CUTS", "150"))
+STATES = length("DUELOG_POWER_CUTS", 40, 150)
 SEED = os.environ.get("DUELOG_POWER_SEED", "1")
-pytestmark = [pytest.mark.fault, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
+pytestmark = [pytest.mark.fault, pytest.mark.series, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
 
 
 def cut(story: str, states: int, *more: str) -> dict[str, Any]:
@@ -68,7 +69,7 @@ MUTANTS = {
 """Wrong engines: the story that finds each out, and in how many states."""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", wrong_engines(MUTANTS, "letter_apart"))
 def test_power_cuts_find_out_an_engine_that_writes_in_two_steps_or_counts_in_memory(mutant: str) -> None:
     """Some states are bad where the engine is wrong."""
     story, states = MUTANTS[mutant]

@@ -16,10 +16,11 @@ import pytest
 from duelog import DelayedStore
 from tests.disaster.kill_series import KILLED, Server
 from tests.disaster.worker_child import CONFIG, RETRIES
+from tests.proof import length
 
-pytestmark = pytest.mark.kill
+pytestmark = [pytest.mark.kill, pytest.mark.series]
 
-KILLS = int(os.environ.get("DUELOG_WORKER_KILLS", "12"))
+KILLS = length("DUELOG_WORKER_KILLS", 4, 12)
 MOST_FACTS = 40
 """Of what a worker says, before it is killed."""
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.proof import length
 
 from .engine_machine import EngineMachine
 
-EXAMPLES = int(os.environ.get("DUELOG_MODEL_EXAMPLES", "0"))
+NEW = "DUELOG_MODEL_EXAMPLES" in os.environ
 SETTINGS = settings(
-    max_examples=EXAMPLES or 50,
-    stateful_step_count=60 if EXAMPLES else 40,
-    derandomize=not EXAMPLES,
+    max_examples=length("DUELOG_MODEL_EXAMPLES", 15, 100),
+    stateful_step_count=60 if NEW else 40,
+    derandomize=not NEW,
     database=None,
     deadline=None,
     print_blob=True,
@@ -25,4 +28,4 @@ SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 EngineMachine.TestCase.settings = SETTINGS
-TestEngine = EngineMachine.TestCase
+TestEngine = pytest.mark.series(EngineMachine.TestCase)
