@@ -23,7 +23,7 @@ from ..partitions.partition import partition_path
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import directory_name
 from ..store.codec import format as fmt
-from ..store.codec.format import LedgerState, PartitionInfo, PartitionRecord, PartitionState
+from ..store.codec.format import LedgerState, OriginRecord, PartitionInfo, PartitionRecord, PartitionState, Relied
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
@@ -33,7 +33,6 @@ from ..store.files.failpoints import reach
 from ..store.log import catalog
 from .compaction import READY, ready_generations
 from .log_claims import acknowledged_by_all
-from .origin import OriginRecord, Relied
 from .sweep import throw_away
 
 ReasonInMemory = Callable[[Sequence[Relied]], str | None]

@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from ..partitions.timespan import directory_name
 from ..store.codec import format as fmt
-from ..store.codec.format import PartitionInfo, Table
+from ..store.codec.format import OriginRecord, PartitionInfo, Relied, Table
 from ..store.codec.run import Run, RunKind
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
@@ -25,7 +25,6 @@ from ..store.log import catalog
 from ..store.log.ledger import find_tail
 from ..store.log.scan import runs
 from .log_claims import LogClaims, needed
-from .origin import OriginRecord, Relied
 
 
 class LogPlan(NamedTuple):
@@ -48,7 +47,7 @@ class CompactionPlan:
     """The bodies that compaction of a partition would drop, and the generation it starts from. Picklable.
 
     transaction: number of the source's last LMDB transaction; file_bytes: the length of its file. relied_on: see
-    cleanup/origin.py.
+    `OriginRecord`.
     """
 
     store_id: bytes

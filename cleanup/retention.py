@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..store.codec import format as fmt
-from ..store.codec.format import LedgerRecord, LedgerState, Table
+from ..store.codec.format import LedgerRecord, LedgerState, Relied, Table
 from ..store.env.memtable import Reads
 from ..store.log import catalog
 from ..store.names import TopicName
 from ..store.policy.policy_records import effective
 from ..store.position import Position
-from .origin import Relied
 
 
 def ledgers_kept(raw: Reads, topic_id: int, now_ms: int) -> set[int]:

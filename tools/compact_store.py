@@ -17,11 +17,10 @@ from ..cleanup.adoption import Adopted, Refused, adopt_ready
 from ..cleanup.compaction import Finished
 from ..cleanup.compaction_plan import partition_logs
 from ..cleanup.log_claims import claims_of_logs, read_claims
-from ..cleanup.origin import Relied
 from ..cleanup.retention import reason_to_keep
 from ..opening import Identity, StoreLock, open_main
 from ..store.clock import SystemClock
-from ..store.codec.format import PartitionState
+from ..store.codec.format import PartitionState, Relied
 from ..store.config import StoreConfig
 from ..store.env.memtable import Reads
 from ..store.errors import DuelogError, InvalidArgument, StoreLocked

@@ -15,13 +15,11 @@ from typing import Any, NamedTuple
 
 from pyroaring import BitMap, BitMap64
 
-from ..cleanup.origin import OriginRecord
 from ..partitions import producer_numbers
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
-from ..store.codec.attempt_rows import split_attempts_key, unpack_attempts
 from ..store.codec.body import decode_body
-from ..store.codec.format import Table, copied_key, seal
+from ..store.codec.format import OriginRecord, Table, copied_key, seal, split_attempts_key, unpack_attempts
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Run, RunKind
 from ..store.codec.sent_ids import KeyRecord, split_numbered_key, unpack_numbered

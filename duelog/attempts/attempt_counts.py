@@ -5,7 +5,7 @@ timeout, left with it, or the process died with it in flight. Messages of which 
 memory and on disk. The caller holds the subscription's lock, and writes what `changes` gives into the transaction of
 its acknowledgements.
 
-Records are made of blocks of a ledger (store/codec/attempt_rows.py). One of a message that was acknowledged meanwhile
+Records are made of blocks of a ledger (store/codec/format.py). One of a message that was acknowledged meanwhile
 is without effect, and is removed when its block is written.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
-from duelog.store.codec.attempt_rows import BLOCK_BITS, FailedDeliveries, pack_attempts
+from duelog.store.codec.format import ATTEMPTS_BLOCK_BITS, FailedDeliveries, pack_attempts
 from duelog.store.errors import BrokenInvariant
 from duelog.store.position import Position
 
@@ -56,7 +56,7 @@ class AttemptCounts:
         for ledger_id, of_block in rows:
             for entry_id, row in of_block.items():
                 if is_acked(Position(ledger_id, entry_id)):
-                    self._dirty.add((ledger_id, entry_id >> BLOCK_BITS))
+                    self._dirty.add((ledger_id, entry_id >> ATTEMPTS_BLOCK_BITS))
                 else:
                     self.failed.setdefault(ledger_id, {})[entry_id] = Failed(row.times, -1, row.first_ms, row.last_ms)
 
@@ -134,7 +134,7 @@ class AttemptCounts:
             failed = of_ledger.get(entry_id)
             times, batch, first_ms = (0, -1, now_ms) if failed is None else failed[:3]
             of_ledger[entry_id] = Failed(times + 1, batch, first_ms, now_ms)
-            self._dirty.add((ledger_id, entry_id >> BLOCK_BITS))
+            self._dirty.add((ledger_id, entry_id >> ATTEMPTS_BLOCK_BITS))
 
     def forget(self, ledger_id: int, entries: BitMap) -> None:
         """Entries were acknowledged."""
@@ -143,7 +143,7 @@ class AttemptCounts:
             return
         for entry_id in entries if len(entries) <= len(of_ledger) else [key for key in of_ledger if key in entries]:
             if of_ledger.pop(entry_id, None) is not None:
-                self._dirty.add((ledger_id, entry_id >> BLOCK_BITS))
+                self._dirty.add((ledger_id, entry_id >> ATTEMPTS_BLOCK_BITS))
         if not of_ledger:
             del self.failed[ledger_id]
 
@@ -182,7 +182,7 @@ class AttemptCounts:
 
     def _of_block(self, ledger_id: int, block: int) -> dict[int, Failed]:
         of_ledger = self.failed.get(ledger_id, {})
-        start, limit = block << BLOCK_BITS, (block + 1) << BLOCK_BITS
+        start, limit = block << ATTEMPTS_BLOCK_BITS, (block + 1) << ATTEMPTS_BLOCK_BITS
         entries = range(start, limit) if len(of_ledger) > limit - start else of_ledger
         return {each: of_ledger[each] for each in entries if start <= each < limit and each in of_ledger}
 

@@ -30,9 +30,15 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from duelog.store.codec.attempt_rows import BLOCK_BITS, FailedDeliveries, attempts_key, pack_attempts, unpack_attempts
 from duelog.store.codec.checksum import crc32
-from duelog.store.codec.format import CursorRecord
+from duelog.store.codec.format import (
+    ATTEMPTS_BLOCK_BITS,
+    CursorRecord,
+    FailedDeliveries,
+    attempts_key,
+    pack_attempts,
+    unpack_attempts,
+)
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import StoreFull
@@ -245,7 +251,7 @@ def _count(transaction: Transaction, cursor: CursorRecord, handed: Handed, now_m
         times_of = {entry: times for times in sorted(by_times) for entry in by_times[times] & there}
         blocks: dict[int, dict[int, int]] = {}
         for entry_id, times in times_of.items():
-            blocks.setdefault(entry_id >> BLOCK_BITS, {})[entry_id] = times
+            blocks.setdefault(entry_id >> ATTEMPTS_BLOCK_BITS, {})[entry_id] = times
         for block, of_block in blocks.items():
             key = attempts_key(cursor.subscription_id, ledger_id, block)
             fields = transaction.get(key)

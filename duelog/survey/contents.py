@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from pyroaring import BitMap, BitMap64
 
-from duelog.cleanup.origin import OriginRecord
 from duelog.store.codec import format as fmt
-from duelog.store.codec.attempt_rows import unpack_attempts
 from duelog.store.codec.body import decode_body
-from duelog.store.codec.format import LedgerRecord, LedgerState, Table
+from duelog.store.codec.format import LedgerRecord, LedgerState, OriginRecord, Table, unpack_attempts
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.codec.sent_ids import KeyRecord, unpack_numbered

@@ -18,8 +18,7 @@ from duelog.attempts.attempt_counts import AttemptCounts
 from duelog.delivery.acks import AckChanges, AckSet
 from duelog.delivery.ledger_list import LedgerList
 from duelog.store.codec import format as fmt
-from duelog.store.codec.attempt_rows import attempts_key
-from duelog.store.codec.format import CursorRecord
+from duelog.store.codec.format import CursorRecord, attempts_key
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
 from duelog.store.listener import call_supplied

@@ -16,14 +16,13 @@ from pyroaring import BitMap
 
 from duelog.cleanup.adoption import Adopted, adopt_ready
 from duelog.cleanup.compaction import READY
-from duelog.cleanup.origin import Relied
 from duelog.cleanup.retention import reason_to_keep
 from duelog.cleanup.trim import first_kept, remove_part, roll_ledgers, trim_ledgers
 from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import PartitionState, Table
+from duelog.store.codec.format import PartitionState, Relied, Table
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, unpack_numbered
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment

@@ -12,6 +12,7 @@ disk".
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -37,12 +38,12 @@ class Table(IntEnum):
     PARTITION = 0x10  # main: partition start -> PartitionRecord
     LOG = 0x11  # partition: topic id -> ledger id
     PARTITION_INFO = 0x12  # partition: one record, PartitionInfo
-    ORIGIN = 0x13  # partition: one record of a generation that compaction made, OriginRecord (origin.py)
+    ORIGIN = 0x13  # partition: one record of a generation that compaction made, OriginRecord
     FRONTIER = 0x20  # main: topic id, partition start -> FrontierRecord
     LEDGER = 0x30  # main: topic id, ledger id -> LedgerRecord
     CURSOR = 0x31  # main: topic id, subscription name -> CursorRecord
     ACKED = 0x32  # main: subscription id, ledger id -> roaring bitmap
-    ATTEMPTS = 0x33  # main: subscription id, ledger id, block -> failed deliveries (attempt_rows.py)
+    ATTEMPTS = 0x33  # main: subscription id, ledger id, block -> failed deliveries
     PAUSE = 0x34  # main: subscription id -> u64, until when it is paused (epoch ms)
     CANCELLED = 0x40  # main: partition log's ledger id, block -> roaring bitmap
     ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
@@ -380,6 +381,111 @@ class CursorRecord(NamedTuple):
     @classmethod
     def unpack(cls, fields: bytes) -> CursorRecord:
         return cls(*unpack_fields(_CURSOR, fields, "cursor record"))
+
+
+# -- failed deliveries: of one subscription, in one block of a main-log ledger, in the order of their entry ids ----
+
+ATTEMPTS_BLOCK_BITS = 10
+"""A block has 1,024 entries, so that one failed delivery rewrites at most 22 KiB."""
+
+_ATTEMPTS_KEY = struct.Struct(">BIQI")
+_ATTEMPTS_ROW = struct.Struct(">HIQQ")
+
+
+class FailedDeliveries(NamedTuple):
+    """Failed deliveries of one message: how many, and when the first and the last of them ended (epoch ms)."""
+
+    times: int
+    first_ms: int
+    last_ms: int
+
+
+def attempts_key(subscription_id: int, ledger_id: int, block: int) -> bytes:
+    return _ATTEMPTS_KEY.pack(Table.ATTEMPTS, subscription_id, ledger_id, block)
+
+
+def split_attempts_key(key: bytes) -> tuple[int, int, int]:
+    """(subscription id, ledger id, block) of a key of ATTEMPTS."""
+    _, subscription_id, ledger_id, block = _ATTEMPTS_KEY.unpack(key)
+    return subscription_id, ledger_id, block
+
+
+def pack_attempts(rows: Mapping[int, FailedDeliveries]) -> bytes:
+    """Pack failed deliveries by entry id, all of one block, into the fields of a record."""
+    mask = (1 << ATTEMPTS_BLOCK_BITS) - 1
+    return b"".join(
+        _ATTEMPTS_ROW.pack(entry_id & mask, min(row.times, 2**32 - 1), max(row.first_ms, 0), max(row.last_ms, 0))
+        for entry_id, row in sorted(rows.items())
+    )
+
+
+def unpack_attempts(block: int, fields: bytes) -> dict[int, FailedDeliveries]:
+    """The inverse of `pack_attempts`. Raises CorruptRecord."""
+    if len(fields) % _ATTEMPTS_ROW.size or not fields:
+        raise CorruptRecord(f"record of failed deliveries has {len(fields)} bytes, not rows of {_ATTEMPTS_ROW.size}")
+    rows: dict[int, FailedDeliveries] = {}
+    before = -1
+    for offset, times, first_ms, last_ms in _ATTEMPTS_ROW.iter_unpack(fields):
+        if not before < offset < 1 << ATTEMPTS_BLOCK_BITS or not times:
+            raise CorruptRecord(f"record of failed deliveries has {times} of entry {offset} after entry {before}")
+        before = offset
+        rows[block << ATTEMPTS_BLOCK_BITS | offset] = FailedDeliveries(times, first_ms, last_ms)
+    return rows
+
+
+# -- the origin of a compacted generation, by which it is adopted or thrown away ------------------
+#
+# It stands in the generation itself, so that adoption needs nothing else, and stays there afterwards.
+#
+#     origin record := generation:u32 transaction:u64 file_bytes:u64 entries:u64 body_bytes:u64 count:u32 relied[count]
+#     relied        := topic_id:u32 ledger_id:u64 size:u32 bitmap        roaring, `size` bytes
+#
+# `generation`, `transaction` and `file_bytes` are of the source: its number, the number of its last LMDB transaction,
+# and the length of its file. `entries` and `body_bytes` count what was dropped. `relied` are the positions of main logs
+# because of whose acknowledgement, by every subscription, bodies were dropped.
+
+_ORIGIN = struct.Struct(">IQQQQI")
+_RELIED = struct.Struct(">IQI")
+
+
+class Relied(NamedTuple):
+    """Positions of a topic's main-log ledger that were acknowledged by every subscription: a serialised bitmap."""
+
+    topic_id: int
+    ledger_id: int
+    positions: bytes
+
+
+class OriginRecord(NamedTuple):
+    """The source of a generation, the amount dropped, and the acknowledgements that allowed it."""
+
+    generation: int
+    transaction: int
+    file_bytes: int
+    entries: int
+    body_bytes: int
+    relied_on: tuple[Relied, ...]
+
+    def pack(self) -> bytes:
+        head = _ORIGIN.pack(*self[:5], len(self.relied_on))
+        return head + b"".join(_RELIED.pack(*row[:2], len(row.positions)) + row.positions for row in self.relied_on)
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> OriginRecord:
+        try:
+            generation, transaction, file_bytes, entries, body_bytes, count = _ORIGIN.unpack_from(fields)
+            at = _ORIGIN.size
+            relied_on = []
+            for _ in range(count):
+                topic_id, ledger_id, size = _RELIED.unpack_from(fields, at)
+                at += _RELIED.size
+                relied_on.append(Relied(topic_id, ledger_id, fields[at : at + size]))
+                at += size
+        except struct.error as error:
+            raise CorruptRecord(f"origin record has {len(fields)} bytes: {error}") from error
+        if at != len(fields):
+            raise CorruptRecord(f"origin record has {len(fields)} bytes, expected {at}")
+        return cls(generation, transaction, file_bytes, entries, body_bytes, tuple(relied_on))
 
 
 # -- copies: each small record stands twice, written and removed in the same transaction ------------

@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..codec import format as fmt
-from ..codec.attempt_rows import FailedDeliveries, split_attempts_key, unpack_attempts
-from ..codec.format import CursorRecord, LedgerRecord, PartitionRecord, Table, TopicRecord
+from ..codec.format import (
+    CursorRecord,
+    FailedDeliveries,
+    LedgerRecord,
+    PartitionRecord,
+    Table,
+    TopicRecord,
+    split_attempts_key,
+    unpack_attempts,
+)
 from ..codec.frontier import FrontierRecord
 from ..env.environment import Environment
 from ..env.memtable import Reads, unapplied_records

@@ -15,8 +15,8 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.cleanup.compaction import copy_generation, discard, stage_generation, verify_generation
 from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
 from duelog.cleanup.log_claims import claims_of_logs, read_claims
-from duelog.cleanup.origin import OriginRecord
 from duelog.store.codec import format as fmt
+from duelog.store.codec.format import OriginRecord
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads

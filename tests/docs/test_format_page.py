@@ -18,11 +18,10 @@ from duelog.control import control_server, store_operations
 from duelog.control.control_lines import address_in
 from duelog.store.codec import format as fmt
 from duelog.store.codec import scattered
-from duelog.store.codec.attempt_rows import FailedDeliveries, attempts_key, pack_attempts
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import encode_one
 from duelog.store.codec.checksum import crc32
-from duelog.store.codec.format import copy_key
+from duelog.store.codec.format import FailedDeliveries, attempts_key, copy_key, pack_attempts
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import pack_markers, pack_message, pack_messages
 from duelog.store.codec.scattered import ScatteredBatch

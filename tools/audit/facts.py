@@ -18,8 +18,7 @@ from pyroaring import BitMap
 from ...cleanup.log_claims import acknowledged_by_all
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
-from ...store.codec.attempt_rows import unpack_attempts
-from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
+from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table, unpack_attempts
 from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Run, RunKind
 from ...store.env.environment import Environment
