@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.snapshot.stored import inspect_snapshots
+from duelog.snapshot.snapshot_format import inspect_snapshots
 from duelog.snapshot.writer import remove_snapshots
 from duelog.store.env.environment import Environment
 

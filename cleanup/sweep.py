@@ -13,7 +13,7 @@ from ..partitions.partition import partition_path
 from ..store.codec.format import PartitionState
 from ..store.env.environment import Environment
 from ..store.errors import DamagedStore
-from ..store.files import datafile
+from ..store.files import pages
 from ..store.files.directory import make_directory, move_away, remove_tree
 from ..store.log import catalog
 from .compaction import READY
@@ -54,7 +54,7 @@ def _refuse_lost_partitions(path: Path, known: set[Path]) -> None:
             continue
         for generation in directory.glob("g*"):
             # Its first commit describes it, the second is the first message's.
-            if (generation / "data.mdb").is_file() and datafile.inspect(generation).transaction > 1:
+            if (generation / "data.mdb").is_file() and pages.inspect(generation).transaction > 1:
                 raise DamagedStore(generation, "holds messages and is not in the catalog")
 
 

@@ -11,9 +11,8 @@ from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loaded import LoadedPartitions
 from duelog.markers.firing.suspensions import Suspensions
 from duelog.markers.pending_entries import PendingEntries
-from duelog.markers.succession import Succession
-from duelog.markers.withdrawal import Withdrawals
-from duelog.partitions.storage import Storage
+from duelog.markers.withdrawal import Succession, Withdrawals
+from duelog.partitions.partition_set import Storage
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import CorruptRecord, DamagedStore, StoreFull

@@ -11,9 +11,8 @@ from threading import Lock
 
 from duelog.markers.firing.firing import Firing
 from duelog.markers.pending_entries import PendingEntries
-from duelog.markers.succession import Succession
-from duelog.markers.withdrawal import Withdrawals
-from duelog.partitions.storage import Storage
+from duelog.markers.withdrawal import Succession, Withdrawals
+from duelog.partitions.partition_set import Storage
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.errors import BrokenInvariant, InvalidArgument, ReadOnly
 from duelog.store.log.documents import Documents

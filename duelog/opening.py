@@ -26,7 +26,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Follow, Memtable
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import AlreadyOpen, DamagedStore, FormatMismatch, StoreLocked
-from duelog.store.files import datafile
+from duelog.store.files import pages
 from duelog.store.files.directory import make_directory, move, remove_tree, write_file
 from duelog.store.files.pages import refuse_broken
 from duelog.store.files.process import here
@@ -170,7 +170,7 @@ def _has_been_used(main: Path) -> bool:
     if not (main / "data.mdb").exists():
         return False
     try:
-        return datafile.inspect(main).transaction > 1
+        return pages.inspect(main).transaction > 1
     except DamagedStore:
         return True
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from duelog.attempts.delivery_log import recount
 from duelog.cleanup.sweep import sweep
 from duelog.partitions.followed_set import FollowedPartitionSet
-from duelog.partitions.partition_set import PartitionSet
-from duelog.partitions.storage import Storage
+from duelog.partitions.partition_set import PartitionSet, Storage
 from duelog.store.clock import Clock, StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState

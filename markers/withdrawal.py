@@ -9,12 +9,19 @@ to the message that takes its place.
 Rescheduling appends the message to the partition of its new due time as a conditional entry; then one main transaction
 cancels the old entry and admits the new one. At any crash exactly one of the two fires. A new due time that has come
 already needs no partition: the message goes into the main log in that same transaction.
+
+Recurring messages, and those that replace others, follow one another under a record of the caller's (`Succession`): the
+next one is appended as a conditional entry too. Then one main transaction changes the record, admits the entry, cancels
+the message before where it is still to be replaced, and appends those to the main log whose time has passed. A crash in
+between leaves an entry that never fires and the record as it was: none is lost or doubled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +35,7 @@ from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId, Position
 from .lookup import find_marker
-from .pending_entries import FoundEntries, Outcome, PendingEntries
+from .pending_entries import FoundEntries, NewEntries, Outcome, PendingEntries
 
 
 class Withdrawals:
@@ -165,3 +172,164 @@ def append_due(
         for offset in range(segment.length)
     ]
     return dict(zip(dues, new_ids, strict=True))
+
+
+NOTHING = MessageId(0, 0)
+"""The predecessor of a conditional entry that replaces nothing: no ledger has this id."""
+
+Record = Callable[[Transaction, tuple[MessageId, int] | None, bool], bool]
+"""A unit of work that changes the caller's record; False: nothing is to happen.
+
+It is given the new message's id and due time, and whether the message before is withdrawn, that is, had not fired.
+"""
+
+
+class Passed(NamedTuple):
+    """A message whose due time has passed."""
+
+    due_ms: int
+    body: bytes
+
+
+class Placed(NamedTuple):
+    """Where a message is: the start of its partition, IN_MAIN for the main log, and its id."""
+
+    start_ms: int
+    message_id: MessageId
+
+
+class Replacing(NamedTuple):
+    """Messages of one topic that are sent together, some of them in the place of others.
+
+    olds: by row, what is cancelled for the message, and the partition that this is in. passing: rows whose message is
+    cancelled as well, for another of them takes its place.
+    """
+
+    log: ManagedLedger
+    dues: Sequence[int]
+    bodies: Sequence[bytes]
+    olds: Mapping[int, tuple[MessageId, Partition]]
+    passing: AbstractSet[int]
+
+
+_Found = tuple[list[FoundEntries], list[Outcome]]
+
+
+class Succession:
+    """Lets messages follow one another. Thread-safe."""
+
+    def __init__(self, main: Environment, gate: ReaderGate, clock: Clock, entries: PendingEntries) -> None:
+        """`gate`: the one that firing is alone in."""
+        self._main = main
+        self._gate = gate
+        self._clock = clock
+        self._entries = entries
+
+    def is_pending(self, log: ManagedLedger, message_id: MessageId) -> bool:
+        """Return whether a message has neither fired nor been cancelled."""
+        with self._gate.reading(), self._entries.located(log, [message_id]) as (logs, outcomes):
+            return self._entries.states(log.topic_id, logs, outcomes)[0] is None
+
+    def succeed(
+        self,
+        log: ManagedLedger,
+        old: MessageId | None,
+        due_ms: int | None,
+        body: bytes,
+        record: Record,
+        passed: Sequence[Passed] = (),
+    ) -> bool:
+        """Cancel `old` where it has not fired, schedule a message with `body` at `due_ms`, and `record` it; atomic.
+
+        old None: nothing is cancelled. due_ms None: nothing is scheduled; a time that has passed meanwhile is at once.
+        passed: messages that are appended to the main log with it, for their time has passed. False, with nothing
+        done: `record` said so. Raises StoreFull, StoreFailed; then nothing is done either.
+        """
+        olds = [] if old is None else [old]
+        bodies = {} if due_ms is None else {0: body}
+        with self._gate.reading():
+            now_ms = self._clock.now_ms()
+            dues = [] if due_ms is None else [max(due_ms, now_ms + 1)]
+            with (
+                self._entries.located(log, olds) as (logs, outcomes),
+                self._entries.appended(log.topic_id, olds or [NOTHING], dues, bodies, now_ms) as new,
+            ):
+                added = (MessageId(new[0].ledger_id, new[0].first_entry), dues[0]) if new else None
+                withdrawn = None in self._entries.states(log.topic_id, logs, outcomes) if olds else False
+                self._entries.sync(logs)
+
+                def work(transaction: Transaction) -> bool:
+                    goes = record(transaction, added, withdrawn)
+                    if goes:
+                        for found in logs:
+                            self._entries.cancel(transaction, log.topic_id, found, outcomes)
+                    for appended in new:
+                        self._entries.admit(transaction, log.topic_id, appended, {0} if goes else set())
+                    if goes and passed:
+                        dues_passed = np.array([each.due_ms for each in passed], dtype=np.int64)
+                        log.append_messages(transaction, dues_passed, [each.body for each in passed], now_ms)
+                    return goes
+
+                return self._main.write(work)
+
+    def replace(
+        self, batches: Sequence[Replacing], record: Callable[[Transaction, list[list[Placed]]], None]
+    ) -> tuple[list[list[Placed]], list[int]]:
+        """Cancel messages of several topics where they have not fired, and send others in their place; atomic.
+
+        `record` is a unit of work, given where the messages of each batch are. Returns that, and how many of each
+        batch's `olds` were cancelled. Raises StoreFull, StoreFailed, and what `record` does; then nothing is done.
+        """
+        with self._gate.reading(), ExitStack() as leases:
+            now_ms = self._clock.now_ms()
+            steps = [self._begin(batch, now_ms, leases) for batch in batches]
+
+            def work(transaction: Transaction) -> tuple[list[list[Placed]], list[int]]:
+                placed = [
+                    self._take_place(transaction, batch, found, new, now_ms)
+                    for batch, (found, new) in zip(batches, steps, strict=True)
+                ]
+                record(transaction, placed)
+                outcomes = [[outcome for _, each in found for outcome in each] for found, _ in steps]
+                return placed, [each.count(Outcome.CANCELLED) for each in outcomes]
+
+            return self._main.write(work)
+
+    def _begin(self, batch: Replacing, now_ms: int, leases: ExitStack) -> tuple[list[_Found], list[NewEntries]]:
+        """Locate the replaced message, and append its successor, on disk and under `leases`."""
+        log, olds = batch.log, batch.olds
+        by_partition: dict[Partition, list[MessageId]] = {}
+        for old, partition in olds.values():
+            by_partition.setdefault(partition, []).append(old)
+        found = [
+            leases.enter_context(self._entries.located(log, ids, partition)) for partition, ids in by_partition.items()
+        ]
+        ids = [olds[row][0] if row in olds else NOTHING for row in range(len(batch.dues))]
+        bodies = dict(enumerate(batch.bodies))
+        new = leases.enter_context(self._entries.appended(log.topic_id, ids, batch.dues, bodies, now_ms))
+        for logs, _ in found:
+            self._entries.sync(logs)
+        return found, new
+
+    def _take_place(
+        self,
+        transaction: Transaction,
+        batch: Replacing,
+        found: Sequence[_Found],
+        new: Sequence[NewEntries],
+        now_ms: int,
+    ) -> list[Placed]:
+        """Inside the transaction."""
+        topic_id, rows = batch.log.topic_id, range(len(batch.dues))
+        for logs, outcomes in found:
+            for each in logs:
+                self._entries.cancel(transaction, topic_id, each, outcomes)
+        placed: dict[int, Placed] = {}
+        for appended in new:
+            ids = self._entries.admit(transaction, topic_id, appended, set(rows), batch.passing)
+            placed |= {row: Placed(appended.partition.start_ms, message_id) for row, message_id in ids.items()}
+        direct = {row: batch.dues[row] for row in rows if row not in placed}
+        if direct:
+            ids = append_due(transaction, batch.log, direct, dict(enumerate(batch.bodies)), now_ms)
+            placed |= {row: Placed(IN_MAIN, message_id) for row, message_id in ids.items()}
+        return [placed[row] for row in rows]

@@ -289,7 +289,7 @@ class Partition:
     def verify_pages(self) -> None:
         """At its first opening, refuse a file that is missing or whose pages do not hold together.
 
-        Later ones are looked at as any environment that is opened (store/files/datafile.py). Raises DamagedStore.
+        Later ones are looked at as any environment that is opened (`pages.verify`). Raises DamagedStore.
         """
         if self._scanned != self.path:
             with explained(self.path):

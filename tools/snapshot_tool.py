@@ -19,8 +19,7 @@ from ..partitions.partition import Partition, partition_path
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..snapshot.rebuild import Rebuilt, rebuild_log
 from ..snapshot.restore import require_usable
-from ..snapshot.snapshot_format import Unusable
-from ..snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
+from ..snapshot.snapshot_format import SnapshotInfo, SnapshotState, Unusable, inspect_snapshots
 from ..snapshot.writer import remove_snapshots
 from ..store.clock import SystemClock
 from ..store.codec import format as fmt

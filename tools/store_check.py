@@ -20,7 +20,7 @@ from .. import DuelogError, Finding
 from ..backup import MANIFEST, describe
 from ..check.check_store import check_lateness
 from ..store.errors import AlreadyOpen, DamagedStore, StoreUnavailable
-from ..store.files import datafile, pages
+from ..store.files import pages
 from ..store.files.directory import children
 from ..store.files.system_errors import explain, explained
 from .values import open_to_read, stored_identity
@@ -113,7 +113,7 @@ def check_file(directory: Path) -> Iterator[Finding]:
     """Findings about the pages of one environment, which this process must not have open."""
     address = directory / "data.mdb"
     try:
-        problems = _problems(directory, datafile.inspect(directory))
+        problems = _problems(directory, pages.inspect(directory))
     except DamagedStore as error:
         if directory.exists():  # else the writing process has just removed it
             yield _error("damaged-file", address, error.reason)
@@ -122,7 +122,7 @@ def check_file(directory: Path) -> Iterator[Finding]:
         yield _error("page", address, problem)
 
 
-def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
+def _problems(directory: Path, known: pages.DataFile) -> list[str]:
     """Problems of the pages as of one commit, also while another process writes.
 
     Raises DamagedStore, StoreUnavailable, and AlreadyOpen where this process has the environment open.

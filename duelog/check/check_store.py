@@ -22,7 +22,7 @@ from duelog.partitions.due_column import fired_entries
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import PartitionSet
 from duelog.partitions.timespan import parse_directory_name
-from duelog.snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
+from duelog.snapshot.snapshot_format import SnapshotInfo, SnapshotState, inspect_snapshots
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import LedgerRecord, LedgerState, PartitionRecord, PartitionState, Table, copied_key
 from duelog.store.codec.frontier import FrontierRecord

@@ -14,7 +14,7 @@ each were sent alone: a key stands for a message of the store, or for one before
 at once, and are the call's own until its commit ends. Where nothing is cancelled, the messages and the records of their
 keys are one group of the write-ahead log. Where one takes the place of a pending message, all of the batch are appended
 to their partitions first, and one transaction of the main environment cancels, admits and records
-(markers/succession.py); none of them waits inline then.
+(markers/withdrawal.py); none of them waits inline then.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import numpy as np
 
 from duelog.markers.lookup import read_entry
 from duelog.markers.pending_entries import Outcome
-from duelog.markers.succession import Placed, Replacing, Succession
-from duelog.markers.withdrawal import Withdrawals
+from duelog.markers.withdrawal import Placed, Replacing, Succession, Withdrawals
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec.bodies import Bodies

@@ -24,8 +24,7 @@ from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files.failpoints import reach
-from duelog.store.files.free_space import free_bytes, require_space
-from duelog.store.files.system_errors import explained
+from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import MAIN, Row, row_weight

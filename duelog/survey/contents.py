@@ -17,7 +17,7 @@ from duelog.store.codec.run import Run, RunKind
 from duelog.store.codec.sent_ids import KeyRecord, unpack_numbered
 from duelog.store.env.memtable import Reads
 from duelog.store.errors import CorruptEntry, DamagedStore
-from duelog.store.files import datafile
+from duelog.store.files import pages
 from duelog.store.log import catalog
 from duelog.store.log.documents import Document
 from duelog.store.log.scan import runs
@@ -109,7 +109,7 @@ def read_logs(raw: Reads) -> dict[int, int]:
 def was_used(generation: Path) -> bool:
     """True where a generation has had a commit after the one that describes it: with that come messages."""
     try:
-        return datafile.inspect(generation).transaction > 1
+        return pages.inspect(generation).transaction > 1
     except DamagedStore:
         return False
 

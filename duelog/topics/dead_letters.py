@@ -26,7 +26,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from duelog.markers.pending_entries import NewEntries, PendingEntries
-from duelog.markers.succession import NOTHING
+from duelog.markers.withdrawal import NOTHING
 from duelog.store.clock import Clock
 from duelog.store.codec.body import decode_body, encode_one, occurrence_extra, occurrence_of
 from duelog.store.codec.run import RunKind

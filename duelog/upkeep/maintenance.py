@@ -26,7 +26,7 @@ from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.suspensions import UPKEEP, Part, Suspension
 from duelog.partitions.partition import Partition
-from duelog.partitions.storage import Storage
+from duelog.partitions.partition_set import Storage
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.codec.format import PartitionState
 from duelog.store.errors import ClockJumped, DuelogError, StoreFull

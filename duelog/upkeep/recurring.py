@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from duelog.markers.firing.suspensions import Part, Suspensions
-from duelog.markers.succession import Passed, Succession
+from duelog.markers.withdrawal import Passed, Succession
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one, occurrence_extra

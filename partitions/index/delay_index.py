@@ -33,9 +33,8 @@ from pyroaring import BitMap
 
 from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.errors import BrokenInvariant, InvalidArgument
-from .buckets import Bucket, Buckets, Span
+from .buckets import Bucket, Buckets, PackedBucket, Span
 from .index_cut import IndexCut
-from .packed_buckets import PackedBucket
 from .window import ID_BITS, MAX_ID, OFFSET_LIMIT_MS, Dues, Ids, Window, pack, unpack
 
 DueOf = Callable[[Ids], Dues]

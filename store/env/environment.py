@@ -37,13 +37,11 @@ from ..errors import (
     StoreFailed,
     StoreFull,
 )
-from ..files import datafile, pages
-from ..files.datafile import InPlace
-from ..files.directory import make_directory, occupied_bytes, sync_directory
+from ..files import pages
+from ..files.directory import InPlace, make_directory, occupied_bytes, sync_directory
 from ..files.failpoints import reach
-from ..files.free_space import in_doubt, out_of_space, reserve_lock_file
 from ..files.process import here
-from ..files.system_errors import explain, explained
+from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
 from ..listener import StoreListener, call_supplied
 from . import page_cache
 from .commit_queue import CommitQueue, Request
@@ -521,7 +519,7 @@ def _open_lmdb(
         if create:
             make_directory(path)
         else:
-            map_bytes = max(map_bytes, datafile.verify(path).file_bytes * 2)
+            map_bytes = max(map_bytes, pages.verify(path).file_bytes * 2)
         if not read_only:
             reserve_lock_file(path)
         try:

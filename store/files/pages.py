@@ -9,6 +9,9 @@ page above gives, the counts of pages and entries of each tree, and that every p
 free pages, and in one of them only. A key that cannot be found any more is a number that does not add up. Values carry
 checksums of their own and are not looked at.
 
+LMDB opened for writing also turns a missing or empty file into an empty database silently, and a truncated one kills
+the process (SIGBUS) at the first page that is not there. So `inspect` and `verify` look at a file before it is opened.
+
 Nothing here can kill a process or hang, whatever the file holds. A page of few nodes, as runs make it, costs some us,
 one of a hundred small ones 50.
 """
@@ -24,7 +27,7 @@ from enum import Enum
 from itertools import repeat
 from operator import lt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pyroaring import BitMap64
@@ -420,3 +423,50 @@ def _problems(
     if leaves is Leaves.WHOLE and missing > 0 and not walk.problems:
         walk.problems.append(f"{missing} pages are neither in use nor free")
     return walk.problems
+
+
+class DataFile(NamedTuple):
+    """The facts in the newer of the two meta pages."""
+
+    page_bytes: int
+    map_bytes: int
+    last_page: int
+    transaction: int
+    file_bytes: int
+
+    @property
+    def short(self) -> bool:
+        """True where pages that were once allocated lie past the end of the file.
+
+        Such a page may be free (allocated and freed by one commit, never written) or lost.
+        """
+        return (self.last_page + 1) * self.page_bytes > self.file_bytes
+
+
+def inspect(directory: Path) -> DataFile:
+    """Read the meta pages of `directory`/data.mdb. Raises DamagedStore when no valid one is there."""
+    path = directory / "data.mdb"
+    try:
+        with open_file(directory) as descriptor:
+            file_bytes = os.fstat(descriptor).st_size
+            page_bytes, metas = meta_in_force(descriptor)
+    except FileNotFoundError as error:
+        raise DamagedStore(path, "is missing") from error
+    if not metas:
+        raise DamagedStore(path, f"no LMDB data file ({file_bytes} bytes)")
+    newest = metas[-1]
+    return DataFile(page_bytes, newest.map_bytes, newest.last_page, newest.transaction, file_bytes)
+
+
+def verify(directory: Path) -> DataFile:
+    """Refuse what would be opened as empty or kill the process. Raises DamagedStore.
+
+    Of a short file every page that is in use is looked for, O(file); beside a writing process what is missing counts
+    only if nothing was committed meanwhile.
+    """
+    data = inspect(directory)
+    while data.short and (problems := find_problems(directory)):
+        before, data = data, inspect(directory)
+        if data == before:
+            raise DamagedStore(directory / "data.mdb", f"is {data.file_bytes} bytes, truncated: {problems[0]}")
+    return data

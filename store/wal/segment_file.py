@@ -13,8 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from ..files.datafile import InPlace
-from ..files.directory import move
+from ..files.directory import InPlace, move
 
 SECTOR = 512
 _MOST_DIRECT_BYTES = 64 * 1024

@@ -18,7 +18,7 @@ from duelog import recovery
 from duelog.cleanup import adoption, log_claims
 from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
-from duelog.partitions import creation, partition_set
+from duelog.partitions import partition_set
 from duelog.sending.wal_segments import Checkpoint
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.codec.format import Table, counter_key, pack_u64
@@ -165,7 +165,7 @@ def register_before_rename() -> None:
 
         return create_late
 
-    _patch(creation, "move", lambda _: lambda source, target: moves.append((source, target)))
+    _patch(partition_set, "move", lambda _: lambda source, target: moves.append((source, target)))
     _patch(partition_set.PartitionSet, "_create", wrap)
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Topic
 from duelog.errors import QuotaExceeded
 from duelog.markers.pending_entries import Outcome
-from duelog.markers.succession import Succession
+from duelog.markers.withdrawal import Succession
 from duelog.store.config import Durability
 from duelog.store.policy.policy_records import Scope
 from tests.disaster.power_cut import QUESTIONED

@@ -22,7 +22,7 @@ from typing import Any
 
 from duelog import DelayedStore, ManualClock, Schedule, Topic
 from duelog.errors import InvalidArgument
-from duelog.markers.succession import Succession
+from duelog.markers.withdrawal import Succession
 from duelog.store.config import Durability
 from duelog.upkeep.timetable import MISFIRES, WITH_GRACE
 from tests.disaster.power_cut import QUESTIONED

@@ -23,7 +23,7 @@ from typing import Any
 
 from duelog import DelayedStore
 from duelog.markers.lookup import find_partition
-from duelog.snapshot.stored import SnapshotState, inspect_snapshots
+from duelog.snapshot.snapshot_format import SnapshotState, inspect_snapshots
 from duelog.store.codec.format import PartitionState
 from duelog.store.codec.sent_ids import dedup_key_of
 from duelog.store.log.scan import RunFinder

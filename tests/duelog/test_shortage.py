@@ -18,7 +18,7 @@ from duelog.markers.reader import MessageMaker
 from duelog.metrics import instruments
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
-from duelog.store.files import datafile, pages, system_errors
+from duelog.store.files import pages, system_errors
 from duelog.store.log.scan import RunFinder
 from tests.conftest import START_MS, OpenStore
 
@@ -61,7 +61,7 @@ NO_READER_SLOT = system_errors.explain(Path("data.mdb"), lmdb.ReadersFullError("
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [
-        (datafile, "inspect", NO_DESCRIPTOR),
+        (pages, "inspect", NO_DESCRIPTOR),
         (os, "open", NO_DESCRIPTOR),  # the look at a file's pages before it is opened for the first time
         (lmdb, "open", lmdb.Error(f"/store: {os.strerror(errno.EMFILE)}")),
         (lmdb, "open", lmdb.MemoryError(f"/store: {os.strerror(errno.ENOMEM)}")),

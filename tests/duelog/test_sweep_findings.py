@@ -12,8 +12,8 @@ from duelog.cleanup import deletion
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.read_ahead import ReadAhead
 from duelog.markers.firing.pending_log import PendingLog
-from duelog.partitions import creation
 from duelog.partitions.partition import Partition
+from duelog.partitions import partition_set
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.env.environment import Environment
 from duelog.topics.ack_flusher import AckFlusher
@@ -80,7 +80,7 @@ def test_what_was_taken_of_a_log_and_not_handed_over_is_read_back(
     assert payloads_of(store) == [b"0", b"1"]
 
 
-@pytest.mark.parametrize("owner", [Environment, creation])
+@pytest.mark.parametrize("owner", [Environment, partition_set])
 def test_a_partition_whose_making_broke_off_is_there_or_leaves_nothing(
     store: DelayedStore, clock: ManualClock, plant: Plant, owner: Any
 ) -> None:

@@ -23,8 +23,8 @@ from duelog.errors import (
     StoreUnavailable,
 )
 from duelog.partitions.timespan import directory_name, partition_start
-from duelog.store.files import datafile
-from duelog.store.files.datafile import LOOK_NS, InPlace
+from duelog.store.files import directory
+from duelog.store.files.directory import LOOK_NS, InPlace
 from duelog.store.files.system_errors import explain, explained
 from tests.conftest import START_MS
 
@@ -166,7 +166,7 @@ def test_a_store_whose_directory_was_removed_acknowledges_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[[Path], None], what: str
 ) -> None:
     """The first send at which its file is looked for raises StoreFailed that says so, and so does every later call."""
-    monkeypatch.setattr(datafile, "LOOK_NS", 0)
+    monkeypatch.setattr(directory, "LOOK_NS", 0)
     clock = ManualClock(START_MS)
     store = DelayedStore.open(tmp_path / "store", StoreConfig(partition_ms=HOUR_MS), clock=clock)
     topic = store.topic("t")

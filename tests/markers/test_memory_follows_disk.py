@@ -11,8 +11,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.markers.firing.firing import Firing
-from duelog.markers.firing.loaded import ReadyQueue
-from duelog.markers.firing.loading import Loading
+from duelog.markers.firing.loaded import Loading, ReadyQueue
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.sending.wal_writer import WalWriter

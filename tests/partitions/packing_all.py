@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from pyroaring import BitMap
 
+from duelog.partitions.index.buckets import PackedBucket, Slab
 from duelog.partitions.index.delay_index import DelayIndex
-from duelog.partitions.index.packed_buckets import PackedBucket, Slab
 from duelog.partitions.index.window import Dues, Ids
 
 

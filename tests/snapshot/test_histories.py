@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.markers.firing import loaded, loading
+from duelog.markers.firing import loaded
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions import due_column
-from duelog.snapshot.snapshot_format import snapshot_keys
-from duelog.snapshot.stored import inspect_snapshots
+from duelog.snapshot.snapshot_format import inspect_snapshots, snapshot_keys
 from duelog.snapshot.writer import write_snapshots
 from duelog.store.codec.format import Table
 from duelog.store.codec.run import RunLimits
@@ -135,7 +134,7 @@ class History(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """The index is lost; what is made of the disk with snapshots is what is made of it without."""
-        with patch.object(loading, "restore_steps", _no_snapshot):
+        with patch.object(loaded, "restore_steps", _no_snapshot):
             replayed = self._load_anew()
         restored = self._load_anew()
         assert self._state(restored) == self._state(replayed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duelog.snapshot.stored import SnapshotState, inspect_snapshots
+from duelog.snapshot.snapshot_format import SnapshotState, inspect_snapshots
 from duelog.snapshot.writer import SnapshotWritten, remove_snapshots, write_snapshot, write_snapshots
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints

@@ -26,7 +26,7 @@ from pyroaring import BitMap
 
 from ...check.check_store import LATE_MS
 from ...cleanup.log_claims import bitmap_of, ids_of
-from ...snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
+from ...snapshot.snapshot_format import SnapshotInfo, SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
 from ...store.codec.format import Table
 from ...store.codec.frontier import FrontierRecord

@@ -24,7 +24,7 @@ from pyroaring import BitMap, BitMap64
 
 from ...delivery.acks import AckSet
 from ...partitions import cancellations
-from ...snapshot.stored import SnapshotState, inspect_snapshots
+from ...snapshot.snapshot_format import SnapshotState, inspect_snapshots
 from ...snapshot.writer import remove_snapshots
 from ...store.codec import format as fmt
 from ...store.codec.format import CursorRecord, LedgerState, PartitionRecord, PartitionState, Table, run_key

@@ -44,8 +44,7 @@ from pyroaring import BitMap
 from ...partitions import cancellations
 from ...partitions.cancellations import BLOCK_BITS
 from ...partitions.due_column import DueBatch, scan_dues
-from ...snapshot.snapshot_format import Unusable, read_part
-from ...snapshot.stored import SnapshotState, inspect_snapshots
+from ...snapshot.snapshot_format import SnapshotState, Unusable, inspect_snapshots, read_part
 from ...store.codec import format as fmt
 from ...store.codec.format import (
     CursorRecord,

@@ -23,7 +23,7 @@ from duelog.broker.protocol import commands
 from duelog.broker.server import broker as broker_module
 from duelog.broker.server.broker import Broker
 from duelog.errors import StoreFailed
-from duelog.store.files import datafile
+from duelog.store.files import directory
 from tests.broker.admin.rest import SECURED, Rest, administered
 from tests.broker.server.raw_client import RawClient, until
 from tests.broker.server.test_broker import TOPIC, blob_of
@@ -294,7 +294,7 @@ def test_a_store_that_has_failed_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its directory is gone: what needs it is left out, all else is there when it is needed most."""
-    monkeypatch.setattr(datafile, "LOOK_NS", 0)
+    monkeypatch.setattr(directory, "LOOK_NS", 0)
 
     async def main() -> None:
         async with busy(tmp_path / "store") as (_, rest, store, _):

@@ -14,7 +14,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId
 from duelog.errors import StoreFailed
-from duelog.partitions import creation
+from duelog.partitions import partition_set
 from duelog.sending.wal_segments import WalSegments
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.memtable import Memtable
@@ -214,7 +214,7 @@ def test_no_call_returns_while_a_thread_of_its_own_makes_a_partition(
 ) -> None:
     """Two interrupts, the second while it waits: what is sent again is not removed by a thread that was left behind."""
     store = open_store(config=CONFIG)
-    main, real, cancel = threading.main_thread(), creation._build_generation, Jobs.cancel
+    main, real, cancel = threading.main_thread(), partition_set._build_generation, Jobs.cancel
     held_up, go, building = threading.Event(), threading.Event(), list[int]()
 
     def stalls(*arguments: Any) -> None:
@@ -237,7 +237,7 @@ def test_no_call_returns_while_a_thread_of_its_own_makes_a_partition(
         threading.Thread(target=interrupt).start()
         cancel(self)
 
-    monkeypatch.setattr(creation, "_build_generation", stalls)
+    monkeypatch.setattr(partition_set, "_build_generation", stalls)
     monkeypatch.setattr(Jobs, "cancel", interrupted_again)
     dues = [FIRST_MS + hour * HOUR_MS for hour in range(6)]
     with pytest.raises(KeyboardInterrupt):

@@ -9,7 +9,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
 from duelog.errors import DamagedStore, StoreFailed
 from duelog.partitions.partition import Partition
-from duelog.store.files import datafile
+from duelog.store.files import directory
 from tests.conftest import START_MS, OpenStore, applied
 
 HOUR_MS = 3_600_000
@@ -21,7 +21,7 @@ BAD_MS, GOOD_MS = START_MS + 10 * HOUR_MS, START_MS + 20 * HOUR_MS
 
 @pytest.fixture(autouse=True)
 def _always_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datafile, "LOOK_NS", 0)
+    monkeypatch.setattr(directory, "LOOK_NS", 0)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.pending_entries import PendingEntries
-from duelog.markers.succession import Succession
+from duelog.markers.withdrawal import Succession
 from duelog.upkeep.timetable import Timetable
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.conftest import Plant

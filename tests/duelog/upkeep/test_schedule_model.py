@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Schedule, StoreConfig
 from duelog.errors import DuelogError, InvalidArgument, StoreFull
-from duelog.markers.succession import Succession
+from duelog.markers.withdrawal import Succession
 from duelog.upkeep import recurring
 from duelog.upkeep.timetable import MISFIRES, WITH_GRACE, Recurrence, Timetable
 from tests.duelog.upkeep.twin_schedule import Asked, TwinSchedule

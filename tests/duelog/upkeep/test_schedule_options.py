@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Occurrence, ReceivedMessage, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument, StoreFull
-from duelog.markers.succession import Succession
+from duelog.markers.withdrawal import Succession
 from duelog.upkeep import maintenance
 from duelog.upkeep.timetable import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
 from tests.conftest import START_MS, OpenStore

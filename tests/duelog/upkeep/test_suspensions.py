@@ -19,7 +19,7 @@ from duelog.errors import BrokenInvariant, DamagedStore, ResourceShortage, Store
 from duelog.markers.firing import saving
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.metrics import SUSPENDED, SUSPENDED_TIME
-from duelog.store.files import datafile
+from duelog.store.files import pages
 from duelog.store.log.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads_of
@@ -78,7 +78,7 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
         topic.send(b"%d" % hour, deliver_at=first_ms + hour * HOUR_MS + 1_000)
     clock.set(first_ms + 3 * HOUR_MS)
     damaged = next(iter(store._engine.storage.partitions)).path
-    with failing(datafile, "inspect", lambda directory: bool(directory == damaged)):
+    with failing(pages, "inspect", lambda directory: bool(directory == damaged)):
         result = store.tick()
     assert result.fired == 2
     assert [(found.task, found.partition_ms, found.failures) for found in result.suspended] == [

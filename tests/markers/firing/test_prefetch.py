@@ -9,7 +9,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.markers.firing import loaded
-from duelog.markers.firing.loading import Loading, LoadStep
+from duelog.markers.firing.loaded import Loading, LoadStep
 from duelog.snapshot.restore import PartRead, RestoreStep
 from duelog.store.env import environment as environment_module
 from duelog.store.env import page_cache

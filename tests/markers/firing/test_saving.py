@@ -11,7 +11,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.markers.firing import saving
 from duelog.markers.firing.pending_log import PendingLog
-from duelog.snapshot.stored import SnapshotInfo, inspect_snapshots
+from duelog.snapshot.snapshot_format import SnapshotInfo, inspect_snapshots
 from duelog.snapshot.writer import remove_snapshots, write_snapshots
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyroaring import BitMap
 
 from duelog.partitions.index import buckets, window
+from duelog.partitions.index.buckets import PackedBucket
 from duelog.partitions.index.delay_index import DelayIndex
-from duelog.partitions.index.packed_buckets import PackedBucket
 from tests.partitions.packing_all import Column, as_packed, buckets_of, packed_in, pairs
 
 START_MS = 20_000 * 86_400_000

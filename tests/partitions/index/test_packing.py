@@ -15,10 +15,9 @@ import pytest
 from pyroaring import BitMap
 
 from duelog.partitions.index import buckets
-from duelog.partitions.index.buckets import Buckets
+from duelog.partitions.index.buckets import Buckets, PackedBucket, Slab
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import Piece
-from duelog.partitions.index.packed_buckets import PackedBucket, Slab
 from duelog.partitions.index.window import Dues, Ids
 from duelog.store.errors import BrokenInvariant
 from tests.partitions.packing_all import as_packed, buckets_of, pack_all, packed_in

@@ -15,7 +15,7 @@ from duelog.store.config import Durability
 from duelog.store.env import page_cache
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.files import datafile
+from duelog.store.files import pages
 from tests.store.page_cache_calls import (
     DROP,
     FETCH,
@@ -71,7 +71,7 @@ def fill(environment: Environment, commits: int, first: int = 0) -> None:
 
 def used_bytes(environment: Environment) -> int:
     """Bytes of the file that LMDB uses."""
-    found = datafile.inspect(environment.path)
+    found = pages.inspect(environment.path)
     return (found.last_page + 1) * found.page_bytes
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import DamagedStore
-from duelog.partitions.creation import build_partition
+from duelog.partitions.partition_set import build_partition
 from duelog.store.codec.format import Table, quarantine_key, seal
 from duelog.store.codec.run import HEADER_BYTES
 from duelog.tools.repair.repair_store import RepairReport, repair_store
