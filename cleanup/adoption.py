@@ -151,9 +151,7 @@ def _read(directory: Path) -> tuple[PartitionInfo, OriginRecord]:
 
 def reason_against(raw: Reads, info: PartitionInfo, origin: OriginRecord, store_id: bytes) -> str | None:
     """Why a generation may not take over, by the main environment as `raw` sees it; None: it may."""
-    key = fmt.partition_key(info.start_ms)
-    value = raw.get(key)
-    record = None if value is None else PartitionRecord.unpack(fmt.unseal(key, value))
+    record = catalog.partition(raw, info.start_ms)
     if record is None or record.state is PartitionState.DELETING:
         return "its partition was deleted"
     if record.state is not PartitionState.CLOSED:
@@ -185,9 +183,8 @@ def _taken_back(raw: Reads, topic_id: int, relied_on: list[Relied]) -> str | Non
     for _, subscription, cursor in cursors:
         for row in rows:
             positions = BitMap.deserialize(row.positions)
-            key = fmt.acked_key(cursor.subscription_id, row.ledger_id)
-            value = raw.get(key)
-            acked = {} if value is None else {row.ledger_id: fmt.unseal(key, value)}
-            if positions - acknowledged_by_all([(cursor, acked)], row.ledger_id, max(positions, default=-1) + 1):
+            acked = catalog.fields_of(raw, fmt.acked_key(cursor.subscription_id, row.ledger_id))
+            by_ledger = {} if acked is None else {row.ledger_id: acked}
+            if positions - acknowledged_by_all([(cursor, by_ledger)], row.ledger_id, max(positions, default=-1) + 1):
                 return f"subscription {subscription!r} of {name} has still to read what was dropped"
     return None

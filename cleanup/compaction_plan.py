@@ -1,6 +1,6 @@
 """The plan of compacting a closed partition: a small value that can be sent to another machine.
 
-Made from the claims on the partition (claims.py), which are picklable too, and the headers of its runs; no body is
+Made from the claims on the partition (log_claims.py), which are picklable too, and the headers of its runs; no body is
 read, nothing is written.
 """
 
@@ -144,10 +144,10 @@ def partition_logs(raw: Reads) -> list[tuple[int, int]]:
 
 
 def _info(source: Environment, raw: Reads) -> PartitionInfo:
-    value = raw.get(fmt.PARTITION_INFO_KEY)
-    if value is None:
+    fields = catalog.fields_of(raw, fmt.PARTITION_INFO_KEY)
+    if fields is None:
         raise DamagedStore(source.path, "has no partition record")
-    return PartitionInfo.unpack(fmt.unseal(fmt.PARTITION_INFO_KEY, value))
+    return PartitionInfo.unpack(fields)
 
 
 def _plan_log(raw: Reads, name: str, claims: LogClaims) -> LogPlan:

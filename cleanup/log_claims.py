@@ -8,6 +8,10 @@ An entry is needed while a marker that is kept points at it and some subscriptio
 topic without subscriptions has acknowledged nothing. Where what is known does not add up (a run of the main log
 cannot be read, or more entries should have fired than did), whatever was not cancelled or acknowledged is needed:
 compaction never hides a loss.
+
+Trimming (trim.py) goes by what is in memory and by whole ledgers from the front. Compaction goes by what is on disk,
+and may drop single messages of ledgers that a slow subscription still holds: for retention those count here as if
+everything had been acknowledged by now, so that what compaction drops is what trimming would not have kept.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from pyroaring import BitMap
 
 from ..partitions.cancellations import members
 from ..store.codec import format as fmt
-from ..store.codec.format import CursorRecord, LedgerState, Table
+from ..store.codec.format import CursorRecord, LedgerRecord, LedgerState, Relied, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import RunKind, UInt32s
 from ..store.env.memtable import Reads
@@ -31,7 +35,9 @@ from ..store.errors import CorruptEntry
 from ..store.log import catalog
 from ..store.log.ledger import find_tail
 from ..store.log.scan import runs
-from .retention import ledgers_kept
+from ..store.names import TopicName
+from ..store.policy.policy_records import effective
+from ..store.position import Position
 
 
 class LogClaims(NamedTuple):
@@ -61,7 +67,7 @@ def read_claims(raw: Reads, main_name: str, starts: Iterable[int], *, now_ms: in
     """The claims on each of several partitions, by start. O(markers of the topics that have a log there).
 
     now_ms: when retention is judged by: acknowledged entries count as needed where it keeps the main-log ledger of
-    their marker (retention.py). 0: what it will let go some day is kept. Raises CorruptRecord.
+    their marker (`ledgers_kept`). 0: what it will let go some day is kept. Raises CorruptRecord.
     """
     claims: dict[int, list[LogClaims]] = {start_ms: [] for start_ms in starts}
     wanted: dict[int, list[tuple[int, FrontierRecord]]] = {}
@@ -228,3 +234,67 @@ def ids_of(entries: BitMap) -> UInt32s:
     """The entry ids of a bitmap, ascending."""
     entry_ids: UInt32s = np.frombuffer(entries.to_array(), dtype=np.uint32)
     return entry_ids
+
+
+# -- retention ---------------------------------------------------------------------------------
+
+
+def ledgers_kept(raw: Reads, topic_id: int, now_ms: int) -> set[int]:
+    """Ids of the ledgers of a topic's main log whose acknowledged messages are kept to be sought back to.
+
+    O(ledgers of the topic). Raises CorruptRecord.
+    """
+    name = catalog.topic_name(raw, topic_id)
+    if name is None:
+        return set()
+    policies = effective(raw, TopicName.parse(name))
+    if not policies.retention_ms and not policies.retention_bytes:
+        return set()
+    mark_deletes = [cursor.mark_delete for _, _, cursor in catalog.cursors(raw, topic_id)]
+    ledgers = catalog.ledgers(raw, topic_id)
+    return kept_of(ledgers, mark_deletes, policies.retention_ms, policies.retention_bytes, now_ms)
+
+
+def retention_by_topic(raw: Reads) -> dict[int, tuple[int, int]]:
+    """The policies `retention_ms` and `retention_bytes` in force, by topic id. Raises CorruptRecord."""
+    retention = {}
+    for key, name in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME)):
+        policies = effective(raw, TopicName.parse(name.decode()))
+        retention[fmt.trailing_u32(key)] = (policies.retention_ms, policies.retention_bytes)
+    return retention
+
+
+def kept_of(
+    ledgers: Iterable[tuple[int, LedgerRecord]],
+    mark_deletes: Sequence[Position],
+    retention_ms: int,
+    retention_bytes: int,
+    now_ms: int,
+) -> set[int]:
+    """The same of a main log's (ledger id, record), with the mark-delete positions of its subscriptions."""
+    passed_bytes = closed_bytes = 0  # of the ledgers after the one that is looked at
+    kept = set()
+    for ledger_id, record in sorted(ledgers, reverse=True):
+        if record.state is LedgerState.TRIMMING:
+            continue
+        is_open = record.state is LedgerState.OPEN
+        last = Position(ledger_id, record.entries - 1)
+        passed = not is_open and all(mark_delete >= last for mark_delete in mark_deletes)
+        young = is_open or record.closed_ms + retention_ms > now_ms
+        newer_bytes = passed_bytes if passed else closed_bytes
+        if (retention_ms and young) or newer_bytes < retention_bytes:
+            kept.add(ledger_id)
+        passed_bytes += record.stored_bytes if passed else 0
+        closed_bytes += 0 if is_open else record.stored_bytes
+    return kept
+
+
+def reason_to_keep(raw: Reads, relied_on: Sequence[Relied], now_ms: int) -> str | None:
+    """Why bodies whose acknowledgements lie at these positions are to stay by now; None: retention lets them go."""
+    for topic_id in {relied.topic_id for relied in relied_on}:
+        kept = ledgers_kept(raw, topic_id, now_ms)
+        for relied in relied_on:
+            if relied.topic_id == topic_id and relied.ledger_id in kept:
+                name = catalog.topic_name(raw, topic_id)
+                return f"by the retention of {name} messages are kept by now that it drops"
+    return None

@@ -32,7 +32,6 @@ from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, RunKind, RunLimits, UInt32s
 from ..store.env.environment import Environment
-from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
 from ..store.log import catalog
@@ -155,9 +154,9 @@ class PendingEntries:
         states: list[Outcome | None] = list(outcomes)
         with self._main.read() as raw:
             for found in logs:
-                if _gone(found, _fields(raw, fmt.partition_key(found.partition.start_ms))):
+                if _gone(found, catalog.fields_of(raw, fmt.partition_key(found.partition.start_ms))):
                     continue
-                fired = _fired(found, _fields(raw, fmt.frontier_key(topic_id, found.partition.start_ms)))
+                fired = _fired(found, catalog.fields_of(raw, fmt.frontier_key(topic_id, found.partition.start_ms)))
                 cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
                 for row, entry_id, has_fired in zip(found.rows, found.entries.tolist(), fired, strict=True):
                     if entry_id in cancelled:
@@ -284,11 +283,6 @@ class PendingEntries:
         ledger_id, first = partition.append(topic_id, new_dues, row_bodies, self._limits, new_ledger, replaced)
         partition.environment.sync()
         return NewEntries(partition, ledger_id, first, rows, new_dues)
-
-
-def _fields(raw: Reads, key: bytes) -> bytes | None:
-    value = raw.get(key)
-    return None if value is None else fmt.unseal(key, value)
 
 
 def _gone(found: FoundEntries, fields: bytes | None) -> bool:

@@ -198,11 +198,10 @@ class Partition:
             return self._find_log(raw, topic_id)
 
     def _find_log(self, raw: Reads, topic_id: int) -> PartitionLog | None:
-        key = fmt.log_key(topic_id)
-        value = raw.get(key)
-        if value is None:
+        fields = catalog.fields_of(raw, fmt.log_key(topic_id))
+        if fields is None:
             return None
-        ledger_id = fmt.unpack_u64(fmt.unseal(key, value))
+        ledger_id = fmt.unpack_u64(fields)
         log = PartitionLog(topic_id, Ledger(ledger_id, find_tail(raw, self.name, ledger_id)), registered=True)
         if not self.environment.read_only:
             self._logs[topic_id] = log
@@ -313,8 +312,7 @@ class Partition:
         few = read_few(self.path)
         if few is None:
             return None
-        info = few.get(fmt.PARTITION_INFO_KEY)
-        self._verify_record(store_id, None if info is None else fmt.unseal(fmt.PARTITION_INFO_KEY, info))
+        self._verify_record(store_id, catalog.fields_of(few, fmt.PARTITION_INFO_KEY))
         try:
             for key, value in few.rows:
                 if key.startswith(fmt.RUN_PREFIX):

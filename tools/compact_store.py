@@ -16,8 +16,7 @@ from pathlib import Path
 from ..cleanup.adoption import Adopted, Refused, adopt_ready
 from ..cleanup.compaction import Finished
 from ..cleanup.compaction_plan import partition_logs
-from ..cleanup.log_claims import claims_of_logs, read_claims
-from ..cleanup.retention import reason_to_keep
+from ..cleanup.log_claims import claims_of_logs, read_claims, reason_to_keep
 from ..opening import Identity, StoreLock, open_main
 from ..store.clock import SystemClock
 from ..store.codec.format import PartitionState, Relied

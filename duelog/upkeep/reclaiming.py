@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from duelog.cleanup.adoption import Adopted, adopt_ready
 from duelog.cleanup.compaction import READY
-from duelog.cleanup.retention import reason_to_keep
+from duelog.cleanup.log_claims import reason_to_keep
 from duelog.cleanup.trim import first_kept, remove_part, roll_ledgers, trim_ledgers
 from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.partitions.partition_set import PartitionSet

@@ -7,6 +7,7 @@ rows agree is up to their writers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 from ..codec import format as fmt
 from ..codec.format import (
@@ -44,6 +45,18 @@ def take_numbers(transaction: StagingTransaction, name: str, count: int = 1) -> 
     first = 1 if fields is None else fmt.unpack_u64(fields)
     transaction.put(key, fmt.pack_u64(first + count))
     return first
+
+
+class Rows(Protocol):
+    """A transaction, or what was copied out of one: sealed values by key."""
+
+    def get(self, key: bytes, /) -> Any: ...
+
+
+def fields_of(raw: Rows, key: bytes) -> bytes | None:
+    """The fields of one small record; None: there is none. Raises CorruptRecord."""
+    value = raw.get(key)
+    return None if value is None else fmt.unseal(key, value)
 
 
 def rows(
@@ -100,16 +113,14 @@ def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes,
 
 def find_topic(raw: Reads, name: str) -> TopicRecord | None:
     """The record of a topic by full name, None when there is none."""
-    key = fmt.topic_key(name)
-    value = raw.get(key)
-    return None if value is None else TopicRecord.unpack(fmt.unseal(key, value))
+    fields = fields_of(raw, fmt.topic_key(name))
+    return None if fields is None else TopicRecord.unpack(fields)
 
 
 def topic_name(raw: Reads, topic_id: int) -> str | None:
     """The full name of a topic, None when there is none of that id (it was deleted)."""
-    key = fmt.topic_name_key(topic_id)
-    value = raw.get(key)
-    return None if value is None else fmt.unseal(key, value).decode()
+    fields = fields_of(raw, fmt.topic_name_key(topic_id))
+    return None if fields is None else fields.decode()
 
 
 def add_topic(transaction: Transaction, name: str, now_ms: int) -> TopicRecord:
@@ -166,16 +177,14 @@ def partitions(raw: Reads) -> list[tuple[int, PartitionRecord]]:
 
 def partition(raw: Reads, start_ms: int) -> PartitionRecord | None:
     """The record of the partition that begins at `start_ms`, None when none is registered."""
-    key = fmt.partition_key(start_ms)
-    value = raw.get(key)
-    return None if value is None else PartitionRecord.unpack(fmt.unseal(key, value))
+    fields = fields_of(raw, fmt.partition_key(start_ms))
+    return None if fields is None else PartitionRecord.unpack(fields)
 
 
 def frontier(raw: Reads, topic_id: int, start_ms: int) -> FrontierRecord | None:
     """The frontier of a topic's log in a partition, None when nothing of it has fired."""
-    key = fmt.frontier_key(topic_id, start_ms)
-    value = raw.get(key)
-    return None if value is None else FrontierRecord.unpack(fmt.unseal(key, value))
+    fields = fields_of(raw, fmt.frontier_key(topic_id, start_ms))
+    return None if fields is None else FrontierRecord.unpack(fields)
 
 
 def frontiers(raw: Reads, topic_id: int | None = None) -> Iterator[tuple[int, int, FrontierRecord]]:
@@ -208,9 +217,8 @@ def attempts(raw: Reads, subscription_id: int) -> Iterator[tuple[int, dict[int, 
 
 def pause_ends_ms(raw: Reads, subscription_id: int) -> int | None:
     """Time until which a subscription is paused, if it is; None: for ever."""
-    key = fmt.pause_key(subscription_id)
-    value = raw.get(key)
-    return None if value is None else fmt.unpack_u64(fmt.unseal(key, value))
+    fields = fields_of(raw, fmt.pause_key(subscription_id))
+    return None if fields is None else fmt.unpack_u64(fields)
 
 
 def remove_subscription(transaction: Transaction, subscription_id: int) -> None:

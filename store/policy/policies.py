@@ -283,22 +283,3 @@ def merge(
             values[name] = value
             set_at[name] = where
     return EffectivePolicies(**values, set_at=MappingProxyType(set_at))  # type: ignore[arg-type]
-
-
-def scopes_of(
-    topic: TopicName,
-    of_store: DelayedDeliveryPolicies | None,
-    of_namespace: DelayedDeliveryPolicies | None,
-    of_topic: DelayedDeliveryPolicies | None,
-    *,
-    of_subscription: tuple[str, DelayedDeliveryPolicies] | None = None,
-) -> tuple[tuple[str, DelayedDeliveryPolicies], ...]:
-    """The scopes of a topic or subscription at which something is set, the narrowest first, by name."""
-    subscription = () if of_subscription is None else (of_subscription,)
-    scopes = (
-        *((f"subscription {name} of topic {topic}", policies) for name, policies in subscription),
-        (f"topic {topic}", of_topic),
-        (f"namespace {topic.namespace_name}", of_namespace),
-        ("store", of_store),
-    )
-    return tuple((where, policies) for where, policies in scopes if policies is not None)

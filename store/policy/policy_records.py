@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -19,6 +19,7 @@ from ..env.memtable import Reads
 from ..env.transaction import Transaction
 from ..errors import CorruptRecord, FormatMismatch, InvalidArgument
 from ..log import catalog
+from ..log.catalog import Rows
 from ..names import SCHEME, TopicName, validate_namespace_name, validate_subscription_name
 from .policies import (
     DEFAULTS,
@@ -30,7 +31,6 @@ from .policies import (
     Policies,
     PolicyValue,
     merge,
-    scopes_of,
 )
 
 RECORD_VERSION = 3
@@ -127,12 +127,6 @@ class PolicyRecord(NamedTuple):
         return self._replace(subscriptions={**others, subscription: policies} if policies.fields_set() else others)
 
 
-class Rows(Protocol):
-    """A transaction of the main environment, or what was copied out of one: sealed values by key."""
-
-    def get(self, key: bytes, /) -> Any: ...
-
-
 _NOTHING = PolicyRecord()
 
 
@@ -205,12 +199,14 @@ def in_force(
 ) -> tuple[tuple[tuple[str, DelayedDeliveryPolicies], ...], Mapping[str, PolicyValue]]:
     """The arguments of `merge` for a topic or subscription: equal ones have equal policies in force."""
     of_store, of_namespace, of_topic = (_read(raw, key) for key in (_STORE, topic.namespace_name, str(topic)))
-    policies = [record.policies if record.policies.fields_set() else None for record in (of_store, of_namespace)]
-    own = of_topic.policies if of_topic.policies.fields_set() else None
-    mine = None if subscription is None else of_topic.subscriptions.get(subscription)
-    of_subscription = None if mine is None or subscription is None else (subscription, mine)
-    defaults = DEFAULTS if of_store.recorded else KEEP_ALL
-    return scopes_of(topic, policies[0], policies[1], own, of_subscription=of_subscription), defaults
+    scopes = [] if subscription is None else [(Scope(str(topic), subscription), of_topic.at(subscription))]
+    scopes += [
+        (Scope(str(topic)), of_topic.policies),
+        (Scope(topic.namespace_name), of_namespace.policies),
+        (STORE_SCOPE, of_store.policies),
+    ]
+    set_there = tuple((str(scope), policies) for scope, policies in scopes if policies.fields_set())
+    return set_there, DEFAULTS if of_store.recorded else KEEP_ALL
 
 
 def _refuse_misplaced(scope: Scope, policies: Policies) -> None:
@@ -225,9 +221,8 @@ def _refuse_misplaced(scope: Scope, policies: Policies) -> None:
 
 
 def _read(raw: Rows, scope_key: str) -> PolicyRecord:
-    key = fmt.policy_key(scope_key)
-    value = raw.get(key)
-    return _NOTHING if value is None else PolicyRecord.unpack(fmt.unseal(key, value))
+    fields = catalog.fields_of(raw, fmt.policy_key(scope_key))
+    return _NOTHING if fields is None else PolicyRecord.unpack(fields)
 
 
 def _write(transaction: Transaction, scope_key: str, record: PolicyRecord) -> None:

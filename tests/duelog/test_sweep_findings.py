@@ -12,8 +12,8 @@ from duelog.cleanup import deletion
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.read_ahead import ReadAhead
 from duelog.markers.firing.pending_log import PendingLog
-from duelog.partitions.partition import Partition
 from duelog.partitions import partition_set
+from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.env.environment import Environment
 from duelog.topics.ack_flusher import AckFlusher

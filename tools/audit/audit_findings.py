@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ...cleanup.retention import kept_of
+from ...cleanup.log_claims import kept_of
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState

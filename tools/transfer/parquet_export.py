@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...cleanup.retention import retention_by_topic
+from ...cleanup.log_claims import retention_by_topic
 from ...opening import Identity
 from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from duelog.store.errors import DelayTooLong, InvalidArgument
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import TopicName
-from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, merge, scopes_of
+from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, merge
 
 TOPIC = TopicName.parse("shop/mail/reminders")
 NOW_MS = 1_790_000_000_123
@@ -28,7 +28,8 @@ def resolve(
     of_topic: DelayedDeliveryPolicies | None,
 ) -> EffectivePolicies:
     """The policies in force for a topic."""
-    return merge(scopes_of(topic, of_store, of_namespace, of_topic))
+    scopes = (f"topic {topic}", of_topic), (f"namespace {topic.namespace_name}", of_namespace), ("store", of_store)
+    return merge([(where, set_there) for where, set_there in scopes if set_there is not None])
 
 
 @pytest.mark.parametrize("tick_ms", [0, 1, 100, 1000])
