@@ -21,7 +21,7 @@ from .peers import KINDS, at_most, make
 from .peers.client_process import ClientProcess, run_clients
 
 PHASES = {"produce": 40_000.0, "consume and acknowledge": 80_000.0, "both": 25_000.0}
-"""What is to be reached, in messages a second."""
+"""Targets in messages a second."""
 
 RATES = {phase: Measure(phase, "messages/s", show=short) for phase in PHASES}
 PROCESSOR = {

@@ -31,7 +31,7 @@ class MeasurementFailed(Exception):
 def run_isolated(
     function: str, arguments: dict[str, Any], *, tree: Path = ROOT, directory: Path | None = None
 ) -> dict[str, Any]:
-    """What `function` ("benchmarks.module:name") returns, called in a child with `directory=` and `arguments`.
+    """Return the value of `function` ("benchmarks.module:name"), called in a child with `directory=` and `arguments`.
 
     The directory is new, and removed afterwards. Raises MeasurementFailed.
     """

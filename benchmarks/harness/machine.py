@@ -1,4 +1,4 @@
-"""What the kernel says of processes and files: memory, descriptors, bytes on disk (Linux)."""
+"""Figures of the kernel about processes and files: memory, descriptors, bytes on disk (Linux)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a workload was asked for.
+    """The options of a workload.
 
     runs: how often each subject is measured. quick: small and once, to see that it works. json: file that the JSON
     line is appended to. plots: folder that plots are written to; None: none are. against: a revision of duelog to

@@ -1,4 +1,4 @@
-"""What was measured, how it is summed up, and how it is shown: a table for people and one JSON line for machines."""
+"""Measurements, their summary, and how it is shown: a table for people and one JSON line for machines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Series:
 
 @dataclass(slots=True)
 class Target:
-    """What is to be reached, and what was."""
+    """A target, and the figure that was reached."""
 
     text: str
     value: float

@@ -57,7 +57,7 @@ class ClientProcess:
         return answer
 
     def result(self) -> dict[str, Any]:
-        """What it has done, when it is done."""
+        """Wait for its end and return its figures."""
         answer = self._read()
         self._process.wait(_MOST_SECONDS)
         return answer

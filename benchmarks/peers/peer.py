@@ -1,4 +1,4 @@
-"""What every peer can do: five methods over one queue of delayed messages, and a few figures."""
+"""The interface of a peer: five methods over one queue of delayed messages, and a few figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Peer(ABC):
     """Counts delays on the machine's clock: messages for it are due in real time, in whole seconds."""
 
     port: int = 0
-    """Of a server: where other processes `connect`, once it is open."""
+    """The address of a server to which other processes `connect`, once it is open."""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -99,5 +99,5 @@ def module(name: str) -> Any:
 
 
 def has_module(name: str) -> bool:
-    """Whether an optional module is installed."""
+    """True if an optional module is installed."""
     return importlib.util.find_spec(name) is not None

@@ -31,7 +31,7 @@ def _program(name: str) -> str | None:
 
 
 class PostgresPeer(Peer):
-    """As installed (fsync and synchronous_commit on), so that it survives a power cut."""
+    """PostgreSQL as installed (fsync and synchronous_commit on), so that it survives a power cut."""
 
     @classmethod
     def missing(cls) -> str | None:

@@ -96,7 +96,7 @@ class Server:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens on a port of 127.0.0.1."""
+    """True if somebody listens on a port of 127.0.0.1."""
     with socket.socket() as connection:
         connection.settimeout(1.0)
         return connection.connect_ex(("127.0.0.1", port)) == 0

@@ -17,7 +17,7 @@ _SECONDS = 120
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """What a workload of `python -m benchmarks` appends to its file."""
+    """Run a workload of `python -m benchmarks` and return what it appends to its file."""
     pytest.importorskip("pulsar")
     pytest.importorskip("rich")
     answer = tmp_path / "answer.json"

@@ -31,7 +31,7 @@ def test_every_picture_of_the_page_is_held_to_a_table_or_has_none() -> None:
 
 
 def test_a_picture_of_other_numbers_is_told_from_the_table(tmp_path: Path) -> None:
-    """What is drawn is what is told."""
+    """A picture carries the rows that it was drawn from."""
     pytest.importorskip("matplotlib")
     table = table_of(TEXT, "Delivering")
     older = Table(table.columns, [[name, "291 k"] for name, _ in table.rows])

@@ -36,7 +36,7 @@ SUBSCRIPTION = "reader"
 
 @dataclass
 class Facts:
-    """What was put into the store: payloads by id, the ids that must come out of it, those that no partition has."""
+    """The content of a store: payloads by id, the ids that must come out of it, those that no partition has."""
 
     payloads: dict[str, str] = field(default_factory=dict)
     owed: set[str] = field(default_factory=set)
@@ -122,7 +122,7 @@ def _leave_wal(live: Path, path: Path, config: StoreConfig, clock: ManualClock, 
 
 @dataclass
 class Outcome:
-    """What became of a damaged copy."""
+    """Findings, deliveries and deaths of a damaged copy."""
 
     codes: list[str]
     """Codes of the findings of `check`."""
@@ -131,7 +131,7 @@ class Outcome:
     error: str
     """The error that ended opening or using it, if one did."""
     died: list[str]
-    """What killed a child, if something did."""
+    """The signals or errors that ended a child."""
 
     @property
     def detected(self) -> bool:

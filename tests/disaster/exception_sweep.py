@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What is raised where, and whether the store is then opened anew."""
+    """An exception, the place at which it is raised, and whether the store is then opened anew."""
 
     place: Place
     kind: str
@@ -131,7 +131,7 @@ class Tracer:
             self._place = None  # a thread that goes on is traced still
 
     def caused(self, error: BaseException | None) -> bool:
-        """Whether an exception is the one that was raised here, or came of it."""
+        """True if an exception is the one that was raised here, or was caused by it."""
         while error is not None and error is not self.raised:
             error = error.__cause__ or error.__context__
         return error is not None
@@ -211,7 +211,7 @@ def places(template: Template, scratch: Path) -> list[Place]:
 
 
 def points(scenario: Scenario, found: list[Place], wanted: int | None) -> list[Point]:
-    """What is to be raised: all of it, or as many as `wanted`, always the same; every second one an interrupt."""
+    """Choose what is raised: all of it, or as many as `wanted`, always the same; every second one an interrupt."""
     all_of_it = [
         Point(place, kind, reopen)
         for place in found
@@ -230,7 +230,7 @@ def points(scenario: Scenario, found: list[Place], wanted: int | None) -> list[P
 
 
 def judge(template: Template, point: Point, scratch: Path) -> list[str]:
-    """What is wrong after a run in which an exception was raised."""
+    """Run with one exception raised and return what is wrong afterwards."""
     run = template.run(scratch, Tracer(point.place, point.kind))
     run.conclude(reopen=point.reopen)
     return run.wrong

@@ -27,7 +27,7 @@ SENDS_A_ROUND = 300
 
 
 class Program:
-    """What was sent, what was acknowledged, and how often each thing happened."""
+    """Messages sent and acknowledged, and counts of events."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -26,7 +26,7 @@ INLINE_MS = 3_000
 
 
 def config(request: dict[str, Any]) -> StoreConfig:
-    """What a round asks for."""
+    """The configuration that a round asks for."""
     return replace(
         CONFIG,
         durability=request.get("durability", "commit"),

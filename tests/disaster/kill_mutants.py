@@ -59,7 +59,7 @@ class _Discard(Exception):
 
 
 class _SplitMain:
-    """What firing stores by, where markers and frontiers are two transactions of the main environment."""
+    """Firing's way to store, in which markers and frontiers are two transactions of the main environment."""
 
     def __init__(self, main: Any, frontier_first: bool) -> None:
         self._main = main

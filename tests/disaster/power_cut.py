@@ -41,7 +41,7 @@ QUESTIONED = replace(CONFIG, durability="none", max_open_partitions=64, fire_bat
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """The figures of a run."""
 
     operations: dict[str, int]
     facts: dict[str, int]
@@ -173,7 +173,7 @@ def _differs(trace: Trace, disk: Disk, target: Path) -> list[str]:
 
 
 def _is_group(operation: Operation) -> TypeGuard[Write]:
-    """Whether it writes a group to a segment of the write-ahead log: a file that may have been renamed since."""
+    """True if it writes a group to a segment of the write-ahead log: a file that may have been renamed since."""
     return isinstance(operation, Write) and operation.offset > 0 and _SEGMENT.fullmatch(operation.file.name) is not None
 
 

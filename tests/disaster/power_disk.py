@@ -34,7 +34,7 @@ MODES: tuple[tuple[Keep, Keep], ...] = (
     ("torn", "some"),
     ("all", "some"),
 )
-"""What is kept of (writes, changes of directories) in state after state."""
+"""The share that is kept of (writes, changes of directories) in state after state."""
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class Disk:
                 self._sync_directory(operation.node)
 
     def _sync_directory(self, directory: Directory) -> None:
-        """What was done to it stands, with what was done before that to other directories of the same changes."""
+        """Changes of it stand, with those made before them to other directories of the same changes."""
         covered = {directory}
         standing = []
         for edit in reversed(self._edits):

@@ -43,7 +43,7 @@ DAY_MS = 86_400_000
 
 
 class Held(NamedTuple):
-    """What a key stands for: its last message, and until when it holds at least. message_id None: not heard of."""
+    """The state of a key: its last message, and until when it holds at least. message_id None: not heard of."""
 
     text: str
     message_id: list[int] | None
@@ -53,7 +53,7 @@ class Held(NamedTuple):
 
 @dataclass
 class World:
-    """What there is to be."""
+    """The state that a store is to have."""
 
     texts: set[str] = field(default_factory=set)
     """Messages, pending or in the backlogs."""
@@ -106,7 +106,7 @@ class Work:
             say("done", {**change, **known})
 
     def pending(self, key: str) -> Held | None:
-        """What of a key has not fired, by what was sent; what is due has been fired."""
+        """Pending messages of a key, by what was sent; due ones have fired."""
         held = self.world.keys.get(key)
         return held if held is not None and held.due_ms > self.clock.now_ms() else None
 
@@ -138,7 +138,7 @@ class Work:
         now_ms, messages = self.clock.now_ms(), list[Message]()
         keys: dict[str, Held | None] = {key: self.world.keys.get(key) for key in KEYS}
         rows: dict[str, int] = {}
-        """Of which message a key is now, of those that this sends."""
+        """The message, of those that this sends, that holds a key now."""
         gone, sent = list[str](), list[str]()
         for at in range(self.source.randrange(2, MOST_AT_ONCE + 1)):
             key, replaces = self.source.choice((*KEYS, None)), self.source.random() < 0.5
@@ -265,12 +265,12 @@ def work(path: Path, seed: int, durability: Durability) -> None:
 
 
 def policies_of(store: DelayedStore) -> dict[str, dict[str, Any]]:
-    """What is set, by scope."""
+    """Policies by scope."""
     return {scope: dict(policies.fields_set()) for scope, policies in store.all_policies().items()}
 
 
 class Told:
-    """What was said before a cut: what there is, and what there may be instead."""
+    """Facts before a cut: the state, and the one that there may be instead."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -296,7 +296,7 @@ class Told:
                 self.troubles.append(text)
 
     def troubles_of(self, path: Path, *, relaxed: bool) -> list[str]:
-        """What is wrong with a store that a cut left."""
+        """Question a store that a cut left, and return what is wrong."""
         found = list(self.troubles)
         clock = ManualClock(self.now_ms)
         try:
@@ -319,7 +319,7 @@ class Told:
 
 
 class Seen:
-    """What a store has."""
+    """The state of a store."""
 
     def __init__(self, store: DelayedStore) -> None:
         self.topic = topic = store.topic(TOPIC)

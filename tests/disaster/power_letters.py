@@ -72,7 +72,7 @@ def work(path: Path, seed: int, durability: Durability) -> None:
 
 
 class Told:
-    """What was said before a cut."""
+    """Facts before a cut."""
 
     def __init__(self) -> None:
         self.sent: set[str] = set()
@@ -99,7 +99,7 @@ class Told:
                 self.now_ms = ms
 
     def troubles_of(self, path: Path, *, relaxed: bool) -> list[str]:
-        """What is wrong with a store that a cut left."""
+        """Question a store that a cut left, and return what is wrong."""
         found: list[str] = []
         try:
             with DelayedStore.open(path, replace(QUESTIONED, **SETTINGS), clock=ManualClock(self.now_ms)) as store:

@@ -35,7 +35,7 @@ SECOND_MS = 1_000
 
 
 def asked_by(source: random.Random) -> Asked:
-    """What a schedule is to be."""
+    """The state that a schedule is to have."""
     by_cron, misfires = source.random() < 0.4, source.choice(MISFIRES)
     return Asked(
         step_ms=SECOND_MS * source.choice((60, 120) if by_cron else (20, 45)),
@@ -100,7 +100,7 @@ def change(topic: Topic, source: random.Random) -> None:
 
 @dataclass
 class Twin:
-    """What is known of a name."""
+    """Facts about a name."""
 
     of: TwinSchedule
     exists: bool
@@ -123,7 +123,7 @@ class Twin:
 
 
 class Told:
-    """What was said before a cut: the twins, and those that may be instead."""
+    """Facts before a cut: the twins, and those that may be instead."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -149,7 +149,7 @@ class Told:
                     twin.of.tick(ms)
 
     def troubles_of(self, path: Path, *, relaxed: bool) -> list[str]:
-        """What is wrong with a store that a cut left."""
+        """Question a store that a cut left, and return what is wrong."""
         found, clock = list[str](), ManualClock(self.now_ms)
         try:
             with DelayedStore.open(path, QUESTIONED, clock=clock) as store:
@@ -181,7 +181,7 @@ def occurrences(topic: Topic) -> list[tuple[str, int]]:
 
 
 def doubled(topic: Topic) -> list[str]:
-    """What came twice, or waits though its schedule does not know it."""
+    """Occurrences that came twice, or wait though their schedule does not know them."""
     found = [f"{each} came {count} times" for each, count in Counter(occurrences(topic)).items() if count > 1]
     waiting = Counter((each.occurrence.schedule, each.message_id) for each in topic.scheduled() if each.occurrence)
     known = Counter((each.name, each.next_id) for each in topic.schedules() if each.next_id is not None)

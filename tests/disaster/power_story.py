@@ -25,17 +25,17 @@ from tests.disaster.running import forked, memory, module
 
 
 class Questions(Protocol):
-    """What was said before a cut."""
+    """Facts before a cut."""
 
     def take(self, fact: list[Any]) -> None:
         """Note a fact."""
 
     def troubles_of(self, path: Path, *, relaxed: bool) -> list[str]:
-        """What is wrong with a store that a cut left. relaxed: what was done last may be lost."""
+        """Question a store that a cut left, and return what is wrong. relaxed: what was done last may be lost."""
 
 
 class Story(Protocol):
-    """What a module has."""
+    """The names that a story's module has."""
 
     MUTANTS: Mapping[str, Callable[[], None]]
     """Wrong engines, which the cuts must find out."""

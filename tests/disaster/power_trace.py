@@ -1,4 +1,4 @@
-"""What strace saw of a process, as operations on files and directories in the order in which they happened.
+"""A recording of a process by strace, as operations on files and directories in the order in which they happened.
 
 Only what lies under the recorded directory counts. Descriptors and paths are resolved to the files and directories
 they stood for at that moment, so that a file keeps its writes when it is renamed.
@@ -80,7 +80,7 @@ class Edit:
 
 @dataclass(eq=False)
 class Fact:
-    """What the process said."""
+    """A fact that the process said."""
 
     fact: list[Any]
 
@@ -120,7 +120,7 @@ class Trace:
         self._rest = b""
 
     def operations(self) -> Iterator[Operation]:
-        """What happened, in order. Raises NotUnderstood."""
+        """Operations in order. Raises NotUnderstood."""
         with self._log.open(encoding="ascii") as lines:
             for line in lines:
                 matched = _LINE.match(line.rstrip("\n"))
@@ -176,7 +176,7 @@ class Trace:
         return min([self._number, *under_way])
 
     def _counts_from_beginning(self, call: str, arguments: str) -> bool:
-        """Whether a call is taken when it begins: a write may be on disk then, a closed descriptor be in use again."""
+        """True if a call counts from its beginning: a write may be on disk then, a closed descriptor in use again."""
         if not _writes(call):
             return call == "close"
         entry = self._open.get(int(arguments.split(",", 1)[0]))

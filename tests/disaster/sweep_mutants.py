@@ -45,7 +45,7 @@ def scheduler_dies() -> None:
 
 
 def taken_is_not_given_back() -> None:
-    """What one log gave to a batch is not given back where another cannot be taken."""
+    """A log does not get back what it gave to a batch when another log cannot be taken."""
     Firing._give_back = lambda self, batch: None  # type: ignore[method-assign]
     LoadedPartitions.recover = lambda self: None  # type: ignore[method-assign]
     _nothing_is_torn()

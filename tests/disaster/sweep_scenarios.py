@@ -1,4 +1,4 @@
-"""What the exception sweep does to a store: operations, each with what makes it matter, and the twin that it keeps.
+"""Operations of the exception sweep on a store, each with what makes it matter, and the twin that it keeps.
 
 The twin knows of each message from when on it may come and whether it must: a call that raised leaves in doubt what it
 was to do, and nothing else.
@@ -37,7 +37,7 @@ _ROUNDS, _ROUNDS_AFTER_ERRORS = 4, 100
 
 @dataclass
 class Twin:
-    """What may come, and what must; messages are told apart by their payload."""
+    """Messages that may come, and those that must; they are told apart by their payload."""
 
     from_ms: dict[bytes, int] = field(default_factory=dict)
     """When each message may come, at the earliest."""
@@ -119,7 +119,7 @@ class Run:
             self.flushed()
 
     def flushed(self) -> None:
-        """What was acknowledged is on disk."""
+        """Acknowledgements are on disk."""
         for payload in self.unwritten:
             self.twin.never(payload)
         self.unwritten = []
@@ -148,7 +148,7 @@ class Run:
         self.store.close()
 
     def stopped(self) -> bool:
-        """Whether an environment takes nothing more: memory could not be told of a commit, and the store says so."""
+        """True if an environment takes nothing more: memory could not be told of a commit, and the store says so."""
         engine = self.store._engine
         opened = [each.environment for each in engine.storage.partitions if each.is_open]
         return any(environment.failed is not None for environment in (engine.storage.main, *opened))
@@ -223,9 +223,9 @@ class Scenario(NamedTuple):
     ready: Callable[[Run], None]
     act: Callable[[Run], None]
     background: bool = False
-    """Whether the store has a thread of its own; exceptions are raised in that instead."""
+    """True if the store has a thread of its own; exceptions are raised in that instead."""
     after: Callable[[Run], None] = lambda _: None
-    """What is done at the end whatever was raised."""
+    """Work at the end, whatever was raised."""
 
 
 def waiting_messages(run: Run) -> None:
@@ -316,7 +316,7 @@ def fire(run: Run) -> None:
 
 
 def fire_beside_sends(run: Run) -> None:
-    """What comes before an early firing's time comes late."""
+    """Messages due before an early firing's time are late entries."""
     run.clock.set(START_MS + 998)
     run.store.tick()
     run.send("a", (b"late", 2))
@@ -377,7 +377,7 @@ def close(run: Run) -> None:
 
 
 def cancel(run: Run) -> None:
-    """What is pending, what has fired, what is in a partition that is not loaded."""
+    """Pending messages, fired ones, and those of a partition that is not loaded."""
     for payload in (b"a1", b"a0", b"a4", b"a1"):
         if payload in run.twin.from_ms:
             run.cancel("a", payload)

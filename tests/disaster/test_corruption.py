@@ -31,7 +31,7 @@ PAGE = 4096
 
 @pytest.fixture(scope="module")
 def facts(places: Path) -> Facts:
-    """What is in the store that is copied for each trial."""
+    """The content of the store that is copied for each trial."""
     return build(places / "whole")
 
 
@@ -198,7 +198,7 @@ def test_missing_files_are_found(trials: Trials) -> None:
 
 
 def test_flipped_bits_of_a_segment_are_found_or_harmless(trials: Trials, facts: Facts) -> None:
-    """Of its header, of every group, of what is older and between.
+    """Bits of its header, of every group, of older content and of gaps.
 
     The last group alone can go unseen: broken, it looks as if the power had gone while it was written, and no send
     of it had returned.

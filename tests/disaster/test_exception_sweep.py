@@ -22,7 +22,7 @@ _WANTED = os.environ.get("DUELOG_SWEEP_POINTS", "24" if PROOF else "8")
 def swept(
     scenario: str, wanted: str, mutant: str | None = None, file: str | None = None, enough: int = 1_000
 ) -> list[str]:
-    """What was wrong; a run that hangs ends its process, and another goes on after it."""
+    """Sweep and return what was wrong; a run that hangs ends its process, and another goes on after it."""
     wrong: list[str] = []
     begin = 0
     while True:

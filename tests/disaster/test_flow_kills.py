@@ -27,13 +27,13 @@ Pauses = dict[str, int | None]
 
 
 def paused(store: DelayedStore) -> Pauses:
-    """What the store says of each subscription."""
+    """Pauses of each subscription as the store has them."""
     found = {name: store.topic("t").subscription(name).stats() for name in SUBSCRIPTIONS}
     return {name: stats.paused_until_ms if stats.paused else 0 for name, stats in found.items()}
 
 
 def test_a_process_that_is_killed_keeps_pauses_and_quotas(places: Path) -> None:
-    """What was under way at the kill was done as a whole, or not at all."""
+    """A call that the kill interrupted was done as a whole, or not at all."""
     server, chance, path = Server("tests.disaster.flow_child"), random.Random(KILLS), places / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         store.set_policies(Policies(max_pending=LIMIT), topic="t")

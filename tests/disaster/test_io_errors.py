@@ -38,7 +38,7 @@ ROUNDS = 45
 
 @dataclass
 class Round:
-    """What a child with one failing call said."""
+    """Facts of a child with one failing call."""
 
     reserved: list[str] = field(default_factory=lambda: ["first", "second", "waits"])
     maybe_gone: set[str] = field(default_factory=set)

@@ -83,7 +83,7 @@ class Flips:
 @pytest.mark.fault
 @pytest.mark.series
 def test_a_flipped_bit_in_a_page_is_never_silent_in_use_and_kills_nothing(places: Path) -> None:
-    """What it costs is said by a call or by `check` afterwards; what is harmless costs nothing."""
+    """A call or `check` afterwards reports each loss; a harmless flip costs nothing."""
     facts = build(places / "whole", WIDE, 4)
     flips = Flips(places / "whole")
     undamaged = used(places)
@@ -112,7 +112,7 @@ def test_a_flipped_bit_in_a_page_is_never_silent_in_use_and_kills_nothing(places
 
 
 def used(places: Path, damage: Callable[[Path], object] = lambda store: None) -> Outcome:
-    """What comes of using a damaged copy, hour by hour."""
+    """Use a damaged copy, hour by hour, and return the outcome."""
     store = copy(places / "whole", places / "copy")
     damage(store)
     said, died = forked(lambda: use(store, WIDE, range(9)), places / "report")

@@ -23,7 +23,7 @@ from tests.proof import length, wrong_engines
 
 STATES = length("DUELOG_POWER_CUTS", 40, 150)
 PASSED = [point for point in failpoints.POINTS if not point.startswith("commit.")]
-"""What a recorded run must come by; commits are everywhere."""
+"""Failpoints that a recorded run must pass; commits are everywhere."""
 
 
 def _why_not() -> str | None:

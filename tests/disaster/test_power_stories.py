@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.series, pytest.mark.skipif(WHY_NOT 
 
 
 def cut(story: str, states: int, *more: str) -> dict[str, Any]:
-    """What came of so many states, in a process without threads: it forks for each state."""
+    """Question so many states of a recording, in a process without threads: it forks for each state."""
     command = module("tests.disaster.power_story", story, "--states", str(states), *more)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -37,7 +37,7 @@ def sent(open_store: OpenStore) -> Sent:
 
 
 def unsynced_at(point: str, environment: Environment) -> list[bool]:
-    """Whether the last commit of an environment may not be on disk, each time that a point is reached."""
+    """A list that gets True each time a point is reached while the last commit of an environment may not be on disk."""
     found: list[bool] = []
     failpoints.arm(point, lambda: found.append(environment._unsynced))
     return found
@@ -58,7 +58,7 @@ def test_a_segment_is_released_after_a_sync_of_what_another_commit_applied(sent:
 def test_rows_of_the_main_log_are_not_written_before_the_commit_that_they_follow(
     sent: Sent, clock: ManualClock
 ) -> None:
-    """What has fired is in the main log by a commit: a group behind it alone would be a gap."""
+    """Fired messages are in the main log by a commit: a group behind it alone would be a gap."""
     clock.advance(3 * HOUR_MS)
     sent.store.tick()
     main = sent.store._engine.storage.main

@@ -28,7 +28,7 @@ GOOD: list[list[object]] = [
 
 
 def judged(path: Path, events: list[list[object]]) -> dict[str, int]:
-    """What of a log is wrong."""
+    """Judge a log and return how often each fault was seen."""
     log = path / "log"
     log.write_text("".join(json.dumps(event) + "\n" for event in events) + '["try", "cut o')
     counts = judge(log)

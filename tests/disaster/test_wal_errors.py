@@ -147,7 +147,7 @@ def test_each_of_several_senders_is_told_when_the_wal_fails(
 def test_without_space_for_a_segment_a_send_is_refused_and_may_be_tried_again(
     open_store: OpenStore, failing: Failing, call: str, error: int | None
 ) -> None:
-    """Of the first and of a later one: nothing lies about, and the store goes on when there is space."""
+    """The first and a later one: nothing is left behind, and the store goes on when there is space."""
     calls = failing(call, error)
     calls.armed = True
     store = open_store(config=CONFIG)
@@ -189,7 +189,7 @@ def test_without_space_for_the_unapplied_entries_of_a_partition_sends_go_on_unti
 def test_a_tick_without_space_for_unapplied_entries_goes_on_with_the_rest(
     sent: Sent, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is due is handed out, the tick says StoreFull, and the next one applies the entries when there is space."""
+    """Due messages are handed out, the tick raises StoreFull, and the next applies the entries when there is space."""
     reader = sent.topic.subscribe("reader")
     sent.topic.send(b"soon", deliver_after=1)
     room = no_room(sent.environment(3), monkeypatch)
@@ -277,7 +277,7 @@ def test_a_partition_that_failed_does_not_keep_others_from_applying(sent: Sent, 
 def test_an_interrupt_before_a_group_is_written_concerns_no_other_send(
     sent: Sent, tmp_path: Path, open_store: OpenStore, armed: Armed
 ) -> None:
-    """What it was to hold is not there, and its ids are given out again."""
+    """Its messages are not there, and their ids are given out again."""
     _interrupt(sent, armed, "wal.before")
     sent.send_some("next")
     sent.expect(open_store(sent.crash(tmp_path / "crashed"), CONFIG), ("interrupted",))
@@ -330,7 +330,7 @@ def test_an_interrupt_while_a_group_is_appended_closes_the_store_for_writing(
 def test_a_partition_without_space_for_unapplied_entries_does_not_hold_back_what_is_due(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is due fires all the same, and is handed out."""
+    """Due messages fire all the same, and are handed out."""
     monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 20)
     store = open_store(config=replace(CONFIG, wal_bytes=256 << 10))
     topic = store.topic("a")

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.kill, pytest.mark.series]
 
 KILLS = length("DUELOG_WORKER_KILLS", 4, 12)
 MOST_FACTS = 40
-"""Of what a worker says, before it is killed."""
+"""The most facts that a worker says before it is killed."""
 
 
 def test_a_worker_that_is_killed_does_each_message_and_gives_none_up_early(places: Path) -> None:

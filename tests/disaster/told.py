@@ -1,4 +1,4 @@
-"""What processes told of their work on a store (see working), and what is wrong with it.
+"""Facts that processes told of their work on a store (see working), and the rules that they break.
 
 The rules:
 
@@ -61,13 +61,13 @@ class Told:
         self._delivered: dict[Listener, dict[str, tuple[Id, Id]]] = defaultdict(dict)
         """By text, id and position."""
         self._came: dict[Listener, set[str]] = defaultdict(set)
-        """What was delivered since the store was opened."""
+        """Texts delivered since the store was opened."""
         self._created: set[str] = set()
         self._documents: dict[str, list[str | None]] = defaultdict(lambda: [None])
-        """What each may be: as it was last changed, then as it is being changed."""
+        """The values that each may have: as it was last changed, then as it is being changed."""
         self._draining = False
         self._last: dict[str, set[str]] = {}
-        """What the last commit of each environment was about."""
+        """Texts that the last commit of each environment was about."""
 
     def begin(self, *, draining: bool) -> None:
         """A store is opened. draining: all is received and acknowledged durably, so that nothing comes twice."""
@@ -224,7 +224,7 @@ class Told:
 
 
 def litter(store: DelayedStore) -> Iterator[str]:
-    """What an opened store must not have: leftovers of a crash, damaged snapshots, and findings."""
+    """Faults of an opened store: leftovers of a crash, damaged snapshots, and findings."""
     for unmade in sorted((store.path / "wal").glob("*.tmp")):
         yield f"wal/{unmade.name} is there after opening"
     with store._engine.upkeep.maintenance.lock:  # the scheduler may be at work already

@@ -38,7 +38,7 @@ _DRAIN_S = 900
 
 
 def events(log: Path) -> Iterator[list[Any]]:
-    """What was logged, oldest first; a line cut off by a kill is passed over."""
+    """Events of a log, oldest first; a line cut off by a kill is passed over."""
     with log.open() as lines:
         for line in lines:
             try:

@@ -1,4 +1,4 @@
-"""What torture.py does in a process of its own: threads that use one store, and what happens to them."""
+"""The child process of torture.py: threads that use one store, and what happens to them."""
 
 from __future__ import annotations
 

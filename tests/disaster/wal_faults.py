@@ -88,7 +88,7 @@ class Sent:
         return bool(self.store._engine.storage.partitions.unapplied())
 
     def crash(self, path: Path) -> Path:
-        """What a kill at this moment leaves, in another place."""
+        """Copy the store as a kill at this moment would leave it."""
         shutil.copytree(self.store.path, path)
         return path
 

@@ -19,9 +19,9 @@ from duelog.store.wal.write_batch import single_rows
 SECTOR = 512
 FIRST_GROUP = 4096
 HEADER_BYTES = 32
-"""Of a segment: its checksum, version, size and store."""
+"""Bytes of a segment's header: its checksum, version, size and store."""
 GROUP_BYTES = 28
-"""Of a group, before its rows."""
+"""Bytes of a group before its rows."""
 _GROUP = struct.Struct("<IQIIII")
 """crc, number, sequence, flushed, count, length of the rows."""
 

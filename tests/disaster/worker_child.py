@@ -15,12 +15,12 @@ from tests.disaster.working import say
 
 CONFIG = StoreConfig(map_bytes=1 << 26, wal_bytes=1 << 20, ack_flush_ms=1)
 RETRIES = 3
-"""Of poisoned messages; others have as many as there are kills."""
+"""Retries of poisoned messages; others have as many as there are kills."""
 TOPICS = ("plain", "coroutine", "flaky", "poison")
 
 
 class PoisonedError(Exception):
-    """What running a poisoned message gives."""
+    """The error of a poisoned message."""
 
 
 def run(request: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def run(request: dict[str, Any]) -> None:
 
 
 def is_left(worker: Worker) -> bool:
-    """Whether a task has anything to do still, now or later."""
+    """True if a task has anything left to do, now or later."""
     for name in TOPICS:
         topic = worker.store.topic(name)
         try:

@@ -110,7 +110,7 @@ class Worker:
     """Works on an open store: sends, moves the clock, receives, acknowledges, takes back and compacts, at random."""
 
     numbering = False
-    """Whether a numbered producer of this process is sending."""
+    """True while a numbered producer of this process sends."""
 
     def __init__(self, store: DelayedStore, clock: ManualClock, tag: str, tell: Tell, *, more: bool = False) -> None:
         """`tag` is the seed, and begins every text. more: short delays, schedules, policies and seeks too."""

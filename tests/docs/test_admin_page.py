@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "admin.md").read_text(encoding="utf-8")
 SHOWN = {re.split(r"[?\s]", each)[0].rstrip("/") for each in re.findall(r"`([^`\n]+)`", PAGE)} | {
     word.split("?")[0] for each in re.findall(r"`([^`\n]+)`", PAGE) for word in re.split(r"[\s,]+", each)
 }
-"""What stands in backticks, and each word of it, without queries."""
+"""Texts in backticks, and each word of them, without queries."""
 
 ROOMS = ("topic_resource", "subscription_resource", "stats_resource", "schedule_resource", "store_resource")
 

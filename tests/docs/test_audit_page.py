@@ -23,6 +23,6 @@ def test_the_page_lists_every_table() -> None:
 
 
 def test_the_page_names_every_option() -> None:
-    """As `duelog audit --help` does."""
+    """The page lists the options of `duelog audit --help`."""
     options = {word.strip("[]`,;:") for word in ok("audit", "--help").split() if word.startswith("--")} - {"--help"}
     assert [option for option in sorted(options) if option not in PAGE] == []

@@ -99,7 +99,7 @@ def test_the_restore_drill_brings_back_what_was_there_at_the_backup(
 
 
 def _flat(lines: list[object]) -> list[object]:
-    """What a command printed as JSON, on one line or several."""
+    """The JSON that a command printed, on one line or several."""
     return [each for line in lines for each in (line if isinstance(line, list) else [line])]
 
 
@@ -132,7 +132,7 @@ def test_what_the_docker_file_names_is_there() -> None:
 
 
 def test_the_docker_files_command_serves_a_store_and_its_health(tmp_path: Path) -> None:
-    """As it stands, but for the place and the ports; SIGTERM reaches it and ends it in order."""
+    """Run as printed, but for the place and the ports; SIGTERM reaches it and ends it in order."""
     (entry,), (volume,) = instructions()["ENTRYPOINT"], instructions()["VOLUME"]
     program, *arguments = json.loads(entry)  # the form without a shell
     assert (program, arguments[0]) == ("duelog", "serve")

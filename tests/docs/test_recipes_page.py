@@ -30,7 +30,7 @@ FIRING = StoreConfig(background=True)
 
 @pytest.fixture
 def recipes() -> dict[str, Any]:
-    """What the blocks define, but those that are files of their own."""
+    """Names that the blocks define, but those that are files of their own."""
     names: dict[str, Any] = {}
     for block in BLOCKS:
         if not block.startswith("# "):
@@ -267,7 +267,7 @@ def test_gunicorn_with_four_workers_ends_at_once_with_a_line_that_names_the_cure
     any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")), reason="uvicorn is not installed"
 )
 def test_fastapi_with_four_workers_says_at_once_in_one_line_what_the_cure_is(tmp_path: Path) -> None:
-    """Of uvicorn's processes one has the store, and each of the others ends with that line."""
+    """One of uvicorn's processes has the store, and each of the others ends with that line."""
     files("FastAPI", tmp_path)
     command = [sys.executable, "-m", "uvicorn", "--workers", "4", "--port", "0", "app:app"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:

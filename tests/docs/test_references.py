@@ -44,7 +44,7 @@ def prose(source: Path) -> Iterator[str]:
 
 
 def broken(name: str, section: str, folder: Path) -> str:
-    """What is wrong with a reference made in `folder`; nothing if it leads somewhere."""
+    """The fault of a reference made in `folder`; empty if it leads somewhere."""
     document = next((place / name for place in (ROOT, folder, folder.parent) if (place / name).is_file()), None)
     if document is None:
         return "there is no such document"
@@ -69,7 +69,7 @@ def test_every_document_and_section_that_code_names_exists() -> None:
 
 
 ELSEWHERE = {"contextlib.py", "threading.py", "query.py"}
-"""Of Python, and a user's."""
+"""Modules of Python, and a user's."""
 
 
 def test_every_module_that_code_names_exists() -> None:

@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_the_page_places_namespaces() -> None:
-    """As its text says."""
+    """Each namespace has the owner that the text says."""
     (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     table = parse_placement(text, Path("placement.toml"))
     owners = [table.owner(each) for each in ("acme/orders", "acme/mail", "public/default")]

@@ -43,7 +43,7 @@ LOADS_NOTHING = {
 
 
 def offline(folder: Path) -> subprocess.CompletedProcess[str]:
-    """What `make docs` runs over what it built."""
+    """Run the check that `make docs` makes of what it built."""
     command = [sys.executable, str(SITE / "offline.py"), str(folder)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 

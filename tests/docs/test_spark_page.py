@@ -18,7 +18,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(enc
 
 
 def section(title: str) -> str:
-    """What stands under a heading, up to the next."""
+    """The text under a heading, up to the next."""
     found = re.search(rf"^#+ {re.escape(title)}$(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found is not None, title
     return found[1]

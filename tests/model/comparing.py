@@ -1,4 +1,4 @@
-"""What is compared after each step and at the end: logs, figures, look-ups, and what `check` says."""
+"""Comparisons after each step and at the end: logs, figures, look-ups, and what `check` says."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Comparing(Machine):
         return str(TopicName.parse(topic.name))
 
     def _delayed(self, topic: TwinTopic, sub: TwinSubscription) -> int:
-        """What is pending in partitions, and what is hidden in the main log and not acknowledged by it."""
+        """Messages pending in partitions, and those hidden in the main log and not acknowledged."""
         return sum(log.unfired for log in self.twin.logs(topic)) + sub.not_due(self.twin.now_ms)
 
     def _backlog(self, topic: TwinTopic, sub: TwinSubscription) -> int:

@@ -1,4 +1,4 @@
-"""What every run of the model has in common."""
+"""The settings that every run of the model has in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model test draws: settings, due times, and what a run is about."""
+"""Strategies of the model test: settings, due times, and what a run is about."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LEADS = st.sampled_from((0, 0, 4, 40, 40))
 
 ALL, STORING, HANDING_OUT, INLINE_DELAYS, TAKING_BACK = "all", "storing", "handing out", "inline", "taking back"
 THEMES = (ALL, STORING, HANDING_OUT, INLINE_DELAYS, TAKING_BACK)
-"""What a run is about: all rules together seldom come to the point of any of them."""
+"""The theme of a run: all rules together seldom come to the point of any of them."""
 
 KINDS: st.SearchStrategy[SubscriptionType] = st.sampled_from(("shared", "key_shared", "failover", "exclusive"))
 
@@ -76,7 +76,7 @@ HANDING = (
 HANDING_CALLS = st.lists(
     st.tuples(st.sampled_from(HANDING), PICK, st.sampled_from((0, 0, 1, 5, 30, 300, 1_000))), min_size=10, max_size=25
 )
-"""What consumers do, a number, ms: see `_hand_out`. Hypothesis draws short lists much more often than long ones."""
+"""Action of consumers, a number, ms: see `_hand_out`. Hypothesis draws short lists much more often than long ones."""
 
 TAKING = (
     *("send", "send", "cancel", "move", "move", "now", "ask", "forward", "tick", "every", "follow", "policy"),
@@ -87,7 +87,7 @@ TAKING_CALLS = st.lists(
     min_size=5,
     max_size=25,
 )
-"""What is done to messages that wait, numbers, ms: see `_take_back`."""
+"""A change of messages that wait, numbers, ms: see `_take_back`."""
 
 
 RUNS = st.fixed_dictionaries(
@@ -104,11 +104,11 @@ RUNS = st.fixed_dictionaries(
         "lead_ms": LEADS,
     }
 )
-"""What a run begins with."""
+"""The settings that a run begins with."""
 
 
 def received_something(machine: Any) -> bool:
-    """Whether there is a consumer that was ever given a message."""
+    """True if there is a consumer that was ever given a message."""
     return any(consumer.received for consumer in machine.consumers)
 
 

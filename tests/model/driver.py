@@ -1,4 +1,4 @@
-"""What the model test does to a store besides calling it: it listens, fails writes, and copies it as a crash would."""
+"""Ways of the model test to reach into a store: it listens, fails writes, and copies it as a crash would."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def scratch_directory() -> Path:
 
 @contextmanager
 def recorded() -> Iterator[Recorded]:
-    """What is appended to main logs, and expires, within the block."""
+    """Record what is appended to main logs, and expires, within the block."""
     found = Recorded()
     confirms, messages, rolls = Firing._confirm, ManagedLedger.append_messages, ManagedLedger.roll
     expires = Expiry._expire
@@ -112,7 +112,7 @@ class Told:
         self.histograms = {spec.name: _Teller("", Counter()) for spec in SPECS if spec.kind == "histogram"}
 
     def record_all(self, name: str, values: object, attributes: Mapping[str, str]) -> None:
-        """As `_Teller.record`."""
+        """Ignore them, like `_Teller.record`."""
 
 
 class _Teller:
@@ -125,7 +125,7 @@ class _Teller:
         self._sums[self._name, attributes.get("pulsar.topic", "")] += count
 
     def record(self, value: float, attributes: Mapping[str, str]) -> None:
-        """What a histogram is told says nothing here: it is about time and bytes."""
+        """Ignore it: a histogram is about time and bytes."""
 
 
 class SimulatedCrash(BaseException):

@@ -58,7 +58,7 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
                     sub.paused_until_ms = 0
 
     def _planned_ms(self) -> int | None:
-        """What is next, but for the look for what is old, which a store with a time to live takes for ever."""
+        """The next time, but for the look for old messages, which a store with a time to live takes for ever."""
         engine = self.store._engine
         shortest_ms, engine.policies.shortest_ttl_ms = engine.policies.shortest_ttl_ms, None
         try:

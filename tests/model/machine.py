@@ -171,7 +171,7 @@ class Machine(Stage):
         return partition is None or partition.state is not PartitionState.OPEN
 
     def _follow_schedules(self, now_ms: int, failed: bool) -> None:
-        """What recurs and was due is followed by its next occurrence, in the same slice."""
+        """A due occurrence of a schedule is followed by its next, in the same slice."""
         for topic in self.twin.topics.values():
             if not topic.schedules:
                 continue

@@ -98,7 +98,7 @@ def keeps_keys_of_what_was_cancelled(patch: Patch) -> None:
 
 @broken(TAKING_BACK)
 def replaces_without_cancelling(patch: Patch) -> None:
-    """What takes the place of another comes beside it."""
+    """A message that replaces another comes beside it."""
     patch.setattr(TopicKeys, "_pending", lambda *_: {})
 
 
@@ -121,7 +121,7 @@ def ignores_keys(patch: Patch) -> None:
 
 @broken(INLINE_DELAYS)
 def takes_back_acknowledgements_at_a_seek(patch: Patch) -> None:
-    """What is not due is unacknowledged by a seek past it, though it was received before the clock was set back."""
+    """A seek past a message that is not due unacknowledges it, though it was received before the clock was set back."""
     plain = SubscriptionState.seek
 
     def seek(self: SubscriptionState, mark_delete: Any, not_due: Any, ledgers: Any) -> None:
@@ -133,7 +133,7 @@ def takes_back_acknowledgements_at_a_seek(patch: Patch) -> None:
 
 @broken(HANDING_OUT)
 def waits_for_a_clock_that_was_set_back(patch: Patch) -> None:
-    """What is given back at once comes when the clock shows the time at which it was given back."""
+    """A message given back at once comes when the clock shows the time at which it was given back."""
 
     def take_back(self: Dispatcher, ledger_id: int, entries: Any, at_ms: int, now_ms: int, failed: bool = True) -> None:
         self.outstanding.counts.note_failed(ledger_id, entries, now_ms)
@@ -151,7 +151,7 @@ def serves_every_failover_consumer(patch: Patch) -> None:
 
 @broken(HANDING_OUT)
 def redelivers_without_delay(patch: Patch) -> None:
-    """What is given back comes at once."""
+    """A message that is given back comes at once."""
     nack = Dispatcher.nack
     patch.setattr(
         Dispatcher, "nack", lambda self, consumer, positions, _, now_ms: nack(self, consumer, positions, 0, 0)
@@ -185,7 +185,7 @@ def ignores_quotas(patch: Patch) -> None:
 
 @broken(HANDING_OUT)
 def finds_no_place_when_messages_have_fired(patch: Patch) -> None:
-    """What was pending is still counted."""
+    """Messages that have fired are still counted as pending."""
     patch.setattr(PendingQuotas, "fired", lambda *_: None)
 
 
@@ -249,7 +249,7 @@ def seeks_past_the_first(patch: Patch) -> None:
 
 @broken(TAKING_BACK)
 def keeps_old_policies(patch: Patch) -> None:
-    """What was worked out for a topic stays when policies change."""
+    """Delays worked out for a topic stay when policies change."""
     patch.setattr(DelayPolicies, "changed", lambda self: self._look())
 
 
@@ -288,7 +288,7 @@ def recurs_once(patch: Patch) -> None:
 
 @broken(INLINE_DELAYS)
 def delivers_early_inline(patch: Patch) -> None:
-    """What is in the main log is visible a millisecond before it is due."""
+    """A message in the main log is visible a millisecond before it is due."""
     due_entries = reader._due_entries
     patch.setattr(reader, "_due_entries", lambda run, now_ms: due_entries(run, now_ms + 1))
 
@@ -406,7 +406,7 @@ def forgets_what_waits_at_the_latest(patch: Patch) -> None:
 
 @broken(INLINE_DELAYS)
 def counts_what_waits_as_backlog(patch: Patch) -> None:
-    """What is not yet visible in the main log is not pending, and is backlog."""
+    """A message that is not yet visible in the main log is not pending, and is backlog."""
     _blind_to_what_waits(patch, Figures, "of_topic")
     _blind_to_what_waits(patch, StoreMetrics, "_look")
 

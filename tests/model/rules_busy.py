@@ -39,7 +39,7 @@ class BusyRules(
     """Calls of the other rules, one after the other."""
 
     def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
-        """What a run is about is in every run, whatever rules come after it."""
+        """The theme of a run comes first in every run, whatever rules come after it."""
         if self.theme in (HANDING_OUT, INLINE_DELAYS):
             self.hand_out(handing)
         elif self.theme == TAKING_BACK:
@@ -116,7 +116,7 @@ class BusyRules(
     @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @rule(topic=TOPICS, count=st.integers(1, 3), ms=st.integers(1, 60))
     def fill_a_quota(self, topic: str, count: int, ms: int) -> None:
-        """As many as may be pending are sent, twice; and again when the first of them are due."""
+        """A quota's worth is sent, twice; and again when the first of them are due."""
         topic = self._topic(topic)
         self._set(topic, {"max_pending": count}, delays_alone=False)
         for wait_ms in (0, ms, 2 * ms):

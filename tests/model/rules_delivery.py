@@ -116,7 +116,7 @@ class DeliveryRules(Machine):
         return consumer.received[-len(batch) :]
 
     def _taken(self, consumer: Consumer) -> list[Item]:
-        """What the twin hands out now."""
+        """Messages that the twin hands out now."""
         topic, sub, items = consumer.topic, consumer.twin, []
         for place, times in sub.receive(consumer.number, self.asked, self.twin.now_ms):
             message, position = topic.main[place], topic.position(place)

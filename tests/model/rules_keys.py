@@ -26,7 +26,7 @@ class KeyRules(RestartRules):
     @only(TAKING_BACK)
     @rule(topic=TOPICS, key=KEYS, spec=DUES, hold=HOLDS, replace=st.booleans())
     def send_under_a_key(self, topic: str, key: str, spec: Spec, hold: float | None, replace: bool) -> None:
-        """What the key is of is given back while it holds; else the message is stored, in place of what is pending."""
+        """The holder of the key is the answer while it holds; else the message is stored, in place of a pending one."""
         drawn, dues = self._drawn(topic, [spec])
         there = self.twin.topics.get(topic)
         holder, pending = (None, False) if there is None else self._holder(there, key)
@@ -66,7 +66,7 @@ class KeyRules(RestartRules):
         )
 
     def _holder(self, topic: TwinTopic, key: str) -> tuple[TwinKey | None, bool]:
-        """What a key is of, and whether that is pending; one that was cancelled is none."""
+        """The message of a key, and whether it is pending; one that was cancelled is none."""
         holder = topic.keys.get(key)
         if holder is None or holder.message.cancelled:
             return None, False

@@ -55,7 +55,7 @@ class PolicyRules(Machine):
     @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @rule(number=PICK, fields=KEPT)
     def set_policies(self, number: int, fields: Fields) -> None:
-        """What is kept; with it the delay policies of that scope go, which are not among the fields."""
+        """Set the kept policies; with them the delay policies of that scope go, which are not among the fields."""
         scope = pick(SCOPES, number)
         if isinstance(scope, tuple):
             fields = {
@@ -83,7 +83,7 @@ class PolicyRules(Machine):
 
     @contextmanager
     def _other_timeouts(self) -> Iterator[None]:
-        """What is held when a timeout begins to be in force is held from then on."""
+        """Messages held when a timeout begins to be in force count as held from then on."""
         subs = [sub for topic in self.twin.topics.values() for sub in topic.subscriptions.values()]
         untimed = [sub for sub in subs if not sub.setting("ack_timeout_ms")]
         yield

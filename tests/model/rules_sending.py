@@ -22,7 +22,7 @@ CLEANUP = ("acks.before", "trim.recorded", "trim.part", "delete.recorded", "dele
 
 
 def no_room(store: DelayedStore) -> None:
-    """What a full disk does."""
+    """A send that finds the disk full."""
     raise StoreFull(store.path, "no room, says the test")
 
 

@@ -1,4 +1,4 @@
-"""What a run of the model test begins with: a store on a manual clock, its twin, and the messages of both."""
+"""The stage of a run of the model test: a store on a manual clock, its twin, and the messages of both."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .twin_subscription import TwinSubscription
 from .twin_topic import TwinMessage, TwinTopic, key_of, ttl_of
 
 Item = tuple[int, MessageId, ReceivedMessage]
-"""What a consumer was given: its place in the log, its position, and the message."""
+"""A delivery to a consumer: its place in the log, its position, and the message."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Stage(RuleBasedStateMachine):
         self._begin(run["handing"], run["taking"])
 
     def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
-        """What a run begins with."""
+        """Set up the store and its twin."""
 
     def _subscribe(self, topic: str, name: str, kind: SubscriptionType, initial: str) -> None:
         """A consumer comes."""
@@ -117,7 +117,7 @@ class Stage(RuleBasedStateMachine):
                 shutil.rmtree(self.directory)
 
     def _drain(self) -> None:
-        """What is compared at the end."""
+        """Compare store and twin at the end."""
 
     def _open(self, path: Path) -> None:
         self.store = DelayedStore.open(path, self.config, clock=self.clock)
@@ -136,7 +136,7 @@ class Stage(RuleBasedStateMachine):
         self._same_policies()
 
     def _same_policies(self) -> None:
-        """What is in force is what the twin knows to be set, whatever the store was opened with."""
+        """Policies in force are those that the twin knows to be set, whatever the store was opened with."""
         for topic in self.twin.topics.values():
             for name in (None, *topic.subscriptions):
                 found = self.store.effective_policies(topic.name, name)
@@ -201,7 +201,7 @@ class Stage(RuleBasedStateMachine):
         return [message for message, _ in drawn], self.twin.policies.dues(topic, asked, self.twin.now_ms)
 
     def _pending(self, topic: TwinTopic) -> int:
-        """What is not due yet, in partitions and in the main log."""
+        """Count the messages that are not due yet, in partitions and in the main log."""
         return sum(log.unfired for log in self.twin.logs(topic)) + len(topic.waiting(self.twin.now_ms))
 
     def _places(self, topic: str) -> int:
@@ -210,7 +210,7 @@ class Stage(RuleBasedStateMachine):
         return limit - (0 if twin is None else self._pending(twin)) if limit else 1_000_000
 
     def _over_quota(self, topic: str, dues: Sequence[int]) -> bool:
-        """Whether messages with these due times are more than may be pending."""
+        """True if messages with these due times are more than may be pending."""
         later = sum(due_ms > self.twin.now_ms for due_ms in dues)
         return later > 0 and later > self._places(topic)
 

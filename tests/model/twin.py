@@ -25,7 +25,7 @@ from .twin_topic import TwinLog, TwinMessage, TwinPartition, TwinTopic
 
 @dataclass(frozen=True)
 class TwinSlice:
-    """What a slice of a tick did."""
+    """The counts of a slice of a tick."""
 
     fired: int
     closed: int
@@ -35,7 +35,7 @@ class TwinSlice:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was observed of the engine during a slice of a tick.
+    """Observations of the engine during a slice of a tick.
 
     appended: what was written into main logs, in order. closed: starts of the partitions that are closed or gone;
     there: of those that are there. kept: a topic's ledgers. complete: nothing due was left, says the engine.
@@ -92,7 +92,7 @@ class Twin:
         return [m for log in self.logs(topic) for m in sorted(log.pending, key=lambda m: m.order)]
 
     def is_stored(self, topic: TwinTopic, message: TwinMessage) -> bool:
-        """Whether it can be looked up: its ledger, or its partition, is there."""
+        """True if it can be looked up: its ledger, or its partition, is there."""
         if message.start_ms is not None:
             part = self.partitions.get(message.start_ms)
             return part is not None and topic in part.logs and message in part.logs[topic].messages
@@ -106,7 +106,7 @@ class Twin:
     # -- sending -----------------------------------------------------------------------------------
 
     def is_direct(self, due_ms: int, sent_ms: int) -> bool:
-        """Whether a message that was sent at `sent_ms` goes into the main log if it is written now."""
+        """True if a message that was sent at `sent_ms` goes into the main log if it is written now."""
         part = self.partitions.get(due_ms - due_ms % self.config.partition_ms)
         return due_ms <= sent_ms + self.config.inline_delay_ms or (part is not None and part.closed)
 
@@ -139,7 +139,7 @@ class Twin:
     # -- the tick ------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int, seen: Seen) -> TwinSlice:
-        """What a slice of a tick at `now_ms` does."""
+        """Do what a slice of a tick at `now_ms` does."""
         closed = [part for part in self.partitions.values() if not part.closed and part.start_ms in seen.closed]
         fired = sum(self._fire(topic, now_ms, seen) for topic in self.topics.values())
         for part in self.partitions.values():

@@ -26,11 +26,11 @@ KEPT: Fields = {
     "max_in_flight": 0,
     "max_pending": 0,
 }
-"""What holds where nothing is set; off is 0, and -1 for redeliveries."""
+"""The default of each policy; off is 0, and -1 for redeliveries."""
 
 
 def made_with(config: StoreConfig) -> Fields:
-    """What a store that is made with a configuration keeps of it, as policies of the store."""
+    """The part of a configuration that a store made with it keeps as policies of the store."""
     fields = {field: getattr(config, field) for field in KEPT if hasattr(config, field)}
     return {field: value for field, value in fields.items() if value not in (None, KEPT[field])}
 
@@ -40,7 +40,7 @@ Scope = str | tuple[str, str]
 
 
 class TwinPolicies:
-    """What is set at each scope: the store, the one namespace, a topic by its short name, a subscription of it."""
+    """Policies set at each scope: the store, the one namespace, a topic by its short name, a subscription of it."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.scopes: dict[Scope, Fields] = {STORE: made_with(config)}
@@ -94,5 +94,5 @@ class TwinPolicies:
         return self.scopes[scope]
 
     def remove(self, scope: Scope) -> bool:
-        """Whether anything was set at a scope, which is not any more."""
+        """Remove the policies of a scope; True if anything was set."""
         return bool(self.scopes.pop(scope, None))

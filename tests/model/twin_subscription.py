@@ -12,7 +12,7 @@ _slots = lru_cache(256)(KeySlots)
 
 
 class Entry(Protocol):
-    """What a subscription asks of a message."""
+    """The interface of a message to a subscription."""
 
     @property
     def key(self) -> str | None: ...
@@ -25,7 +25,7 @@ class Entry(Protocol):
 
 
 class TwinSubscription:
-    """What is acknowledged, and where everything else is.
+    """Acknowledged places, and where everything else is.
 
     A place is held by a consumer, waiting for a time, ready, passed over because it is not due, or not read yet.
     Places count the entries of the main log from the topic's beginning; `start` is where the subscription begins.
@@ -39,7 +39,7 @@ class TwinSubscription:
         """Everything before it is acknowledged, trimmed, or from before the subscription's time."""
         self.acked: set[int] = set()
         self.flushed: tuple[int, frozenset[int]] = (start, frozenset())
-        """What is on disk for certain: a mark and acknowledged places."""
+        """The state that is on disk for certain: a mark and acknowledged places."""
         self.unflushed_since_ms: int | None = None
         self.paused_until_ms = 0
         self.kind: str | None = None
@@ -48,7 +48,7 @@ class TwinSubscription:
         self.handed_ms: dict[int, int] = {}
         """Since when what is held counts as held."""
         self.batches: list[tuple[int, set[int]]] = []
-        """What was handed out under a timeout, and since when it counts as held, oldest first."""
+        """Places handed out under a timeout, and since when they count as held, oldest first."""
         self.until_ms: dict[int, int] = {}
         """Until when what is held was said to be held, in place of the timeout."""
         self.waiting: dict[int, int] = {}
@@ -71,7 +71,7 @@ class TwinSubscription:
         return place < self.mark or place in self.acked
 
     def passed(self, limit: int) -> bool:
-        """Whether everything before `limit` is acknowledged."""
+        """True if everything before `limit` is acknowledged."""
         return self.mark >= limit
 
     def backlog(self, end: int) -> int:
@@ -145,7 +145,7 @@ class TwinSubscription:
         return batch
 
     def hold_since(self, places: Sequence[int], since_ms: int) -> None:
-        """What a timeout takes back together; in an earlier batch they do not count any more."""
+        """Messages that a timeout takes back together; in an earlier batch they do not count any more."""
         for _, of_batch in self.batches:
             of_batch.difference_update(places)
         self.batches.append((since_ms, set(places)))
@@ -175,7 +175,7 @@ class TwinSubscription:
         return []
 
     def _fresh(self, room: int, now_ms: int) -> list[int]:
-        """What has become due after the read position, then what is read from there on."""
+        """Messages that have become due behind the read position, then those read from there on."""
         due = sorted(
             (self._log[place].due_ms, place) for place in self.passed_over if self._log[place].due_ms <= now_ms
         )
@@ -270,7 +270,7 @@ class TwinSubscription:
         return count
 
     def _is_ahead(self, place: int, now_ms: int) -> bool:
-        """Whether it has not been read, and would not be handed out now."""
+        """True if it has not been read, and would not be handed out now."""
         return place >= self.read and (self._hidden(place, now_ms) or self._log[place].readable_ms > now_ms)
 
     def begin_at(self, place: int, first: int, now_ms: int) -> None:
@@ -293,7 +293,7 @@ class TwinSubscription:
         self._route({place for place in (*self.times, *self.ready, *self.passed_over) if place < first})
 
     def save(self) -> None:
-        """What is acknowledged is on disk, and may be written again."""
+        """Acknowledgements are on disk, and may be written again."""
         self.flushed = self.mark, frozenset(self.acked)
 
     def flush(self) -> None:
@@ -301,7 +301,7 @@ class TwinSubscription:
         self.unflushed_since_ms = None
 
     def crash(self) -> None:
-        """What was handed out has failed, if it is not found to be acknowledged."""
+        """Deliveries have failed, unless they are found to be acknowledged."""
         self.failed = self.handed.copy()
 
     def restore(self, first: int, acked: set[int]) -> None:

@@ -26,7 +26,7 @@ def ttl_of(number: int) -> int | None:
 
 
 class TwinLetter(NamedTuple):
-    """Of a dead letter: where it came from, the id that it had there, and how often it was delivered."""
+    """The origin of a dead letter: where it came from, the id that it had there, and how often it was delivered."""
 
     topic: str
     subscription: str
@@ -35,7 +35,7 @@ class TwinLetter(NamedTuple):
 
     @property
     def properties(self) -> dict[str, str]:
-        """What tells a consumer of the dead-letter topic where it came from, and why."""
+        """Properties that tell a consumer of the dead-letter topic where it came from, and why."""
         return {
             "REAL_TOPIC": self.topic,
             "REAL_SUBSCRIPTION": self.subscription,
@@ -68,9 +68,9 @@ class TwinMessage:
     waits: bool = False
     """It went into the main log before it was due."""
     first_id: MessageId | None = None
-    """Of a postponed message: the id of what was postponed first."""
+    """The id of the message that was postponed first, in a postponed message."""
     letter: TwinLetter | None = None
-    """What it says, if it is a dead letter."""
+    """The origin, if it is a dead letter."""
     ttl_ms: int | None = None
     """Its own time to live."""
 
@@ -79,7 +79,7 @@ class TwinMessage:
         return None if self.ttl_ms is None else self.due_ms + self.ttl_ms
 
     def is_for(self, subscription: str, now_ms: int) -> bool:
-        """Whether a subscription is to get it: it is addressed to it, or to all, and is not too old."""
+        """True if a subscription is to get it: it is addressed to it, or to all, and is not too old."""
         return self.addressee in (None, subscription) and (self.expires_ms is None or self.expires_ms > now_ms)
 
     @property
@@ -100,12 +100,12 @@ class TwinLedger:
     count: int = 0
     closed_ms: int | None = None
     ledger_id: int = -1
-    """As the engine calls it, learned when the two are compared."""
+    """The engine's name of it, learned when the two are compared."""
 
 
 @dataclass
 class TwinKey:
-    """What a deduplication key is of, and until when it holds although that has fired."""
+    """The message of a deduplication key, and until when the key holds although that has fired."""
 
     message: TwinMessage
     until_ms: int
@@ -123,7 +123,7 @@ class TwinProducer:
         return max(self.stored, default=-1)
 
     def numbering(self, first: int | None) -> tuple[int | None, int]:
-        """What to ask for, None where the producer is to go on by itself, and the number that a batch then begins with.
+        """The number to ask for, None where the producer goes on by itself, and the number that a batch then begins with.
 
         It goes on after what is stored; where more may have been tried, it is told to go on after that.
         """
@@ -171,11 +171,11 @@ class TwinTopic:
 
     @property
     def keeper(self) -> TwinSubscription | None:
-        """Of a dead-letter topic: the subscription that keeps its letters until they are requeued or purged."""
+        """The subscription of a dead-letter topic that keeps its letters until they are requeued or purged."""
         return self.subscriptions.get(KEEPER)
 
     def gives(self, place: int, sub: TwinSubscription, now_ms: int) -> bool:
-        """Whether a subscription is to get a message: it is for it, and has not outlived the policies' time to live."""
+        """True if a subscription is to get a message: it is for it, and has not outlived the policies' time to live."""
         message, ttl_ms = self.main[place], 0 if sub is self.keeper else sub.setting("ttl_ms")
         return message.is_for(sub.name, now_ms) and not (ttl_ms and message.due_ms + ttl_ms <= now_ms)
 
@@ -184,7 +184,7 @@ class TwinTopic:
         return next((at for at, message in enumerate(self.main) if message.readable_ms > now_ms), len(self.main))
 
     def waiting(self, now_ms: int) -> list[TwinMessage]:
-        """What is kept of the main log and not due yet, by due time."""
+        """Messages kept in the main log and not due yet, by due time."""
         return sorted(
             (message for message in self.main[self.first :] if message.waits and message.due_ms > now_ms),
             key=lambda message: message.due_ms,
@@ -236,7 +236,7 @@ class TwinLog:
 
     @property
     def unfired(self) -> int:
-        """As the engine counts what is to come."""
+        """Pending messages as the engine counts them."""
         return len(self.pending) + self.left_over
 
 

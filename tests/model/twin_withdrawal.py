@@ -12,7 +12,7 @@ from .twin_topic import TwinLog, TwinMessage, TwinTopic
 
 
 class Moved(NamedTuple):
-    """What a request to reschedule does: (row, message) of entries for partitions, and of those for the main log."""
+    """Effect of a request to reschedule: (row, message) of entries for partitions, and of those for the main log."""
 
     appended: list[tuple[int, TwinMessage]]
     direct: list[tuple[int, TwinMessage]]
@@ -27,7 +27,7 @@ def _find(twin: Twin, topic: TwinTopic, message_id: MessageId) -> tuple[TwinLog,
 
 
 def outcome(twin: Twin, topic: TwinTopic, message_id: MessageId) -> Outcome:
-    """What cancelling a message answers, if nothing is done about it."""
+    """The answer to cancelling a message, if nothing is done about it."""
     size = topic.sizes().get(message_id.ledger_id)
     if size is not None:
         return Outcome.FIRED if message_id.entry_id < size else Outcome.UNKNOWN

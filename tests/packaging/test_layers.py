@@ -23,7 +23,7 @@ def floor_of(name: str) -> str | None:
 
 
 def wrong_imports(source: str, module: str, *, is_package: bool) -> list[str]:
-    """What a module imports from a floor to its right, or by a floor's bare name, one line each."""
+    """Imports of a module from a floor to its right, or by a floor's bare name, one line each."""
     package = module if is_package else module.rpartition(".")[0]
     own = floor_of(module)
     assert own is not None

@@ -65,7 +65,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def installed_files(wheel: Path) -> set[str]:
-    """What a wheel puts into site-packages beside its metadata."""
+    """The files that a wheel puts into site-packages beside its metadata."""
     with ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
