@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+
+Case = TypeVar("Case")
 
 PROOF = "DUELOG_PROOF" in os.environ
 """Set by `make proof`, which runs what is marked `series` or `proof`."""
@@ -15,6 +17,11 @@ PROOF = "DUELOG_PROOF" in os.environ
 def length(variable: str, quick: int, proof: int) -> int:
     """The length of a series: the environment's `variable`, else `proof` in `make proof` and `quick` elsewhere."""
     return int(os.environ.get(variable, proof if PROOF else quick))
+
+
+def sample(cases: Iterable[Case], every: int) -> list[Case]:
+    """Keep one of `every` cases; all of them in `make proof`."""
+    return list(cases)[:: 1 if PROOF else every]
 
 
 def wrong_engines(engines: Iterable[Any], *samples: Any) -> list[Any]:

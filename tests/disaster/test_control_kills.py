@@ -65,7 +65,7 @@ def request_of(world: World, chance: random.Random, number: int) -> tuple[str, d
 
 
 def test_what_a_killed_process_has_answered_by_the_control_socket_is_there(places: Path) -> None:
-    """An unanswered request is done or not, never in part: keys, upserts, pauses, policies; the next process answers."""
+    """An unanswered request is done whole or not at all: keys, pauses, policies; the next process answers."""
     server, chance, path = Server("tests.disaster.control_child"), random.Random(KILLS), places / "store"
     world, answered, unanswered = World(), 0, 0
     with DelayedStore.open(path, HOLDING, clock=ManualClock(START_MS)) as store:

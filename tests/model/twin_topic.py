@@ -123,7 +123,7 @@ class TwinProducer:
         return max(self.stored, default=-1)
 
     def numbering(self, first: int | None) -> tuple[int | None, int]:
-        """The number to ask for, None where the producer goes on by itself, and the number that a batch then begins with.
+        """The number to ask for, None where the producer goes on by itself, and the number that a batch begins with.
 
         It goes on after what is stored; where more may have been tried, it is told to go on after that.
         """
