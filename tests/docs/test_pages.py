@@ -66,6 +66,16 @@ def test_every_wrong_engine_on_the_page_is_there() -> None:
     assert named - MUTANTS == set()
 
 
+def test_every_suite_of_wrong_engines_is_run_when_its_code_changes() -> None:
+    """The table of `.ci/run` has each, and the places whose code it breaks."""
+    table = re.search(r'^suites="\\\n(.*?)"$', (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert table is not None
+    suites = {suite: places for suite, *places in map(str.split, table[1].splitlines())}
+    assert [path for row in suites.items() for path in (row[0], *row[1]) if not (ROOT / path).exists()] == []
+    marking = [path for path in (ROOT / "tests").rglob("test_*.py") if "wrong_engines(" in path.read_text("utf-8")]
+    assert {str(path.relative_to(ROOT)) for path in marking if path != Path(__file__)} <= suites.keys()
+
+
 def test_every_failpoint_on_the_page_is_reached() -> None:
     """Names with a dot in backticks are those that the code says to `reach`."""
     named = set(re.findall(r"`([a-z]+\.[a-z]+)`", SECTION))
