@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple, cast
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from ...store.errors import InvalidArgument
 from ..protocol.loop_calls import Loop, Timer
@@ -34,6 +34,18 @@ _MOST_WAITS = 4_096
 
 BROKER_PREFIX = "pulsar_broker_topic_list_"
 PROXY_PREFIX = "pulsar_proxy_topic_list_"
+
+FIGURES = (
+    ("memory_used_bytes", "gauge", "bytes in use for topic lists"),
+    ("memory_limit_bytes", "gauge", "bytes that may be used; 0: any"),
+    ("queue_size", "gauge", "requests that wait"),
+    ("queue_max_size", "gauge", "requests that may wait; 0: any number"),
+    ("wait_time_ms", "summary", "how long was waited"),
+    ("wait_time_ms_created", "gauge", "since when waits are counted, seconds since 1970"),
+    ("timeout_total", "counter", "requests that were not served in time"),
+    ("timeout_created", "gauge", "since when they are counted, likewise"),
+)
+"""The metrics of PIP-442 for each kind of memory: last part of the name, type, description."""
 
 
 class PermitError(Exception):
@@ -352,32 +364,27 @@ class DualMemoryLimiter:
         self.direct.close()
 
     def collect(self, prefix: str, cluster: str) -> Iterator[Metric]:
-        """The metrics of PIP-442: twelve, 26 series, named with `prefix`."""
-        kinds = (
-            ("heap", "topic lists being made", self.heap),
-            ("direct", "frames with topic lists being written", self.direct),
-        )
+        """Yield the metrics of PIP-442, named with `prefix`."""
         labels = {"cluster": cluster}
-        for kind, what, semaphore in kinds:
-            for name, text, value in (
-                ("memory_used_bytes", f"Memory in use for {what}, bytes", semaphore.acquired),
-                ("memory_limit_bytes", f"Memory that may be used for {what}, bytes; 0: any", semaphore.max_permits),
-                ("queue_size", f"Requests that wait for memory for {what}", semaphore.queue_size),
-                ("queue_max_size", f"Requests that may wait for memory for {what}; 0: any", semaphore.max_queue),
-            ):
-                gauge = GaugeMetricFamily(f"{prefix}{kind}_{name}", text, labels=list(labels))
-                gauge.add_metric([cluster], value)
-                yield gauge
-            # prometheus_client's Summary has no quantiles, so this one is put together here
-            name = f"{prefix}{kind}_wait_time_ms"
-            summary = Metric(name, f"Milliseconds that requests waited for memory for {what}", "summary")
-            for quantile, waited in semaphore.waits.quantiles().items():
-                summary.add_sample(name, {**labels, "quantile": str(quantile)}, waited)
-            summary.add_sample(f"{name}_count", labels, semaphore.waits.count)
-            summary.add_sample(f"{name}_sum", labels, semaphore.waits.sum_ms)
-            summary.add_sample(f"{name}_created", labels, self.created)
-            yield summary
-            text = f"Requests that got no memory in time for {what}"
-            counter = CounterMetricFamily(f"{prefix}{kind}_timeout", text, labels=list(labels))
-            counter.add_metric([cluster], semaphore.timeouts, created=self.created)
-            yield counter
+        for kind, semaphore in (("heap", self.heap), ("direct", self.direct)):
+            waits = semaphore.waits
+            values = {
+                "memory_used_bytes": semaphore.acquired,
+                "memory_limit_bytes": semaphore.max_permits,
+                "queue_size": semaphore.queue_size,
+                "queue_max_size": semaphore.max_queue,
+                "wait_time_ms_created": self.created,
+                "timeout_total": semaphore.timeouts,
+                "timeout_created": self.created,
+            }
+            for name, metric, text in FIGURES:
+                full_name = f"{prefix}{kind}_{name}"
+                family = Metric(full_name.removesuffix("_total"), f"PIP-442, {kind}: {text}", metric)
+                if metric == "summary":  # prometheus_client's own has no quantiles
+                    for quantile, waited in waits.quantiles().items():
+                        family.add_sample(full_name, {**labels, "quantile": str(quantile)}, waited)
+                    family.add_sample(f"{full_name}_count", labels, waits.count)
+                    family.add_sample(f"{full_name}_sum", labels, waits.sum_ms)
+                else:
+                    family.add_sample(full_name, labels, values[name])
+                yield family

@@ -1,6 +1,6 @@
 """The engine's metrics, counted for one store without an SDK: instruments that add up, and gauges that are read.
 
-What has a topic is told by topic or, where there are to be no such series, by namespace; histograms by namespace.
+Series of a topic are by topic or, where there are to be none, by namespace; histograms are by namespace.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from .metric_names import label_name, labels_of, prometheus_name
 from .text_format import Page, Shown, label
 
 Values = tuple[str, ...]
-"""Of a metric's labels, but for the cluster."""
+"""Values of a metric's labels, but for the cluster."""
 
 _TOPIC, _NAMESPACE = "pulsar.topic", "pulsar.namespace"
 
@@ -29,90 +28,80 @@ _TOPIC, _NAMESPACE = "pulsar.topic", "pulsar.namespace"
 class _Tally(Counter):
     """A sum by labels."""
 
-    def __init__(self, name: str, unit: str, description: str, attributes: Values) -> None:
-        self.attributes = attributes
-        self.sums: dict[Values, float] = {}
+    def __init__(self, spec: engine.Spec, attributes: Values) -> None:
+        self._attributes = attributes
+        self.series: dict[Values, float] = {}
         self._lock = threading.Lock()
 
     def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
-        """Add to the sum of these attributes."""
-        key = tuple(attributes[each] for each in self.attributes)
+        key = tuple(attributes[each] for each in self._attributes)
         with self._lock:
-            self.sums[key] = self.sums.get(key, 0) + amount
+            self.series[key] = self.series.get(key, 0) + amount
 
 
 class _Buckets(Histogram):
-    """Counts by bucket, and sums, by labels."""
+    """Counts by bucket, and at their end the sum of the values, by labels."""
 
-    def __init__(self, name: str, unit: str, description: str, attributes: Values) -> None:
-        self.instrument = name
-        self.attributes = attributes
-        self.bounds = engine.BOUNDARIES.get(unit, engine.COUNTS)
-        self.found: dict[Values, tuple[npt.NDArray[np.int64], list[float]]] = {}
-        """Counts, and the sum."""
+    def __init__(self, spec: engine.Spec, attributes: Values) -> None:
+        self._attributes = attributes
+        self.bounds = engine.BOUNDARIES.get(spec.unit, engine.COUNTS)
+        self.series: dict[Values, npt.NDArray[np.float64]] = {}
         self._bounds = np.array(self.bounds)
         self._lock = threading.Lock()
 
     def record(self, amount: float, attributes: Any = None, context: Any = None) -> None:
-        """Count one."""
         with self._lock:
-            counts, total = self._of(attributes)
+            counts = self._of(attributes)
             counts[bisect_left(self.bounds, amount)] += 1
-            total[0] += amount
+            counts[-1] += amount
 
     def record_all(self, values: npt.NDArray[np.float64], attributes: Mapping[str, str]) -> None:
-        """Count many."""
-        found = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self.bounds) + 1)
+        counted = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self.bounds) + 1)
         with self._lock:
-            counts, total = self._of(attributes)
-            counts += found
-            total[0] += float(values.sum())
+            counts = self._of(attributes)
+            counts[:-1] += counted
+            counts[-1] += values.sum()
 
-    def _of(self, attributes: Mapping[str, str]) -> tuple[npt.NDArray[np.int64], list[float]]:
-        key = tuple(attributes[each] for each in self.attributes)
-        found = self.found.get(key)
-        if found is None:
-            found = self.found[key] = (np.zeros(len(self.bounds) + 1, dtype=np.int64), [0.0])
-        return found
+    def _of(self, attributes: Mapping[str, str]) -> npt.NDArray[np.float64]:
+        key = tuple(attributes[each] for each in self._attributes)
+        counts = self.series.get(key)
+        if counts is None:
+            counts = self.series[key] = np.zeros(len(self.bounds) + 2)
+        return counts
 
 
 class EngineFigures(engine.Instruments):
     """The instruments of one store. Thread-safe."""
 
+    listening = True
+
     def __init__(self, cluster: str, *, by_topic: bool) -> None:
         self._cluster = label("cluster", cluster)
-        self._by_topic = by_topic
         self.stores = weakref.WeakSet()
-        self.counters = {}
-        self.histograms = {}
+        self._tallies: dict[str, _Tally] = {}
         self._buckets: dict[str, _Buckets] = {}
         self._labels: dict[str, Values] = {}
         for spec in engine.SPECS:
-            wanted = {each for each in labels_of(spec) if by_topic or each != "topic"}
-            attributes = tuple(each for each in spec.attributes if label_name(each) in wanted - {"cluster"})
-            self._labels[spec.name] = attributes
-            made = (spec.name, spec.unit, spec.description, attributes)
-            if spec.kind == "counter" and spec.name not in engine.OBSERVED:
-                self.counters[spec.name] = _Tally(*made)
-            elif spec.kind == "histogram":
-                self.histograms[spec.name] = self._buckets[spec.name] = _Buckets(*made)
-
-    @property
-    def listening(self) -> bool:
-        """They always are."""
-        return True
+            wanted = {each for each in labels_of(spec) if by_topic or each != "topic"} - {"cluster"}
+            attributes = self._labels[spec.name] = tuple(each for each in spec.attributes if label_name(each) in wanted)
+            if spec.kind == "histogram":
+                self._buckets[spec.name] = _Buckets(spec, attributes)
+            elif spec.kind == "counter" and spec.name not in engine.OBSERVED:
+                self._tallies[spec.name] = _Tally(spec, attributes)
+        self.counters = {**self._tallies}
+        self.histograms = {**self._buckets}
 
     def record_all(self, name: str, values: npt.NDArray[np.float64], attributes: engine.Attributes) -> None:
         """Record many values in a histogram."""
         self._buckets[name].record_all(values, attributes)
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted."""
-        for counter in self.counters.values():
-            if isinstance(counter, _Tally) and _TOPIC in counter.attributes:
-                at = counter.attributes.index(_TOPIC)
-                for key in [each for each in list(counter.sums) if each[at] == topic]:
-                    counter.sums.pop(key, None)
+        """Drop the counts of a topic that was deleted."""
+        for name, tally in self._tallies.items():
+            if _TOPIC in self._labels[name]:
+                at = self._labels[name].index(_TOPIC)
+                for key in [each for each in list(tally.series) if each[at] == topic]:
+                    tally.series.pop(key, None)
 
     # -- the page ------------------------------------------------------------------------------------
 
@@ -121,52 +110,34 @@ class EngineFigures(engine.Instruments):
         for spec in engine.SPECS:
             if spec.name in engine.OF_TOPICS:
                 continue
-            name = prometheus_name(spec)
-            lines = page.lines(name)
-            if spec.kind == "histogram":
-                self._write_histogram(name, lines, self._buckets[spec.name], shown)
-                continue
-            sums: dict[Values, float] = {}
-            if spec.kind == "counter":
-                counter = self.counters[spec.name]
-                for own, value in list(counter.sums.items()) if isinstance(counter, _Tally) else ():
-                    key = self._shown(spec.name, own, shown)
-                    sums[key] = sums.get(key, 0) + value
-                if not self._labels[spec.name]:
-                    sums.setdefault((), 0)
-            else:
-                for each in store.observe(spec.name):
-                    found = each.attributes or {}
-                    own = tuple(str(found[attribute]) for attribute in self._labels[spec.name])
-                    key = self._shown(spec.name, own, shown)
-                    sums[key] = sums.get(key, 0) + each.value
+            name, attributes = prometheus_name(spec), self._labels[spec.name]
+            sums: dict[Values, Any] = {}
+            for own, value in self._series(spec, store):
+                labels = dict(zip(attributes, own, strict=True))
+                if _TOPIC in labels:
+                    labels[_TOPIC] = shown.topic(labels[_TOPIC])
+                if _NAMESPACE in labels:
+                    labels[_NAMESPACE] = shown.namespace(labels[_NAMESPACE])
+                key = tuple(labels.values())
+                sums[key] = sums[key] + value if key in sums else value
+            if spec.kind == "counter" and not attributes:
+                sums.setdefault((), 0)
+            page.lines(name)
             for key, value in sums.items():
-                lines.append(f"{name}{{{self._within(spec.name, key)}}} {value!r}\n")
+                pairs = zip(attributes, key, strict=True)
+                within = ",".join([self._cluster, *(label(label_name(attribute), each) for attribute, each in pairs)])
+                if spec.kind == "histogram":
+                    *counts, total = value.tolist()
+                    page.add_histogram(name, within, self._buckets[spec.name].bounds, map(int, counts), total)
+                else:
+                    page.add(name, within, value)
 
-    def _shown(self, name: str, key: Values, shown: Shown) -> Values:
-        """The key of the series that has the figures of a key."""
-        values = dict(zip(self._labels[name], key, strict=True))
-        if _TOPIC in values:
-            values[_TOPIC] = shown.topic(values[_TOPIC])
-        if _NAMESPACE in values:
-            values[_NAMESPACE] = shown.namespace(values[_NAMESPACE])
-        return tuple(values.values())
-
-    def _within(self, name: str, key: Values) -> str:
-        pairs = zip(self._labels[name], key, strict=True)
-        return ",".join([self._cluster, *(label(label_name(attribute), value) for attribute, value in pairs)])
-
-    def _write_histogram(self, name: str, lines: list[str], buckets: _Buckets, shown: Shown) -> None:
-        found: dict[Values, tuple[npt.NDArray[np.int64], float]] = {}
-        for own, (counts, total) in list(buckets.found.items()):
-            key = self._shown(buckets.instrument, own, shown)
-            before = found.get(key)
-            found[key] = (counts, total[0]) if before is None else (before[0] + counts, before[1] + total[0])
-        for key, (counts, seconds) in found.items():
-            within = self._within(buckets.instrument, key)
-            bounds = [*map(str, buckets.bounds), "+Inf"]
-            lines.extend(
-                f'{name}_bucket{{{within},le="{bound}"}} {count}\n'
-                for bound, count in zip(bounds, accumulate(counts.tolist()), strict=True)
-            )
-            lines.append(f"{name}_count{{{within}}} {int(counts.sum())}\n{name}_sum{{{within}}} {seconds!r}\n")
+    def _series(self, spec: engine.Spec, store: engine.StoreMetrics) -> Iterable[tuple[Values, Any]]:
+        if spec.kind == "histogram":
+            return list(self._buckets[spec.name].series.items())
+        if spec.kind == "counter":
+            return list(self._tallies[spec.name].series.items())
+        return [
+            (tuple(str((each.attributes or {})[name]) for name in self._labels[spec.name]), each.value)
+            for each in store.observe(spec.name)
+        ]

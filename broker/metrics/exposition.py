@@ -1,8 +1,8 @@
-"""`/metrics`: the engine's, the broker's, those of PIP-442 and of the process, in Prometheus' text format.
+"""`/metrics`: the metrics of the engine, the broker, PIP-442 and the process, in Prometheus' text format.
 
-One page is in memory at a time. What asks while one is made gets that one; the next is made when the last one has left
-for all who asked, or was not taken in time. The loop's thread copies what belongs to it, some at a time; a worker reads
-the store and writes the text.
+One page is in memory at a time. A scrape that begins while a page is made gets that one; the next page is made when the
+last has left for all who asked, or was not taken in time. The loop's thread copies its own figures, some at a time; a
+worker reads the store and writes the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,10 @@ from ..listing.memory_limits import BROKER_PREFIX, DualMemoryLimiter
 from ..produce.producers import Producers
 from ..produce.sends import OpenProducer
 from ..protocol.loop_calls import LoopCalls, Workers
-from .connection_figures import ConnectionCounts, ConnectionFigures
 from .engine_figures import EngineFigures
-from .latencies import Durations, PublishDurations, passed_since
-from .loop_lag import LoopLag
+from .latencies import Durations, LoopLag, PublishDurations
 from .rates import Rates
-from .text_format import Page, Shown, label, labels
+from .text_format import Page, Shown, label
 from .topic_figures import copy_topics, write_topics
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class _Scrape:
 
 
 class Exposition:
-    """Counts what passes, and makes the page. Of the event loop's thread, but for what workers are given."""
+    """Counts sends and dispatches, and makes the page. Of the event loop's thread, but for the work of workers."""
 
     def __init__(
         self,
@@ -91,8 +90,10 @@ class Exposition:
         self._process = ProcessCollector(registry=None)
         self._scrape_s = 0.0
         self._scrape: _Scrape | None = None
-        self.connections: Callable[[], Iterable[ConnectionFigures]] = tuple
-        self.connection_counts: Callable[[], ConnectionCounts] = lambda: ConnectionCounts(0, 0, 0)
+        self.connections: Callable[[], Iterable[tuple[int, int, Collection[str]]]] = tuple
+        """Of each connection, bytes queued, requests under way, and why it is not read."""
+        self.connection_counts: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
+        """Connections admitted, refused and closed since the start."""
         self.watching: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         """Watchers of topic lists, bytes of names that they keep, changes that wait for them."""
         self._engine = EngineFigures(cluster, by_topic=by_topic)
@@ -118,7 +119,7 @@ class Exposition:
             self._store_metrics.close()
         self._producers.sends.received = None
 
-    # -- what passes ---------------------------------------------------------------------------------
+    # -- counting ------------------------------------------------------------------------------------
 
     def _received(self, producer: OpenProducer, came: list[float]) -> None:
         self._published.add(producer.topic_name, time.monotonic(), came)
@@ -129,7 +130,7 @@ class Exposition:
         if any(messages.redelivery_counts):
             dues = [due for due, count in zip(dues, messages.redelivery_counts, strict=True) if not count]
         if dues:
-            self._dispatched.add_group(passed_since(self._store.clock.now_ms(), dues, 0.001))
+            self._dispatched.add_passed(self._store.clock.now_ms(), dues, 0.001)
 
     def _topics_changed(self, events: list[TopicEvent]) -> None:
         """Forget topics that were deleted. A thread of the engine calls."""
@@ -149,8 +150,14 @@ class Exposition:
         """The page, until the body ends: the next one is made then."""
         scrape = self._scrape
         if scrape is None or scrape.making.done():
-            last = None if scrape is None else scrape.left
-            scrape = self._scrape = _Scrape(asyncio.get_running_loop().create_task(self._make_after(last)))
+            left = None if scrape is None else scrape.left
+
+            async def make() -> bytes:
+                if left is not None:
+                    await left.wait()
+                return await self._make()
+
+            scrape = self._scrape = _Scrape(asyncio.create_task(make()))
         scrape.readers += 1
         scrape.left.clear()
         try:
@@ -161,11 +168,6 @@ class Exposition:
                 scrape.left.set()
                 if self._scrape is scrape and scrape.making.done():
                     self._scrape = None
-
-    async def _make_after(self, last: asyncio.Event | None) -> bytes:
-        if last is not None:
-            await last.wait()
-        return await self._make()
 
     async def _make(self) -> bytes:
         began, metrics = time.monotonic(), self._store_metrics
@@ -197,7 +199,7 @@ class Exposition:
         return found
 
     def _write_traffic(self, page: Page) -> None:
-        """What is of no topic: durations, errors, totals."""
+        """Write durations, errors and totals over all topics."""
         within, sends = self._in_cluster, self._producers.sends
         page.add_durations("duelog_broker_publish_seconds", within, self._published.total)
         page.add_durations("duelog_broker_dispatch_seconds", within, self._dispatched)
@@ -205,12 +207,11 @@ class Exposition:
         page.add("duelog_broker_event_loop_lag_longest_seconds", within, self._lag.longest_s)
         before = self._published.before
         name = "pulsar_broker_publish_latency"
-        lines = page.lines(name)
         for quantile in _QUANTILES:
-            value = before.quantile(quantile) * 1_000
-            lines.append(f'{name}{{{within},quantile="{quantile}"}} {value if before.count else "NaN"}\n')
+            page.add(name, f'{within},quantile="{quantile}"', before.quantile(quantile) * 1_000)
         total = self._published.total
-        lines.append(f"{name}_count{{{within}}} {total.count}\n{name}_sum{{{within}}} {total.sum_s * 1_000!r}\n")
+        page.add(name, within, total.count, "_count")
+        page.add(name, within, total.sum_s * 1_000, "_sum")
         page.lines("duelog_broker_send_errors_total")
         for error, count in sends.errors.items():
             page.add("duelog_broker_send_errors_total", f"{within},{label('error', error.name.lower())}", count)
@@ -219,22 +220,21 @@ class Exposition:
 
     async def _write_connections(self, page: Page) -> None:
         within = self._in_cluster
-        counts = self.connection_counts()
-        paused: dict[str, int] = {}
+        admitted, refused, closed = self.connection_counts()
+        paused: Counter[str] = Counter()
         queued = longest = requests = active = 0
-        for active, each in enumerate(self.connections(), 1):
+        for active, (queued_bytes, pending, reasons) in enumerate(self.connections(), 1):
             if not active % _SLICE:
                 await asyncio.sleep(0)
-            queued += each.queued_bytes
-            longest = max(longest, each.queued_bytes)
-            requests += each.pending_requests
-            for reason in each.paused:
-                paused[reason] = paused.get(reason, 0) + 1
+            queued += queued_bytes
+            longest = max(longest, queued_bytes)
+            requests += pending
+            paused.update(reasons)
         page.add("pulsar_active_connections", within, active)
-        page.add("pulsar_connection_created_total_count", within, counts.admitted + counts.refused)
-        page.add("pulsar_connection_create_success_count", within, counts.admitted)
-        page.add("pulsar_connection_create_fail_count", within, counts.refused)
-        page.add("pulsar_connection_closed_total_count", within, counts.closed)
+        page.add("pulsar_connection_created_total_count", within, admitted + refused)
+        page.add("pulsar_connection_create_success_count", within, admitted)
+        page.add("pulsar_connection_create_fail_count", within, refused)
+        page.add("pulsar_connection_closed_total_count", within, closed)
         page.add("duelog_broker_pending_requests", within, requests)
         page.add("duelog_broker_write_queue_bytes", within, queued)
         page.add("duelog_broker_write_queue_longest_bytes", within, longest)
@@ -247,24 +247,21 @@ class Exposition:
             page.add("duelog_broker_paused_connections", f"{within},{label('reason', reason)}", count)
 
     def _write_store(self, page: Page, shown: Shown) -> None:
-        """What is of the whole store. For a worker."""
+        """Write the figures of the whole store. For a worker."""
         within, path = self._in_cluster, self._store.path
         failed = any(each.task == "store" for each in self._store.suspended())
         page.add("duelog_store_failed", within, int(failed))
-        namespaces: dict[str, int] = {}
         page.lines("pulsar_topics_count")
-        for topic in self._store.topics():
-            namespace = shown.namespace(TopicName.parse(topic.name).namespace_name)
-            namespaces[namespace] = namespaces.get(namespace, 0) + 1
+        names = (TopicName.parse(topic.name) for topic in self._store.topics())
+        namespaces = Counter(shown.namespace(name.namespace_name) for name in names)
         page.add("pulsar_broker_topics_count", within, sum(namespaces.values()))
         for namespace, count in namespaces.items():
-            of_one = labels({"cluster": self._cluster, "namespace": namespace})
-            page.add("pulsar_topics_count", of_one, count)
+            page.add("pulsar_topics_count", f"{within},{label('namespace', namespace)}", count)
         parts = disk_parts(path)
         page.add("duelog_store_size_bytes", within, sum(parts.values()))
         page.lines("duelog_store_part_size_bytes")
         for part, size in parts.items():
-            page.add("duelog_store_part_size_bytes", labels({"cluster": self._cluster, "part": part}), size)
+            page.add("duelog_store_part_size_bytes", f"{within},{label('part', part)}", size)
         disk = os.statvfs(path)
         page.add("duelog_disk_size_bytes", within, disk.f_blocks * disk.f_frsize)
         page.add("duelog_disk_free_bytes", within, disk.f_bavail * disk.f_frsize)

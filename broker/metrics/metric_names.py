@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ... import metrics as engine
+from ..listing.memory_limits import BROKER_PREFIX, FIGURES
 
 CLUSTER = ("cluster",)
 NAMESPACE = ("cluster", "namespace")
@@ -135,18 +136,9 @@ BROKER = (
 )  # fmt: skip
 
 LIMITS = tuple(
-    Named(f"pulsar_broker_topic_list_{kind}_{name}", metric, CLUSTER, f"PIP-442, {kind}: {text}")
+    Named(f"{BROKER_PREFIX}{kind}_{name}", metric, CLUSTER, f"PIP-442, {kind}: {text}")
     for kind in ("heap", "direct")
-    for name, metric, text in (
-        ("memory_used_bytes", "gauge", "bytes in use for topic lists"),
-        ("memory_limit_bytes", "gauge", "bytes that may be used; 0: any"),
-        ("queue_size", "gauge", "requests that wait"),
-        ("queue_max_size", "gauge", "requests that may wait; 0: any number"),
-        ("wait_time_ms", "summary", "how long was waited"),
-        ("wait_time_ms_created", "gauge", "since when waits are counted, seconds since 1970"),
-        ("timeout_total", "counter", "requests that were not served in time"),
-        ("timeout_created", "gauge", "since when they are counted, likewise"),
-    )
+    for name, metric, text in FIGURES
 )
 
 PROCESS = (

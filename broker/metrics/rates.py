@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..consume.attached import Attached
 from ..consume.consumer_record import Consumer, Dispatched
 from ..consume.consumers import Consumers
 from ..produce.producers import Producers
@@ -42,7 +41,7 @@ class OutRate(NamedTuple):
 
 
 class _Track:
-    """What one place had counted when it was looked at last, and its rates then."""
+    """Counts of one place when it was looked at last, and its rates then."""
 
     __slots__ = ("at", "counts", "rates")
 
@@ -59,7 +58,7 @@ class _Track:
 
 
 class Rates:
-    """Of all producers and consumers. Of the event loop's thread."""
+    """Rates of all producers and consumers. Of the event loop's thread."""
 
     def __init__(self, producers: Producers, consumers: Consumers, loop: Loop, period_s: float = 60.0) -> None:
         self._producers = producers
@@ -78,11 +77,10 @@ class Rates:
     # -- looking -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Look once a period."""
+        """Look once a period, until `stop`."""
         self._timer = self._loop.call_later(self._period_s, self._begin)
 
     def stop(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -110,21 +108,23 @@ class Rates:
         for number, topic in enumerate(list(self._producers.departed)):
             if number % _SLICE == _SLICE - 1:
                 yield
-            total = self.received(topic)
-            self._track(("in", topic), since, total.messages, total.bytes, total.entries)
-            for producer in self._producers.of_topic(topic):
-                own = producer.figures
-                self._track(producer, since, own.messages, own.bytes, own.entries)
+            for key, came in (
+                (("in", topic), self.received(topic)),
+                *((producer, producer.figures) for producer in self._producers.of_topic(topic)),
+            ):
+                self._track(key, since, came.messages, came.bytes, came.entries)
         topics: dict[str, Dispatched] = {}
         for number, group in enumerate(self._consumers.groups):
             if number % _SLICE == _SLICE - 1:
                 yield
-            total_out = self._sent_to(group)
-            self._track((group.topic.name, group.name), since, *_counts(total_out))
+            total = Dispatched()
+            if group.durable:
+                total.add(group.departed)
             for consumer in group.consumers:
-                figures = consumer.figures
-                self._track(consumer, since, *_counts(figures))
-                topics.setdefault(group.topic.name, Dispatched()).add(figures)
+                total.add(consumer.figures)
+                topics.setdefault(group.topic.name, Dispatched()).add(consumer.figures)
+                self._track(consumer, since, *_counts(consumer.figures))
+            self._track((group.topic.name, group.name), since, *_counts(total))
         for number, (topic, departed) in enumerate(list(self._consumers.departed.items())):
             if number % _SLICE == _SLICE - 1:
                 yield
@@ -132,10 +132,10 @@ class Rates:
                 topics.setdefault(topic, Dispatched()).add(figures)
                 if (topic, name) not in self._next:
                     self._track((topic, name), since, *_counts(figures))
-        for number, (topic, total_out) in enumerate(topics.items()):
+        for number, (topic, total) in enumerate(topics.items()):
             if number % _SLICE == _SLICE - 1:
                 yield
-            self._track(("out", topic), since, *_counts(total_out))
+            self._track(("out", topic), since, *_counts(total))
         self._tracks, self._next = self._next, {}
 
     def _track(self, key: object, since: float, *counts: int) -> None:
@@ -143,34 +143,24 @@ class Rates:
         track.look(self._loop.time(), counts)
         self._next[key] = track
 
-    def _sent_to(self, group: Attached) -> Dispatched:
-        total = Dispatched()
-        if group.durable:
-            total.add(group.departed)
-        for consumer in group.consumers:
-            total.add(consumer.figures)
-        return total
-
     # -- rates ---------------------------------------------------------------------------------------
 
     def of_producer(self, producer: OpenProducer) -> InRate:
-        """What one producer sends."""
         return self._in(producer)
 
     def published(self, topic: str) -> InRate:
-        """What is sent to a topic, by its full name."""
+        """Rates of what is sent to a topic, by its full name."""
         return self._in(("in", topic))
 
     def of_consumer(self, consumer: Consumer) -> OutRate:
-        """What one consumer is sent."""
         return self._out(consumer)
 
     def of_subscription(self, topic: str, name: str) -> OutRate:
-        """What a subscription is sent; its name as it is stored. A reader's too."""
+        """Rates of a subscription or a reader; its name as it is stored."""
         return self._out((topic, name))
 
     def dispatched(self, topic: str) -> OutRate:
-        """What is sent of a topic to all of its consumers."""
+        """Rates of a topic to all of its consumers."""
         return self._out(("out", topic))
 
     def _in(self, key: object) -> InRate:
@@ -184,7 +174,7 @@ class Rates:
     # -- counts since the start ------------------------------------------------------------------------
 
     def received(self, topic: str) -> Figures:
-        """What was sent to a topic since the broker started; also by producers that are closed."""
+        """Counts of a topic's producers since the broker started, closed ones included."""
         total = Figures()
         total.add(self._producers.departed.get(topic, total))
         for producer in self._producers.of_topic(topic):
@@ -192,7 +182,7 @@ class Rates:
         return total
 
     def sent(self, topic: str) -> dict[str, Dispatched]:
-        """What was sent of a topic since the broker started, by subscription; "": to readers, and what is deleted."""
+        """Counts of a topic's consumers since the broker started, by subscription; "": readers, and deleted ones."""
         found: dict[str, Dispatched] = {}
         for name, figures in self._consumers.departed.get(topic, {}).items():
             found.setdefault(name, Dispatched()).add(figures)
@@ -202,7 +192,6 @@ class Rates:
         return found
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted."""
         self._producers.departed.pop(topic, None)
         self._consumers.departed.pop(topic, None)
 

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import accumulate
 from math import isfinite
 
 from prometheus_client.core import Metric
 
-from .latencies import Durations
-from .metric_names import BY_NAME, Named
+from .latencies import BOUNDS_S, Durations
+from .metric_names import BY_NAME
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def label(name: str, value: str) -> str:
-    """A label and its value."""
+    """Write a label and its value."""
     if "\\" in value or '"' in value or "\n" in value:
         value = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'{name}="{value}"'
 
 
 def labels(values: dict[str, str]) -> str:
-    """Labels as they stand between braces."""
+    """Write labels as they stand between braces."""
     return ",".join(label(name, value) for name, value in values.items())
 
 
 def number(value: float) -> str:
-    """A value."""
+    """Write a value."""
     if isinstance(value, int):
         return str(value)
     return repr(value) if isfinite(value) else {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}[repr(value)]
@@ -42,7 +43,7 @@ OTHERS = "others"
 
 
 class Shown:
-    """Which topics and namespaces have series of their own, so that a page is bounded; first come, first shown."""
+    """Topics and namespaces that have series of their own, so that a page is bounded; first come, first shown."""
 
     def __init__(self, most: int) -> None:
         """most: topics and subscriptions together, and namespaces; 0: no limit."""
@@ -59,60 +60,60 @@ class Shown:
         return topic in self._topics
 
     def topic(self, name: str) -> str:
-        """The value of a label: the name of a topic that was admitted, or OTHERS."""
+        """Return the name of a topic that was admitted, else OTHERS."""
         return name if not self._most or name in self._topics else OTHERS
 
     def namespace(self, name: str) -> str:
-        """The value of a label."""
+        """Return the name of a namespace that is shown or for which there is room, else OTHERS."""
         if not self._most or len(self._namespaces) < self._most:
             self._namespaces.add(name)
         return name if name in self._namespaces else OTHERS
 
 
 class Page:
-    """What is written so far."""
+    """A page being written."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {}
 
     def lines(self, name: str) -> list[str]:
-        """The lines of a metric, to be added to. Raises KeyError for a name that is not in the list of names."""
-        found = self._lines.get(name)
-        if found is None:
+        """Return the lines of a metric, to be added to. Raises KeyError for a name that the list of names lacks."""
+        lines = self._lines.get(name)
+        if lines is None:
             named = BY_NAME[name]
-            found = self._lines[name] = [_head(named)]
-        return found
+            lines = self._lines[name] = [f"# HELP {name} {named.description}\n# TYPE {name} {named.kind}\n"]
+        return lines
 
-    def add(self, name: str, within: str, value: float) -> None:
-        """A sample; within: its labels."""
-        self.lines(name).append(f"{name}{{{within}}} {number(value)}\n")
+    def add(self, name: str, within: str, value: float, suffix: str = "") -> None:
+        """Add a sample. within: its labels. suffix: of its name, beside the metric's."""
+        self.lines(name).append(f"{name}{suffix}{{{within}}} {number(value)}\n")
+
+    def add_histogram(
+        self, name: str, within: str, bounds: Iterable[float], counts: Iterable[int], total: float
+    ) -> None:
+        """Add a histogram. counts: by bucket, one more than there are bounds. total: the sum of the values."""
+        up_to = list(accumulate(counts))
+        for bound, count in zip([*bounds, "+Inf"], up_to, strict=True):
+            self.add(name, f'{within},le="{bound}"', count, "_bucket")
+        self.add(name, within, up_to[-1], "_count")
+        self.add(name, within, total, "_sum")
 
     def add_durations(self, name: str, within: str, durations: Durations) -> None:
-        """A histogram of seconds."""
-        lines = self.lines(name)
-        lines.extend(f'{name}_bucket{{{within},le="{bound}"}} {count}\n' for bound, count in durations.cumulative())
-        lines.append(f"{name}_count{{{within}}} {durations.count}\n{name}_sum{{{within}}} {number(durations.sum_s)}\n")
+        """Add a histogram of seconds."""
+        self.add_histogram(name, within, BOUNDS_S, durations.counts, durations.sum_s)
 
     def add_families(self, families: Iterable[Metric]) -> None:
-        """Metrics of prometheus_client."""
+        """Add metrics of prometheus_client."""
         for family in families:
-            if family.type == "unknown":
-                continue
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            for sample in family.samples:
-                # In this format what says since when a counter counts is a gauge of its own.
-                own = sample.name if sample.name.endswith("_created") else name
-                self.lines(own).append(f"{sample.name}{{{labels(sample.labels)}}} {number(sample.value)}\n")
+            if family.type != "unknown":
+                name = f"{family.name}_total" if family.type == "counter" else family.name
+                for sample in family.samples:
+                    self.add(name, labels(sample.labels), sample.value, sample.name.removeprefix(name))
 
     def encode(self) -> bytes:
-        """The page. Other threads go on between its metrics."""
-        found = []
+        """Return the page. Other threads go on between its metrics."""
+        parts = []
         for lines in self._lines.values():
-            found.append("".join(lines).encode())
+            parts.append("".join(lines).encode())
             time.sleep(0)
-        return b"".join(found)
-
-
-def _head(named: Named) -> str:
-    text = named.description.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"# HELP {named.name} {text}\n# TYPE {named.name} {named.kind}\n"
+        return b"".join(parts)

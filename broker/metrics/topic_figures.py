@@ -1,4 +1,4 @@
-"""Figures of topics and subscriptions, under Pulsar's names: what the broker knows of them beside what the engine does.
+"""Figures of topics and subscriptions, under Pulsar's names: the broker's part of them beside the engine's.
 
 The broker's part belongs to the loop's thread and is copied there, some topics at a time; the engine's part and the
 text are made by a worker. Without series by topic, and for more topics than a page may have series of, the same
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ...metrics import DELIVERED, delivered
 from ...stats import SubscriptionStats, TopicSurvey
@@ -23,6 +24,8 @@ from .metric_names import WRITE_BUCKETS
 from .rates import READERS, InRate, OutRate, Rates
 from .text_format import OTHERS, Page, Shown, label
 
+T = TypeVar("T")
+
 _SLICE = 200
 """Topics that are copied in one turn of the loop."""
 
@@ -34,7 +37,7 @@ _NOTHING, _NO_IN, _NO_OUT = Durations(), InRate(), OutRate()
 
 @dataclass(slots=True)
 class SubscriptionCopy:
-    """What the broker knows of a subscription."""
+    """The broker's part of a subscription's figures."""
 
     consumers: int = 0
     unacked: int = 0
@@ -45,7 +48,7 @@ class SubscriptionCopy:
 
 @dataclass(slots=True)
 class TopicCopy:
-    """What the broker knows of a topic."""
+    """The broker's part of a topic's figures."""
 
     producers: int = 0
     consumers: int = 0
@@ -60,47 +63,42 @@ class TopicCopy:
 async def copy_topics(
     producers: Producers, consumers: Consumers, rates: Rates, durations: PublishDurations
 ) -> dict[str, TopicCopy]:
-    """The broker's part of every topic that has had producers or consumers. The loop goes on meanwhile."""
-    found: dict[str, TopicCopy] = {}
-    for number, topic in enumerate(list(producers.departed)):
-        if number % _SLICE == _SLICE - 1:
-            await asyncio.sleep(0)
-        found[topic] = TopicCopy(
-            len(producers.of_topic(topic)),
-            0,
-            rates.received(topic),
-            rates.published(topic),
+    """Copy the broker's part of every topic that has had producers or consumers. The loop goes on meanwhile."""
+    copies: dict[str, TopicCopy] = {}
+    async for topic in _slices(list(producers.departed)):
+        copies[topic] = TopicCopy(
+            producers=len(producers.of_topic(topic)),
+            received=rates.received(topic),
+            rate_in=rates.published(topic),
             durations=durations.last.get(topic, _NOTHING),
         )
-    for number, group in enumerate(consumers.groups):
-        if number % _SLICE == _SLICE - 1:
-            await asyncio.sleep(0)
+    async for group in _slices(consumers.groups):
         topic = group.topic.name
-        of_topic = found.setdefault(topic, TopicCopy())
+        of_topic = copies.setdefault(topic, TopicCopy())
         of_topic.consumers += len(group.consumers)
         of_topic.rate_out = rates.dispatched(topic)
-        if not group.durable:
-            readers = of_topic.subscriptions.setdefault(READERS, SubscriptionCopy())
-            for consumer in group.consumers:
-                readers.sent.add(consumer.figures)
-            continue
-        unacked = group.unacked if group.type in INDIVIDUAL else 0
-        copied = of_topic.subscriptions.setdefault(group.name, SubscriptionCopy())
-        copied.consumers, copied.unacked, copied.blocked = len(group.consumers), unacked, group.blocked
-        copied.rate = rates.of_subscription(topic, group.name)
+        copied = of_topic.subscriptions.setdefault(group.name if group.durable else READERS, SubscriptionCopy())
         for consumer in group.consumers:
             copied.sent.add(consumer.figures)
-    for number, (topic, departed) in enumerate(list(consumers.departed.items())):
-        if number % _SLICE == _SLICE - 1:
-            await asyncio.sleep(0)
-        of_topic = found.setdefault(topic, TopicCopy())
+        if group.durable:
+            copied.consumers, copied.blocked = len(group.consumers), group.blocked
+            copied.unacked = group.unacked if group.type in INDIVIDUAL else 0
+            copied.rate = rates.of_subscription(topic, group.name)
+    async for topic, departed in _slices(list(consumers.departed.items())):
+        of_topic = copies.setdefault(topic, TopicCopy())
         for name, sent in departed.items():
             copied = of_topic.subscriptions.setdefault(name, SubscriptionCopy(rate=rates.of_subscription(topic, name)))
             copied.sent.add(sent)
-    return found
+    return copies
 
 
-_SENT = "duelog_messages_sent_total"
+async def _slices(items: Iterable[T]) -> AsyncIterator[T]:
+    for number, item in enumerate(items):
+        if number % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
+        yield item
+
+
 _OLDEST = "duelog_subscription_unacknowledged_age_seconds"
 _DELIVERED = {name: f"{name.replace('.', '_')}_total" for name in DELIVERED}
 
@@ -114,27 +112,8 @@ class _Sums:
         self.durations = Durations()
 
     def add(self, topic: TopicSurvey, copy: TopicCopy) -> None:
-        delayed = sum(topic.in_partitions + each.inline for each in topic.subscriptions)
-        backlog = sum(each.backlog for each in topic.subscriptions)
-        found = {
-            "pulsar_subscriptions_count": len(topic.subscriptions),
-            "pulsar_producers_count": copy.producers,
-            "pulsar_consumers_count": copy.consumers,
-            "pulsar_rate_in": copy.rate_in.messages,
-            "pulsar_rate_out": copy.rate_out.messages,
-            "pulsar_throughput_in": copy.rate_in.bytes,
-            "pulsar_throughput_out": copy.rate_out.bytes,
-            "pulsar_storage_write_rate": copy.rate_in.entries,
-            "pulsar_in_messages_total": copy.received.messages,
-            "pulsar_in_bytes_total": copy.received.bytes,
-            "pulsar_storage_size": topic.stored_bytes,
-            "pulsar_msg_backlog": backlog + delayed,
-            "pulsar_delayed_message_index_size_bytes": topic.index_bytes,
-            "duelog_topic_pending": topic.pending,
-            _SENT: topic.sent,
-        }
         values = self.values
-        for name, value in found.items():
+        for name, value in _of_topic(topic, copy).items():
             values[name] = values.get(name, 0) + value
         self.durations.join(copy.durations)
 
@@ -146,20 +125,39 @@ class _Sums:
                 values[name] = max(before, value) if name == _OLDEST else before + value
 
     def write(self, page: Page, within: str, subscription: str = "") -> None:
-        """subscription: the label of it, where series of subscriptions have one."""
+        """subscription: its label, where series of subscriptions have one."""
         for name, value in self.values.items():
             page.add(name, within, value)
         for name, value in self.of_subscriptions.items():
             page.add(name, f"{within}{subscription}", value)
-        rate = self.values.get("pulsar_rate_in", 0.0)
-        page.add(
-            "pulsar_average_msg_size", within, self.values.get("pulsar_throughput_in", 0.0) / rate if rate else 0.0
-        )
-        if self.durations.count:
-            for name, count in zip(WRITE_BUCKETS, self.durations.write_buckets(), strict=True):
-                page.add(f"pulsar_storage_write_latency_{name}", within, count)
-            page.add("pulsar_storage_write_latency_count", within, self.durations.count)
+        rate, throughput = self.values.get("pulsar_rate_in", 0.0), self.values.get("pulsar_throughput_in", 0.0)
+        page.add("pulsar_average_msg_size", within, throughput / rate if rate else 0.0)
+        if count := self.durations.count:
+            for name, bucket in zip(WRITE_BUCKETS, self.durations.write_buckets(), strict=True):
+                page.add(f"pulsar_storage_write_latency_{name}", within, bucket)
+            page.add("pulsar_storage_write_latency_count", within, count)
             page.add("pulsar_storage_write_latency_sum", within, self.durations.sum_s * 1_000)
+
+
+def _of_topic(topic: TopicSurvey, copy: TopicCopy) -> dict[str, float]:
+    delayed = sum(topic.in_partitions + stats.inline for stats in topic.subscriptions)
+    return {
+        "pulsar_subscriptions_count": len(topic.subscriptions),
+        "pulsar_producers_count": copy.producers,
+        "pulsar_consumers_count": copy.consumers,
+        "pulsar_rate_in": copy.rate_in.messages,
+        "pulsar_rate_out": copy.rate_out.messages,
+        "pulsar_throughput_in": copy.rate_in.bytes,
+        "pulsar_throughput_out": copy.rate_out.bytes,
+        "pulsar_storage_write_rate": copy.rate_in.entries,
+        "pulsar_in_messages_total": copy.received.messages,
+        "pulsar_in_bytes_total": copy.received.bytes,
+        "pulsar_storage_size": topic.stored_bytes,
+        "pulsar_msg_backlog": sum(stats.backlog for stats in topic.subscriptions) + delayed,
+        "pulsar_delayed_message_index_size_bytes": topic.index_bytes,
+        "duelog_topic_pending": topic.pending,
+        "duelog_messages_sent_total": topic.sent,
+    }
 
 
 def _of_subscription(topic: TopicSurvey, stats: SubscriptionStats, copy: TopicCopy) -> dict[str, float]:
@@ -184,17 +182,11 @@ def _of_subscription(topic: TopicSurvey, stats: SubscriptionStats, copy: TopicCo
     }
 
 
-_BROKER = {
-    "pulsar_broker_subscriptions_count": "pulsar_subscriptions_count",
-    "pulsar_broker_producers_count": "pulsar_producers_count",
-    "pulsar_broker_consumers_count": "pulsar_consumers_count",
-    "pulsar_broker_rate_in": "pulsar_rate_in",
-    "pulsar_broker_rate_out": "pulsar_rate_out",
-    "pulsar_broker_throughput_in": "pulsar_throughput_in",
-    "pulsar_broker_throughput_out": "pulsar_throughput_out",
-    "pulsar_broker_storage_size": "pulsar_storage_size",
-    "pulsar_broker_msg_backlog": "pulsar_msg_backlog",
-}
+_OF_BROKER = (
+    "subscriptions_count", "producers_count", "consumers_count", "rate_in", "rate_out", "throughput_in",
+    "throughput_out", "storage_size", "msg_backlog",
+)  # fmt: skip
+"""Figures of topics whose sums the broker has, named `pulsar_broker_` and so on."""
 
 
 def write_topics(
@@ -237,8 +229,8 @@ def write_topics(
         of_others, of_subscriptions = f",{label('topic', OTHERS)}", f",{label('subscription', OTHERS)}"
     for namespace, sums in namespaces.items():
         sums.write(page, f"{in_cluster},{label('namespace', namespace)}{of_others}", of_subscriptions)
-    for name, source in _BROKER.items():
-        page.add(name, in_cluster, broker.values.get(source, 0))
+    for name in _OF_BROKER:
+        page.add(f"pulsar_broker_{name}", in_cluster, broker.values.get(f"pulsar_{name}", 0))
     received, sent = Figures(), Dispatched()
     for copy in copies.values():
         received.add(copy.received)

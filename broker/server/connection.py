@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from ...store.errors import DuelogError
-from ..metrics.connection_figures import ConnectionFigures
 from ..protocol import commands
 from ..protocol.commands import NO_REQUEST
 from ..protocol.failures import Refused, ServerError, server_error
@@ -187,9 +186,9 @@ class Connection(asyncio.Protocol):
             self._pongs = [each for each in self._pongs if each is not pong]
 
     @property
-    def figures(self) -> ConnectionFigures:
-        """For /metrics."""
-        return ConnectionFigures(0 if self._queue is None else self._queue.size, len(self._requests), self._paused)
+    def figures(self) -> tuple[int, int, Collection[str]]:
+        """Bytes queued, requests under way, and why the connection is not read."""
+        return 0 if self._queue is None else self._queue.size, len(self._requests), self._paused
 
     # -- as the event loop sees it ---------------------------------------------------------------
 

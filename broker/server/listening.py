@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...store.errors import InvalidArgument
-from ..metrics.connection_figures import ConnectionCounts
 from ..protocol.fields import Command
 from ..protocol.states import Session
 from ..security.authentication import Authentication
@@ -133,9 +132,9 @@ class Listeners:
         return port
 
     @property
-    def counts(self) -> ConnectionCounts:
-        """Connections since the start."""
-        return ConnectionCounts(self._admitted, self.refused, self._admitted - len(self._connections))
+    def counts(self) -> tuple[int, int, int]:
+        """Connections admitted, refused and closed since the start."""
+        return self._admitted, self.refused, self._admitted - len(self._connections)
 
     # -- connections -----------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from duelog import ManualClock, Message
 from duelog.broker.metrics.engine_figures import EngineFigures
-from duelog.broker.metrics.latencies import BOUNDS_S, Durations, PublishDurations, passed_since
-from duelog.broker.metrics.loop_lag import LoopLag
+from duelog.broker.metrics.latencies import BOUNDS_S, Durations, LoopLag, PublishDurations
 from duelog.broker.metrics.text_format import Page, Shown, label, number
 from tests.broker.peers import Bench, run
 from tests.conftest import OpenStore
@@ -29,7 +28,7 @@ def test_a_group_counts_as_its_members_one_by_one(seed: int) -> None:
         now = 10_000.0 / unit_s
         began = [now - rng.choice(chosen) / unit_s for _ in range(rng.randrange(1, 300))]
         together, alone = Durations(), Durations()
-        together.add_group(passed_since(now, began, unit_s))
+        together.add_passed(now, began, unit_s)
         for each in began:
             alone.add((now - each) * unit_s)
         assert together.counts == alone.counts
@@ -39,7 +38,7 @@ def test_a_group_counts_as_its_members_one_by_one(seed: int) -> None:
 def test_what_was_written_a_moment_early_was_not_late() -> None:
     """A due time after now is 0, and leaves the sum of the others."""
     durations = Durations()
-    durations.add_group(passed_since(1_000.0, [1_005, 900], 0.001))
+    durations.add_passed(1_000.0, [1_005, 900], 0.001)
     assert durations.counts[0] == 1
     assert durations.sum_s == pytest.approx(0.1)
 
