@@ -10,7 +10,7 @@ Warnings and errors are logged by loggers under `duelog`; without a configuratio
 import logging
 from importlib.metadata import version
 
-from duelog.delivery.failover import Failover
+from duelog.delivery.consumer_arguments import Failover
 from duelog.delivery.key_slots import KeyShared
 from duelog.markers.pending_entries import Outcome
 from duelog.store.clock import Clock, ManualClock, SystemClock

@@ -1,10 +1,21 @@
-"""A copy of a store while it is in use, as of one instant (point_in_time.py).
+"""A copy of a store while it is in use, as of one instant.
 
 What a sender was told is stored, fired, acknowledged on disk or cancelled by then is so in the copy; what came after
 is not in it. The manifest comes last: a directory without one is no complete backup. STORE comes right before it, so
 that nothing else can be taken for a store either.
 
 While this process writes the store, deletion and adoption of its partitions wait for the end of the copy.
+
+The instant (`PointInTime`): a store is many LMDB environments and a WAL, each with commits of its own. A read
+transaction is held in every one of them; the instant is when the one of the main environment begins, and it counts if
+no partition has had a commit, and the WAL no group, between the beginning of its own transaction and a look after that
+instant. Else it is tried again: a look at a hundred partitions takes some tenths of a ms. So nothing is stopped, and it
+is the same whether this process writes the store or another does. What is seen is what a crash at that instant would
+have left for the next opening, and needs no other repair than that.
+
+Where this process writes, a partition that is not open cannot change: it is held when it is opened, be it by a sender
+or in order to be copied, so that a backup does not need a descriptor for every day there is. Where another process
+writes, every partition is held from the beginning: it may be deleted or replaced meanwhile, and its files stay.
 """
 
 from __future__ import annotations
@@ -12,21 +23,194 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import zlib
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from duelog.partitions.partition import partition_path
+from duelog.partitions.partition import Partition, partition_path
 from duelog.store.codec import format as fmt
+from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
-from duelog.store.errors import InvalidArgument
+from duelog.store.errors import BrokenInvariant, DamagedStore, DuelogError, InvalidArgument, StoreBusy
 from duelog.store.files.directory import make_directory, refuse_inside, sync_directory, write_file
-from duelog.store.wal.wal_reader import write_wal
+from duelog.store.log import catalog
+from duelog.store.wal.segment import Group
+from duelog.store.wal.wal_reader import WalFollower, read_beside, write_wal
 
 from .engine import Engine
-from .point_in_time import PointInTime
+
+_WAL_KEY = fmt.counter_key(catalog.WAL)
+_PATIENCE_S = 60.0
+"""How long an instant between two commits is looked for."""
+
+_Generation = tuple[int, str]
+"""Start of a partition, and the name of the directory of its generation."""
+
+
+class HeldPartition(NamedTuple):
+    """A partition under a lease, and the view of it that is copied."""
+
+    partition: Partition
+    environment: Environment
+    read: HeldRead
+
+
+class PointInTime:
+    """The environments of a store as of one instant; `close` lets them go."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Find the instant. Raises StoreBusy, DamagedStore, FormatMismatch, StoreFailed, ClosedError.
+
+        REQUIRES: deletion and adoption are held back, and no other backup is made by this process.
+        """
+        self._engine = engine
+        self._partitions = engine.storage.partitions
+        self._wal = WalFollower(engine.storage.path, engine.storage.store_id)
+        self._held: dict[_Generation, HeldPartition] = {}
+        self._left: set[_Generation] | None = None
+        """Generations still to be copied; None: not known yet."""
+        self._unheld: DuelogError | None = None
+        """Why a partition that was opened is not held."""
+        self.taken_ms = 0
+        """The store's time at the instant."""
+        self.wal: list[Group] = []
+        """Groups in the write-ahead log at the instant, some of them applied."""
+        read_beside(
+            engine.storage.path, engine.storage.store_id, lambda: catalog.oldest_segment(engine.storage.main)
+        )  # refuses damage
+        self.oldest_segment: int | None = None
+        """The first segment of the log that the copy needs; None: it has none."""
+        self.main = engine.storage.main.hold()
+        try:
+            self._hold_each(self._partitions.watch(self._opened))
+            if engine.storage.read_only:
+                self._hold_all()
+            self._find_instant()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- the instant -------------------------------------------------------------------------------
+
+    def _find_instant(self) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while not self._is_instant():
+            if time.monotonic() > until:
+                raise StoreBusy(
+                    self._engine.storage.path, f"no instant between two commits was found in {_PATIENCE_S:.0f} s"
+                )
+
+    def _is_instant(self) -> bool:
+        for held in list(self._held.values()):
+            if held.read.moved():
+                held.read.renew()
+        self.wal = self._wal.follow()
+        self.taken_ms = self._engine.clock.now_ms()
+        self.main.renew()
+        if self._wal.follow()[-1:] != self.wal[-1:] or any(held.read.moved() for held in list(self._held.values())):
+            return False
+        rows = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
+        generations = {
+            (start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in rows
+        }
+        if self._engine.storage.read_only and generations - self._held.keys():
+            self._hold_all()  # it has come, or has been replaced, since
+            return False
+        self._left = generations
+        oldest = self.main.raw.get(_WAL_KEY)
+        self.oldest_segment = None if oldest is None else fmt.unpack_u64(fmt.unseal(_WAL_KEY, oldest))
+        return True
+
+    # -- holding -----------------------------------------------------------------------------------
+
+    def _hold_each(self, leased: list[Partition]) -> None:
+        try:
+            while leased:
+                self._hold(leased.pop())
+        finally:
+            for partition in leased:
+                self._partitions.release(partition)
+
+    def _hold_all(self) -> None:
+        for partition in self._partitions:
+            try:
+                self._partitions.acquire(partition)
+            except DamagedStore:
+                if self._partitions.registered(partition):
+                    raise
+                continue
+            self._hold(partition)
+
+    def _hold(self, partition: Partition) -> None:
+        """Hold a partition that is under a lease of ours, which goes back with it, or at once if it is held already."""
+        environment = partition.environment
+        generation = partition.start_ms, environment.path.name
+        try:
+            if generation not in self._held:
+                self._held[generation] = HeldPartition(partition, environment, environment.hold())
+                return
+        except BaseException:
+            self._partitions.release(partition)
+            raise
+        self._partitions.release(partition)
+
+    def _opened(self, partition: Partition, environment: Environment) -> None:
+        """A partition was opened, by any thread, and is not used yet. Under the lock of the partitions."""
+        generation = partition.start_ms, environment.path.name
+        if self._left is None or generation in self._left:
+            try:
+                self._held[generation] = HeldPartition(partition, environment, environment.hold())
+                partition.leases += 1
+            except DuelogError as error:
+                self._unheld = error
+
+    # -- giving them out ---------------------------------------------------------------------------
+
+    def partitions(self) -> Iterator[HeldPartition]:
+        """Each partition there was, held until the next is asked for; those first that are held already.
+
+        Raises DamagedStore.
+        """
+        if self._left is None:
+            raise BrokenInvariant("the partitions of an instant are asked for before it is found")
+        while self._left:
+            generation = next((each for each in self._left if each in self._held), None)
+            if generation is None:
+                generation = min(self._left)
+                self._open(generation)
+            held = self._held[generation]
+            yield held
+            self._left.discard(generation)
+            self._let_go(generation)
+
+    def _open(self, generation: _Generation) -> None:
+        """Have a partition held that was not opened since the instant."""
+        start_ms, name = generation
+        partition = self._partitions.get(start_ms)
+        if partition is None:
+            raise DamagedStore(partition_path(self._engine.storage.path, start_ms, 1).parent / name, "is missing")
+        with self._partitions.lease(partition):
+            if generation not in self._held:
+                raise self._unheld or DamagedStore(partition.path, f"is not generation {name}")
+
+    def _let_go(self, generation: _Generation) -> None:
+        held = self._held.pop(generation)
+        held.read.release()
+        self._partitions.release(held.partition)
+
+    def close(self) -> None:
+        """Let everything go that is held. A second call does nothing."""
+        for partition in self._partitions.watch(None):
+            self._partitions.release(partition)
+        self.main.release()
+        for generation in list(self._held):
+            self._let_go(generation)
+
 
 MANIFEST = "BACKUP"
 _READ_BYTES = 1 << 20

@@ -22,15 +22,13 @@ from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolic
 from duelog.store.policy.policy_records import Scope
 from duelog.store.position import MessageId
 
-from .assembly import open_engine
 from .backup import BackupResult, back_up
 from .check.check_store import check
 from .check.finding import Finding
 from .control.store_operations import Operations
-from .engine import Engine
+from .engine import Engine, open_engine
 from .metrics import Instruments, StoreMetrics
-from .partition_keepers import Keeper, keepers
-from .stats import PartitionStats, StoreStats
+from .stats import Keeper, PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
@@ -391,7 +389,7 @@ class DelayedStore:
     def kept_by(self, start_ms: int) -> list[Keeper]:
         """Why the time partition that begins at `start_ms` is still there. O(topics in it). Raises InvalidArgument."""
         self._engine.check_open()
-        return keepers(self._engine, start_ms)
+        return self._engine.figures.kept_by(start_ms)
 
     def close(self) -> None:
         """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""

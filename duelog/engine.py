@@ -1,4 +1,6 @@
-"""An open store: its parts, its state, and the order in which it closes. DelayedStore, Topic and Subscription use it.
+"""An open store: its parts, made bottom up, its state, and the order in which it closes.
+
+DelayedStore, Topic and Subscription use it. Each part is given the parts that it uses when it is made.
 
 Order of locks, outermost first: maintenance, a subscription, then leaf locks (conditions, queues, sets).
 No thread waits for a commit with a subscription's lock in hand.
@@ -6,30 +8,41 @@ No thread waits for a commit with a subscription's lock in hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 
+from duelog.delivery.delivery_log import DeliveryLog
 from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.loaded import LoadedPartitions
+from duelog.markers.firing.suspensions import Suspensions
 from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.withdrawal import Succession, Withdrawals
 from duelog.partitions.partition_set import Storage
-from duelog.store.clock import ManualClock, StoreClock
-from duelog.store.errors import BrokenInvariant, InvalidArgument, ReadOnly
+from duelog.store.clock import Clock, ManualClock, StoreClock
+from duelog.store.config import StoreConfig
+from duelog.store.errors import BrokenInvariant, CorruptRecord, DamagedStore, InvalidArgument, ReadOnly, StoreFull
 from duelog.store.log.documents import Documents
 from duelog.store.names import TopicName
+from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.position import MessageId, Position
+from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 from .control.control_server import ControlServer, MakeOperations
-from .keys.keyed_messages import KeyedMessages
-from .keys.topic_keys import TopicKeys
-from .metrics import Instruments, StoreMetrics
-from .opening import StoreLock
+from .keyed_messages import KeyedMessages, TopicKeys
+from .metrics import Instruments, StoreMetrics, instruments
+from .opening import OpenState
+from .recovery import Recovered, recover
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
+from .sending.put_writer import PutWriter
 from .sending.sender import Sender
 from .sending.topic_sender import StoreSender, TopicSender, TopicWithdrawals
+from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
-from .shutdown import OpenState, Shutdown
 from .stats import Figures
 from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
@@ -37,48 +50,17 @@ from .topics.inline import InlineMessages
 from .topics.producer_state import Producers
 from .topics.seeking import SeekTarget, position_of
 from .topics.topic_events import TopicEvents
-from .topics.topic_list import Topics
+from .topics.topic_list import Topics, TrimAgenda
 from .topics.topic_state import TopicState
-from .topics.trim_agenda import TrimAgenda
-from .upkeep.maintenance import Maintenance, TickResult
-from .upkeep.policies_in_force import PolicyChanges
+from .upkeep.maintenance import Maintenance, Tasks, TickResult
+from .upkeep.policies_in_force import Expiry, PolicyChanges
 from .upkeep.quarantine import Quarantine
+from .upkeep.reclaiming import Adopting, IdSweep, Trimming
 from .upkeep.recurring import Recurring
 from .upkeep.removal import Removal
 from .upkeep.scheduler import Scheduler, Wakeups
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sending:
-    """From messages to durable entries. A read-only store has no write-ahead log: `wal_writer` is None."""
-
-    wal_writer: WalWriter | None
-    sender: Sender
-    producers: Producers
-    keyed: KeyedMessages
-    outbox: Outbox
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pending:
-    """Messages that have not fired: looked up, cancelled, replaced."""
-
-    entries: PendingEntries
-    withdrawals: Withdrawals
-    succession: Succession
-    keys: TopicKeys
-    topic_withdrawals: TopicWithdrawals
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Delivery:
-    """From due messages to acknowledgements."""
-
-    quarantine: Quarantine
-    firing: Firing
-    flusher: AckFlusher
-    inline: InlineMessages
-    dead_letters: DeadLetters
+_log = logging.getLogger("duelog.maintenance")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,44 +71,208 @@ class Waking:
     wakeups: Wakeups
     agenda: TrimAgenda
 
+    def wake_scheduler(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.wake()
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+class Delivery:
+    """From due messages to acknowledgements."""
+
+    def __init__(
+        self,
+        recovered: Recovered,
+        topics: Topics,
+        suspensions: Suspensions,
+        waking: Waking,
+        wal_writer: WalWriter | None,
+        delivery_log: DeliveryLog | None,
+    ) -> None:
+        storage, clock, wake = recovered.storage, recovered.clock, waking.wakeups.wake
+        main, partitions, config, listeners = storage.main, storage.partitions, storage.config, storage.listeners
+        self.quarantine = Quarantine(main, listeners)
+        unreadable = self.quarantine.add
+        loaded = LoadedPartitions(main, partitions, config, suspensions, listeners, topics.main_log, unreadable, wake)
+        self.firing = Firing(
+            main,
+            partitions,
+            config,
+            loaded,
+            clock,
+            listeners,
+            topics.main_log,
+            unreadable,
+            wake,
+            main.write if wal_writer is None else wal_writer.fire,
+            config.fire_batch if wal_writer is None else wal_writer.largest_firing,
+        )
+        self.entries = PendingEntries(main, partitions, self.firing, config.partition_ms, recovered.run_limits)
+        self.flusher = AckFlusher(main, config.ack_flush_ms, clock, waking.agenda, wake, delivery_log)
+        self.inline = InlineMessages(main, partitions, clock, config, self.flusher, unreadable, listeners)
+        self.dead_letters = DeadLetters(main, topics, self.flusher, clock, self.firing.gate, self.entries, wake)
+
+
+class Pending:
+    """Messages that have not fired: looked up, cancelled, replaced."""
+
+    def __init__(self, storage: Storage, clock: StoreClock, delivery: Delivery, policies: DelayPolicies) -> None:
+        main, gate, self.entries = storage.main, delivery.firing.gate, delivery.entries
+        self.withdrawals = Withdrawals(main, gate, clock, self.entries)
+        self.succession = Succession(main, gate, clock, self.entries)
+        self.keys = TopicKeys(main, storage.partitions, self.withdrawals)
+        self.topic_withdrawals = TopicWithdrawals(
+            self.withdrawals, policies, delivery.inline, self.keys.are_used, storage.listeners
+        )
+
+
+class Sending:
+    """From messages to durable entries. A read-only store has no write-ahead log: `wal_writer` is None."""
+
+    def __init__(
+        self,
+        recovered: Recovered,
+        topics: Topics,
+        policies: DelayPolicies,
+        quotas: PendingQuotas,
+        pending: Pending,
+        wal_writer: WalWriter | None,
+    ) -> None:
+        storage, config = recovered.storage, recovered.storage.config
+        self.wal_writer = wal_writer
+        self.producers = Producers(storage.main, wal_writer)
+        self.sender = Sender(storage.partitions, config, recovered.run_limits, wal_writer, policies, quotas)
+        self.keyed = KeyedMessages(
+            topics,
+            storage.partitions,
+            policies,
+            quotas,
+            self.sender,
+            pending.keys,
+            pending.withdrawals,
+            pending.succession,
+            storage.listeners,
+            config.max_message_bytes,
+        )
+        put_writer = PutWriter(self.sender, policies, self.producers.of, self.keyed.send_all)
+        self.outbox = Outbox(put_writer.write, config.max_in_flight_bytes, self.sender.group_bytes, storage.path)
+
+
 class Upkeep:
     """Work that the passing of time, or an operator, asks for."""
 
-    maintenance: Maintenance
-    recurring: Recurring
-    policy_changes: PolicyChanges
-    removal: Removal
+    def __init__(
+        self,
+        recovered: Recovered,
+        topics: Topics,
+        topic_events: TopicEvents,
+        policies: DelayPolicies,
+        waking: Waking,
+        wal_writer: WalWriter | None,
+        pending: Pending,
+        delivery: Delivery,
+    ) -> None:
+        storage, clock = recovered.storage, recovered.clock
+        main, partitions, config = storage.main, storage.partitions, storage.config
+        agenda, flusher, wake = waking.agenda, delivery.flusher, waking.wake_scheduler
+        largest = config.max_message_bytes
+        self.recurring = Recurring(main, topics, pending.succession, clock, largest, waking.wakeups.wake)
+        expiry = Expiry(main, topics, agenda, flusher, policies)
+        tasks = Tasks(
+            self.recurring,
+            expiry,
+            Trimming(main, topics, agenda, flusher, config, policies, storage.listeners),
+            Adopting(storage.path, main, partitions, topics, storage.store_id, clock),
+            IdSweep(main, partitions, topics),
+        )
+        quarantine, firing = delivery.quarantine, delivery.firing
+        self.maintenance = Maintenance(storage, clock, firing, flusher, quarantine, wal_writer, tasks, wake)
+        self.policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, wake)
+        self.removal = Removal(main, topics, agenda, firing, self.maintenance, self.policy_changes, topic_events)
 
 
-@dataclass(eq=False)
 class Engine:
-    """The parts of an open store, made by `assemble` (assembly.py). `close` ends them.
+    """The parts of an open store. `close` ends them.
 
     A read-only store has no `lock` and no `metrics`. `control` is None while nothing listens at the control socket.
     """
 
-    storage: Storage
-    lock: StoreLock | None
-    state: OpenState
-    clock: StoreClock
-    topics: Topics
-    topic_events: TopicEvents
-    policies: DelayPolicies
-    waking: Waking
-    sending: Sending
-    pending: Pending
-    delivery: Delivery
-    upkeep: Upkeep
-    figures: Figures
-    metrics: StoreMetrics | None
-    control: ControlServer | None = None
-    backing_up: Lock = field(default_factory=Lock)
-    """One backup at a time."""
+    def __init__(self, recovered: Recovered, undo: ExitStack, *, records_defaults: bool) -> None:
+        """Make the parts of a recovered store, and start the scheduler's thread where the store has one.
 
-    def __post_init__(self) -> None:
-        self.documents = Documents(self.storage.main, self.check_open, self.check_writable)
+        `undo` ends what was begun. Raises StoreFull, ResourceShortage.
+        """
+        storage, clock = recovered.storage, recovered.clock
+        config, listeners, path = storage.config, storage.listeners, storage.path
+        self.storage, self.clock, self.lock = storage, clock, recovered.lock
+        self.state = OpenState(path)
+        scheduler = Scheduler(clock, storage.main) if _has_thread(storage, clock) else None
+        agenda = TrimAgenda(_nothing if scheduler is None else scheduler.wake)
+        self.topic_events = TopicEvents(path)
+        delivery_log = None if storage.read_only else DeliveryLog(path, storage.store_id)
+        self.topics = Topics(storage.main, config, agenda, self.topic_events, delivery_log, read_only=storage.read_only)
+        suspensions = Suspensions(storage.main, self.topics.name_of)
+        self.waking = Waking(scheduler, Wakeups(storage.main, self.topics, suspensions, clock, scheduler), agenda)
+        self.policies = DelayPolicies(storage.main, listeners, read_only=storage.read_only)
+        if records_defaults and not storage.read_only:
+            self.policies.record(config)
+        self.policies.warn_of(config)
+
+        wal_writer = None if storage.read_only else _wal_writer(recovered, self.waking, undo)
+        self.delivery = Delivery(recovered, self.topics, suspensions, self.waking, wal_writer, delivery_log)
+        self.pending = Pending(storage, clock, self.delivery, self.policies)
+        self.figures = Figures(
+            path,
+            storage.main,
+            storage.partitions,
+            self.topics,
+            self.delivery.firing,
+            self.delivery.inline,
+            self.delivery.quarantine,
+            clock,
+        )
+        quotas = PendingQuotas(
+            self.policies.effective,
+            lambda: self.policies.version,
+            self.figures.all_pending_of,
+            by_time=bool(config.inline_delay_ms),
+        )
+        self.sending = Sending(recovered, self.topics, self.policies, quotas, self.pending, wal_writer)
+        self.upkeep = Upkeep(
+            recovered,
+            self.topics,
+            self.topic_events,
+            self.policies,
+            self.waking,
+            wal_writer,
+            self.pending,
+            self.delivery,
+        )
+        if not storage.read_only:
+            try:
+                self.upkeep.maintenance.tasks.adopting.run()
+            except StoreFull as error:
+                _log.warning("compacted generations are not adopted for now: %s", error)
+
+        listeners += [self.waking.wakeups, quotas]
+        self.metrics: StoreMetrics | None = None
+        if not storage.read_only:
+            self.metrics = StoreMetrics(
+                path,
+                config.cluster,
+                self.state,
+                self.topics,
+                self.delivery.firing,
+                clock,
+                self.figures,
+                listeners,
+                instruments(),
+            )
+            undo.callback(self.metrics.close)
+            listeners.append(self.metrics)
+        self.control: ControlServer | None = None
+        self.backing_up = Lock()
+        """One backup at a time."""
+        self.documents = Documents(storage.main, self.check_open, self.check_writable)
         self._shutdown = Shutdown(
             [
                 self.sending.outbox.close,
@@ -136,11 +282,14 @@ class Engine:
                 self._end,
                 self.sending.sender.close,
                 self.topic_events.close,
-                self.storage.partitions.close,
-                self.storage.main.close,
+                storage.partitions.close,
+                storage.main.close,
                 self._unlock,
             ]
         )
+        if scheduler is not None:
+            maintenance = self.upkeep.maintenance
+            scheduler.start(lambda: maintenance.slice()[0].next_due_ms, self.topics.wake_receivers)
 
     # -- for the faces -----------------------------------------------------------------------------
 
@@ -286,3 +435,83 @@ class Engine:
     def _unlock(self) -> None:
         if self.lock is not None:
             self.lock.release()
+
+
+_ATTEMPTS = 3
+"""How often a step is begun that does not come to its end."""
+
+
+class Shutdown:
+    """Steps in order, each of which may be taken again. What the first raises is a refusal: nothing is done then."""
+
+    def __init__(self, steps: Sequence[Callable[[], None]]) -> None:
+        self._steps = list(steps)
+        self._taken: set[int] = set()
+
+    def run(self) -> None:
+        """Take the steps not taken yet; one that raises, or is interrupted, is tried again.
+
+        Raises the first error once all are done.
+        """
+        first: BaseException | None = None
+        for number, step in enumerate(self._steps):
+            for attempt in range(_ATTEMPTS):
+                try:
+                    if number not in self._taken:
+                        step()
+                    break
+                except BaseException as error:
+                    if not number and (isinstance(error, Exception) or attempt + 1 == _ATTEMPTS):
+                        raise
+                    first = first or error
+            self._taken.add(number)
+        if first is not None:
+            raise first
+
+
+def _has_thread(storage: Storage, clock: StoreClock) -> bool:
+    if storage.read_only:
+        return False
+    background = storage.config.background
+    return not isinstance(clock.wrapped, ManualClock) if background is None else background
+
+
+def _nothing() -> None:
+    """Stand in for waking a scheduler in a store without one."""
+
+
+def _wal_writer(recovered: Recovered, waking: Waking, undo: ExitStack) -> WalWriter:
+    storage = recovered.storage
+    main, partitions = storage.main, storage.partitions
+    segments = WalSegments(
+        main,
+        partitions,
+        WriteAheadLog(storage.path, storage.store_id, recovered.wal),
+        recovered.clock,
+        storage.config,
+        waking.wakeups.wake,
+        unapplied=bool(recovered.memtable or partitions.unapplied()),
+        background=waking.scheduler is not None,
+    )
+    wal_writer = WalWriter(main, recovered.memtable, recovered.claims, segments, storage.config, storage.listeners)
+    undo.callback(wal_writer.close)
+    if storage.config.durability == "relaxed":
+        main.before_commit = partitions.before_commit = wal_writer.sync
+    return wal_writer
+
+
+def open_engine(
+    path: Path, config: StoreConfig, clock: Clock, *, read_only: bool, records_defaults: bool = True
+) -> Engine:
+    """Open or make the store in `path`. Raises the errors of DelayedStore.open.
+
+    records_defaults: a store that has none recorded takes over those of `config`; without that it keeps everything.
+    """
+    with ExitStack() as undo:
+        try:
+            recovered = recover(path, config, clock, undo, read_only=read_only)
+            engine = Engine(recovered, undo, records_defaults=records_defaults)
+        except CorruptRecord as error:
+            raise DamagedStore(path / "main", str(error)) from error
+        undo.pop_all()
+    return engine

@@ -30,7 +30,7 @@ from duelog.store.errors import DuelogError
 from duelog.store.listener import Listeners, StoreListener
 from duelog.store.names import TopicName
 
-from .shutdown import OpenState
+from .opening import OpenState
 from .stats import Figures, SubscriptionStats, TopicSurvey
 from .topics.topic_list import Topics
 

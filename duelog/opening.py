@@ -25,7 +25,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Follow, Memtable
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import AlreadyOpen, DamagedStore, FormatMismatch, StoreLocked
+from duelog.store.errors import AlreadyOpen, ClosedError, DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.files import pages
 from duelog.store.files.directory import make_directory, move, remove_tree, write_file
 from duelog.store.files.pages import refuse_broken
@@ -301,3 +301,24 @@ def refuse_lost_entries(main: Environment, partitions: PartitionSet) -> None:
 
 def _checksum(fields: dict[str, object]) -> int:
     return crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+class OpenState:
+    """The state of one store: open in the process that opened it, until `closed` is set."""
+
+    def __init__(self, path: Path) -> None:
+        self.closed = False
+        self._path = path
+        self._process = here.pid
+
+    @property
+    def forked(self) -> bool:
+        """True in a child process, after fork, of the one that opened the store."""
+        return here.pid != self._process
+
+    def check(self) -> None:
+        """Raise ClosedError after close, and in a child process after fork."""
+        if self.closed:
+            raise ClosedError(f"store {self._path}")
+        if self.forked:
+            raise ClosedError(f"store {self._path} (opened by process {self._process}, used by child {here.pid})")

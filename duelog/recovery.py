@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from duelog.attempts.delivery_log import recount
 from duelog.cleanup.sweep import sweep
+from duelog.delivery.delivery_log import recount
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet, Storage
 from duelog.store.clock import Clock, StoreClock

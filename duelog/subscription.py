@@ -1,8 +1,12 @@
-"""Subscription: one consumer of a topic's messages."""
+"""Subscription: one consumer of a topic's messages: what is handed out to it, and what becomes of that.
+
+Deliveries of all consumers of a subscription are in its dispatcher, under its lock; commits are waited for without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Self
 
@@ -14,21 +18,24 @@ from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
 from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage
 from duelog.store.position import MessageId, Position
-from duelog.store.received_messages import ReceivedMessages
+from duelog.store.received_messages import Facts, ReceivedMessages
 
 from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, entries_of, positions_of
-from .delivery.dispatcher import SubscriptionType
+from .delivery.dispatcher import Dispatcher, SubscriptionType
 from .delivery.position_set import group_by_ledger
 from .engine import Engine
 from .sending.sender import Sender
 from .stats import SubscriptionStats
 from .subscription_admin import SubscriptionAdmin
-from .topics.consumer import Consumer
-from .topics.seeking import SeekTarget
+from .topics.seeking import SeekTarget, go_to
 from .topics.subscription_state import Part, SubscriptionState
 from .topics.topic_state import TopicState
 
 _NONE = ReceivedMessages("", "")
+_NO_FACTS = Facts(None)
+
+_BURY_AGAIN_MS = 1_000
+"""When a message that cannot be moved to the dead letters comes again, to be tried again."""
 
 
 class Subscription:
@@ -53,20 +60,30 @@ class Subscription:
         self._engine = engine
         self._topic = topic
         self._state = state
+        self._flusher = engine.delivery.flusher
+        self._clock = engine.clock
+        self._closed = False
         self._left = False
         self.type: SubscriptionType = type_
-
-        self._consumer = Consumer(
-            topic,
-            state,
+        self._id = state.attach(
             type_,
+            lambda: engine.delivery.inline.reader(topic, state),
+            topic.log,
             lambda: engine.policies.effective(topic.name, state.name),
-            engine.delivery.inline,
-            engine.delivery.flusher,
-            engine.delivery.dead_letters,
-            engine.clock,
             part,
+            engine.clock.now_ms(),
         )
+        if state.durable and self._flusher.log is not None:
+            self._flusher.log.join(state.record.subscription_id, state.log_held)
+        if type_ == "failover":
+            topic.changed()  # another may be served now
+
+    def _dispatcher(self) -> Dispatcher:
+        """The subscription's deliveries. REQUIRES: its lock. Raises ClosedError."""
+        dispatcher = self._state.dispatcher
+        if dispatcher is None or self._closed:
+            raise ClosedError(f"subscription {self._state.name!r}")
+        return dispatcher
 
     @property
     def name(self) -> str:
@@ -85,7 +102,8 @@ class Subscription:
     @property
     def active(self) -> bool:
         """True if it gets messages: of a failover subscription's consumers, one does. Raises ClosedError."""
-        return self._consumer.active
+        with self._state.lock:
+            return self._dispatcher().may_receive(self._id)
 
     @property
     def max_in_flight(self) -> int:
@@ -104,7 +122,7 @@ class Subscription:
         Raises ClosedError when the subscription or the store is closed, also while waiting; and what keeps the
         store from firing (StoreFull, ClockJumped, ...) when there is nothing to hand out.
         """
-        deadline_ms = deadline_of(self._engine.clock.now_ms(), timeout)
+        deadline_ms = deadline_of(self._clock.now_ms(), timeout)
         return self._receive(max_messages, deadline_ms, None)
 
     def receive_unless(self, stopped: Callable[[], bool], max_messages: int = 1) -> list[ReceivedMessage]:
@@ -118,9 +136,9 @@ class Subscription:
     def _receive(
         self, max_messages: int, deadline_ms: int | None, stopped: Callable[[], bool] | None
     ) -> list[ReceivedMessage]:
-        engine, topic = self._engine, self._topic
+        topic = self._topic
         while True:
-            version, now_ms = topic.version, engine.clock.now_ms()
+            version, now_ms = topic.version, self._clock.now_ms()
             if stopped is not None and stopped():
                 return []
             batch, again_ms = self.poll(max_messages)
@@ -131,7 +149,7 @@ class Subscription:
             until_ms = min((ms for ms in (deadline_ms, again_ms) if ms is not None), default=None)
             with topic.condition.lock:
                 if topic.version == version:
-                    engine.clock.wait(topic.condition, until_ms)
+                    self._clock.wait(topic.condition, until_ms)
 
     def __iter__(self) -> Self:
         return self
@@ -151,11 +169,11 @@ class Subscription:
     @property
     def clock(self) -> StoreClock:
         """The store's clock."""
-        return self._engine.clock
+        return self._clock
 
     @property
     def closed(self) -> bool:
-        return self._consumer.closed or self._engine.closed
+        return self._closed or self._engine.closed
 
     def add_waker(self, wake: Callable[[], object]) -> None:
         """Have `wake` called, by any thread, whenever a receiver should look again; it takes no lock."""
@@ -168,7 +186,7 @@ class Subscription:
     def wait(self, until_ms: int) -> None:
         """Wait until the topic changes or the clock shows `until_ms`; may return early."""
         with self._topic.condition.lock:
-            self._engine.clock.wait(self._topic.condition, until_ms)
+            self._clock.wait(self._topic.condition, until_ms)
 
     def wake(self) -> None:
         """Have every receiver of the topic look again."""
@@ -179,7 +197,8 @@ class Subscription:
 
         Until the subscription is closed.
         """
-        self._consumer.report_running(since_ms)
+        with self._state.lock:
+            self._state.running[self._id] = since_ms
 
     @property
     def may_wait(self) -> bool:
@@ -188,7 +207,7 @@ class Subscription:
         return (
             engine.waking.scheduler is not None
             or engine.storage.read_only
-            or not isinstance(engine.clock.wrapped, ManualClock)
+            or not isinstance(self._clock.wrapped, ManualClock)
         )
 
     def poll(self, max_messages: int = 1) -> tuple[list[ReceivedMessage], int | None]:
@@ -217,7 +236,7 @@ class Subscription:
                     due_ms = done.next_due_ms
                 except (StoreFull, ClockJumped) as error:
                     stopped = error
-            batch, again_ms = self._consumer.hand_out(max_messages)
+            batch, again_ms = self._hand_out(max_messages)
             if batch:
                 return batch, None
             if batch is not None or more:  # what was due went elsewhere; fired for another topic, or still loading
@@ -228,10 +247,103 @@ class Subscription:
 
     def _check_usable(self) -> None:
         self._engine.check_writable()
-        if self._consumer.closed:
+        if self._closed:
             raise ClosedError(f"subscription {self.name!r}")
         if self._state.deleted or self._topic.deleted:
             raise UnknownSubscription(self.topic, self.name)
+
+    def _hand_out(self, max_messages: int) -> tuple[ReceivedMessages | None, int | None]:
+        """Messages that are due now, at most `max_messages`; and if there are none, when to look again.
+
+        An empty batch: what was due went elsewhere, and more may be. None: nothing is due. When: epoch ms, or None.
+        """
+        state, topic = self._state, self._topic
+        now_ms = self._clock.now_ms()
+        limit = state.max_in_flight
+        with state.lock:
+            dispatcher = self._dispatcher()
+            if now_ms < state.paused_until_ms:
+                return None, state.pause_ends_ms(now_ms)
+            kept_back = dispatcher.kept_back_count
+            batch = dispatcher.next_batch(self._id, max_messages, now_ms, limit)
+            passed_gone = self._pass_gone(dispatcher)
+            kept_more = dispatcher.kept_back_count > kept_back
+            passed_over = None if state.reader is None else state.reader.next_due_ms(now_ms)
+            again = (dispatcher.next_redelivery_ms(), passed_over)
+            failed = state.attempts.changed
+        try:
+            if failed or (self._flusher.log is not None and self._flusher.log.worn):
+                self._note(moved_ledger=False)
+            if passed_gone is not None:
+                self._note(moved_ledger=passed_gone)
+            if kept_more or (batch and state.policies.ack_timeout_ms):
+                topic.changed()  # others have something to wait for that they did not know of
+            if not batch:
+                return None, min((ms for ms in again if ms is not None), default=None)
+            routed = self._route(batch)
+        except BaseException:  # the caller gets none of them, and no delivery has failed
+            with state.lock:
+                self._dispatcher().nack(self._id, batch.positions, now_ms, now_ms, failed=False)
+            topic.changed()
+            raise
+        with state.lock:
+            state.counts.hand_out(routed)
+        return routed, None
+
+    def _note(self, *, moved_ledger: bool) -> None:
+        """Have what changed with a delivery be written; where there is no space the upkeep tries again, and says so."""
+        with suppress(StoreFull):
+            self._flusher.acknowledged(self._topic, self._state, moved_ledger=moved_ledger)
+
+    def _pass_gone(self, dispatcher: Dispatcher) -> bool | None:
+        """Acknowledge what the reader found to be gone; None: nothing, else whether there may be something to trim.
+
+        REQUIRES: the subscription's lock.
+        """
+        gone = self._state.take_gone()
+        if not gone:
+            return None
+        before = dispatcher.acks.mark_delete
+        dispatcher.ack(None, gone)
+        return self._moved_ledger(before)
+
+    def _route(self, batch: ReceivedMessages) -> ReceivedMessages:
+        """Return the messages of a batch for the handler; the rest (for others, expired, dead) is acknowledged."""
+        state = self._state
+        buries = state.durable and not self._topic.keeps_dead_letters
+        limit = state.policies.max_redeliveries if buries else -1
+        now_ms, expired = self._clock.now_ms(), 0
+        expired_ms = state.expired_ms(state.policies, now_ms)
+        if (
+            not batch.facts
+            and (limit < 0 or max(batch.redelivery_counts) <= limit)
+            and (expired_ms < 0 or min(batch.due_ms) > expired_ms)
+        ):
+            return batch
+        wanted, dead, over = [], [], []
+        columns = zip(batch.places, batch.redelivery_counts, batch.due_ms, strict=True)
+        for row, (place, count, due_ms) in enumerate(columns):
+            facts = batch.facts.get(place, _NO_FACTS)
+            if due_ms <= expired_ms or not facts.deliverable(state.name, now_ms):
+                over.append(row)
+                expired += facts.addressee in (None, state.name)
+            elif limit >= 0 and count + facts.retries > limit:
+                dead.append(row)
+            else:
+                wanted.append(row)
+        if dead:
+            letters = batch.pick(dead)
+            if not self._engine.delivery.dead_letters.bury_if_possible(self._topic, state, letters.to_list()):
+                with state.lock:
+                    at_ms = now_ms + _BURY_AGAIN_MS
+                    self._dispatcher().nack(self._id, letters.positions, at_ms, now_ms, failed=False)
+        if over:
+            passed_over = entries_of(batch.pick(over))
+            with suppress(StoreFull):  # as in _note
+                self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, passed_over), counted=False)
+            with state.lock:
+                state.counts.expired += expired
+        return batch if len(wanted) == len(batch) else batch.pick(wanted)
 
     # -- acknowledging --------------------------------------------------------------------------------
 
@@ -252,7 +364,31 @@ class Subscription:
                 Position(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids
             ]
             entries = group_by_ledger(list(map(self._place, places)))
-        return self._consumer.ack(entries, durable=durable)
+        return self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, entries), durable=durable)
+
+    def _acknowledge(self, work: Callable[[Dispatcher], int], *, durable: bool = False, counted: bool = True) -> int:
+        with self._state.lock:
+            dispatcher = self._dispatcher()
+            before = dispatcher.acks.mark_delete
+            count = work(dispatcher)
+            if counted:
+                self._state.counts.acknowledged += count
+            moved = self._moved_ledger(before)
+            others_wait = self._state.max_in_flight or dispatcher.kept_back_count
+        if others_wait:
+            self._topic.changed()  # a consumer may hold less than its limit, a key may be free for another
+        if count:
+            self._flusher.acknowledged(self._topic, self._state, moved_ledger=moved)
+        if durable:
+            self._flusher.flush()
+        return count
+
+    def _moved_ledger(self, before: Position) -> bool:
+        """Return True if mark-delete has reached the end of a ledger, so that there may be something to trim."""
+        after = self._state.acks.mark_delete
+        return after.ledger_id != before.ledger_id or (
+            after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
+        )
 
     def _place(self, given: Position) -> Position:
         return self._engine.place_of(self._topic, "messages", given)
@@ -268,7 +404,8 @@ class Subscription:
         if len(positions) != 1:
             raise InvalidArgument("message", message, "expected one message, its position or its id")
         self._check_usable()
-        return self._consumer.ack_cumulative(self._place(positions[0]), durable=durable)
+        position = self._place(positions[0])
+        return self._acknowledge(lambda dispatcher: dispatcher.ack_cumulative(position), durable=durable)
 
     def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: Duration | None = None) -> int:
         """Give messages back, to be handed out again `delay` from now (to any consumer, if shared).
@@ -284,7 +421,17 @@ class Subscription:
         for item in items:
             wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
             by_delay.setdefault(wait_ms, []).extend(map(self._place, positions_of(item)))
-        return self._consumer.nack(by_delay)
+        now_ms, count = self._clock.now_ms(), 0
+        with self._state.lock:
+            for wait_ms, positions in by_delay.items():
+                count += self._dispatcher().nack(self._id, positions, now_ms + wait_ms, now_ms)
+        return self._given_back(count)
+
+    def _given_back(self, count: int) -> int:
+        if count:
+            self._flusher.acknowledged(self._topic, self._state, moved_ledger=False)
+            self._topic.changed()
+        return count
 
     def extend(self, messages: Acknowledgeable | Iterable[Acknowledgeable], timeout: Duration | None = None) -> int:
         """Hold messages for `timeout` from now on before they are delivered again, in place of what was left.
@@ -296,12 +443,19 @@ class Subscription:
         entries = entries_of(messages)
         wait_ms = None if timeout is None else duration_ms("timeout", timeout)
         self._check_usable()
-        return self._consumer.extend(entries, wait_ms)
+        now_ms = self._clock.now_ms()
+        with self._state.lock:
+            wait_ms = self._state.policies.ack_timeout_ms if wait_ms is None else wait_ms
+            count = self._dispatcher().extend(self._id, entries, now_ms + wait_ms)
+        self._topic.changed()  # they may come again earlier than receivers know of
+        return count
 
     def nack_all(self) -> int:
         """Give back all that this consumer holds, to be handed out again at once, in log order; how many messages."""
         self._check_usable()
-        return self._consumer.nack_all()
+        with self._state.lock:
+            count = self._dispatcher().nack_all(self._id, self._clock.now_ms())
+        return self._given_back(count)
 
     def _backoff_ms(self, item: Acknowledgeable) -> int:
         policies = self._state.policies
@@ -323,11 +477,13 @@ class Subscription:
         self._check_usable()
         if not self._state.durable:
             raise InvalidArgument("message", message, "a reader is gone when its consumers are; nothing is sent to it")
-        now_ms = self._engine.clock.now_ms()
+        now_ms = self._clock.now_ms()
         if now_ms + delay_ms > MAX_DUE_MS:
             raise InvalidArgument("delay", delay, "due after the year 9999")
         due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
-        failed_ms = self._consumer.first_failed_ms(message.position)
+        with self._state.lock:
+            failed = self._dispatcher().outstanding.failed_at(message.position)
+        failed_ms = now_ms if failed is None else failed[0]
         sender, name = self._engine.sending.sender, self._state.name
         new_id = _postpone(sender, self._topic, name, message, due_ms, now_ms, failed_ms, failure)
         self.ack(message, durable=True)
@@ -350,7 +506,9 @@ class Subscription:
             raise InvalidArgument("message", message, "expected a message that this subscription received")
         text = _text("reason", reason)
         self._check_usable()
-        self._consumer.dead_letter(message, text)
+        if not self._state.durable or self._topic.keeps_dead_letters:
+            raise InvalidArgument("message", message, "of a reader, or a dead letter itself, which go nowhere")
+        self._engine.delivery.dead_letters.bury(self._topic, self._state, [message], text)
 
     # -- moving --------------------------------------------------------------------------------------
 
@@ -365,9 +523,14 @@ class Subscription:
         What other consumers hold may be delivered twice. Returns the position. Raises InvalidArgument.
         """
         self._check_usable()
-        engine = self._engine
-        position = self._consumer.seek(engine.target_of(self._topic, to))
-        self._engine.waking.agenda.look_at(self._topic.topic_id, 0)
+        engine, topic, state = self._engine, self._topic, self._state
+        position, now_ms = engine.target_of(topic, to), self._clock.now_ms()
+        with state.lock:
+            self._dispatcher()
+            position = go_to(topic, state, position, engine.delivery.inline.waiting(topic, now_ms), now_ms)
+        self._flusher.mark(state, self._clock.now_ms())
+        self._flusher.flush()
+        engine.waking.agenda.look_at(topic.topic_id, 0)
         self._topic.changed()
         return position
 
@@ -387,7 +550,7 @@ class Subscription:
 
     @property
     def paused(self) -> bool:
-        return self._state.paused_until_ms > self._engine.clock.now_ms()
+        return self._state.paused_until_ms > self._clock.now_ms()
 
     # -- the rest ----------------------------------------------------------------------------------
 
@@ -403,16 +566,27 @@ class Subscription:
         """
         if self._left:
             return
-        self._consumer.closed = True
+        self._closed = True
         if not self._engine.closed:
-            now_ms = self._engine.clock.now_ms()
-            self._consumer.leave(now_ms, failed=failed)
+            now_ms = self._clock.now_ms()
+            self._leave(now_ms, failed=failed)
             if self._topic.tracker is not None:
                 self._engine.waking.agenda.look_at(
                     self._topic.topic_id, now_ms + self._engine.storage.config.tracker_idle_ms
                 )
             self._topic.changed()
         self._left = True
+
+    def _leave(self, now_ms: int, *, failed: bool) -> None:
+        state = self._state
+        state.detach(self._id, now_ms, failed=failed)
+        if state.attempts.changed:
+            self._flusher.acknowledged(self._topic, state, moved_ledger=False)
+        with state.lock:
+            if state.durable and not state.consumers and self._flusher.log is not None:
+                self._flusher.log.leave(state.record.subscription_id)
+        if not state.durable and state.deleted:
+            self._topic.forget_reader(state)
 
     def __enter__(self) -> Self:
         return self
@@ -421,9 +595,7 @@ class Subscription:
         self.close()
 
     def __repr__(self) -> str:
-        return (
-            f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._consumer.closed else ''}>"
-        )
+        return f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._closed else ''}>"
 
 
 def _postpone(
@@ -433,14 +605,14 @@ def _postpone(
     message: ReceivedMessage,
     due_ms: int,
     now_ms: int,
-    failed_ms: int | None,
+    failed_ms: int,
     failure: str | None,
 ) -> MessageId:
     """Send a message anew as a delayed message that only this subscription gets; its id, once it is durable.
 
-    failed_ms: when its first delivery failed; None: now. failure: why this one did; None: as the one before.
+    failed_ms: when its first delivery failed. failure: why this one did; None: as the one before.
     """
-    first_id, first_ms = message.first_try or (message.message_id, now_ms if failed_ms is None else failed_ms)
+    first_id, first_ms = message.first_try or (message.message_id, failed_ms)
     extra: dict[str, object] = {
         "addressee": subscription,
         "retries": message.retries + message.redelivery_count + 1,

@@ -20,9 +20,8 @@ from duelog.store.message import MAX_DUE_MS, AnyId, Message, ScheduledMessage, a
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 
-from .delivery.consumer_arguments import check_subscribing
+from .delivery.consumer_arguments import Failover, check_subscribing
 from .delivery.dispatcher import SubscriptionType
-from .delivery.failover import Failover
 from .delivery.key_slots import KeyShared
 from .engine import Engine
 from .sending.outbox import Done, Numbers, PutOutcome

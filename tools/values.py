@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from .. import DelayedStore, StoreConfig
-from ..assembly import open_engine
+from ..engine import open_engine
 from ..opening import Identity, read_identity, stored_span_ms
 from ..store.clock import SystemClock
 from ..store.errors import AlreadyOpen, InvalidArgument, StoreLocked

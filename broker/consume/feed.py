@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...delivery.failover import Failover
+from ...delivery.consumer_arguments import Failover
 from ...delivery.key_slots import KeyShared
 from ...store.errors import CorruptRecord
 from ...store.message import MAX_DUE_MS

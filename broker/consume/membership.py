@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ...delivery.failover import Failover
+from ...delivery.consumer_arguments import Failover
 from ...store.errors import DuelogError
 from ..lookup.topic_address import stored_subscription
 from ..protocol.commands import CloseConsumer, Error, Schema, Subscribe, SubscriptionType, Success

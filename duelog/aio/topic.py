@@ -9,8 +9,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 import duelog
+from duelog.delivery.consumer_arguments import Failover
 from duelog.delivery.dispatcher import SubscriptionType
-from duelog.delivery.failover import Failover
 from duelog.delivery.key_slots import KeyShared
 from duelog.sending import producer
 from duelog.sending.outbox import PutOutcome

@@ -17,12 +17,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyroaring import BitMap
 
 from ..store.errors import BrokenInvariant, InvalidArgument
 from ..store.position import BEFORE_FIRST, Position
-from .ledger_list import LedgerList
+
+
+class LedgerList(Protocol):
+    """A topic's ledgers: ids increase, each holds entries 0 to n - 1, only the last may be empty or still grow."""
+
+    def entries_of(self, ledger_id: int) -> int | None:
+        """Committed number of entries; None if there is no such ledger (it was trimmed or never existed)."""
+        ...
+
+    def following(self, ledger_id: int) -> int | None:
+        """The least ledger id over ``ledger_id``, which may be any number; None if there is none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 Owns the read position and the place of every message before it that is not acknowledged. Each is in exactly one place:
 
 - held by one consumer (``outstanding.py``);
-- awaiting its redelivery (``redeliveries.py``);
-- ready: due for redelivery, or read and kept back for its key's sake (``delivery_order.py``, ``key_order.py``);
+- awaiting its redelivery (``outstanding.py``);
+- ready: due for redelivery, or read and kept back for its key's sake (``delivery_order.py``);
 - skipped, because the reader could not read it. It stays unacknowledged until the engine acknowledges it.
 
 Delivery is at least once: a message leaves only by being acknowledged, trimmed, skipped, or by a seek. Its state is in
-memory, but for how often it was delivered (duelog/attempts/attempt_counts.py). Without storage, threads and clock: the
+memory, but for how often it was delivered (duelog/delivery/attempt_counts.py). Without storage, threads and clock: the
 caller holds the subscription's lock and passes ``now_ms``. While a dispatcher exists, every acknowledgement and trim of
 its subscription goes through it, those by time-to-live included.
 """
@@ -16,28 +16,51 @@ its subscription goes through it, those by time-to-live included.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Concatenate, Literal, ParamSpec, TypeVar
+from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from pyroaring import BitMap
 
-from duelog.attempts.attempt_counts import AttemptCounts
-from duelog.delivery.acks import AckSet
-from duelog.delivery.ledger_list import LedgerList, LogReader
+from duelog.delivery.acks import AckSet, LedgerList
+from duelog.delivery.attempt_counts import AttemptCounts
+from duelog.markers.reader import Unacknowledged
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.position import BEFORE_FIRST, Position
 from duelog.store.received_messages import ReceivedMessages
 
-from .delivery_order import DeliveryOrder
-from .key_order import KeyOrder
+from .delivery_order import DeliveryOrder, KeyOrder
 from .key_slots import KeyShared, Ranges
-from .outstanding import Outstanding
+from .outstanding import Outstanding, Redeliveries
 from .position_set import group_by_ledger
-from .redeliveries import Redeliveries
 
 SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class LogReader(Protocol):
+    """The engine's way to the messages of the main log; markers are resolved, ``redelivery_count`` is ignored."""
+
+    def read(self, start: Position, max_entries: int, skip: Unacknowledged) -> tuple[ReceivedMessages, Position]:
+        """The next messages in log order from ``start`` on, and one past the last entry that was looked at.
+
+        At most ``max_entries`` messages, none that ``skip`` has acknowledged, none that cannot be read. ``start``
+        may be past the end of its ledger. No messages and ``start`` itself: there is nothing more for now.
+        A reader may pass over a message and return it later, from before ``start``; it returns each message once
+        until a seek. If it raises, it has returned nothing.
+        """
+        ...
+
+    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
+        """The messages at these ascending positions in the same order, without those that cannot be read."""
+        ...
+
+    def unseen(self, start: Position, limit: Position) -> Mapping[int, BitMap]:
+        """Entries before ``limit``, by ledger id, that were not returned because they are, or were, not due yet.
+
+        ``start`` is where the next ``read`` begins. No bitmap is empty.
+        """
+        ...
 
 
 def _whole(method: Callable[Concatenate[Dispatcher, P], T]) -> Callable[Concatenate[Dispatcher, P], T]:
@@ -65,7 +88,7 @@ class Dispatcher:
 
     Types: "exclusive" and "shared" hand anything to any consumer ("exclusive" leaves it to the caller to admit
     one only); "failover" hands all to the active consumer, at first the one that came first; "key_shared" keeps order
-    by key, see ``key_order.py``.
+    by key, see ``KeyOrder``.
     """
 
     def __init__(

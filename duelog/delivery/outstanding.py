@@ -1,9 +1,10 @@
-"""Which consumer holds which message, and until when it may be held.
+"""The messages that consumers hold and until when, and those that were taken back and await their redelivery.
 
-Owns two things: for each consumer the positions that it has and has not acknowledged, and the deadlines of the
+`Outstanding` owns, for each consumer, the positions that it has and has not acknowledged, and the deadlines of the
 acknowledgement timeout. How often a message was handed out before is in the counts of its subscription
-(duelog/attempts/attempt_counts.py), which are told of each delivery and its end. It does not decide what becomes of a
-message that is taken back; the dispatcher does.
+(duelog/delivery/attempt_counts.py), which are told of each delivery and its end. `Redeliveries` owns the times of what
+was taken back; when its time has come a message leaves for the delivery order (``delivery_order.py``), which knows the
+consumer that may have it. What becomes of a message that is taken back the dispatcher decides.
 
 Memory: a bit to two bytes for an outstanding message (roaring), one queue entry for a batch while there is a timeout.
 """
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
-from duelog.attempts.attempt_counts import AttemptCounts
+from duelog.delivery.attempt_counts import AttemptCounts
 from duelog.store.errors import BrokenInvariant
 from duelog.store.position import Position, position_at
 from duelog.store.received_messages import ReceivedMessages
@@ -279,3 +280,84 @@ class Outstanding:
         if handed != sorted(handed):
             raise BrokenInvariant("the deadlines of the acknowledgement timeout are out of order")
         self.counts._check()
+
+
+class Redeliveries:
+    """For each time and ledger the entries that fall due then; no position twice."""
+
+    def __init__(self) -> None:
+        self._times: TimerQueue[tuple[int, int]] = TimerQueue()  # the keys of _due
+        self._due: dict[tuple[int, int], BitMap] = {}  # by (redeliver_at_ms, ledger id), acknowledged ones among them
+        self._waiting = PositionSet()  # what really awaits redelivery
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, ledger_id: int, entries: BitMap, redeliver_at_ms: int) -> None:
+        """Entries that are not in it yet are to be handed out again at ``redeliver_at_ms``. O(log of the times)."""
+        due = self._due.get((redeliver_at_ms, ledger_id))
+        if due is None:
+            self._due[redeliver_at_ms, ledger_id] = entries.copy()
+            self._times.replace((redeliver_at_ms, ledger_id), redeliver_at_ms)
+        else:
+            due |= entries
+        self._waiting.update(ledger_id, entries)
+
+    def next_ms(self) -> int | None:
+        """The earliest time at which something falls due; None if there is none. O(log) amortised."""
+        while (found := self._times.next()) is not None:
+            at_ms, key = found
+            if self._waiting.shared(key[1], self._due[key]) is not None:
+                return at_ms
+            self._times.discard(key)
+            del self._due[key]
+        return None
+
+    def take_due(self, now_ms: int) -> list[tuple[int, BitMap]]:
+        """Remove and return what is due by ``now_ms``: (ledger id, entries) pairs."""
+        taken: list[tuple[int, BitMap]] = []
+        while (key := self._times.pop_due(now_ms)) is not None:
+            ledger_id = key[1]
+            entries = self._waiting.shared(ledger_id, self._due.pop(key))
+            if entries is not None:
+                self._waiting.remove(ledger_id, entries)
+                taken.append((ledger_id, entries))
+        return taken
+
+    def forget(self, ledger_id: int, entries: BitMap) -> int:
+        """Drop entries that were acknowledged; how many waited."""
+        return self._waiting.remove(ledger_id, entries)
+
+    def forget_through(self, position: Position) -> None:
+        """Drop everything at or before ``position``."""
+        self._waiting.remove_through(position)
+
+    def clear(self) -> None:
+        self._times.clear()
+        self._due.clear()
+        self._waiting.clear()
+
+    def waiting(self) -> dict[Position, int]:
+        """A copy: the time at which each position falls due, for checks and tests. O(positions)."""
+        times: dict[Position, int] = {}
+        for (at_ms, ledger_id), due in self._due.items():
+            entries = self._waiting.shared(ledger_id, due)
+            times.update((Position(ledger_id, entry_id), at_ms) for entry_id in entries or ())
+        return times
+
+    def _check(self) -> None:
+        """Raise BrokenInvariant unless every waiting position falls due at exactly one time."""
+        self._waiting._check()
+        self._times._check()
+        if len(self._times) != len(self._due) or any(self._times.due_ms(key) != key[0] for key in self._due):
+            raise BrokenInvariant("the redelivery times and their entries differ")
+        seen = PositionSet()
+        for (_, ledger_id), due in self._due.items():
+            entries = self._waiting.shared(ledger_id, due)
+            if entries is None:
+                continue
+            if seen.shared(ledger_id, entries) is not None:
+                raise BrokenInvariant(f"a message of ledger {ledger_id} waits for two times")
+            seen.update(ledger_id, entries)
+        if len(seen) != len(self._waiting):
+            raise BrokenInvariant("a message waits for no time")

@@ -38,7 +38,7 @@ _KEY_BYTES = 512
 
 
 class SendKeyed(Protocol):
-    """A `Sender.send_all` for a batch with deduplication keys (keys/keyed_messages.py)."""
+    """A `Sender.send_all` for a batch with deduplication keys (keyed_messages.py)."""
 
     def __call__(
         self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, *, policies: bool

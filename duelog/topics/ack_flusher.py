@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from duelog.attempts.attempt_counts import Blocks
-from duelog.attempts.delivery_log import DeliveryLog
 from duelog.delivery.acks import AckChanges
+from duelog.delivery.attempt_counts import Blocks
+from duelog.delivery.delivery_log import DeliveryLog
 from duelog.store.clock import Clock
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files.failpoints import reach
 
 from .subscription_state import SubscriptionState
+from .topic_list import TrimAgenda
 from .topic_state import TopicState
-from .trim_agenda import TrimAgenda
 
 Acknowledged = tuple[TopicState, SubscriptionState, Mapping[int, BitMap]]
 """Acknowledged entries of a subscription of a topic, by ledger id."""

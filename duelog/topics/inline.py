@@ -16,8 +16,7 @@ from operator import attrgetter
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
-from duelog.delivery.due_reader import DueReader
-from duelog.delivery.read_ahead import ReadAheadBudget
+from duelog.delivery.due_reader import DueReader, ReadAheadBudget
 from duelog.markers.lookup import find_partition, marker_target, read_entry, scheduled
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker

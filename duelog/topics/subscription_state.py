@@ -14,9 +14,8 @@ from dataclasses import astuple, dataclass
 
 from pyroaring import BitMap
 
-from duelog.attempts.attempt_counts import AttemptCounts
-from duelog.delivery.acks import AckChanges, AckSet
-from duelog.delivery.ledger_list import LedgerList
+from duelog.delivery.acks import AckChanges, AckSet, LedgerList
+from duelog.delivery.attempt_counts import AttemptCounts
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import CursorRecord, attempts_key
 from duelog.store.env.transaction import Transaction
@@ -26,9 +25,9 @@ from duelog.store.policy.policies import EffectivePolicies, merge
 from duelog.store.position import BEFORE_FIRST, Position
 from duelog.store.received_messages import ReceivedMessages
 
+from ..delivery.consumer_arguments import Failover, chosen
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from ..delivery.due_reader import DueReader
-from ..delivery.failover import Failover, chosen
 from ..delivery.key_slots import KeyShared, check_apart
 
 _NONE: Mapping[tuple[int, int], bytes | None] = {}

@@ -21,9 +21,8 @@ from ..sending.delay_policies import DelayPolicies
 from ..topics.ack_flusher import AckFlusher
 from ..topics.seeking import expired
 from ..topics.subscription_state import SubscriptionState
-from ..topics.topic_list import Topics
+from ..topics.topic_list import Topics, TrimAgenda
 from ..topics.topic_state import TopicState
-from ..topics.trim_agenda import TrimAgenda
 
 _PARTS = 16
 _LEAST_MS = 1_000

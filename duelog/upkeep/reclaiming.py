@@ -33,9 +33,8 @@ from duelog.store.log import catalog
 
 from ..sending.delay_policies import DelayPolicies
 from ..topics.ack_flusher import AckFlusher
-from ..topics.topic_list import Topics
+from ..topics.topic_list import Topics, TrimAgenda
 from ..topics.topic_state import TopicState
-from ..topics.trim_agenda import TrimAgenda
 
 _TOPICS_AT_ONCE = 500
 """Topics of one commit: some 20 ms."""

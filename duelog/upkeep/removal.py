@@ -17,9 +17,8 @@ from duelog.store.policy import policy_records
 from duelog.store.policy.policy_records import Scope
 
 from ..topics.topic_events import TopicEvents
-from ..topics.topic_list import Topics
+from ..topics.topic_list import Topics, TrimAgenda
 from ..topics.topic_state import TopicState
-from ..topics.trim_agenda import TrimAgenda
 from .maintenance import Maintenance
 from .policies_in_force import PolicyChanges
 from .schedule_record import schedule_rows

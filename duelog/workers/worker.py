@@ -24,8 +24,7 @@ from duelog.store.names import TopicName
 
 from ..delayed_store import DelayedStore
 from ..opening import stored_span_ms
-from .task import Backoff, Task, plural
-from .task_runner import TaskRunner
+from .task_runner import Backoff, Task, TaskRunner, plural
 
 _log = logging.getLogger("duelog.worker")
 

@@ -28,7 +28,7 @@ from duelog.store.log import catalog
 from duelog.store.wal.segment import RowKind, group_bytes
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import EnvironmentBatch, single_rows
-from duelog.topics.consumer import Consumer
+from duelog.subscription import Subscription
 from duelog.upkeep import maintenance, reclaiming
 
 
@@ -178,7 +178,7 @@ def ack_before_disk() -> None:
 
         return hasty
 
-    _patch(Consumer, "_acknowledge", wrap)
+    _patch(Subscription, "_acknowledge", wrap)
 
 
 def no_sweep() -> None:

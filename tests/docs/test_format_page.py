@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from duelog import DelayedStore
-from duelog.attempts.delivery_log import _CRC, _RECORD
 from duelog.broker.protocol.entry import MessageMetadata, header_for, pack
 from duelog.broker.protocol.fields import ENCODERS
 from duelog.broker.protocol.frames import join_blob
 from duelog.control import control_server, store_operations
 from duelog.control.control_lines import address_in
+from duelog.delivery.delivery_log import _CRC, _RECORD
 from duelog.store.codec import format as fmt
 from duelog.store.codec import scattered
 from duelog.store.codec.bodies import Bodies

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, StoreConfig
-from duelog.backup import back_up
+from duelog.backup import HeldPartition, PointInTime, back_up
 from duelog.engine import Engine
-from duelog.point_in_time import HeldPartition, PointInTime
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duelog import Failover, Subscription, Topic
-from duelog.delivery.failover import chosen
+from duelog.delivery.consumer_arguments import chosen
 from duelog.store.errors import ClosedError, InvalidArgument
 from tests.duelog.consuming import received
 

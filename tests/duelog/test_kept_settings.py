@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
-from duelog.assembly import open_engine
+from duelog.engine import open_engine
 from duelog.store.codec.format import policy_key
 from duelog.store.env.environment import Environment
 from duelog.store.policy.policy_records import STORE_SCOPE, PolicyRecord

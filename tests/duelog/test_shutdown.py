@@ -10,9 +10,9 @@ import lmdb
 import pytest
 
 from duelog import DelayedStore, ManualClock, SystemClock
+from duelog.engine import Shutdown
 from duelog.markers.firing.firing import Firing
 from duelog.partitions.partition import Partition
-from duelog.shutdown import Shutdown
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import DuelogError

@@ -9,8 +9,8 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup import deletion
+from duelog.delivery.due_reader import ReadAhead
 from duelog.delivery.outstanding import Outstanding
-from duelog.delivery.read_ahead import ReadAhead
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition

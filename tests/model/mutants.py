@@ -14,15 +14,15 @@ import pytest
 from pyroaring import BitMap, BitMap64
 
 from duelog import recovery
-from duelog.attempts.attempt_counts import AttemptCounts
-from duelog.attempts.delivery_log import DeliveryLog
 from duelog.delivery import dispatcher
+from duelog.delivery.attempt_counts import AttemptCounts
+from duelog.delivery.delivery_log import DeliveryLog
 from duelog.delivery.delivery_order import DeliveryOrder
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.delivery.due_reader import DueReader
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.position_set import group_by_ledger
-from duelog.keys.topic_keys import TopicKeys
+from duelog.keyed_messages import TopicKeys
 from duelog.markers import pending_entries, reader, withdrawal
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
@@ -37,8 +37,8 @@ from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.policy.policies import EffectivePolicies, of_config
 from duelog.store.policy.policy_records import STORE_SCOPE
 from duelog.store.position import MessageId
+from duelog.subscription import Subscription
 from duelog.topics import seeking
-from duelog.topics.consumer import Consumer
 from duelog.topics.dead_letters import DeadLetters
 from duelog.topics.inline import InlineMessages
 from duelog.topics.producer_state import ProducerState
@@ -401,7 +401,7 @@ def _blind_to_what_waits(patch: Patch, owner: type, name: str) -> None:
 def forgets_what_waits_at_the_latest(patch: Patch) -> None:
     """A subscription that begins, or is sought, at the latest has acknowledged what is not due."""
     _blind_to_what_waits(patch, Topics, "add_subscription")
-    _blind_to_what_waits(patch, Consumer, "seek")
+    _blind_to_what_waits(patch, Subscription, "seek")
 
 
 @broken(INLINE_DELAYS)

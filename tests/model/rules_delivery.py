@@ -72,10 +72,10 @@ class DeliveryRules(Machine):
                 self.store.topic(topic).subscribe(name, type=kind, initial_position=initial)
             return
         face = self.store.topic(topic).subscribe(name, type=kind, initial_position=initial)
-        consumer = Consumer(face, twin, sub, face._consumer._id)
+        consumer = Consumer(face, twin, sub, face._id)
         sub.attach(kind, consumer.number)
-        settle = functools.partial(self._route, consumer, face._consumer._route)
-        face._consumer._route = settle  # type: ignore[method-assign]
+        settle = functools.partial(self._route, consumer, face._route)
+        face._route = settle  # type: ignore[method-assign]
         self.consumers.append(consumer)
 
     @only(STORING, HANDING_OUT, INLINE_DELAYS)

@@ -11,7 +11,7 @@ import typer
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from ... import DelayedStore
-from ...assembly import open_engine
+from ...engine import open_engine
 from ...opening import stored_span_ms
 from ...store.clock import SystemClock
 from ...store.config import StoreConfig

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from duelog import DelayedStore, Message, Subscription, Topic
-from duelog.delivery.acks import AckSet
-from duelog.delivery.ledger_list import LedgerList
-from duelog.delivery.read_ahead import ReadAhead, ReadAheadBudget
-from duelog.markers.reader import Unacknowledged
+from duelog.delivery.acks import AckSet, LedgerList
+from duelog.delivery.due_reader import ReadAhead, ReadAheadBudget
+from duelog.markers.reader import MainLogReader, Unacknowledged
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
@@ -30,7 +29,7 @@ class Ledgers(LedgerList):
         return max(ledger_id + 1, 1) if ledger_id < 4 else None
 
 
-class Log:
+class Log(MainLogReader):
     """A log of four ledgers of 40 entries; entry 7 of each is gone, and those from `waiting_from` on are not due."""
 
     def __init__(self, waiting_from: Position | None = None, payload: bytes = b"x" * 10) -> None:

@@ -109,7 +109,7 @@ def test_a_delivery_that_is_broken_off_counts_as_none(store: DelayedStore, monke
 
     with topic.subscribe("s") as consumer:
         with monkeypatch.context() as patch:
-            patch.setattr("duelog.topics.consumer.Consumer._route", broken_off)
+            patch.setattr("duelog.subscription.Subscription._route", broken_off)
             with pytest.raises(KeyboardInterrupt):
                 consumer.receive()
         assert [each.redelivery_count for each in consumer.receive()] == [0]

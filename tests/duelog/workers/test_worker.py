@@ -29,7 +29,7 @@ from duelog import (
 )
 from duelog.errors import ClosedError, HandlersHang, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.clock import Monitor
-from duelog.workers.task import LONGEST_BACKOFF_MS, Task, reason_of
+from duelog.workers.task_runner import LONGEST_BACKOFF_MS, Task, reason_of
 from tests.conftest import OpenStore
 
 FIRING = StoreConfig(background=True)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("crc32c", reason="needs duelog[broker]")
 
 from duelog import DelayedStore, StoreConfig
-from duelog.assembly import open_engine
+from duelog.engine import open_engine
 from duelog.store.clock import SystemClock
 from duelog.store.errors import DuelogError
 from duelog.tools.remote.client_message import ClientMessage

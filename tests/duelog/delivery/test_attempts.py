@@ -14,8 +14,8 @@ import pytest
 from pyroaring import BitMap
 
 from duelog import DelayedStore, ManualClock, StoreConfig, Topic
-from duelog.attempts import delivery_log
-from duelog.attempts.delivery_log import DeliveryLog, log_files, read_log
+from duelog.delivery import delivery_log
+from duelog.delivery.delivery_log import DeliveryLog, log_files, read_log
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.store.codec import format as fmt
 from duelog.store.log import catalog

@@ -1,0 +1,482 @@
+"""Sending, finding and cancelling by a deduplication key.
+
+A key stands for one message of its topic. It holds as long as that message is pending, and at least for the time that
+the send asked for, also if the message has fired by then. Cancelling the message frees the key at once; rescheduling
+gives it to the message under its new id. While a key holds, a send with it stores nothing and answers with the id of
+the message that is there, unless it is to replace it: then one transaction cancels the pending message and sends the
+other. A message with a key never waits in the main log (`inline_delay_ms`), so that it can be taken back.
+
+A send that stores costs one look into the main environment more than one without a key, and a record: a row of the
+group that stores the message.
+
+Messages sent together, to one topic or several, are one atomic group, and are decided on one after the other, as if
+each were sent alone: a key stands for a message of the store, or for one before it in the batch. All keys are looked up
+at once, and are the call's own until its commit ends. Where nothing is cancelled, the messages and the records of their
+keys are one group of the write-ahead log. Where one takes the place of a pending message, all of the batch are appended
+to their partitions first, and one transaction of the main environment cancels, admits and records
+(markers/withdrawal.py); none of them waits inline then.
+
+A key has one record at most, in the main environment, so a send finds it by one look, whatever day its message is due.
+It takes no memory and nothing is read when a store is opened. The record is written with the message: in one group of
+the write-ahead log, or in the transaction that admits it. It is moved with the rescheduling of its message. Firing and
+cancelling leave it, but for one that would hold on (`dedup_for`), which cancelling removes: the frontier and the
+cancellations say what has become of a message, and upkeep/reclaiming.py removes the record some time later.
+
+A call that sends or cancels by keys has them for itself from its first look to the end of its commit. What is done
+by id meanwhile (a cancellation, a rescheduling, firing) changes the record in its own transaction, and only if the
+record is still of that message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from duelog.markers.lookup import read_entry
+from duelog.markers.pending_entries import Outcome
+from duelog.markers.withdrawal import Placed, Replacing, Succession, Withdrawals
+from duelog.partitions.partition import Partition
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.codec import format as fmt
+from duelog.store.codec.bodies import Bodies
+from duelog.store.codec.body import EncodedBatch, encode_one
+from duelog.store.codec.format import PartitionState, Table
+from duelog.store.codec.message_fields import Dedup, checked_dedup_key
+from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
+from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import unapplied_records
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import DamagedStore, UnknownTopic
+from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.log import catalog
+from duelog.store.message import Message, ScheduledMessage
+from duelog.store.names import TopicName
+from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
+from duelog.store.position import MessageId, MessageIds
+from duelog.store.wal.write_batch import WriteBatch
+
+from .sending.delay_policies import DelayPolicies
+from .sending.log_append import PlaceRecord, Stored
+from .sending.sender import Places, Sender
+from .topics.topic_list import Topics
+from .topics.topic_state import TopicState
+
+_LOCKS = 1_024
+"""Two keys that share one wait for each other."""
+
+
+Looked = tuple[KeyRecord | None, Partition | None]
+"""The record of a key, and the partition of its message if that is pending."""
+
+
+class TopicKeys:
+    """The keys of an open store. Thread-safe."""
+
+    def __init__(self, main: Environment, partitions: PartitionSet, withdrawals: Withdrawals) -> None:
+        self._main = main
+        self._partitions = partitions
+        self._withdrawals = withdrawals
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+
+    @contextmanager
+    def locks(self, keys: Iterable[bytes]) -> Iterator[None]:
+        """Held by a call that sends or cancels by keys, of records; taken in one order by all, before any other."""
+        with ExitStack() as held:
+            for at in sorted({hash(key) % _LOCKS for key in keys}):
+                held.enter_context(self._locks[at])
+            yield
+
+    def lock(self, key: bytes) -> threading.Lock:
+        """The lock of one key; several are taken by `locks`."""
+        return self._locks[hash(key) % _LOCKS]
+
+    def record(self, key: bytes) -> KeyRecord | None:
+        """The record under a key. Raises CorruptRecord."""
+        fields = self._main.get(key)
+        return None if fields is None else KeyRecord.unpack(fields)
+
+    def _records(self, keys: Iterable[bytes]) -> dict[bytes, KeyRecord | None]:
+        """In one read transaction."""
+        with self._main.read() as raw:
+            values = {key: raw.get(key) for key in keys}
+            return {
+                key: None if value is None else KeyRecord.unpack(fmt.unseal(key, value))
+                for key, value in values.items()
+            }
+
+    def look(self, topic: TopicState, key: bytes) -> Looked:
+        """Look up one key; see `look_all`."""
+        return (None, None) if self.record(key) is None else self.look_all({key: topic})[key]
+
+    def look_all(self, wanted: Mapping[bytes, TopicState]) -> dict[bytes, Looked]:
+        """Return the record of each key, and its partition if its message is pending. Raises CorruptRecord.
+
+        wanted: the topic of each key of a record.
+        """
+        found: dict[bytes, Looked] = {}
+        left = wanted
+        while left:
+            records = self._records(left)
+            pending = self._pending({key: (left[key], record) for key, record in records.items() if record is not None})
+            found |= {key: (record, pending.get(key)) for key, record in records.items()}
+            unsure = [key for key, record in records.items() if record is not None and key not in pending]
+            now = self._records(unsure) if unsure else {}
+            left = {key: wanted[key] for key in unsure if now[key] != records[key]}  # rescheduled between the looks
+        return found
+
+    def names(self, topic: TopicState, prefix: str) -> Iterator[str]:
+        """The keys of pending messages that begin with `prefix`, in the order of their bytes. O(keys with it)."""
+        for page in catalog.pages(self._main, sent_key(topic.topic_id, prefix)):
+            pending = self._pending({key: (topic, KeyRecord.unpack(fields)) for key, fields in page})
+            for key, _ in page:
+                if key in pending:
+                    yield fmt.split_named_key(key)[1]
+
+    def _pending(self, records: Mapping[bytes, tuple[TopicState, KeyRecord]]) -> dict[bytes, Partition]:
+        """By key, the partitions of records' messages that may still fire and are not cancelled."""
+        together: dict[tuple[TopicState, int], list[bytes]] = {}
+        for key, (topic, record) in records.items():
+            together.setdefault((topic, record.start_ms), []).append(key)
+        found: dict[bytes, Partition] = {}
+        for (topic, start_ms), keys in together.items():
+            partition = self._partitions.get(start_ms)
+            if partition is None or partition.state is not PartitionState.OPEN:
+                continue
+            try:
+                outcomes = self._withdrawals.states(topic.log, [records[key][1].message_id for key in keys], partition)
+            except DamagedStore:
+                if self._partitions.registered(partition):
+                    raise
+                continue  # it was deleted meanwhile: all of it had fired
+            found |= {key: partition for key, outcome in zip(keys, outcomes, strict=True) if outcome is None}
+        return found
+
+    def are_used(self, topic: TopicState) -> bool:
+        """Return True if a message with a key was ever sent to the topic, as far as records show."""
+        if topic.has_keys is None:
+            prefix = fmt.prefix(Table.KEY, topic.topic_id)
+            with self._main.read() as raw:
+                cursor = raw.cursor()
+                applied = cursor.set_range(prefix) and bytes(cursor.key()).startswith(prefix)
+                topic.has_keys = topic.has_keys or applied or bool(unapplied_records(raw, prefix))
+        return topic.has_keys
+
+
+class _Changed(Exception):
+    """The record of a key was changed between the look and the transaction."""
+
+
+class _Plan(NamedTuple):
+    """The decision about each message of a batch, by its place in it."""
+
+    repeated: dict[int, int]
+    """Not stored: it gets the id of one before it in the batch."""
+    replaced: dict[int, tuple[KeyRecord, Partition]]
+    """The record of the pending message that this one replaces, and its partition."""
+    passing: set[int]
+    """Stored, and cancelled by one behind it."""
+    last: dict[bytes, int]
+    """By the key of its record, the message that a key stands for in the end."""
+
+
+def answer(looked: Looked, dedup: Dedup, now_ms: int) -> MessageId | None:
+    """The id of the message of the store that answers a send; None: another one is to be stored."""
+    record, pending = looked
+    if record is None or dedup.replace or not (pending is not None or record.until_ms > now_ms):
+        return None
+    return record.message_id
+
+
+def until_ms(dedup: Dedup, now_ms: int) -> int:
+    """Return until when the key of a message sent now holds (epoch ms); 0: only while that is pending."""
+    return now_ms + dedup.hold_ms if dedup.hold_ms else 0
+
+
+def _held(
+    found: Mapping[bytes, Looked], keys: Mapping[int, bytes], dedups: Mapping[int, Dedup], now_ms: int
+) -> dict[int, MessageId]:
+    """By place, the ids of messages of the store that answer those of a batch, which are not stored then."""
+    held: dict[int, MessageId] = {}
+    changed: set[bytes] = set()
+    for place, key in keys.items():
+        if key not in changed:
+            message_id = answer(found[key], dedups[place], now_ms)
+            if message_id is None:
+                changed.add(key)
+            else:
+                held[place] = message_id
+    return held
+
+
+def _decided(
+    found: Mapping[bytes, Looked],
+    keys: Mapping[int, bytes],
+    dedups: Mapping[int, Dedup],
+    dues: Mapping[int, int],
+    now_ms: int,
+) -> _Plan:
+    """Decide on the messages that no message of the store answers: those with `dues`."""
+    plan = _Plan({}, {}, set(), {})
+    for place, key in keys.items():
+        if place not in dues:
+            continue
+        dedup, before = dedups[place], plan.last.get(key)
+        if before is None:
+            record, pending = found[key]
+            if record is not None and pending is not None:
+                plan.replaced[place] = record, pending
+        else:
+            waits = dues[before] > now_ms
+            if not dedup.replace and (waits or dedups[before].hold_ms):
+                plan.repeated[place] = before
+                continue
+            if waits:
+                plan.passing.add(before)
+        plan.last[key] = place
+    return plan
+
+
+def _by_row(rows_of: Mapping[int, Sequence[int]], placed: Sequence[Sequence[Placed]]) -> dict[int, Placed]:
+    pairs = zip(rows_of.values(), placed, strict=True)
+    return {row: where for rows, here in pairs for row, where in zip(rows, here, strict=True)}
+
+
+def _packed(until: int, start_ms: int, ledger_id: int, entry_id: int) -> bytes:
+    return KeyRecord(start_ms, ledger_id, entry_id, until).pack()
+
+
+class KeyedMessages:
+    """The messages with keys of an open store: sent, found and cancelled. Thread-safe."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        partitions: PartitionSet,
+        policies: DelayPolicies,
+        quotas: PendingQuotas,
+        sender: Sender,
+        keys: TopicKeys,
+        withdrawals: Withdrawals,
+        succession: Succession,
+        listeners: Sequence[StoreListener],
+        max_message_bytes: int,
+    ) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._policies = policies
+        self._quotas = quotas
+        self._sender = sender
+        self._keys = keys
+        self._withdrawals = withdrawals
+        self._succession = succession
+        self._listeners = listeners
+        self._max_bytes = max_message_bytes
+
+    def send(
+        self, name: TopicName, message: Message, dedup: Dedup, writing_at: Callable[[], int], *, allow_past: bool
+    ) -> MessageId:
+        """Send one message as `Topic.send` does. writing_at: returns the time; raises if the store takes no writes."""
+        now_ms = writing_at()
+        due_ms, body = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
+        topic = self._topics.get_or_create(name, now_ms)
+        key = sent_key(topic.topic_id, dedup.key)
+        with self._keys.lock(key):
+            now_ms = writing_at()
+            looked = self._keys.look(topic, key)
+            message_id = answer(looked, dedup, now_ms)
+            if message_id is not None:
+                return message_id
+            if looked[1] is not None:  # it is replaced
+                one = EncodedBatch(np.array([due_ms]), np.array([due_ms > now_ms]), [body], dedups={0: dedup})
+                owner = np.zeros(1, dtype=np.intp)
+                return self.send_locked([topic], owner, one, {0: key}, now_ms, policies=True, known={key: looked})[0]
+            due_ms, overridden = self._policies.apply_one(name, due_ms, now_ms)
+            topic.has_keys = True
+            placed = PlaceRecord(key, partial(_packed, until_ms(dedup, now_ms)))
+            message_id = self._sender.send_one(topic, due_ms, body, now_ms, placed)
+        if overridden:
+            self._policies.stored(name, overridden)
+        return message_id
+
+    def cancel(self, topic: TopicState, key: str) -> bool:
+        """Implement `Topic.cancel_key`."""
+        place = sent_key(topic.topic_id, checked_dedup_key(key, "key"))
+        with self._keys.lock(place):
+            while True:
+                record = self._keys.record(place)
+                partition = None if record is None else self._partitions.get(record.start_ms)
+                if record is None or partition is None or partition.state is not PartitionState.OPEN:
+                    return False
+                ids, keyed = [record.message_id], record.until_ms > 0
+                try:
+                    (outcome,) = self._withdrawals.cancel(topic.log, ids, keyed=keyed, known=partition)
+                except DamagedStore:
+                    if self._partitions.registered(partition):
+                        raise
+                    return False  # all of it had fired
+                if outcome is Outcome.CANCELLED or self._keys.record(place) == record:
+                    break  # else its message was rescheduled meanwhile
+        cancelled = outcome is Outcome.CANCELLED
+        for listener in self._listeners:
+            call_supplied(listener.cancelled, topic.name, int(cancelled))
+        return cancelled
+
+    def keys(self, topic: TopicState, prefix: str) -> Iterator[str]:
+        """Implement `Topic.keys`."""
+        return self._keys.names(topic, checked_dedup_key(prefix, "prefix") if prefix else "")
+
+    def find(self, topic: TopicState, key: str) -> ScheduledMessage | None:
+        """Implement `Topic.find`."""
+        record, partition = self._keys.look(topic, sent_key(topic.topic_id, checked_dedup_key(key, "key")))
+        if record is None or partition is None:
+            return None
+        try:
+            with self._partitions.lease(partition):
+                return read_entry(partition.environment, record.message_id, str(topic.name))
+        except DamagedStore:
+            if self._partitions.registered(partition):
+                raise
+            return None  # it has fired, and was deleted, meanwhile
+
+    # -- batches -----------------------------------------------------------------------------------
+
+    def send_all(
+        self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, *, policies: bool
+    ) -> MessageIds:
+        """Send a batch with `dedups`; a message that is not stored gets the id of the one that is there.
+
+        Otherwise as `Sender.send_all`. policies: apply delay policies, to those that no message of the store answers.
+        """
+        if owners is None:
+            owners = np.zeros(len(batch), dtype=np.intp)
+        keys = {
+            place: sent_key(topics[owners[place]].topic_id, dedup.key) for place, dedup in (batch.dedups or {}).items()
+        }
+        with self._keys.locks(keys.values()):
+            return self.send_locked(topics, owners, batch, keys, now_ms, policies=policies)
+
+    def send_locked(
+        self,
+        topics: Sequence[TopicState],
+        owners: Places,
+        batch: EncodedBatch,
+        keys: Mapping[int, bytes],
+        now_ms: int,
+        *,
+        policies: bool,
+        known: Mapping[bytes, Looked] | None = None,
+    ) -> MessageIds:
+        """Send as `send_all` does. REQUIRES: the locks of `keys`.
+
+        keys: by place, the key of a record. known: the records of all of them; None: they are looked up.
+        """
+        topic_of = {key: topics[owners[place]] for place, key in keys.items()}
+        for topic in topic_of.values():
+            topic.has_keys = True
+        dedups = batch.dedups or {}
+        ledgers, entries = np.empty((2, len(batch)), dtype=np.int64)
+        while True:
+            found, known = known or self._keys.look_all(topic_of), None
+            held = _held(found, keys, dedups, now_ms)
+            places = np.array([place for place in range(len(batch)) if place not in held], dtype=np.intp)
+            part = batch.rows(places)
+            if policies:
+                self._policies.apply_each([topic.name for topic in topics], owners[places], part, now_ms)
+            dues = dict(zip(places.tolist(), part.dues.tolist(), strict=True))
+            plan = _decided(found, keys, dedups, dues, now_ms)
+            if plan.repeated:
+                rows = np.array([row for row, place in enumerate(dues) if place not in plan.repeated], dtype=np.intp)
+                places, part = places[rows], part.rows(rows)
+            part.dedups = {row: dedups[place] for row, place in enumerate(places.tolist()) if place in keys}
+            try:
+                if len(places):
+                    stored = self._store(topics, owners[places], part, places.tolist(), keys, plan, now_ms)
+                    ledgers[places], entries[places] = stored.columns()
+            except _Changed:
+                continue
+            for place, message_id in held.items():
+                ledgers[place], entries[place] = message_id
+            for place, before in plan.repeated.items():
+                ledgers[place], entries[place] = ledgers[before], entries[before]
+            return MessageIds.of(ledgers, entries)
+
+    def _store(
+        self,
+        topics: Sequence[TopicState],
+        owners: Places,
+        part: EncodedBatch,
+        places: Sequence[int],
+        keys: Mapping[int, bytes],
+        plan: _Plan,
+        now_ms: int,
+    ) -> MessageIds:
+        """Store messages, which had `places` in the batch. Raises _Changed, with nothing stored."""
+        row_of = {place: row for row, place in enumerate(places)}
+        dedups = part.dedups or {}
+        records = [(row_of[place], key, until_ms(dedups[row_of[place]], now_ms)) for key, place in plan.last.items()]
+        if plan.replaced or plan.passing:
+            replaced = {row_of[place]: (keys[place], *each) for place, each in plan.replaced.items()}
+            passing = {row_of[place] for place in plan.passing}
+            return self._replace(topics, owners, part, records, replaced, passing, now_ms)
+
+        def also(group: WriteBatch, stored: Stored) -> None:
+            rows, ids = self._sender.main_rows(group), stored.ids.to_list()
+            for row, key, until in records:
+                message_id = ids[row]
+                start_ms = stored.starts.get(message_id.ledger_id, IN_MAIN)
+                rows.put(key, KeyRecord(start_ms, *message_id, until).pack())
+
+        return self._sender.send_all(topics, owners if len(topics) > 1 else None, part, now_ms, also)
+
+    def _replace(
+        self,
+        topics: Sequence[TopicState],
+        owners: Places,
+        part: EncodedBatch,
+        records: Sequence[tuple[int, bytes, int]],
+        replaced: Mapping[int, tuple[bytes, KeyRecord, Partition]],
+        passing: set[int],
+        now_ms: int,
+    ) -> MessageIds:
+        """Store messages some of which take the place of others. The numbers of mappings and records are rows."""
+        dues, bodies = part.dues.tolist(), Bodies.of(part.bodies)
+        rows_of: dict[int, list[int]] = {}
+        for row, owner in enumerate(owners.tolist()):
+            rows_of.setdefault(owner, []).append(row)
+        batches, wanted = [], []
+        for owner, rows in rows_of.items():
+            at = {row: number for number, row in enumerate(rows)}
+            olds = {at[row]: (old.message_id, partition) for row, (_, old, partition) in replaced.items() if row in at}
+            gone = {at[row] for row in passing if row in at}
+            batches.append(
+                Replacing(topics[owner].log, [dues[row] for row in rows], [bodies[row] for row in rows], olds, gone)
+            )
+            more = max(sum(dues[row] > now_ms for row in rows) - len(olds) - len(gone), 0)
+            wanted.append(Wanted(topics[owner].topic_id, topics[owner].name, more))
+
+        def record(transaction: Transaction, placed: list[list[Placed]]) -> None:
+            for owner in rows_of:
+                if topics[owner].deleted:
+                    raise UnknownTopic(str(topics[owner].name))
+            for key, old, _ in replaced.values():
+                if transaction.get(key) != old.pack():
+                    raise _Changed
+            where = _by_row(rows_of, placed)
+            for row, key, until in records:
+                transaction.put(key, KeyRecord(where[row].start_ms, *where[row].message_id, until).pack())
+
+        with self._quotas.sending(wanted) if self._policies.limits_pending else nullcontext():
+            placed, cancelled = self._succession.replace(batches, record)
+        self._sender.count_sent(topics, owners if len(topics) > 1 else None, part)
+        where = _by_row(rows_of, placed)
+        for (owner, rows), count in zip(rows_of.items(), cancelled, strict=True):
+            passed = sum(where[row].start_ms != IN_MAIN for row in rows if row in passing)
+            for listener in self._listeners:
+                call_supplied(listener.cancelled, topics[owner].name, count + passed)
+        ids = [where[row].message_id for row in range(len(part))]
+        return MessageIds.of(*np.array(ids, dtype=np.int64).T)
