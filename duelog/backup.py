@@ -189,7 +189,6 @@ class PointInTime:
             self._let_go(generation)
 
     def _open(self, generation: _Generation) -> None:
-        """Have a partition held that was not opened since the instant."""
         start_ms, name = generation
         partition = self._partitions.get(start_ms)
         if partition is None:

@@ -71,10 +71,6 @@ class Waking:
     wakeups: Wakeups
     agenda: TrimAgenda
 
-    def wake_scheduler(self) -> None:
-        if self.scheduler is not None:
-            self.scheduler.wake()
-
 
 class Delivery:
     """From due messages to acknowledgements."""
@@ -151,7 +147,6 @@ class Sending:
             pending.withdrawals,
             pending.succession,
             storage.listeners,
-            config.max_message_bytes,
         )
         put_writer = PutWriter(self.sender, policies, self.producers.of, self.keyed.send_all)
         self.outbox = Outbox(put_writer.write, config.max_in_flight_bytes, self.sender.group_bytes, storage.path)
@@ -173,7 +168,7 @@ class Upkeep:
     ) -> None:
         storage, clock = recovered.storage, recovered.clock
         main, partitions, config = storage.main, storage.partitions, storage.config
-        agenda, flusher, wake = waking.agenda, delivery.flusher, waking.wake_scheduler
+        agenda, flusher, wake = waking.agenda, delivery.flusher, waking.agenda.wake
         largest = config.max_message_bytes
         self.recurring = Recurring(main, topics, pending.succession, clock, largest, waking.wakeups.wake)
         expiry = Expiry(main, topics, agenda, flusher, policies)
@@ -310,7 +305,6 @@ class Engine:
             raise self.storage.main.failed
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
-        """See `StoreMetrics.report_to`. Raises ClosedError, ReadOnly."""
         self.state.check()
         if self.metrics is None:
             raise ReadOnly(f"store {self.storage.path}")
@@ -343,7 +337,6 @@ class Engine:
         )
 
     def sender_to_topics(self) -> StoreSender:
-        """A sender to several topics at once."""
         return StoreSender(
             self.topics,
             self.policies,

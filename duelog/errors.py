@@ -1,61 +1,30 @@
 """Every error of the library, for callers: `from duelog.errors import StoreLocked`."""
 
-from duelog.store.errors import (
-    AlreadyOpen,
-    BrokenInvariant,
-    ClockJumped,
-    ClosedError,
-    ConsumerBusy,
-    CorruptEntry,
-    CorruptRecord,
-    DamagedStore,
-    DelayTooLong,
-    DocumentChanged,
-    DuelogError,
-    FormatMismatch,
-    HandlersHang,
-    InvalidArgument,
-    InvalidMessage,
-    NoPermission,
-    PoliciesChanged,
-    QuotaExceeded,
-    ReadOnly,
-    ResourceShortage,
-    StoreBusy,
-    StoreFailed,
-    StoreFull,
-    StoreLocked,
-    StoreUnavailable,
-    UnknownSubscription,
-    UnknownTopic,
-)
-
-__all__ = [
-    "AlreadyOpen",
-    "BrokenInvariant",
-    "ClockJumped",
-    "ClosedError",
-    "ConsumerBusy",
-    "CorruptEntry",
-    "CorruptRecord",
-    "DamagedStore",
-    "DelayTooLong",
-    "DocumentChanged",
-    "DuelogError",
-    "FormatMismatch",
-    "HandlersHang",
-    "InvalidArgument",
-    "InvalidMessage",
-    "NoPermission",
-    "PoliciesChanged",
-    "QuotaExceeded",
-    "ReadOnly",
-    "ResourceShortage",
-    "StoreBusy",
-    "StoreFailed",
-    "StoreFull",
-    "StoreLocked",
-    "StoreUnavailable",
-    "UnknownSubscription",
-    "UnknownTopic",
-]
+# ruff: noqa: PLC0414 - so that they are exported
+from duelog.store.errors import AlreadyOpen as AlreadyOpen
+from duelog.store.errors import BrokenInvariant as BrokenInvariant
+from duelog.store.errors import ClockJumped as ClockJumped
+from duelog.store.errors import ClosedError as ClosedError
+from duelog.store.errors import ConsumerBusy as ConsumerBusy
+from duelog.store.errors import CorruptEntry as CorruptEntry
+from duelog.store.errors import CorruptRecord as CorruptRecord
+from duelog.store.errors import DamagedStore as DamagedStore
+from duelog.store.errors import DelayTooLong as DelayTooLong
+from duelog.store.errors import DocumentChanged as DocumentChanged
+from duelog.store.errors import DuelogError as DuelogError
+from duelog.store.errors import FormatMismatch as FormatMismatch
+from duelog.store.errors import HandlersHang as HandlersHang
+from duelog.store.errors import InvalidArgument as InvalidArgument
+from duelog.store.errors import InvalidMessage as InvalidMessage
+from duelog.store.errors import NoPermission as NoPermission
+from duelog.store.errors import PoliciesChanged as PoliciesChanged
+from duelog.store.errors import QuotaExceeded as QuotaExceeded
+from duelog.store.errors import ReadOnly as ReadOnly
+from duelog.store.errors import ResourceShortage as ResourceShortage
+from duelog.store.errors import StoreBusy as StoreBusy
+from duelog.store.errors import StoreFailed as StoreFailed
+from duelog.store.errors import StoreFull as StoreFull
+from duelog.store.errors import StoreLocked as StoreLocked
+from duelog.store.errors import StoreUnavailable as StoreUnavailable
+from duelog.store.errors import UnknownSubscription as UnknownSubscription
+from duelog.store.errors import UnknownTopic as UnknownTopic

@@ -44,7 +44,7 @@ from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec import format as fmt
 from duelog.store.codec.bodies import Bodies
-from duelog.store.codec.body import EncodedBatch, encode_one
+from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.codec.message_fields import Dedup, checked_dedup_key
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
@@ -54,7 +54,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore, UnknownTopic
 from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.log import catalog
-from duelog.store.message import Message, ScheduledMessage
+from duelog.store.message import ScheduledMessage
 from duelog.store.names import TopicName
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds
@@ -63,6 +63,7 @@ from duelog.store.wal.write_batch import WriteBatch
 from .sending.delay_policies import DelayPolicies
 from .sending.log_append import PlaceRecord, Stored
 from .sending.sender import Places, Sender
+from .sending.topic_sender import EncodedMessage
 from .topics.topic_list import Topics
 from .topics.topic_state import TopicState
 
@@ -92,16 +93,13 @@ class TopicKeys:
             yield
 
     def lock(self, key: bytes) -> threading.Lock:
-        """The lock of one key; several are taken by `locks`."""
         return self._locks[hash(key) % _LOCKS]
 
     def record(self, key: bytes) -> KeyRecord | None:
-        """The record under a key. Raises CorruptRecord."""
         fields = self._main.get(key)
         return None if fields is None else KeyRecord.unpack(fields)
 
     def _records(self, keys: Iterable[bytes]) -> dict[bytes, KeyRecord | None]:
-        """In one read transaction."""
         with self._main.read() as raw:
             values = {key: raw.get(key) for key in keys}
             return {
@@ -110,7 +108,6 @@ class TopicKeys:
             }
 
     def look(self, topic: TopicState, key: bytes) -> Looked:
-        """Look up one key; see `look_all`."""
         return (None, None) if self.record(key) is None else self.look_all({key: topic})[key]
 
     def look_all(self, wanted: Mapping[bytes, TopicState]) -> dict[bytes, Looked]:
@@ -264,7 +261,6 @@ class KeyedMessages:
         withdrawals: Withdrawals,
         succession: Succession,
         listeners: Sequence[StoreListener],
-        max_message_bytes: int,
     ) -> None:
         self._topics = topics
         self._partitions = partitions
@@ -275,14 +271,10 @@ class KeyedMessages:
         self._withdrawals = withdrawals
         self._succession = succession
         self._listeners = listeners
-        self._max_bytes = max_message_bytes
 
-    def send(
-        self, name: TopicName, message: Message, dedup: Dedup, writing_at: Callable[[], int], *, allow_past: bool
-    ) -> MessageId:
+    def send(self, name: TopicName, encoded: EncodedMessage, dedup: Dedup, writing_at: Callable[[], int]) -> MessageId:
         """Send one message as `Topic.send` does. writing_at: returns the time; raises if the store takes no writes."""
-        now_ms = writing_at()
-        due_ms, body = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
+        due_ms, body, now_ms = encoded
         topic = self._topics.get_or_create(name, now_ms)
         key = sent_key(topic.topic_id, dedup.key)
         with self._keys.lock(key):
@@ -304,7 +296,6 @@ class KeyedMessages:
         return message_id
 
     def cancel(self, topic: TopicState, key: str) -> bool:
-        """Implement `Topic.cancel_key`."""
         place = sent_key(topic.topic_id, checked_dedup_key(key, "key"))
         with self._keys.lock(place):
             while True:
@@ -327,11 +318,9 @@ class KeyedMessages:
         return cancelled
 
     def keys(self, topic: TopicState, prefix: str) -> Iterator[str]:
-        """Implement `Topic.keys`."""
         return self._keys.names(topic, checked_dedup_key(prefix, "prefix") if prefix else "")
 
     def find(self, topic: TopicState, key: str) -> ScheduledMessage | None:
-        """Implement `Topic.find`."""
         record, partition = self._keys.look(topic, sent_key(topic.topic_id, checked_dedup_key(key, "key")))
         if record is None or partition is None:
             return None

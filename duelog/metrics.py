@@ -170,7 +170,6 @@ class Instruments:
                 meter.create_observable_gauge(spec.name, [self._callback(spec.name)], spec.unit, spec.description)
 
     def record_all(self, name: str, values: npt.NDArray[np.float64], attributes: Attributes) -> None:
-        """Record many values in a histogram."""
         record = self.histograms[name].record
         for value in values.tolist():
             record(value, attributes)
@@ -232,7 +231,6 @@ class StoreMetrics(StoreListener):
         self._shared.stores.add(self)
 
     def close(self) -> None:
-        """Report nothing any more."""
         self._shared.stores.discard(self)
         if self in self._listeners:
             self._listeners.remove(self)

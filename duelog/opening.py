@@ -67,7 +67,6 @@ class _Holder(NamedTuple):
 
     @classmethod
     def here(cls) -> Self:
-        """This process."""
         return cls(os.getpid(), _began(os.getpid()), os.getppid(), socket.gethostname())
 
 

@@ -289,7 +289,6 @@ class Figures:
         return newest.ledger.entries - done
 
     def _done(self, topic_id: int, start_ms: int, ledger_id: int) -> int:
-        """Entries of a log that have fired or were cancelled."""
         with self._main.read() as raw:
             record = catalog.frontier(raw, topic_id, start_ms)
             cancelled = len(members(raw, fmt.Table.CANCELLED, ledger_id))
@@ -300,7 +299,6 @@ class Figures:
             return catalog.topic_name(raw, topic_id) is not None
 
     def index_bytes(self, topic: TopicState) -> int:
-        """Estimated memory of a topic's delay indexes and its tracker."""
         tracker = topic.tracker
         return self._firing.loaded.memory_bytes(topic.topic_id) + (0 if tracker is None else tracker.memory_bytes())
 

@@ -94,21 +94,11 @@ class Topic:
         does not. replace: instead, the pending message of the key is cancelled and this one sent, atomically; where
         none is pending this one is sent. `find` and `cancel_key` take the key. Raises InvalidArgument, too.
         """
-        dedup = Dedup.checked(dedup_key, dedup_for, replace)
+        sender, dedup = self.sender, Dedup.checked(dedup_key, dedup_for, replace)
+        encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
         if dedup is not None:
-            message = Message(
-                payload,
-                deliver_at=deliver_at,
-                deliver_after=deliver_after,
-                key=key,
-                properties=properties,
-                ttl=ttl,
-                dedup_key=dedup.key,
-            )
-            return self._engine.sending.keyed.send(
-                self._name, message, dedup, self._engine.writing_at, allow_past=allow_past
-            )
-        return self.sender.send(payload, deliver_at, deliver_after, key, properties, allow_past, ttl)
+            return self._engine.sending.keyed.send(self._name, encoded, dedup, self._engine.writing_at)
+        return sender.send(encoded)
 
     def send_async(
         self,
@@ -134,22 +124,8 @@ class Topic:
         dedup = Dedup.checked(dedup_key, dedup_for, replace)
         future: Future[MessageId] = Future()
         sender, wanted = self.sender, Future.set_running_or_notify_cancel
-        sender.put(
-            sender.outgoing(
-                payload,
-                deliver_at,
-                deliver_after,
-                key,
-                properties,
-                allow_past,
-                future,
-                _resolve,
-                dedup=dedup,
-                wanted=wanted,
-                ttl=ttl,
-            ),
-            wait=True,
-        )
+        encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
+        sender.put(sender.outgoing(encoded, future, _resolve, once=dedup, wanted=wanted), wait=True)
         return future
 
     def put(
@@ -203,20 +179,8 @@ class Topic:
         except Exception as error:
             raise InvalidArgument("done", done, "expected something to be called, with a hash") from error
         sender = self.sender
-        item = sender.outgoing(
-            payload,
-            deliver_at,
-            deliver_after,
-            key,
-            properties,
-            allow_past,
-            token,
-            done,
-            numbers=checked,
-            dedup=dedup,
-            ttl=ttl,
-        )
-        return sender.put(item, wait=wait)
+        encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
+        return sender.put(sender.outgoing(encoded, token, done, once=checked or dedup), wait=wait)
 
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
         """Append messages; returns their ids, in the order of the messages, once all are durable.

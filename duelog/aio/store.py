@@ -7,13 +7,11 @@ import functools
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Self, cast
 
 import duelog
-from duelog.markers.firing.suspensions import Suspension
 
-from .threads import InThreads, Threads, close_result, explained_by, in_thread
+from .threads import InThreads, Same, Threads, close_result, explained_by, in_thread, iterated, listed
 from .topic import Topic, plain_topic
 
 
@@ -23,15 +21,13 @@ class Documents(InThreads[duelog.Documents]):
     get = in_thread(duelog.Documents.get)
     put = in_thread(duelog.Documents.put)
     delete = in_thread(duelog.Documents.delete)
-
-    @explained_by(duelog.Documents.items)
-    def items(self, prefix: str = "") -> AsyncIterator[tuple[str, duelog.Document]]:
-        """Iterate over documents by key, with `async for`."""
-        return self._threads.iterate(lambda: self._inner.items(prefix))
+    items = iterated(duelog.Documents.items)
 
 
 class DelayedStore(InThreads[duelog.DelayedStore]):
     """See `duelog.DelayedStore`. An async context manager; made by `DelayedStore.open`."""
+
+    closed = Same[bool]()
 
     def __init__(self, inner: duelog.DelayedStore | None = None, threads: Threads | None = None, **_: object) -> None:
         """Use DelayedStore.open; raises TypeError, which says so."""
@@ -101,48 +97,17 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     all_policies = in_thread(duelog.DelayedStore.all_policies)
     remove_policies = in_thread(duelog.DelayedStore.remove_policies)
     effective_policies = in_thread(duelog.DelayedStore.effective_policies)
-
-    @explained_by(duelog.DelayedStore.dead_letters)
-    async def dead_letters(
-        self,
-        topic: str | None = None,
-        subscription: str | None = None,
-        *,
-        reason: str | None = None,
-        key: str | None = None,
-        older_than: float | timedelta | None = None,
-    ) -> list[duelog.DeadLetter]:
-        """A list of the dead letters that are neither requeued nor purged, by dead-letter topic, oldest first."""
-        letters = self._inner.dead_letters
-        return await self._threads.run(
-            lambda: list(letters(topic, subscription, reason=reason, key=key, older_than=older_than))
-        )
-
+    dead_letters = listed(duelog.DelayedStore.dead_letters)
     requeue_dead_letters = in_thread(duelog.DelayedStore.requeue_dead_letters)
     purge_dead_letters = in_thread(duelog.DelayedStore.purge_dead_letters)
     tick = in_thread(duelog.DelayedStore.tick)
     save_snapshots = in_thread(duelog.DelayedStore.save_snapshots)
     flush = in_thread(duelog.DelayedStore.flush)
-
-    @explained_by(duelog.DelayedStore.check)
-    async def check(
-        self, *, deep: bool = False, progress: Callable[[int, int], object] | None = None
-    ) -> list[duelog.Finding]:
-        """A list of every problem found in the store; nothing is changed.
-
-        One thread looks to the end, also if the await is cancelled, and calls `progress`.
-        """
-        return await self._threads.run(lambda: list(self._inner.check(deep=deep, progress=progress)))
-
+    check = listed(duelog.DelayedStore.check)
     backup = in_thread(duelog.DelayedStore.backup)
     stats = in_thread(duelog.DelayedStore.stats)
     report_to = in_thread(duelog.DelayedStore.report_to)
-
-    @explained_by(duelog.DelayedStore.suspended)
-    async def suspended(self) -> list[Suspension]:
-        """The upkeep that has failed and is tried again later, the longest suspended first. O(result); no reads."""
-        return self._inner.suspended()
-
+    suspended = in_thread(duelog.DelayedStore.suspended)
     partitions = in_thread(duelog.DelayedStore.partitions)
     kept_by = in_thread(duelog.DelayedStore.kept_by)
 
@@ -153,10 +118,6 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
             # Shielded, so that after a cancelled close the store is closing, and not half open.
             await asyncio.shield(self._threads.run(self._inner.close))
             self._threads.close()
-
-    @property
-    def closed(self) -> bool:
-        return self._inner.closed
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from duelog.store.clock import SystemClock
 from duelog.store.duration import Duration
 from duelog.store.errors import ClosedError, DuelogError
 
-from .threads import InThreads, explained_by, in_thread
+from .threads import InThreads, Same, explained_by, in_thread
 
 _LONGEST_WAIT_S = 60.0
 """A wall clock that is set forward meanwhile is noticed after it."""
@@ -22,14 +22,8 @@ _LONGEST_WAIT_S = 60.0
 class SubscriptionAdmin(InThreads[duelog.SubscriptionAdmin]):
     """See `duelog.SubscriptionAdmin`."""
 
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def topic(self) -> str:
-        return self._inner.topic
-
+    name = Same[str]()
+    topic = Same[str]()
     peek = in_thread(duelog.SubscriptionAdmin.peek)
     skip = in_thread(duelog.SubscriptionAdmin.skip)
     expire = in_thread(duelog.SubscriptionAdmin.expire)
@@ -46,29 +40,13 @@ class Subscription(InThreads[duelog.Subscription]):
     at; it ends when the subscription or the store is closed. What it yields is to be acknowledged as always.
     """
 
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def topic(self) -> str:
-        return self._inner.topic
-
-    @property
-    def durable(self) -> bool:
-        return self._inner.durable
-
-    @property
-    def active(self) -> bool:
-        return self._inner.active
-
-    @property
-    def max_in_flight(self) -> int:
-        return self._inner.max_in_flight
-
-    @property
-    def type(self) -> SubscriptionType:
-        return self._inner.type
+    name = Same[str]()
+    topic = Same[str]()
+    type = Same[SubscriptionType]()
+    durable = Same[bool]()
+    active = Same[bool]()
+    paused = Same[bool]()
+    max_in_flight = Same[int]()
 
     @explained_by(duelog.Subscription.receive)
     async def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[duelog.ReceivedMessage]:
@@ -147,11 +125,6 @@ class Subscription(InThreads[duelog.Subscription]):
     seek = in_thread(duelog.Subscription.seek)
     pause = in_thread(duelog.Subscription.pause)
     resume = in_thread(duelog.Subscription.resume)
-
-    @property
-    def paused(self) -> bool:
-        return self._inner.paused
-
     stats = in_thread(duelog.Subscription.stats)
 
     @explained_by(duelog.Subscription.close)

@@ -1,4 +1,7 @@
-"""The threads in which the calls of one store run, and methods that run in them: some for commits, some for looking."""
+"""The threads in which the calls of one store run, and methods that run in them: some for commits, some for looking.
+
+A method of this face is made from the one of `duelog` that it awaits, with its arguments, types and docstring.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
-
-import duelog
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Face = TypeVar("Face")
 Inner_co = TypeVar("Inner_co", covariant=True)
 
 _COMMIT_THREADS = 16
@@ -34,7 +36,6 @@ class Threads:
         return await asyncio.wrap_future(self.start(call, *args, **kwargs))
 
     def start(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have such a call begun."""
         return self._commits.submit(call, *args, **kwargs)
 
     def look(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -49,14 +50,13 @@ class Threads:
                 yield item
 
     def close(self) -> None:
-        """Let the threads end once their calls have."""
         self._commits.shutdown(wait=False)
         self._looks.shutdown(wait=False)
 
 
-def close_result(made: Future[duelog.DelayedStore] | Future[duelog.Subscription]) -> None:
+def close_result(made: Future[Any]) -> None:
     """Close what a cancelled call has opened."""
-    if not made.cancelled() and made.exception() is None:
+    if not made.cancelled() and made.exception() is None and hasattr(made.result(), "close"):
         made.result().close()
 
 
@@ -71,6 +71,16 @@ class InThreads(Generic[Inner_co]):
         return f"<aio {self._inner!r}>"
 
 
+class Same(Generic[T]):
+    """A property that is the one of the same name in `duelog`, at once: it waits for nothing."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, face: InThreads[Any] | None, owner: type) -> T:
+        return cast("T", self if face is None else getattr(face._inner, self._name))
+
+
 def in_thread(
     method: Callable[Concatenate[Inner_co, P], T],
 ) -> Callable[Concatenate[InThreads[Inner_co], P], Coroutine[Any, Any, T]]:
@@ -80,6 +90,49 @@ def in_thread(
     async def call(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._threads.run(method, self._inner, *args, **kwargs)
 
+    return call
+
+
+def made_in_thread(
+    method: Callable[Concatenate[Inner_co, P], T], face: Callable[[T, Threads], Face]
+) -> Callable[Concatenate[InThreads[Inner_co], P], Coroutine[Any, Any, Face]]:
+    """Make an awaitable method from one of `duelog` that gives an object; `face` makes that of duelog.aio."""
+
+    @functools.wraps(method)
+    async def call(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> Face:
+        made = self._threads.start(method, self._inner, *args, **kwargs)
+        try:
+            return face(await asyncio.wrap_future(made), self._threads)
+        except asyncio.CancelledError:
+            made.add_done_callback(close_result)
+            raise
+
+    return call
+
+
+def iterated(
+    method: Callable[Concatenate[Inner_co, P], Iterator[T]],
+) -> Callable[Concatenate[InThreads[Inner_co], P], AsyncIterator[T]]:
+    """Make an asynchronous iterator from a method of `duelog` that gives an iterator."""
+
+    @functools.wraps(method)
+    def iterate(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return self._threads.iterate(lambda: method(self._inner, *args, **kwargs))
+
+    iterate.__doc__ = f"{inspect.getdoc(method)}\n\nFor `async for`; a page at a time is read in a thread."
+    return iterate
+
+
+def listed(
+    method: Callable[Concatenate[Inner_co, P], Iterator[T]],
+) -> Callable[Concatenate[InThreads[Inner_co], P], Coroutine[Any, Any, list[T]]]:
+    """Make an awaitable method from one of `duelog` that gives an iterator: it gives a list."""
+
+    @functools.wraps(method)
+    async def call(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        return await self._threads.run(lambda: list(method(self._inner, *args, **kwargs)))
+
+    call.__doc__ = f"{inspect.getdoc(method)}\n\nA list. One thread looks to the end, also if the await is cancelled."
     return call
 
 

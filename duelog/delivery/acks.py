@@ -311,7 +311,6 @@ class AckSet:
         return AckChanges(self._mark_dirty, self._mark_delete, acked)
 
     def took(self, changes: AckChanges) -> None:
-        """These are being written."""
         self._dirty.difference_update(changes.acked)
         self._mark_dirty = False
 

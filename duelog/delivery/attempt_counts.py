@@ -64,7 +64,6 @@ class AttemptCounts:
 
     @property
     def changed(self) -> bool:
-        """True if there are changes to write. O(1)."""
         return bool(self._dirty)
 
     def __len__(self) -> int:
@@ -72,7 +71,6 @@ class AttemptCounts:
         return sum(map(len, self.failed.values()))
 
     def times(self, ledger_id: int, entry_id: int) -> int:
-        """How many deliveries of a message failed."""
         failed = self.failed.get(ledger_id, {}).get(entry_id)
         return 0 if failed is None else failed.times
 
@@ -137,7 +135,6 @@ class AttemptCounts:
             self._dirty.add((ledger_id, entry_id >> ATTEMPTS_BLOCK_BITS))
 
     def forget(self, ledger_id: int, entries: BitMap) -> None:
-        """Entries were acknowledged."""
         of_ledger = self.failed.get(ledger_id)
         if of_ledger is None:
             return

@@ -40,7 +40,6 @@ class Failover:
     on_change: Callable[[bool], object] | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgument for what cannot be."""
         if type(self.priority) is not int or self.priority < 0:
             raise InvalidArgument("priority", self.priority, "expected an int of at least 0")
         if not isinstance(self.name, str):

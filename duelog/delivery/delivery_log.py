@@ -96,7 +96,6 @@ class DeliveryLog:
         self._append(_RECORD.pack(subscription_id, ledger_id, min(times, 2**32 - 1), first, last, len(bitmap)) + bitmap)
 
     def forget(self, subscription_id: int) -> None:
-        """Cancel everything noted of a subscription before."""
         self._append(_RECORD.pack(subscription_id, 0, 0, 0, 0, 0))
 
     def _append(self, record: bytes) -> None:

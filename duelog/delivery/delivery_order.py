@@ -116,19 +116,16 @@ class _Key:
         self.waiting: PositionSet | None = None  # nacked or overdue, until their time comes
 
     def park(self, position: Position) -> None:
-        """Add a position that was ready to ``parked``."""
         if self.parked is None:
             self.parked = PositionSet()
         self.parked.add(position)
 
     def wait(self, position: Position) -> None:
-        """Add a position that was held to ``waiting``."""
         if self.waiting is None:
             self.waiting = PositionSet()
         self.waiting.add(position)
 
     def awaits_before(self, position: Position) -> bool:
-        """Return True if an earlier message of this key awaits redelivery."""
         least = self.waiting.least() if self.waiting else None
         return least is not None and least < position
 
@@ -307,7 +304,6 @@ class KeyOrder(DeliveryOrder):
         return not key.held or key.holder == consumer_id or not self._in_order
 
     def _let_go(self, key: _Key) -> None:
-        """One message fewer is held."""
         key.held -= 1
         if not key.held:
             key.holder = None

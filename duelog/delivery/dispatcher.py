@@ -151,7 +151,6 @@ class Dispatcher:
 
     @property
     def consumers(self) -> tuple[int, ...]:
-        """Consumer ids, in the order in which they came."""
         return self.outstanding.consumers
 
     @property
@@ -161,7 +160,6 @@ class Dispatcher:
 
     @property
     def kept_back_count(self) -> int:
-        """Number of messages read but not handed out yet for their keys' sake; 0 unless "key_shared"."""
         return self._order.kept_back
 
     @property

@@ -47,7 +47,6 @@ class ReadAheadBudget:
             self.left -= amount
 
     def give_back(self, amount: int) -> None:
-        """The inverse of `take`."""
         with self._lock:
             self.left += amount
 
@@ -127,7 +126,6 @@ class ReadAhead:
         self._bytes = 0
 
     def clear(self) -> None:
-        """Hold nothing."""
         self._messages = _NONE
         self._start = None
         self._pieces = 1
@@ -190,7 +188,6 @@ class DueReader:
             raise
 
     def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
-        """The messages at these positions, due or not."""
         return self._reader.read_at(positions)
 
     def unseen(self, start: Position, limit: Position) -> dict[int, BitMap]:
@@ -217,7 +214,6 @@ class DueReader:
         return min((ms for ms in (kept_back_ms, passed_over_ms) if ms is not None), default=None)
 
     def rewind(self, position: Position) -> None:
-        """The subscription goes back to `position`."""
         self._ahead.clear()
         if self._view is not None:
             self._view.tracker.rewind(self._view, position)

@@ -47,7 +47,6 @@ class KeyShared:
     out_of_order: bool = False
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgument for what cannot be."""
         if self.order_by is not None and not callable(self.order_by):
             raise InvalidArgument("order_by", self.order_by, "expected something to be called, or None")
         if not isinstance(self.out_of_order, bool):

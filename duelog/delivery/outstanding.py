@@ -59,7 +59,6 @@ class Outstanding:
         del self._held[consumer_id]
 
     def take_all(self, consumer_id: int) -> PositionSet:
-        """Take everything from a consumer and return it."""
         held, self._held[consumer_id] = self._held[consumer_id], PositionSet()
         if self._extended:
             for ledger_id, entries in held.by_ledger().items():
@@ -79,7 +78,6 @@ class Outstanding:
         return sum(map(len, self._held.values()))
 
     def held_by(self, consumer_id: int) -> int:
-        """Number of messages that a consumer holds. O(its ledgers)."""
         return len(self._held[consumer_id])
 
     def hand_out(self, consumer_id: int, batch: ReceivedMessages, again: Sequence[int], now_ms: int) -> None:
@@ -138,7 +136,6 @@ class Outstanding:
         return len(mine)
 
     def _end_extension(self, ledger_id: int, entries: BitMap) -> None:
-        """``entries`` are not held any more."""
         over = self._extended.shared(ledger_id, entries)
         if over is not None:
             self._extended.remove(ledger_id, over)
@@ -184,7 +181,6 @@ class Outstanding:
         return found
 
     def forget_through(self, position: Position) -> None:
-        """Drop everything at or before ``position``, of every consumer."""
         for held in self._held.values():
             held.remove_through(position)
         for ledger_id, entries in list(self._extended.by_ledger().items()):
@@ -325,11 +321,9 @@ class Redeliveries:
         return taken
 
     def forget(self, ledger_id: int, entries: BitMap) -> int:
-        """Drop entries that were acknowledged; how many waited."""
         return self._waiting.remove(ledger_id, entries)
 
     def forget_through(self, position: Position) -> None:
-        """Drop everything at or before ``position``."""
         self._waiting.remove_through(position)
 
     def clear(self) -> None:

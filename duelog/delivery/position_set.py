@@ -40,11 +40,9 @@ class PositionSet:
                 yield Position(ledger_id, entry_id)
 
     def first(self, count: int) -> list[Position]:
-        """The ``count`` least positions, or all if there are fewer. O(ledgers + count)."""
         return list(islice(self, count))
 
     def least(self) -> Position | None:
-        """The least position; None if the set is empty. O(ledgers)."""
         if not self._ledgers:
             return None
         ledger_id = min(self._ledgers)
@@ -77,7 +75,6 @@ class PositionSet:
             self._ledgers[ledger_id] = entries.copy()
 
     def discard(self, position: Position) -> bool:
-        """Remove one position; whether it was there."""
         ledger_id, entry_id = position
         held = self._ledgers.get(ledger_id)
         if held is None or entry_id not in held:
@@ -88,7 +85,6 @@ class PositionSet:
         return True
 
     def remove(self, ledger_id: int, entries: BitMap) -> int:
-        """Remove those of ``entries`` that are there; how many were."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return 0

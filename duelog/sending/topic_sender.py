@@ -45,6 +45,9 @@ class SendKeyed(Protocol):
     ) -> MessageIds: ...
 
 
+EncodedMessage = tuple[int, bytes, int]
+"""Of one message the due time that it asks for, its body, and the time at which it was encoded (epoch ms)."""
+
 DeliverAt = Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None
 """Due times of payloads: for each (ints, or an integer array), or one for all."""
 
@@ -88,7 +91,7 @@ class TopicSender:
             state = self._loaded = self._topics.get_or_create(self._name, now_ms)
         return state
 
-    def send(
+    def encode_one(
         self,
         payload: bytes | bytearray | memoryview,
         deliver_at: int | datetime | None,
@@ -96,13 +99,20 @@ class TopicSender:
         key: str | None,
         properties: Mapping[str, str] | None,
         allow_past: bool,
-        ttl: Duration | None = None,
-    ) -> MessageId:
-        """See `Topic.send`."""
+        ttl: Duration | None,
+        dedup: Dedup | None,
+    ) -> EncodedMessage:
+        """Check and encode one message as `Topic.send` does, before delay policies."""
         now_ms = self._writing_at()
+        name = None if dedup is None else dedup.key
         due_ms, body = encode_send(
-            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past, ttl
+            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past, ttl, name
         )
+        return due_ms, body, now_ms
+
+    def send(self, encoded: EncodedMessage) -> MessageId:
+        """Append one message, delay policies applied."""
+        due_ms, body, now_ms = encoded
         due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
         message_id = self._sender.send_one(self.topic(now_ms), due_ms, body, now_ms)
         if overridden:
@@ -122,41 +132,21 @@ class TopicSender:
 
     def outgoing(
         self,
-        payload: bytes | bytearray | memoryview,
-        deliver_at: int | datetime | None,
-        deliver_after: float | timedelta | None,
-        key: str | None,
-        properties: Mapping[str, str] | None,
-        allow_past: bool,
+        encoded: EncodedMessage,
         token: object,
         done: Done,
         *,
-        numbers: Numbers | None = None,
-        dedup: Dedup | None = None,
+        once: Numbers | Dedup | None,
         wanted: Callable[[Any], bool] | None = None,
-        ttl: Duration | None = None,
     ) -> Outgoing:
-        """Check one message, delay policies applied, for `put`. Raises as `Topic.put`."""
-        now_ms = self._writing_at()
-        due_ms, body = encode_send(
-            payload,
-            deliver_at,
-            deliver_after,
-            key,
-            properties,
-            now_ms,
-            self._max_bytes,
-            allow_past,
-            ttl,
-            None if dedup is None else dedup.key,
-        )
+        """Apply delay policies to one message, for `put`. Raises as `Topic.put`."""
+        due_ms, body, now_ms = encoded
         try:
             due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
         except DelayTooLong:
-            if numbers is None or not self._is_stored(numbers):
+            if not isinstance(once, Numbers) or not self._is_stored(once):
                 raise
             overridden = False  # it was taken, by other policies perhaps, and is not stored again
-        once = numbers or dedup
         return Outgoing(self._name, self._find_topic, due_ms, now_ms, body, overridden, once, token, done, wanted)
 
     def put(self, item: Outgoing, *, wait: bool) -> bool:

@@ -71,7 +71,6 @@ class AckFlusher:
             self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
 
     def due_ms(self) -> int | None:
-        """When what is waiting must be written, None when nothing waits."""
         return self._due_ms
 
     def flush(self) -> None:

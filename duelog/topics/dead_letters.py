@@ -314,7 +314,6 @@ class DeadLetters:
         return count
 
     def _entries_of(self, letters: Iterable[DeadLetter]) -> list[Acknowledged]:
-        """Where the letters lie that are not trimmed yet, by keeper."""
         positions: dict[str, list[Position]] = {}
         for letter in letters:
             grave, _ = self._keeper(letter.dead_letter_topic)

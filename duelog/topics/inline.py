@@ -57,7 +57,6 @@ class InlineMessages:
     # -- reading -----------------------------------------------------------------------------------
 
     def reader(self, topic: TopicState, subscription: SubscriptionState) -> DueReader:
-        """Make the reader of a subscription of the topic."""
         plain = self._plain(topic, subscription.name, self._unreadable, subscription.gone.extend)
 
         def open_view(position: Position, done_ms: int) -> SubscriptionView:
@@ -91,7 +90,6 @@ class InlineMessages:
         )
 
     def _new_tracker(self, topic: TopicState) -> TopicDelayTracker:
-        """A tracker of what waits in the topic's main log, empty as yet."""
         fell_due = partial(self._fell_due, topic.topic_id)
         prune = self._config.tracker_prune_interval_ms, self._config.tracker_prune_ratio
         return TopicDelayTracker(self._main, topic.log, self._unreadable, fell_due, *prune)
@@ -111,7 +109,6 @@ class InlineMessages:
         return {} if start is None else self._tracker(topic).waiting(start, now_ms)
 
     def count(self, topic: TopicState, now_ms: int) -> int:
-        """How many those are."""
         start = topic.log.first_undue(now_ms)
         return 0 if start is None else self._tracker(topic).count(start, now_ms)
 

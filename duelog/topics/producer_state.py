@@ -75,7 +75,6 @@ class ProducerState:
 
     @property
     def last(self) -> int:
-        """The highest number stored; -1: none."""
         with self._lock:
             return _last(self._stored)
 
@@ -120,7 +119,6 @@ class ProducerState:
             self._wait_for(other)
 
     def has(self, first: int, last: int) -> bool:
-        """Return True if all numbers of a message are stored."""
         with self._lock:
             return not self._unstored(_counting(first, last))
 
@@ -212,7 +210,6 @@ class Producers:
     """The named producers of an open store. Thread-safe."""
 
     def __init__(self, main: Environment, writer: GroupWriter | None) -> None:
-        """`writer`: None where the store is read-only."""
         self._main = main
         self._writer = writer
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
@@ -12,6 +13,7 @@ from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
 from duelog.markers.reader import MainLogReader
+from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry, InvalidArgument
 from duelog.store.log.managed_ledger import ManagedLedger
@@ -146,29 +148,34 @@ def _existing(log: ManagedLedger, position: Position) -> Position:
     return position
 
 
-def first_due(main: Environment, log: ManagedLedger, acks: AckSet, now_ms: int) -> int | None:
-    """When the oldest message was due that is due and not acknowledged; None: there is none.
-
-    The first in the log, or one that waited inline before it. O(runs up to it), in most cases one.
-    """
+def _unacknowledged(main: Environment, log: ManagedLedger, acks: AckSet) -> Generator[tuple[Run, BitMap], None, None]:
+    """Runs from the first unacknowledged entry to the end of the log, and the unacknowledged entry ids of each."""
     marked, last = acks.mark_delete
-    found: list[int] = []
     ledger_id: int | None = marked
     while ledger_id is not None:
         entries = log.entries_of(ledger_id)
         if entries:
             with main.read() as raw:
                 for run in runs(raw, main.name, ledger_id, last + 1 if ledger_id == marked else 0, entries):
-                    if isinstance(run, CorruptEntry):
-                        continue
-                    unacked = acks.unacked(ledger_id, run.first_entry, min(run.limit, entries))
-                    dues = run.dues()[np.array(unacked, dtype=np.int64) - run.first_entry]
-                    dues = dues[dues <= now_ms]
-                    if len(dues):
-                        found.append(int(dues.min()))
-                    if found and not run.early:
-                        return min(found)
+                    if not isinstance(run, CorruptEntry):
+                        yield run, acks.unacked(ledger_id, run.first_entry, min(run.limit, entries))
         ledger_id = log.following(ledger_id)
+
+
+def first_due(main: Environment, log: ManagedLedger, acks: AckSet, now_ms: int) -> int | None:
+    """When the oldest message was due that is due and not acknowledged; None: there is none.
+
+    The first in the log, or one that waited inline before it. O(runs up to it), in most cases one.
+    """
+    found: list[int] = []
+    with closing(_unacknowledged(main, log, acks)) as rest:
+        for run, unacked in rest:
+            dues = run.dues()[np.array(unacked, dtype=np.int64) - run.first_entry]
+            dues = dues[dues <= now_ms]
+            if len(dues):
+                found.append(int(dues.min()))
+            if found and not run.early:
+                break
     return min(found, default=None)
 
 
@@ -180,23 +187,12 @@ def expired(
     Ends at the first run with something unacknowledged and nothing old, but for one that waits inline: what is in the
     log was due in about the order in which it lies. thorough: at the end of the log.
     """
-    marked, last = acks.mark_delete
-    ledger_id: int | None = marked
-    while ledger_id is not None:
-        entries = log.entries_of(ledger_id)
-        if entries:
-            with main.read() as raw:
-                for run in runs(raw, main.name, ledger_id, last + 1 if ledger_id == marked else 0, entries):
-                    if isinstance(run, CorruptEntry):
-                        continue
-                    limit = min(run.limit, entries)
-                    unacked = acks.unacked(ledger_id, run.first_entry, limit)
-                    if not unacked:
-                        continue
-                    old = np.flatnonzero(run.dues()[: limit - run.first_entry] <= before_ms)
-                    unacked &= BitMap((old + run.first_entry).tolist())
-                    if unacked:
-                        yield ledger_id, unacked
-                    elif not run.early and not thorough:
-                        return
-        ledger_id = log.following(ledger_id)
+    with closing(_unacknowledged(main, log, acks)) as rest:
+        for run, unacked in rest:
+            if not unacked:
+                continue
+            old = unacked & BitMap((np.flatnonzero(run.dues() <= before_ms) + run.first_entry).tolist())
+            if old:
+                yield run.ledger_id, old
+            elif not run.early and not thorough:
+                return

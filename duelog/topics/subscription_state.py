@@ -64,7 +64,6 @@ class DeliveryCounts:
     expired: int = 0
 
     def hand_out(self, batch: ReceivedMessages) -> None:
-        """A consumer is handed a batch."""
         self.received += len(batch)
         counts = batch.redelivery_counts
         if any(counts):
@@ -212,7 +211,6 @@ class SubscriptionState:
         check_apart(key_shared.ranges or (), [pair for part in parts for pair in part.ranges or ()])
 
     def _chosen(self) -> int:
-        """The consumer that a failover subscription serves. Raises InvalidArgument."""
         parts = self._consumers.items()
         return chosen({each: part if isinstance(part, Failover) else Failover() for each, part in parts})
 
@@ -228,7 +226,6 @@ class SubscriptionState:
                 call_supplied(on_change, is_active)
 
     def follow(self, policies: Callable[[], EffectivePolicies], now_ms: int) -> None:
-        """Go by what `policies` says is in force by now."""
         with self.lock:
             self.policies = policies()
             if self.dispatcher is not None:
@@ -280,7 +277,6 @@ class SubscriptionState:
         return sum(self.acks.ack(ledger_id, of_ledger, ledgers) for ledger_id, of_ledger in entries.items())
 
     def log_held(self) -> None:
-        """Tell the delivery log of all that consumers hold."""
         with self.lock:
             if self.dispatcher is not None:
                 self.dispatcher.outstanding.log_held()

@@ -45,7 +45,6 @@ class TopicEvents:
     """The listeners of one store. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is the store's, for what errors and the log say."""
         self._path = path
         self._condition = Monitor()
         self._registered: list[_Registered] = []

@@ -33,8 +33,8 @@ class TrimAgenda:
     """One time for each topic, the earliest that was asked for. Thread-safe; takes leaf locks only."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` wakes the scheduler, where there is one."""
-        self._wake = wake
+        self.wake = wake
+        """Wakes the scheduler, where there is one."""
         self._due: TimerQueue[int] = TimerQueue()  # topic ids
         self._lock = threading.Lock()
 
@@ -45,7 +45,7 @@ class TrimAgenda:
         later time is not lost.
         """
         if self.plan(topic_id, due_ms):
-            self._wake()
+            self.wake()
 
     def plan(self, topic_id: int, due_ms: int) -> bool:
         """Plan a look without waking the tick; False if the log is looked at in time anyway. See `look_at`."""
@@ -53,7 +53,6 @@ class TrimAgenda:
             return self._due.push(topic_id, due_ms)
 
     def next_due_ms(self) -> int | None:
-        """When the next main log is to be looked at, None when none is."""
         with self._lock:
             following = self._due.next()
             return None if following is None else following[0]
@@ -114,14 +113,12 @@ class Topics:
         return None if state is None or state.deleted else state
 
     def get(self, name: TopicName) -> TopicState:
-        """The topic. Raises UnknownTopic."""
         state = self.find(name)
         if state is None:
             raise UnknownTopic(str(name))
         return state
 
     def get_or_create(self, name: TopicName, now_ms: int) -> TopicState:
-        """The topic, created where there is none."""
         state = self.find(name)
         if state is None:
             self.create([name], now_ms)
@@ -137,7 +134,6 @@ class Topics:
         return created
 
     def _add(self, transaction: Transaction, name: TopicName, now_ms: int) -> bool:
-        """A unit of work: create a topic; False: it is there."""
         if transaction.get(fmt.topic_key(str(name))) is not None:
             return False
         topic_id = catalog.add_topic(transaction, str(name), now_ms).topic_id
@@ -153,7 +149,6 @@ class Topics:
         return [self.get(name) for name in names]
 
     def _load_all(self, names: Sequence[TopicName]) -> list[TopicName]:
-        """Have topics be in memory; those that there are not."""
         if all(map(self._known, names)):
             return []
         absent = []
@@ -168,7 +163,6 @@ class Topics:
         return absent
 
     def by_id(self, topic_id: int) -> TopicState | None:
-        """The topic of an id, None when it was deleted."""
         if topic_id in self._by_id:
             return self._by_id[topic_id]
         with self._lock:
@@ -187,7 +181,6 @@ class Topics:
         return f"number {topic_id}" if state is None else str(state.name)
 
     def main_log(self, topic_id: int) -> ManagedLedger | None:
-        """The main log of a topic id, None when the topic was deleted."""
         state = self.by_id(topic_id)
         return None if state is None else state.log
 
@@ -222,7 +215,6 @@ class Topics:
         state.changed()
 
     def wake_receivers(self) -> None:
-        """Have every receiver that waits look again."""
         for topic in self.loaded():
             topic.changed()
 
@@ -303,16 +295,13 @@ class Topics:
                         yield state, state.subscriptions[fmt.split_named_key(key)[1]]
 
     def loaded(self) -> list[TopicState]:
-        """The topics in memory."""
         return list(self._by_name.values())
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Full names in order, without building a list."""
         for name, _ in catalog.topic_names(self._main, prefix):
             yield name
 
     def forget(self, state: TopicState) -> None:
-        """A topic was deleted."""
         with self._lock:
             state.deleted = True
             if self._by_name.get(state.name) is state:  # else it was created again

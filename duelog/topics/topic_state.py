@@ -51,7 +51,6 @@ class TopicState:
         self._tracker_lock = threading.Lock()
 
     def count_sent(self, count: int) -> None:
-        """So many messages that were sent to it are durable."""
         with self._counting:
             self.sent += count
 
@@ -82,7 +81,6 @@ class TopicState:
 
     @property
     def followers(self) -> list[SubscriptionState]:
-        """Its subscriptions and its readers."""
         return [*self.subscriptions.values(), *self.readers.values()]
 
     def new_reader_name(self) -> str:
@@ -111,7 +109,6 @@ class TopicState:
         return found
 
     def forget_reader(self, reader: SubscriptionState) -> None:
-        """A reader whose last consumer has left."""
         with self._readers_lock:
             self.readers = {name: other for name, other in self.readers.items() if other is not reader}
 
@@ -130,6 +127,5 @@ class TopicState:
             self.wakers |= {wake}
 
     def remove_waker(self, wake: Callable[[], object]) -> None:
-        """Undo `add_waker`."""
         with self.condition.lock:
             self.wakers -= {wake}

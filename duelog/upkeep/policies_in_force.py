@@ -51,7 +51,6 @@ class Expiry:
         return None if self._policies.shortest_ttl_ms is None else self._due_ms
 
     def look_again(self) -> None:
-        """Have the next run look through the topics whenever it comes."""
         self._due_ms = 0
 
     def run(self, now_ms: int, suspensions: Suspensions) -> None:

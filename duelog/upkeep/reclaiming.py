@@ -70,11 +70,9 @@ class Trimming:
                 self._agenda.plan(fmt.leading_u32(key), 0)
 
     def next_due_ms(self) -> int | None:
-        """When the next main log is to be looked at."""
         return self._agenda.next_due_ms()
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether there is work to do now."""
         due_ms = self.next_due_ms()
         return bool(self._to_remove) or (due_ms is not None and due_ms <= now_ms)
 

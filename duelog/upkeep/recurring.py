@@ -74,12 +74,10 @@ class Recurring:
     # -- for Maintenance -----------------------------------------------------------------------------
 
     def next_due_ms(self, suspensions: Suspensions) -> int | None:
-        """When `run` has something to do."""
         dues = (suspensions.not_before(_part(key), due_ms) for key, due_ms in list(self._due.items()))
         return min((due_ms for due_ms in dues if due_ms is not None), default=None)
 
     def is_late(self, now_ms: int) -> bool:
-        """Return whether `withdraw` has an occurrence to take back."""
         return any(from_ms <= now_ms for from_ms in list(self._misfires.values()))
 
     def withdraw(self, now_ms: int, suspensions: Suspensions) -> None:
@@ -199,7 +197,6 @@ class Recurring:
             return True
 
     def of_topic(self, topic: TopicState) -> list[Schedule]:
-        """The topic's schedules by name. Raises CorruptRecord."""
         with self._main.read() as raw:
             rows = list(schedule_rows(raw, topic.topic_id))
         schedules = [unpack_schedule(fields, fmt.split_named_key(key)[1], str(topic.name)) for key, fields in rows]
@@ -260,7 +257,6 @@ class Recurring:
         return done[0]
 
     def _note(self, topic_id: int, schedule: Schedule) -> None:
-        """Have memory know when a schedule comes next."""
         key = (topic_id, schedule.name)
         self._forget(key)
         if schedule.next_due_ms is not None:

@@ -54,14 +54,12 @@ class Schedule:
 
     @property
     def recurrence(self) -> Recurrence:
-        """The times of the schedule."""
         table = Timetable(self.cron, self.interval_ms, self.timezone)
         seed = f"{self.topic}\0{self.name}".encode()
         return Recurrence(table, seed, self.until_ms, self.jitter_ms, self.misfires, self.grace_ms)
 
     @property
     def message(self) -> Message:
-        """The message of each occurrence."""
         return Message(self.payload, key=self.key, properties=self.properties)
 
     @property

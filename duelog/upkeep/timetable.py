@@ -128,7 +128,6 @@ class Timetable:
         return max(times[-1] - 1, anchor_ms) if times else anchor_ms
 
     def _from(self, now_ms: int, *, reverse: bool = False) -> Iterator[int]:
-        """Yield the times of the cron expression from `now_ms` on."""
         if self.cron is None:
             raise BrokenInvariant("a timetable has neither an expression nor an interval")
         moment = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone(ZoneInfo(self.timezone))
@@ -178,7 +177,6 @@ class Recurrence:
         return nominal_ms + int.from_bytes(digest, "big") % min(self.jitter_ms + 1, gap_ms)
 
     def following(self, nominal_ms: int, now_ms: int) -> Due | None:
-        """Return the first occurrence after the one at `nominal_ms` that is due after `now_ms`."""
         if not self.jitter_ms:
             return self.after(max(nominal_ms, now_ms), nominal_ms)
         return next(self._due_after(nominal_ms, now_ms), None)

@@ -71,11 +71,9 @@ class CoroutineLoop:
         running.add_done_callback(self._running.discard)
 
     def limit(self) -> Limit:
-        """A limit for one coroutine of this loop."""
         return Limit()
 
     def end(self, limit: Limit) -> None:
-        """Have a coroutine's time be over."""
         self._has_cut_short = True
         self._loop.call_soon_threadsafe(limit.end)
 

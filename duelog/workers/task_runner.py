@@ -81,7 +81,6 @@ class Task:
 
     @property
     def timeout_ms(self) -> int | None:
-        """How long an attempt may take; None: any time."""
         return None if self.timeout is None else duration_ms("timeout", self.timeout)
 
     @property
@@ -90,12 +89,10 @@ class Task:
 
     @property
     def is_coroutine(self) -> bool:
-        """True if the function must be awaited."""
         function = self.function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def __str__(self) -> str:
-        """Describe the task for the log line of its worker's start."""
         retries = "retries for ever" if self.retries is None else f"retries {self.retries}"
         parts = [f"concurrency {self.concurrency}", retries]
         if self.timeout_ms is not None:
@@ -103,7 +100,6 @@ class Task:
         return f"{self.name} for {self.topic} ({', '.join(parts)})"
 
     def is_spent(self, failed: int) -> bool:
-        """Return True if a message with this many failed deliveries is not run again."""
         return self.retries is not None and failed > self.retries
 
     def backoff_ms(self, failed: int, error: BaseException) -> int | None:

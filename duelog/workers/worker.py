@@ -243,7 +243,6 @@ class Worker:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Have SIGTERM and SIGINT ask the worker to stop."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

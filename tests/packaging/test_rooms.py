@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "survey": {"upkeep"},
     "check": {"upkeep", "survey"},
     "workers": {""},
-    "aio": {"", "delivery", "sending", "topics"},
+    "aio": {"", "delivery", "sending"},
     "broker.admin": {"broker.lookup", "broker.protocol", "broker.security"},
     "broker.consume": {"broker.lookup", "broker.protocol"},
     "broker.metrics": {"broker.consume", "broker.listing", "broker.produce", "broker.protocol"},
