@@ -1,8 +1,9 @@
 """Power cuts: a run is recorded, disks that a cut could have left are rebuilt, and each is opened and questioned.
 
-By hand, from the top of the repository, a thousand states:
+By hand, from the top of the repository, a thousand states of a story (power_work, power_letters, power_keys,
+power_schedules):
 
-    python -m tests.disaster.power_cut --states 1000 --durability commit
+    python -m tests.disaster.power_cut power_work --states 1000 --durability commit
 
 Prints a JSON object: how many operations and states there were, what became of the states, and the first troubles.
 A state is opened in a child process, since a damaged one may kill it. The same seed makes the same states of the
@@ -13,30 +14,22 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import random
-import re
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any
 
-from duelog import DelayedStore, ManualClock
 from tests.disaster.power_disk import MODES, Disk
-from tests.disaster.power_trace import Edit, Fact, Operation, Sync, Trace, Write, record
+from tests.disaster.power_story import Story
+from tests.disaster.power_trace import Edit, Fact, Operation, Sync, Trace, Write, is_group, record
 from tests.disaster.running import forked, memory, module
-from tests.disaster.told import Told, litter
-from tests.disaster.working import CONFIG, SPAN_MS, Worker
-
-_SEGMENT = re.compile(r"\d{12}\.(wal|tmp)")
-"""The name under which a segment of the write-ahead log was made."""
-
-QUESTIONED = replace(CONFIG, durability="none", max_open_partitions=64, fire_batch=5_000, map_bytes=1 << 24)
-"""Nothing that happens after the cut has to outlive another one, and it need not be done in small pieces."""
 
 
 @dataclass
@@ -47,7 +40,7 @@ class Outcome:
     facts: dict[str, int]
     points: dict[str, int]
     """Failpoints of the engine that the run came by: what it covers."""
-    groups: int = 0
+    groups: int
     """Writes to the write-ahead log that hold several rows."""
     differs: list[str] = field(default_factory=list)
     """Files that are not on the disk what the recording, done to its end, says: it was not followed."""
@@ -60,25 +53,55 @@ class Outcome:
     troubles: list[str] = field(default_factory=list)
 
 
-def run(states: int, before: str | None, options: dict[str, object]) -> Outcome:
-    """Record a run with `options` (see power_child) and question so many states, spread evenly over it."""
+def story_of(name: str) -> Story:
+    """A module of this folder."""
+    found: Any = importlib.import_module(f"tests.disaster.{name}")
+    return found  # type: ignore[no-any-return]
+
+
+def run(story: str, states: int, before: str | None, seed: int, durability: str, mutant: str | None) -> Outcome:
+    """Record a story and question so many states, spread evenly over it."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="duelog-power-", dir=memory()) as folder:
         base = Path(folder)
-        recorded = base / "recorded"
+        recorded, log = base / "recorded", base / "strace.log"
         recorded.mkdir()
-        log = base / "strace.log"
-        record(log, module("tests.disaster.power_child", str(recorded / "store"), json.dumps(options)))
+        asked = ["--seed", str(seed), "--durability", durability, *(["--mutant", mutant] if mutant else [])]
+        record(log, module("tests.disaster.power_cut", story, "--store", str(recorded / "store"), *asked))
         trace = Trace(log, recorded)
         operations = list(trace.operations())
         log.unlink()
+        facts = [operation.fact for operation in operations if isinstance(operation, Fact)]
+        groups = [each.data for each in operations if is_group(each) and each.data is not None]
         outcome = Outcome(
             dict(Counter(_kind(operation) for operation in operations if not isinstance(operation, Fact))),
-            dict(Counter(operation.fact[0] for operation in operations if isinstance(operation, Fact))),
-            dict(Counter(op.fact[1] for op in operations if isinstance(op, Fact) and op.fact[0] == "hit")),
+            dict(Counter(fact[0] for fact in facts)),
+            dict(Counter(fact[1] for fact in facts if fact[0] == "hit")),
+            sum(int.from_bytes(group[20:24], "little") > 1 for group in groups),
         )
-        outcome.groups = _groups(operations)
-        _question(trace, operations, base / "state", states, before, options, outcome)
+        cuts = _cuts(operations, states, before)
+        disk, told, rng = Disk(trace.root), story_of(story).TOLD(), random.Random(seed)
+        target, kinds = base / "state", Counter[str]()
+        for at, operation in enumerate(operations):
+            disk.do(operation)
+            if isinstance(operation, Fact):
+                told.take(operation.fact)
+            else:
+                told.written(operation)
+            for _ in range(cuts[at]):
+                mode = MODES[outcome.states % len(MODES)]
+                disk.leave(target, mode, rng)
+                question = functools.partial(told.troubles_of, target / "store", relaxed=durability == "relaxed")
+                troubles, died = forked(question, base / "report")
+                troubles = [f"killed the process: {died}"] if died else troubles
+                shutil.rmtree(target)
+                outcome.states += 1
+                outcome.bad += bool(troubles)
+                outcome.deaths += bool(died)
+                kinds.update({trouble.split(":")[0].split(" [")[0][:40] for trouble in troubles})
+                outcome.troubles += [f"state {outcome.states}, operation {at}, {mode}: {each}" for each in troubles[:2]]
+        outcome.differs = _differs(trace, disk, target)
+    outcome.kinds, outcome.troubles = dict(kinds.most_common(8)), outcome.troubles[:20]
     outcome.seconds = round(time.monotonic() - started, 1)
     return outcome
 
@@ -115,47 +138,6 @@ def _cuts(operations: list[Operation], states: int, before: str | None) -> list[
     return cuts
 
 
-def _question(
-    trace: Trace,
-    operations: list[Operation],
-    target: Path,
-    states: int,
-    before: str | None,
-    options: dict[str, object],
-    outcome: Outcome,
-) -> None:
-    cuts = _cuts(operations, states, before)
-    disk, told = Disk(trace.root), Told()
-    rng = random.Random(str(options["seed"]))
-    kinds: Counter[str] = Counter()
-    last_group: Write | None = None
-    for at, operation in enumerate(operations):
-        disk.do(operation)
-        if isinstance(operation, Fact):
-            told.take(operation.fact)
-        elif _is_group(operation):
-            last_group = operation
-        elif last_group is not None and isinstance(operation, Sync) and operation.node is last_group.file:
-            told.flushed()  # one thread sends
-        for _ in range(cuts[at]):
-            mode = MODES[outcome.states % len(MODES)]
-            disk.leave(target, mode, rng)
-            work = functools.partial(troubles_of, told, target / "store", relaxed=options["durability"] == "relaxed")
-            troubles, died = forked(work, target.with_name("report"))
-            troubles = [f"killed the process: {died}"] if died else troubles
-            shutil.rmtree(target)
-            outcome.states += 1
-            outcome.bad += bool(troubles)
-            outcome.deaths += bool(died)
-            kinds.update({trouble.split(":")[0].split(" [")[0][:40] for trouble in troubles})
-            outcome.troubles += [
-                f"state {outcome.states}, operation {at}, {mode}: {trouble}" for trouble in troubles[:2]
-            ]
-    outcome.differs = _differs(trace, disk, target)
-    outcome.kinds = dict(kinds.most_common(8))
-    outcome.troubles = outcome.troubles[:20]
-
-
 def _differs(trace: Trace, disk: Disk, target: Path) -> list[str]:
     """Files whose content after all operations is not what the recorded process has left.
 
@@ -172,53 +154,26 @@ def _differs(trace: Trace, disk: Disk, target: Path) -> list[str]:
     return found
 
 
-def _is_group(operation: Operation) -> TypeGuard[Write]:
-    """True if it writes a group to a segment of the write-ahead log: a file that may have been renamed since."""
-    return isinstance(operation, Write) and operation.offset > 0 and _SEGMENT.fullmatch(operation.file.name) is not None
-
-
-def _groups(operations: list[Operation]) -> int:
-    """Writes of groups of several rows to the write-ahead log."""
-    groups = [each.data for each in operations if _is_group(each) and each.data is not None]
-    return sum(int.from_bytes(group[20:24], "little") > 1 for group in groups)
-
-
-def troubles_of(told: Told, path: Path, *, relaxed: bool) -> list[str]:
-    """Open what a cut left, send to all of it, receive everything, and say every rule that is broken."""
-    told.power_goes(relaxed=relaxed)
-    told.begin(draining=True)
-    listeners = set(told.listeners)
-    clock = ManualClock(told.now_ms)
-    try:
-        store = DelayedStore.open(path, QUESTIONED, clock=clock)
-        told.troubles += litter(store)
-        for topic, name in listeners:
-            if not store.topic(topic).exists() or name not in store.topic(topic).subscriptions():
-                told.troubles.append(f"subscription {name} of {topic} is gone")
-        worker = Worker(store, clock, "after the cut", lambda *fact: told.take(fact))
-        worker.send_everywhere()
-        worker.send_again(told.unanswered())
-        clock.advance(5 * SPAN_MS)
-        worker.drain()
-        store.close()
-    except Exception as error:  # whatever it is, it is a finding
-        told.troubles.append(f"{type(error).__name__}: {error}")
-    told.look_for_missing(listeners)
-    return told.troubles
-
-
 def main() -> None:
-    """Run once, print the outcome."""
+    """Be the recorded process, or record one and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("story", help="a module of this folder: power_work, power_letters, power_keys, power_schedules")
     parser.add_argument("--states", type=int, default=1000)
     parser.add_argument("--durability", choices=("commit", "relaxed", "none"), default="commit")
-    parser.add_argument("--steps", type=int, default=60, help="steps of the recorded process")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--before", help="cut only right before this failpoint is reached")
-    parser.add_argument("--mutant", help="a wrong engine of power_mutants")
-    options = vars(parser.parse_args())
-    json.dump(asdict(run(options.pop("states"), options.pop("before"), options)), sys.stdout, indent=1)
-    print()
+    parser.add_argument("--mutant", help="a wrong engine of the story")
+    parser.add_argument("--store", type=Path, help="be the recorded process, on this store")
+    options = parser.parse_args()
+    if options.store is None:
+        asked = (options.story, options.states, options.before, options.seed, options.durability, options.mutant)
+        json.dump(asdict(run(*asked)), sys.stdout, indent=1)
+        print()
+        return
+    story = story_of(options.story)
+    if options.mutant:
+        story.MUTANTS[options.mutant]()
+    story.work(options.store, options.seed, options.durability)
 
 
 if __name__ == "__main__":

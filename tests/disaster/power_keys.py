@@ -1,6 +1,6 @@
 """Power cuts amid keys, pauses, quotas and policies: what was set holds, what was under way is whole or not there.
 
-    python -m tests.disaster.power_story power_keys [--states 500] [--seed 7] [--durability relaxed]
+    python -m tests.disaster.power_cut power_keys [--states 500] [--seed 7] [--durability relaxed]
 
 The recorded process sends, replaces, cancels and moves by keys, pauses and sets policies by scope. It says each change
 before it makes it and when it has returned. On each disk that a cut could have left, the store is as before the change
@@ -26,7 +26,7 @@ from duelog.markers.pending_entries import Outcome
 from duelog.markers.withdrawal import Succession
 from duelog.store.config import Durability
 from duelog.store.policy.policy_records import Scope
-from tests.disaster.power_cut import QUESTIONED
+from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, SPAN_MS, START_MS, say
 
 TOPIC, KEYS, SUBSCRIPTIONS = "t", ("k1", "k2", "k3"), ("a", "b")
@@ -269,17 +269,16 @@ def policies_of(store: DelayedStore) -> dict[str, dict[str, Any]]:
     return {scope: dict(policies.fields_set()) for scope, policies in store.all_policies().items()}
 
 
-class Told:
+class Told(Facts):
     """Facts before a cut: the state, and the one that there may be instead."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun = False
         self.worlds = [World()]
-        self.now_ms = START_MS
         self.troubles: list[str] = []
 
     def take(self, fact: list[Any]) -> None:
-        """Note a fact."""
         match fact:
             case ["begun", policies]:
                 self.begun = True
@@ -295,27 +294,20 @@ class Told:
             case ["trouble", text]:
                 self.troubles.append(text)
 
-    def troubles_of(self, path: Path, *, relaxed: bool) -> list[str]:
-        """Question a store that a cut left, and return what is wrong."""
+    def look(self, store: DelayedStore, clock: ManualClock, *, relaxed: bool) -> list[str]:
         found = list(self.troubles)
-        clock = ManualClock(self.now_ms)
-        try:
-            with DelayedStore.open(path, QUESTIONED, clock=clock) as store:
-                found += [f"check: {each.message}" for each in store.check(deep=True)]
-                while store.tick().fired:
-                    pass
-                if self.begun and (not relaxed or store.topic(TOPIC).exists()):
-                    seen = Seen(store)
-                    found += seen.troubles
-                    if not relaxed:
-                        differ = [seen.differs_from(world, clock.now_ms()) for world in self.worlds]
-                        found += sorted(differ, key=len)[0]
-                        if not 0 <= seen.left_over <= MOST_AT_ONCE:
-                            found.append(f"{seen.left_over} more are counted than are pending")
-                    found += _quota(store, seen) + _go_on(store, seen, clock)
-        except Exception as error:  # whatever it is, it is a finding
-            found.append(f"{type(error).__name__}: {error}")
-        return found
+        while store.tick().fired:
+            pass
+        if not self.begun or (relaxed and not store.topic(TOPIC).exists()):
+            return found
+        seen = Seen(store)
+        found += seen.troubles
+        if not relaxed:
+            differ = [seen.differs_from(world, clock.now_ms()) for world in self.worlds]
+            found += sorted(differ, key=len)[0]
+            if not 0 <= seen.left_over <= MOST_AT_ONCE:
+                found.append(f"{seen.left_over} more are counted than are pending")
+        return found + _quota(store, seen) + _go_on(store, seen, clock)
 
 
 class Seen:

@@ -1,6 +1,6 @@
 """Power cuts amid failing deliveries: counts of attempts, dead letters moved, requeued for later, purged.
 
-    python -m tests.disaster.power_story power_letters [--states 500] [--mutant letter_apart]
+    python -m tests.disaster.power_cut power_letters [--states 500] [--mutant letter_apart]
 
 The recorded process sends, gives back, and moves letters about; its facts say what was durable. On each
 disk that a cut could have left, every message is in one place: its subscription's backlog, pending, or among the
@@ -21,7 +21,7 @@ from duelog import DelayedStore, ManualClock, Message
 from duelog.store.config import Durability
 from duelog.topics.dead_letters import DeadLetters
 from duelog.topics.subscription_state import SubscriptionState
-from tests.disaster.power_cut import QUESTIONED
+from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, START_MS, say
 
 TOPIC, SUBSCRIPTION = "fails", "worker"
@@ -71,18 +71,19 @@ def work(path: Path, seed: int, durability: Durability) -> None:
     os._exit(0)
 
 
-class Told:
+class Told(Facts):
     """Facts before a cut."""
 
+    settings = SETTINGS
+
     def __init__(self) -> None:
+        super().__init__()
         self.sent: set[str] = set()
         self.may_be_gone: set[str] = set()
         self.gone: set[str] = set()
         self.failed: dict[str, int] = {}
-        self.now_ms = START_MS
 
     def take(self, fact: list[Any]) -> None:
-        """Note a fact."""
         match fact:
             case ["sent", texts]:
                 self.sent.update(texts)
@@ -98,20 +99,10 @@ class Told:
             case ["clock", ms]:
                 self.now_ms = ms
 
-    def troubles_of(self, path: Path, *, relaxed: bool) -> list[str]:
-        """Question a store that a cut left, and return what is wrong."""
-        found: list[str] = []
-        try:
-            with DelayedStore.open(path, replace(QUESTIONED, **SETTINGS), clock=ManualClock(self.now_ms)) as store:
-                found += [f"check: {each.message}" for each in store.check(deep=True)]
-                if self.sent:
-                    self._look(store, found)
-        except Exception as error:  # whatever it is, it is a finding
-            found.append(f"{type(error).__name__}: {error}")
-        return found
-
-    def _look(self, store: DelayedStore, found: list[str]) -> None:
-        topic = store.topic(TOPIC)
+    def look(self, store: DelayedStore, clock: ManualClock, *, relaxed: bool) -> list[str]:
+        found, topic = list[str](), store.topic(TOPIC)
+        if not self.sent:
+            return found
         backlog = topic.subscription(SUBSCRIPTION).peek(10_000)
         places = Counter(each.payload.decode() for each in backlog)
         places += Counter(each.payload.decode() for each in store.dead_letters())
@@ -124,6 +115,7 @@ class Told:
             for each in consumer.receive(10_000):
                 if each.redelivery_count < self.failed.get(each.payload.decode(), 0):
                     found.append(f"{each.payload!r} has failed more often than {each.redelivery_count} times")
+        return found
 
 
 def letter_apart() -> None:

@@ -14,9 +14,7 @@ from duelog.store.env import environment
 from duelog.store.env.environment import Environment
 from duelog.store.files import directory
 from duelog.store.wal.segment import Segment
-from tests.disaster.kill_mutants import group_in_parts, no_replay, released_before_applying, trash_before_record
-
-__all__ = ["apply", "group_in_parts", "no_replay", "released_before_applying", "trash_before_record"]
+from tests.disaster.kill_mutants import group_in_parts, released_before_applying, trash_before_record
 
 
 def _unsynced(wrong: Callable[[Path], bool]) -> None:
@@ -98,6 +96,18 @@ def released_before_sync() -> None:
     Environment.sync = sync_main_alone  # type: ignore[method-assign]
 
 
-def apply(name: str) -> None:
-    """Make this process's engine wrong in the way `name`."""
-    globals()[name]()
+MUTANTS: dict[str, Callable[[], None]] = {
+    wrong.__name__: wrong
+    for wrong in (
+        fires_before_sync,
+        group_in_parts,
+        main_not_synced,
+        metadata_before_parts,
+        no_directory_sync,
+        partition_not_synced,
+        released_before_applying,
+        released_before_sync,
+        trash_before_record,
+        wal_not_flushed,
+    )
+}

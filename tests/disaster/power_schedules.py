@@ -1,6 +1,6 @@
 """Power cuts amid schedules: each is there with its options, and its occurrences come as often as it says.
 
-    python -m tests.disaster.power_story power_schedules [--states 500] [--seed 7] [--durability relaxed]
+    python -m tests.disaster.power_cut power_schedules [--states 500] [--seed 7] [--durability relaxed]
 
 The recorded process asks for schedules of all kinds (ends, counts, jitter, misfires), replaces, pauses, resumes and
 removes them, and lets time pass, at times so much that occurrences are missed. Each disk that a cut could have left is
@@ -25,7 +25,7 @@ from duelog.errors import InvalidArgument
 from duelog.markers.withdrawal import Succession
 from duelog.store.config import Durability
 from duelog.upkeep.timetable import MISFIRES, WITH_GRACE
-from tests.disaster.power_cut import QUESTIONED
+from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, START_MS, say
 from tests.duelog.upkeep.twin_schedule import Asked, TwinSchedule
 
@@ -122,17 +122,16 @@ class Twin:
         return made
 
 
-class Told:
+class Told(Facts):
     """Facts before a cut: the twins, and those that may be instead."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun = False
         nothing = Asked(60_000, True, None, None, 0, "first", 0)
         self.twins = [{name: Twin(TwinSchedule(nothing, name=name), False) for name in NAMES}]
-        self.now_ms = START_MS
 
     def take(self, fact: list[Any]) -> None:
-        """Note a fact."""
         match fact:
             case ["begun"]:
                 self.begun = True
@@ -148,29 +147,21 @@ class Told:
                 for twin in self.twins[0].values():
                     twin.of.tick(ms)
 
-    def troubles_of(self, path: Path, *, relaxed: bool) -> list[str]:
-        """Question a store that a cut left, and return what is wrong."""
-        found, clock = list[str](), ManualClock(self.now_ms)
-        try:
-            with DelayedStore.open(path, QUESTIONED, clock=clock) as store:
-                found += [f"check: {each.message}" for each in store.check(deep=True)]
-                topic = store.topic(TOPIC)
-                if not self.begun or (relaxed and not (topic.exists() and topic.subscriptions())):
-                    return found
-                twins = deepcopy(self.twins)
-                for seconds in (0, 17, 61, 300):
-                    clock.advance(seconds * SECOND_MS)
-                    while store.tick().fired:
-                        pass
-                    for twin in (twin for world in twins for twin in world.values()):
-                        twin.of.tick(clock.now_ms())
-                    found += [f"after {seconds} s: {each}" for each in doubled(topic)]
-                    if not relaxed:
-                        differ = min(([each for twin in world.values() for each in differs(topic, twin)]
-                                      for world in twins), key=len)  # fmt: skip
-                        found += [f"after {seconds} s: {each}" for each in differ]
-        except Exception as error:  # whatever it is, it is a finding
-            found.append(f"{type(error).__name__}: {error}")
+    def look(self, store: DelayedStore, clock: ManualClock, *, relaxed: bool) -> list[str]:
+        found, topic = list[str](), store.topic(TOPIC)
+        if not self.begun or (relaxed and not (topic.exists() and topic.subscriptions())):
+            return found
+        twins = deepcopy(self.twins)
+        for seconds in (0, 17, 61, 300):
+            clock.advance(seconds * SECOND_MS)
+            while store.tick().fired:
+                pass
+            for twin in (twin for world in twins for twin in world.values()):
+                twin.of.tick(clock.now_ms())
+            found += [f"after {seconds} s: {each}" for each in doubled(topic)]
+            if not relaxed:
+                worlds = ([each for twin in world.values() for each in differs(topic, twin)] for world in twins)
+                found += [f"after {seconds} s: {each}" for each in min(worlds, key=len)]
         return found
 
 

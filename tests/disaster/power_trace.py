@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 CALLS = (
     "open,openat,creat,close,write,pwrite64,writev,pwritev,pwritev2,lseek,fsync,fdatasync,sync_file_range,"
@@ -28,6 +28,10 @@ _LINE = re.compile(r"(\d+) +(?:(\w+)\((.*?)( <unfinished \.\.\.>$|\) += (-?\d+).
 _RESUMED = re.compile(r"(.*)\) += (-?\d+)", re.S)
 _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 _VECTOR = re.compile(r'iov_base="((?:\\x[0-9a-f]{2})*)"')
+
+
+_SEGMENT = re.compile(r"\d{12}\.(wal|tmp)")
+"""The name under which a segment of the write-ahead log was made."""
 
 
 class NotUnderstood(Exception):
@@ -298,3 +302,8 @@ class Trace:
 
 def _writes(call: str) -> bool:
     return "write" in call
+
+
+def is_group(operation: Operation) -> TypeGuard[Write]:
+    """True if it writes a group to a segment of the write-ahead log: a file that may have been renamed since."""
+    return isinstance(operation, Write) and operation.offset > 0 and _SEGMENT.fullmatch(operation.file.name) is not None

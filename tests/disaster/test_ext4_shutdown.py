@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.disaster.power_cut import troubles_of
+from tests.disaster.power_work import WorkFacts
 from tests.disaster.running import module
-from tests.disaster.told import Told
 from tests.proof import length
 
 CUTS = length("DUELOG_EXT4_CUTS", 1, 3)
@@ -87,11 +86,13 @@ def test_what_was_acknowledged_outlives_a_file_system_that_is_shut_down(cut: int
     if reason is not None:
         pytest.skip(reason)
     disk = Disk(tmp_path)
-    told = Told()
+    facts_told = WorkFacts()
+    told = facts_told.told
     wait_for = random.Random(cut).randrange(20, FACTS)
     try:
-        options = json.dumps({"seed": f"ext4/{cut}", "durability": "commit", "steps": 60})
-        command = module("tests.disaster.power_child", str(disk.root / "store"), options)
+        command = module(
+            "tests.disaster.power_cut", "power_work", "--store", str(disk.root / "store"), "--seed", str(cut)
+        )
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
             assert child.stdout is not None
             facts = []
@@ -109,6 +110,6 @@ def test_what_was_acknowledged_outlives_a_file_system_that_is_shut_down(cut: int
         assert len(facts) >= wait_for, f"{len(facts)} facts, {wait_for} were waited for"
         disk.unmount()
         disk.mount()
-        assert not troubles_of(told, disk.root / "store", relaxed=False)
+        assert not facts_told.troubles_of(disk.root / "store", relaxed=False)
     finally:
         disk.unmount()

@@ -6,6 +6,7 @@ io_child is the program whose calls fail.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -27,11 +28,13 @@ from tests.conftest import OpenStore
 from tests.disaster import io_child
 from tests.disaster.running import memory, module
 from tests.disaster.test_power_cut import WHY_NOT
+from tests.proof import sample
 from tests.store.wal.segments import can_write_directly
 
 pytestmark = pytest.mark.fault
 strace = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 
+CALLS = list(itertools.product(["pwrite64", "pwritev2", "writev", "fdatasync"], ["EIO", "ENOSPC"]))
 ROUNDS = 45
 """More than a round of io_child makes of any call, so that each of them fails once."""
 
@@ -95,8 +98,8 @@ def look_at(path: Path, said: Round) -> None:
 
 
 @strace
-@pytest.mark.parametrize("call", ["pwrite64", "pwritev2", "writev", "fdatasync"])
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@pytest.mark.series
+@pytest.mark.parametrize(("call", "error"), sample(CALLS, 3))
 def test_whichever_call_fails_what_was_acknowledged_stands(call: str, error: str) -> None:
     """EIO is StoreFailed, no space is StoreFull and passes; a root page that is not written is in doubt. All reopen."""
     with tempfile.TemporaryDirectory(prefix="duelog-io-", dir=memory()) as folder:

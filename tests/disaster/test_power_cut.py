@@ -1,9 +1,8 @@
-"""Disks that a power cut could have left at any moment of a run are opened: nothing that was acknowledged is lost.
+"""Disks that a power cut could have left at any moment of a story are opened: nothing that was acknowledged is lost.
 
-The run is recorded by strace (power_trace), the disks are rebuilt by power_disk, the rules are in told,
-and the wrong engines that this must find out in power_mutants. `DUELOG_POWER_CUTS=1000` in the
-environment makes more states (150 are the default, shared by the two durabilities that guarantee something);
-`python -m tests.disaster.power_cut` is for looking at one case.
+A story is recorded by strace (power_trace), the disks are rebuilt by power_disk. The story power_work has the rules of
+told and the wrong engines of power_mutants, the others their own. `DUELOG_POWER_CUTS=1000` in the environment makes
+more states, `DUELOG_POWER_SEED` other recordings; `python -m tests.disaster.power_cut` is for looking at one case.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from tests.disaster.running import module
 from tests.proof import length, wrong_engines
 
 STATES = length("DUELOG_POWER_CUTS", 40, 150)
+SEED = os.environ.get("DUELOG_POWER_SEED", "1")
 PASSED = [point for point in failpoints.POINTS if not point.startswith("commit.")]
 """Failpoints that a recorded run must pass; commits are everywhere."""
 
@@ -38,10 +38,10 @@ WHY_NOT = _why_not()
 pytestmark = [pytest.mark.fault, pytest.mark.series, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
 
 
-def cut(states: int, durability: str, *more: str) -> dict[str, Any]:
+def cut(story: str, states: float, durability: str = "commit", *more: str) -> dict[str, Any]:
     """The outcome of a recording and so many states, in a process without threads: it forks for each state."""
-    command = module("tests.disaster.power_cut", "--states", str(states), "--durability", durability)
-    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+    command = module("tests.disaster.power_cut", story, "--states", str(round(states)), "--durability", durability)
+    done = subprocess.run([*command, "--seed", SEED, *more], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     outcome: dict[str, Any] = json.loads(done.stdout)
     return outcome
@@ -50,7 +50,7 @@ def cut(states: int, durability: str, *more: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("durability", "share"), [("commit", 0.7), ("relaxed", 0.3)])
 def test_a_power_cut_breaks_no_guarantee_with_durability(durability: str, share: float) -> None:
     """Each state opens, checks clean, has what was acknowledged, doubles nothing; "relaxed" may lose the last sends."""
-    outcome = cut(round(STATES * share), durability)
+    outcome = cut("power_work", STATES * share, durability)
     assert not outcome["bad"], json.dumps(outcome, indent=1)
     assert outcome["states"] >= len(MODES)
     assert set(outcome["points"]) == set(PASSED), outcome["points"]
@@ -62,28 +62,52 @@ def test_a_power_cut_breaks_no_guarantee_with_durability(durability: str, share:
 
 def test_durability_none_loses_to_a_power_cut() -> None:
     """A harness that finds nothing anywhere proves nothing: without syncs it must find much."""
-    outcome = cut(max(16, STATES // 5), "none")
+    outcome = cut("power_work", max(16, STATES // 5), "none")
     assert outcome["bad"] > outcome["states"] / 4, json.dumps(outcome, indent=1)
 
 
+@pytest.mark.parametrize(
+    ("story", "durability", "share", "facts"),
+    [
+        ("power_letters", "commit", 0.33, {"sent", "taken", "failed", "requeued", "clock"}),
+        ("power_keys", "commit", 0.25, {"try", "done", "not", "clock"}),
+        ("power_keys", "relaxed", 0.1, {"try", "done", "not", "clock"}),
+        ("power_schedules", "commit", 0.2, {"try", "done", "clock"}),
+        ("power_schedules", "relaxed", 0.1, {"try", "done", "clock"}),
+    ],
+)
+def test_a_power_cut_leaves_a_change_whole_or_not_there(
+    story: str, durability: str, share: float, facts: set[str]
+) -> None:
+    """A failing message in one place with its count; keys, pauses, quotas, policies, schedules as a twin has them."""
+    outcome = cut(story, STATES * share, durability)
+    assert not outcome["bad"], json.dumps(outcome, indent=1)
+    assert facts <= set(outcome["facts"])
+
+
 MUTANTS = {
-    "partition_not_synced": ("commit", None, 16, 4),
-    "main_not_synced": ("commit", None, 16, 4),
-    "no_directory_sync": ("commit", None, 16, 3),
-    "trash_before_record": ("commit", "delete.recorded", 16, 3),
-    "metadata_before_parts": ("commit", "snapshot.meta", 24, 3),
-    "wal_not_flushed": ("commit", None, 24, 3),
-    "released_before_applying": ("commit", "wal.part", 48, 3),
-    "released_before_sync": ("relaxed", "wal.applied", 48, 1),
-    "group_in_parts": ("commit", "wal.ended", 48, 1),
-    "fires_before_sync": ("relaxed", "fire.before", 48, 1),
+    "partition_not_synced": ("power_work", 16, "commit", None, 4),
+    "main_not_synced": ("power_work", 16, "commit", None, 4),
+    "no_directory_sync": ("power_work", 16, "commit", None, 3),
+    "trash_before_record": ("power_work", 16, "commit", "delete.recorded", 3),
+    "metadata_before_parts": ("power_work", 24, "commit", "snapshot.meta", 3),
+    "wal_not_flushed": ("power_work", 24, "commit", None, 3),
+    "released_before_applying": ("power_work", 48, "commit", "wal.part", 3),
+    "released_before_sync": ("power_work", 48, "relaxed", "wal.applied", 1),
+    "group_in_parts": ("power_work", 48, "commit", "wal.ended", 1),
+    "fires_before_sync": ("power_work", 48, "relaxed", "fire.before", 1),
+    "letter_apart": ("power_letters", 16, "commit", None, 1),
+    "attempts_not_written": ("power_letters", 16, "commit", None, 1),
+    "replaced_in_two_steps": ("power_keys", 24, "commit", None, 1),
+    "records_before_it_sends": ("power_schedules", 16, "commit", None, 1),
+    "takes_back_before_it_records": ("power_schedules", 12, "commit", None, 1),
 }
-"""Wrong engines: durability, before which step the power goes, how many states, how many must be found bad at least."""
+"""Wrong engines: story, states, durability, before which step the power goes, how many states must at least be bad."""
 
 
-@pytest.mark.parametrize("mutant", wrong_engines(MUTANTS, "main_not_synced"))
+@pytest.mark.parametrize("mutant", wrong_engines(MUTANTS, "main_not_synced", "letter_apart"))
 def test_power_cuts_find_out_a_wrong_engine(mutant: str) -> None:
-    """The states that the engine passes are failed by one that syncs too little, or in the wrong order."""
-    durability, before, states, bad = MUTANTS[mutant]
-    outcome = cut(states, durability, "--mutant", mutant, *(["--before", before] if before else []))
+    """The states that the engine passes are failed by one that syncs too little, in wrong order, or in two steps."""
+    story, states, durability, before, bad = MUTANTS[mutant]
+    outcome = cut(story, states, durability, "--mutant", mutant, *(["--before", before] if before else []))
     assert outcome["bad"] >= bad, json.dumps(outcome, indent=1)
