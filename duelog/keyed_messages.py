@@ -32,7 +32,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +60,7 @@ from duelog.store.position import MessageId, MessageIds
 from duelog.store.wal.write_batch import WriteBatch
 
 from .sending.delay_policies import DelayPolicies
-from .sending.log_append import PlaceRecord, Stored
+from .sending.log_append import Stored
 from .sending.sender import Places, Sender
 from .sending.topic_sender import EncodedMessage
 from .topics.topic_list import Topics
@@ -243,10 +242,6 @@ def _by_row(rows_of: Mapping[int, Sequence[int]], placed: Sequence[Sequence[Plac
     return {row: where for rows, here in pairs for row, where in zip(rows, here, strict=True)}
 
 
-def _packed(until: int, start_ms: int, ledger_id: int, entry_id: int) -> bytes:
-    return KeyRecord(start_ms, ledger_id, entry_id, until).pack()
-
-
 class KeyedMessages:
     """The messages with keys of an open store: sent, found and cancelled. Thread-safe."""
 
@@ -289,8 +284,14 @@ class KeyedMessages:
                 return self.send_locked([topic], owner, one, {0: key}, now_ms, policies=True, known={key: looked})[0]
             due_ms, overridden = self._policies.apply_one(name, due_ms, now_ms)
             topic.has_keys = True
-            placed = PlaceRecord(key, partial(_packed, until_ms(dedup, now_ms)))
-            message_id = self._sender.send_one(topic, due_ms, body, now_ms, placed)
+            until = until_ms(dedup, now_ms)
+
+            def record(group: WriteBatch, stored: Stored) -> None:
+                (message_id,) = stored.ids.to_list()
+                start_ms = stored.starts.get(message_id.ledger_id, IN_MAIN)
+                self._sender.main_rows(group).put(key, KeyRecord(start_ms, *message_id, until).pack())
+
+            message_id = self._sender.send_one(topic, due_ms, body, now_ms, record, may_be_inline=False)
         if overridden:
             self._policies.stored(name, overridden)
         return message_id

@@ -17,7 +17,8 @@ import numpy as np
 
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionState
-from ..store.codec.run import Int64s, Run, RunLimits
+from ..store.codec.frontier import HELD
+from ..store.codec.run import Int64s, Run, RunLimits, pack_message
 from ..store.env.claims import Claims
 from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Reads
@@ -26,7 +27,7 @@ from ..store.errors import CorruptEntry, DamagedStore
 from ..store.files.pages import read_few, refuse_broken
 from ..store.files.system_errors import explained
 from ..store.log import catalog
-from ..store.log.ledger import Dues, Ledger, PackedMessages, Replaced, StagedLedger, find_tail
+from ..store.log.ledger import Ledger, PackedMessages, Replaced, end_after, find_tail, insert_messages, insert_packed
 from .timespan import directory_name
 
 _MANY_DUES = 1_024
@@ -236,11 +237,27 @@ class Partition:
                     self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
         return [self._logs[topic_id] for topic_id in topic_ids]
 
+    def begin_append(self, transaction: StagingTransaction, log: PartitionLog) -> int:
+        """Return the id of a log's next entry in a transaction; the first entry of a log registers it."""
+        first = transaction.end_of(log)
+        if not log.registered and first == log.ledger.entries:
+            transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
+        return first
+
+    def add_message(self, transaction: StagingTransaction, log: PartitionLog, due_ms: int, body: bytes) -> int:
+        """Append one message to a log; as `add`."""
+        first = self.begin_append(transaction, log)
+        transaction.move_end(log, end_after(log.ledger_id, first, 1))
+        key = fmt.run_key(log.ledger_id, first)
+        transaction.insert_run(key, pack_message(key, self.start_ms, due_ms, body), 1)
+        transaction.appended(partial(self._heard_one, log, first, due_ms))
+        return first
+
     def add(
         self,
         transaction: StagingTransaction,
         log: PartitionLog,
-        dues: Dues,
+        dues: Int64s,
         messages: Sequence[bytes] | PackedMessages,
         limits: RunLimits,
         replaced: Replaced | None = None,
@@ -249,23 +266,31 @@ class Partition:
 
         REQUIRES: an append lease until it ends. Packed messages have their due times with them.
         """
-        staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, partial(self._heard, log)))
-        if not log.registered and staged.next_entry == log.ledger.entries:
-            transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
+        ledger_id, first = log.ledger_id, self.begin_append(transaction, log)
         if isinstance(messages, PackedMessages):
-            return staged.add_packed(messages)
-        return staged.add_messages(dues, messages, self.start_ms, replaced)
+            dues = messages.dues
+            insert_packed(transaction, ledger_id, first, messages)
+        else:
+            insert_messages(transaction, ledger_id, first, dues, messages, self.start_ms, limits, replaced)
+        transaction.move_end(log, end_after(ledger_id, first, len(dues)))
+        transaction.appended(partial(self.heard, log, first, dues if replaced is None else np.full(len(dues), HELD)))
+        return first
 
-    def _heard(self, log: PartitionLog, first: int, appended: Dues) -> None:
+    def _heard_one(self, log: PartitionLog, first: int, due_ms: int) -> None:
+        self.heard(log, first, np.array((due_ms,), dtype=np.int64))
+
+    def heard(self, log: PartitionLog, first: int, dues: Int64s) -> None:
+        """Have memory know that entries of a log are durable. For the leader, in the order of appends."""
         log.registered = True
+        log.ledger.entries = first + len(dues)
         listener = self.listener
         if listener is not None:
-            listener(log, first, np.asarray(appended, dtype=np.int64))
+            listener(log, first, dues)
 
     def append(
         self,
         topic_id: int,
-        dues: Dues,
+        dues: Int64s,
         bodies: Sequence[bytes],
         limits: RunLimits,
         new_ledger: Callable[[], int],

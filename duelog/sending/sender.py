@@ -19,11 +19,11 @@ from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits
 from duelog.store.config import KIB, StoreConfig
-from duelog.store.errors import BrokenInvariant, InvalidArgument, UnknownTopic
+from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.log.managed_ledger import Segment
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds
-from duelog.store.wal.write_batch import WriteBatch
+from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
@@ -31,16 +31,12 @@ from .log_append import (
     Also,
     DelayedBatch,
     GroupAlso,
-    LoneDelayed,
-    LoneDirect,
-    MainRows,
     Part,
-    PlaceRecord,
     ScatteredAppend,
     Segments,
     Stored,
     at_places,
-    with_more,
+    refuse_deleted,
 )
 from .wal_writer import WalWriter
 
@@ -87,7 +83,7 @@ class Sender:
         return self._wal
 
     @property
-    def main_rows(self) -> MainRows:
+    def main_rows(self) -> Callable[[WriteBatch], EnvironmentBatch]:
         """The rows of the main environment in a group."""
         return self._wal_writer.main_rows
 
@@ -227,14 +223,14 @@ class Sender:
         now_ms: int,
         also: GroupAlso | None,
     ) -> Work:
-        parts: list[Part] = []
-
-        def pack() -> None:
-            parts.extend([*direct, *(() if delayed is None else delayed.parts(self._run_limits))])
+        """The unit of work that appends a batch; what it packs is packed now, since a leader holds up all others."""
+        if delayed is not None and not direct and also is None:
+            scattered = ScatteredAppend.of(delayed, self._run_limits)
+            if scattered is not None:
+                return scattered
+        parts = [*direct, *(() if delayed is None else delayed.parts(self._run_limits))]
 
         def work(group: WriteBatch) -> list[Segment]:
-            if not parts:
-                pack()
             written = self._write(group, parts, now_ms)
             if also is not None:
                 starts = {
@@ -243,12 +239,7 @@ class Sender:
                 also(group, Stored(MessageIds(written, order), starts))
             return written
 
-        scattered = None
-        if delayed is not None and not direct and also is None:
-            scattered = ScatteredAppend.of(delayed, self._run_limits, work)
-        if scattered is None:
-            pack()  # now, since the leader holds up all others
-        return scattered or work
+        return work
 
     def _route(
         self,
@@ -330,11 +321,10 @@ class Sender:
         return partition.logs_to_append(topic_ids, self._partitions.new_ledger)
 
     def _write(self, group: WriteBatch, parts: Sequence[Part], now_ms: int) -> list[Segment]:
-        """A unit of work of the write-ahead log."""
+        """Append the parts of a batch in a group."""
         written: list[Segment] = []
         for topic, partition, log, dues, messages, count in parts:
-            if topic.deleted:
-                raise UnknownTopic(str(topic.name))
+            refuse_deleted((topic,))
             if partition is None or log is None:
                 rows = self._wal_writer.main_rows(group)
                 written += topic.log.append_messages(rows, dues, messages, now_ms)  # type: ignore[arg-type]
@@ -345,37 +335,70 @@ class Sender:
         return written
 
     def send_one(
-        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, more: PlaceRecord | GroupAlso | None = None
+        self,
+        topic: TopicState,
+        due_ms: int,
+        body: bytes,
+        now_ms: int,
+        also: GroupAlso | None = None,
+        *,
+        may_be_inline: bool = True,
     ) -> MessageId:
-        """Append one message, without the overhead of a batch.
+        """Append one message, without the overhead of a batch; `also` writes more in its group.
 
-        more: stored with it: a record of where it is, then it does not wait inline; or what `send_all` takes.
+        may_be_inline: False keeps it out of the main log while it is not due, so that it can be taken back.
         """
         if self._policies.limits_pending and due_ms > now_ms:
             with self._quotas.sending([Wanted(topic.topic_id, topic.name, 1)]):
-                return self._send_alone(topic, due_ms, body, now_ms, more)
-        return self._send_alone(topic, due_ms, body, now_ms, more)
+                return self._send_alone(topic, due_ms, body, now_ms, also, may_be_inline=may_be_inline)
+        return self._send_alone(topic, due_ms, body, now_ms, also, may_be_inline=may_be_inline)
 
     def _send_alone(
-        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, more: PlaceRecord | GroupAlso | None
+        self,
+        topic: TopicState,
+        due_ms: int,
+        body: bytes,
+        now_ms: int,
+        also: GroupAlso | None,
+        *,
+        may_be_inline: bool,
     ) -> MessageId:
-        writer, record = self._wal_writer, more if isinstance(more, PlaceRecord) else None
-        if due_ms > now_ms + (self._inline_ms if record is None else 0):
+        writer, partition = self._wal_writer, None
+        if due_ms > now_ms + (self._inline_ms if may_be_inline else 0):
             partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)
-            if partition is not None:
-                try:
-                    log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
-                    limits, rows = self._run_limits, writer.main_rows
-                    message = LoneDelayed(topic, partition, log, limits, due_ms, body, rows, record)
-                    written = writer.write(with_more(message, more))
-                    topic.count_sent(1)
-                    return MessageId(*written)
-                finally:
-                    self._partitions.end_append(partition)
-        direct = LoneDirect(topic, writer.memtable, writer.main_rows, due_ms, body, now_ms, record)
-        written = writer.write(with_more(direct, more))
+        if partition is None:  # due already, or within the inline delay
+
+            def work(group: WriteBatch) -> tuple[int, int]:
+                refuse_deleted((topic,))
+                place = topic.log.append_message(writer.main_rows(group), due_ms, body, now_ms)
+                if also is not None:
+                    also(group, Stored(MessageIds.run(*place, 1), {}))
+                return place
+
+            place = writer.write(work)
+        else:
+            try:
+                place = writer.write(self._delayed(topic, partition, due_ms, body, also))
+            finally:
+                self._partitions.end_append(partition)
         topic.count_sent(1)
-        return MessageId(*written)
+        return MessageId(*place)
+
+    def _delayed(
+        self, topic: TopicState, partition: Partition, due_ms: int, body: bytes, also: GroupAlso | None
+    ) -> Callable[[WriteBatch], tuple[int, int]]:
+        """The unit of work that appends one message to a partition. REQUIRES: an append lease until it is decided."""
+        log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
+
+        def work(group: WriteBatch) -> tuple[int, int]:
+            refuse_deleted((topic,))
+            rows = group.to(partition.start_ms, partition.memtable)
+            ledger_id, entry_id = place = log.ledger_id, partition.add_message(rows, log, due_ms, body)
+            if also is not None:
+                also(group, Stored(MessageIds.run(ledger_id, entry_id, 1), {ledger_id: partition.start_ms}))
+            return place
+
+        return work
 
     def close(self) -> None:
         """Refuse further batches; those that were begun are written."""

@@ -27,7 +27,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import MAIN, Row, row_weight
+from duelog.store.wal.segment import MAIN, Row
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 
@@ -164,15 +164,15 @@ class WalSegments:
         if self._durability == "relaxed" and any(row.start_ms == MAIN for row in rows):
             self._main.sync()  # else it would leave a gap before them
 
-    def append(self, rows: Sequence[Row]) -> int:
-        """Append a group; its place, once it is as durable as the store's durability says. REQUIRES: it fits.
+    def append(self, rows: Sequence[Row], weight: int) -> int:
+        """Append a group of a weight (`row_weight`); its place, once it is as durable as the store's durability says.
 
-        Raises OSError.
+        REQUIRES: it fits. Raises OSError.
         """
         now_ms = self._clock.now_ms()
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
         position = self._wal.append(rows, flush=flush)
-        self._rows += row_weight(rows)
+        self._rows += weight
         if self._begun_ms is None:
             self._begun_ms = now_ms
             self._wake()

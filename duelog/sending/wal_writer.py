@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from duelog.markers.firing.firing_batch import FiringBatch
 from duelog.store.config import KIB, StoreConfig
@@ -24,11 +24,9 @@ from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, Store
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.listener import StoreListener, call_supplied
-from duelog.store.wal.segment import MAIN, Row, capacity_of, group_bytes, row_weight
+from duelog.store.wal.segment import MAIN, capacity_of, group_bytes, row_weight
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
-from .append_group import AppendGroup
-from .log_append import AppendWork, FiringAppend
 from .wal_segments import WalSegments
 
 T = TypeVar("T")
@@ -82,7 +80,8 @@ class WalWriter:
         It gives what it wants to `main_rows` and `WriteBatch.to`. Raises what it raises, with nothing stored;
         InvalidArgument where the rows are more than `largest_group`; StoreFull, StoreFailed, ClosedError.
         """
-        return cast(T, self._queue.run(work))
+        value: T = self._queue.run(work)
+        return value
 
     def fire(self, firing: FiringBatch) -> None:
         """Store a firing, in the main environment where the log has no space: deliveries free some.
@@ -90,7 +89,7 @@ class WalWriter:
         Raises StoreFull, StoreFailed, ClosedError; then nothing has fired.
         """
         try:
-            self.write(FiringAppend(firing, self.main_rows))
+            self.write(lambda batch: firing(self.main_rows(batch)))
         except StoreFull:
             self._main.write(firing)
 
@@ -138,68 +137,17 @@ class WalWriter:
                 request.error = ClosedError("store")
             else:
                 units.append(request)
-        if units and all(isinstance(unit.work, AppendWork) for unit in units) and self._commit_appends(units):
-            return
         while units:
             units = self._commit(units)
 
-    def _commit_appends(self, units: list[Request]) -> bool:
-        """Append units in place, as one group. Returns False, with nothing done, where they have to run one by one."""
-        started = time.perf_counter_ns()
-        group = AppendGroup(self._claims, self.memtable)
-        try:
-            try:
-                for unit in units:
-                    value = group.add(unit.work)
-                    if value is None:
-                        return False
-                    unit.value = value
-            except Exception:  # units of work tell whose it is
-                return False
-            size, weight = group_bytes(group.rows), row_weight(group.rows)
-            if not self._segments.fits(size, weight):
-                if size > self.largest_group:
-                    return False
-                group.release()  # a commit that applies may append to the same logs
-                self._segments.make_space(size, weight)
-                return self._commit_appends(units)
-            self._store(group.rows, group.publish, units)
-            self._count(time.perf_counter_ns() - started, len(units), group.entries)
-        except OSError as error:
-            failed = self._fail(error)
-            for unit in units:
-                unit.error = failed
-        except Exception as error:
-            if self._unpublished:
-                raise
-            for unit in units:
-                unit.error = error
-        finally:
-            self._release(group)
-        return True
-
-    def _store(self, rows: Sequence[Row], publish: Callable[[int], None], units: Sequence[Request]) -> None:
-        """Append a group, and have memory know it once it is as durable as it is to be. Raises OSError, StoreFailed.
-
-        What breaks it off, an interrupt too, stops the store: the group may be on disk, and memory does not know.
-        """
-        self._segments.sync_before(rows)
-        reach("wal.before")
-        self._unpublished = True
-        position = self._segments.append(rows)
-        reach("wal.after")
-        publish(position)
-        for unit in units:
-            unit.stored()
-        self._unpublished = False
-
-    def _release(self, group: AppendGroup | WriteBatch) -> None:
-        """Give the claims of a group back, but for one that broke off: its ids may be on disk."""
-        if not self._unpublished:
-            group.release()
-
     def _commit(self, units: list[Request]) -> list[Request]:
-        """Commit units of work, as many as one group takes, and return the rest."""
+        """Commit units of work as one group, and return those that have to be tried again.
+
+        The steps, in order: the work of each unit, which gives entries their ids; the size; space in the segment; the
+        group is appended, and flushed; memory hears of it; the callers; listeners. From the first byte of the group to
+        the end of its publication whatever breaks off, an interrupt too, stops the store: the group may be on disk, and
+        memory does not know. A unit that raises gets its error alone, and the others are run again without it.
+        """
         started = time.perf_counter_ns()
         batch = WriteBatch(self._claims)
         current: Request | None = None
@@ -207,24 +155,31 @@ class WalWriter:
             for current in units:
                 current.value = current.work(batch)
             current = None
-            rows = batch.flush()
-            size = group_bytes(rows)
-            if size > self.largest_group:
-                if len(units) > 1:
-                    batch.release()
-                    return [*self._halves(units)]
-                current = units[0]
-                raise InvalidArgument("messages", size, f"bytes, more than a group of {self.largest_group} takes")
-            if rows and not self._segments.fits(size, row_weight(rows)):
-                batch.release()  # a commit that applies may append to the same logs
-                self._segments.make_space(size, row_weight(rows))
-                return units
+            rows = batch.rows
             if rows:
-                self._store(rows, batch.publish, units)
-            else:
-                for request in units:
-                    request.stored()
-            self._count(time.perf_counter_ns() - started, len(units), batch.entries)
+                size, weight = group_bytes(rows), row_weight(rows)
+                if size > self.largest_group:
+                    if len(units) > 1:
+                        batch.release()
+                        return self._halves(units)
+                    current = units[0]
+                    raise InvalidArgument("messages", size, f"bytes, more than a group of {self.largest_group} takes")
+                if not self._segments.fits(size, weight):
+                    batch.release()  # a commit that applies may append to the same logs
+                    self._segments.make_space(size, weight)
+                    return units
+                self._segments.sync_before(rows)
+                reach("wal.before")
+                self._unpublished = True
+                position = self._segments.append(rows, weight)
+                reach("wal.after")
+                batch.publish(position)
+            for unit in units:
+                unit.stored()
+            self._unpublished = False
+            elapsed_ns = time.perf_counter_ns() - started
+            for listener in self._listeners:
+                call_supplied(listener.committed, "wal", elapsed_ns, len(units), batch.entries)
             return []
         except Conflict as conflict:
             batch.release()
@@ -232,21 +187,18 @@ class WalWriter:
             return units
         except OSError as error:
             failed = self._fail(error)
-            for request in units:
-                request.error = failed
+            for unit in units:
+                unit.error = failed
             return []
         except Exception as error:
             if self._unpublished:
                 raise
-            for request in units if current is None else [current]:
-                request.error = error
-            return [] if current is None else [request for request in units if request is not current]
+            for unit in units if current is None else [current]:
+                unit.error = error
+            return [] if current is None else [unit for unit in units if unit is not current]
         finally:
-            self._release(batch)
-
-    def _count(self, elapsed_ns: int, requests: int, entries: int) -> None:
-        for listener in self._listeners:
-            call_supplied(listener.committed, "wal", elapsed_ns, requests, entries)
+            if not self._unpublished:  # else its ids may be on disk
+                batch.release()
 
     def _halves(self, units: list[Request]) -> list[Request]:
         """Commit the first half; the rest."""

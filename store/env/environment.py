@@ -246,8 +246,8 @@ class Environment:
     def _commit_once(self, requests: list[Request], started_ns: int) -> list[Request]:
         """Commit requests together; returns those that have to be tried again, [] once each has its value or error.
 
-        The steps, in order: the work of each request; the logs that they staged; LMDB's commit; a look whether the
-        file is still in its place; memory, by the callbacks of the transaction; the requests; figures and listeners.
+        The steps, in order: the work of each request; the rows that came in meanwhile; LMDB's commit; a look whether
+        the file is still in its place; memory, by the callbacks of the transaction; the requests; figures, listeners.
         Once LMDB has begun to commit, anything not known to have ended, on disk or in memory, closes the environment
         for writing.
         """
@@ -263,7 +263,7 @@ class Environment:
             for current in requests:
                 current.value = current.work(transaction)
             current = None
-            transaction.flush()
+            transaction.apply()
             if self.before_commit is not None:
                 self.before_commit()
             reach("commit.before")

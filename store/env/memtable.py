@@ -269,6 +269,5 @@ def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
         both.run_optimize()
         transaction.put(key, bytes(both.serialize()))
     for ledger_id, runs in runs_by_ledger:
-        for key, value, entries in merged_runs(partial(run_key, ledger_id), list(runs), memtable.limits):
-            transaction.insert_run(key, value)
-            transaction.entries += entries
+        for key, value, count in merged_runs(partial(run_key, ledger_id), list(runs), memtable.limits):
+            transaction.insert_run(key, value, count)

@@ -1,20 +1,15 @@
-"""The append side of one ledger: entries of many callers, gathered in a transaction, written as runs.
-
-An append in a group commit has its entry id at once; the entries themselves are written when all
-work of the commit is done, so that the sends of many threads to one log become one run.
-"""
+"""The append side of one ledger: messages and markers, packed as runs and inserted in a transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..codec.bodies import Bodies, Buffer
+from ..codec.bodies import Bodies
 from ..codec.format import MAX_ENTRY_ID, is_run_of, run_key
-from ..codec.frontier import HELD
 from ..codec.run import (
     Int64s,
     PackedRun,
@@ -23,16 +18,12 @@ from ..codec.run import (
     UInt32s,
     pack_groups,
     pack_markers,
-    pack_message,
     pack_messages,
 )
 from ..codec.run_lengths import cut, fits_runs
 from ..env.memtable import Reads, unapplied_runs
 from ..env.transaction import StagingTransaction
-from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument
-
-MARKER_BYTES = 8
-"""Bytes of a ledger's size that each marker takes: its columns in a run."""
+from ..errors import CorruptEntry, InvalidArgument
 
 MAX_RUN_ENTRIES = 65_535
 """Most entries of a run; the next id after a run whose header is damaged is this much higher."""
@@ -58,14 +49,6 @@ class Ledger:
         """Bytes of the runs written since the ledger was opened here, and before where that is known."""
         self.due_by_ms = 0
         """Latest due time of a main log's messages that were not due when they were appended; 0: all were."""
-
-    def takes(self, count: int) -> bool:
-        """True while ids are left for `count` more entries."""
-        return self.entries + count <= MAX_ENTRY_ID
-
-
-Dues = Int64s | tuple[int]
-"""Due times in ms: a column, or the one of a single message."""
 
 
 class PackedMessages:
@@ -95,177 +78,67 @@ class PackedMessages:
         return found
 
 
-class _Piece:
-    """Consecutive entries of one kind; messages have bodies, markers have a target."""
+def insert_messages(
+    transaction: StagingTransaction,
+    ledger_id: int,
+    first: int,
+    dues: Int64s,
+    bodies: Sequence[bytes],
+    base_ms: int | None,
+    limits: RunLimits,
+    replaced: Replaced | None = None,
+    *,
+    early: bool = False,
+) -> int:
+    """Insert messages as runs of a ledger, from the entry `first` on; returns the bytes of the runs.
 
-    __slots__ = ("base_ms", "bodies", "dues", "early", "entries", "fired_ms", "replaced", "target")
-
-    def __init__(
-        self,
-        dues: list[Dues],
-        bodies: list[bytes] | Bodies | None,
-        base_ms: int | None,
-        target: int = 0,
-        entries: UInt32s | None = None,
-        replaced: Replaced | None = None,
-    ) -> None:
-        self.dues = dues
-        self.bodies = bodies
-        self.base_ms = base_ms
-        self.target = target
-        self.entries = entries
-        self.replaced = replaced
-        self.early = False
-        self.fired_ms: int | None = None
+    base_ms: None takes the smallest due time of a run. early: some of them, appended to a main log, are not due yet.
+    """
+    bodies, size = Bodies.of(bodies), 0
+    for start, limit in _ranges(dues, bodies, base_ms, limits):
+        key = run_key(ledger_id, first + start)
+        base = int(dues[start:limit].min()) if base_ms is None else base_ms
+        part = replaced and Replaced(replaced.ledgers[start:limit], replaced.entries[start:limit])
+        value = pack_messages(key, base, dues[start:limit], bodies[start:limit], part, early=early)
+        transaction.insert_run(key, value, limit - start)
+        size += len(value)
+    return size
 
 
-class StagedLedger:
-    """The appends of one transaction to one ledger."""
+def insert_packed(transaction: StagingTransaction, ledger_id: int, first: int, messages: PackedMessages) -> None:
+    """Insert packed messages as runs of a ledger, from the entry `first` on."""
+    for run in messages.runs:
+        key = run_key(ledger_id, first)
+        transaction.insert_run(key, run.sealed(key), run.count)
+        first += run.count
 
-    __slots__ = ("_callback", "_limits", "_pieces", "_written_bytes", "due_by_ms", "ledger", "next_entry")
 
-    def __init__(self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Dues], None] | None = None) -> None:
-        """`committed` is called once with (first entry id, due times) when messages are on disk.
+def insert_markers(
+    transaction: StagingTransaction,
+    ledger_id: int,
+    first: int,
+    target: int,
+    base_ms: int,
+    entries: UInt32s,
+    dues: Int64s,
+    fired_ms: int | None,
+) -> int:
+    """Insert markers of `entries` of the partition log `target`, fired at `fired_ms`; returns the bytes of the runs."""
+    size = 0
+    for start in range(0, len(entries), MAX_RUN_ENTRIES):
+        limit = min(start + MAX_RUN_ENTRIES, len(entries))
+        key = run_key(ledger_id, first + start)
+        value = pack_markers(key, target, base_ms, entries[start:limit], dues[start:limit], fired_ms)
+        transaction.insert_run(key, value, limit - start)
+        size += len(value)
+    return size
 
-        The due time it gets for a conditional entry is HELD.
-        """
-        self.ledger = ledger
-        self.next_entry = ledger.entries
-        self.due_by_ms = ledger.due_by_ms
-        self._limits = limits
-        self._callback = committed
-        self._pieces: list[_Piece | PackedMessages] = []
-        self._written_bytes = 0
 
-    def add_messages(
-        self,
-        dues: Dues,
-        bodies: Sequence[bytes],
-        base_ms: int | None,
-        replaced: Replaced | None = None,
-        *,
-        early: bool = False,
-    ) -> int:
-        """Append messages; returns the id of the first. `base_ms` None: the smallest due time of a run.
-
-        `early`: some of them, appended to a main log, are not due yet.
-        """
-        first = self._advance(len(bodies))
-        last = self._pieces[-1] if self._pieces else None
-        if type(bodies) is Bodies:  # a batch of its own, not copied to be one with its neighbours
-            last = _Piece([dues], bodies, base_ms, replaced=replaced)
-            self._pieces.append(last)
-        elif (
-            isinstance(last, _Piece)
-            and type(last.bodies) is list
-            and last.base_ms == base_ms
-            and not (last.replaced or replaced)
-        ):
-            last.dues.append(dues)
-            last.bodies.extend(bodies)
-        else:
-            last = _Piece([dues], list(bodies), base_ms, replaced=replaced)
-            self._pieces.append(last)
-        if early:
-            last.early = True
-            self.due_by_ms = max(self.due_by_ms, int(np.max(dues)))
-        return first
-
-    def add_packed(self, messages: PackedMessages) -> int:
-        """Append packed messages; returns the id of the first."""
-        first = self._advance(messages.count)
-        self._pieces.append(messages)
-        return first
-
-    def add_markers(
-        self, target: int, base_ms: int, entries: UInt32s, dues: Int64s, fired_ms: int | None = None
-    ) -> int:
-        """Append markers of `entries` of the partition log `target`, fired at `fired_ms`; returns the first id."""
-        first = self._advance(len(entries))
-        piece = _Piece([dues], None, base_ms, target, entries)
-        piece.fired_ms = fired_ms
-        self._pieces.append(piece)
-        return first
-
-    def _advance(self, count: int) -> int:
-        first = self.next_entry
-        if first + count > MAX_ENTRY_ID:
-            raise InvalidArgument("entries", first + count, f"ledger {self.ledger.ledger_id} would pass {MAX_ENTRY_ID}")
-        self.next_entry = first + count
-        return first
-
-    def flush(self, transaction: StagingTransaction) -> None:
-        first = self.ledger.entries
-        transaction.entries += self.next_entry - first
-        self._written_bytes = 0
-        for piece in self._pieces:
-            if isinstance(piece, PackedMessages):
-                first = self._write_packed(transaction, first, piece.runs)
-            elif piece.bodies is not None:
-                first = self._write_messages(transaction, first, piece, piece.bodies)
-            elif piece.entries is not None:
-                first = self._write_markers(transaction, first, piece, piece.entries)
-
-    def _write(self, transaction: StagingTransaction, key: bytes, value: Buffer) -> None:
-        transaction.insert_run(key, value)
-        self._written_bytes += len(value)
-
-    def _write_messages(
-        self, transaction: StagingTransaction, first: int, piece: _Piece, bodies: list[bytes] | Bodies
-    ) -> int:
-        ledger_id = self.ledger.ledger_id
-        if len(bodies) == 1 and piece.replaced is None:  # a single send, the commonest commit
-            due_ms, body = int(piece.dues[0][0]), bodies[0]
-            key = run_key(ledger_id, first)
-            base_ms = due_ms if piece.base_ms is None else piece.base_ms
-            self._write(transaction, key, pack_message(key, base_ms, due_ms, body, early=piece.early))
-            return first + 1
-        dues = _joined(piece.dues)
-        bodies = Bodies.of(bodies)
-        for start, limit in _ranges(dues, bodies, piece.base_ms, self._limits):
-            key = run_key(ledger_id, first + start)
-            base_ms = int(dues[start:limit].min()) if piece.base_ms is None else piece.base_ms
-            replaced = piece.replaced
-            if replaced is not None:
-                replaced = Replaced(replaced.ledgers[start:limit], replaced.entries[start:limit])
-            value = pack_messages(key, base_ms, dues[start:limit], bodies[start:limit], replaced, early=piece.early)
-            self._write(transaction, key, value)
-        return first + len(bodies)
-
-    def _write_packed(self, transaction: StagingTransaction, first: int, runs: Sequence[PackedRun]) -> int:
-        for run in runs:
-            key = run_key(self.ledger.ledger_id, first)
-            self._write(transaction, key, run.sealed(key))
-            first += run.count
-        return first
-
-    def _write_markers(self, transaction: StagingTransaction, first: int, piece: _Piece, entries: UInt32s) -> int:
-        base_ms = piece.base_ms
-        if base_ms is None:
-            raise BrokenInvariant(f"markers of ledger {piece.target} do not say which partition they point into")
-        dues = _joined(piece.dues)
-        for start in range(0, len(entries), MAX_RUN_ENTRIES):
-            limit = min(start + MAX_RUN_ENTRIES, len(entries))
-            key = run_key(self.ledger.ledger_id, first + start)
-            value = pack_markers(key, piece.target, base_ms, entries[start:limit], dues[start:limit], piece.fired_ms)
-            self._write(transaction, key, value)
-        return first + len(entries)
-
-    def committed(self) -> None:
-        first = self.ledger.entries
-        self.ledger.due_by_ms = self.due_by_ms  # before readers can find the entries
-        self.ledger.entries = self.next_entry
-        self.ledger.stored_bytes += self._written_bytes
-        if self._callback is not None:
-            dues: list[Dues] = []
-            for piece in self._pieces:
-                if isinstance(piece, PackedMessages):
-                    dues.append(piece.dues)
-                elif piece.replaced is None:
-                    dues += piece.dues
-                else:
-                    dues += [np.full(len(due), HELD) for due in piece.dues]
-            self._callback(first, dues[0] if len(dues) == 1 else _joined(dues))
+def end_after(ledger_id: int, first: int, count: int) -> int:
+    """Return the id behind `count` entries from `first` on. Raises InvalidArgument: the ledger has no ids left."""
+    if first + count > MAX_ENTRY_ID:
+        raise InvalidArgument("entries", first + count, f"ledger {ledger_id} would pass {MAX_ENTRY_ID}")
+    return first + count
 
 
 def _ranges(dues: Int64s, bodies: Bodies, base_ms: int | None, limits: RunLimits) -> Iterable[tuple[int, int]]:
@@ -273,11 +146,6 @@ def _ranges(dues: Int64s, bodies: Bodies, base_ms: int | None, limits: RunLimits
     if base_ms is not None and len(bodies) <= limits.entries and bodies.total() <= limits.bytes:
         return ((0, len(bodies)),)
     return cut(dues, bodies.sizes(), limits.entries, limits.bytes, base_ms)
-
-
-def _joined(dues: Sequence[Dues]) -> Int64s:
-    """One column of several."""
-    return np.asarray(dues[0], dtype=np.int64) if len(dues) == 1 else np.concatenate(dues, dtype=np.int64)
 
 
 def find_tail(raw: Reads, environment: str, ledger_id: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,14 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ..codec.bodies import Bodies
-from ..codec.format import LedgerRecord, LedgerState, ledger_key
-from ..codec.run import Int64s, RunLimits, UInt32s
+from ..codec.format import LedgerRecord, LedgerState, ledger_key, run_key
+from ..codec.run import Int64s, RunLimits, UInt32s, pack_message
 from ..env.memtable import Reads
 from ..env.transaction import StagingTransaction
 from ..errors import BrokenInvariant, CorruptRecord
 from ..position import Position
 from . import catalog
-from .ledger import MARKER_BYTES, Ledger, StagedLedger, find_tail
+from .ledger import Ledger, find_tail, insert_markers, insert_messages
 from .scan import measured
 
 
@@ -204,28 +205,21 @@ class ManagedLedger:
         tail = self._view.tail
         return Position(tail.ledger_id, tail.entries)
 
-    def ledger_for(self, count: int, size: int) -> Ledger | None:
-        """The open ledger, where messages of `size` bytes together do not fill it; None: it would be closed."""
-        tail, limits = self._view.tail, self._limits
-        return tail if tail.entries + count < limits.entries and tail.stored_bytes + size < limits.bytes else None
-
-    def appended(self, count: int, size: int, due_by_ms: int = 0) -> None:
-        """Entries are durable in the write-ahead log behind the last; `due_by_ms` > 0: some are not due before.
-
-        REQUIRES: `ledger_for` gave the ledger, and the log has been claimed since.
-        """
-        tail = self._view.tail
-        tail.due_by_ms = max(tail.due_by_ms, due_by_ms)  # before readers can find the entries
-        look = not tail.entries
-        tail.entries += count
-        tail.stored_bytes += size
-        self._publish(None, look)
-
-    def hide(self, dues: Int64s, now_ms: int) -> None:
-        """Hide the entries that are appended next until `dues`. REQUIRES: as `appended`."""
-        self._hidden = still_hidden(self._hidden, [self.end], [len(dues)], dues, now_ms)
-
     # -- changes ---------------------------------------------------------------------------------
+
+    def append_message(self, transaction: StagingTransaction, due_ms: int, body: bytes, now_ms: int) -> tuple[int, int]:
+        """Append one message; returns its ledger id and entry id."""
+        staged = self._staged(transaction)
+        staged.roll_if_full(transaction, now_ms)
+        ledger_id, entry_id, early = staged.ledger.ledger_id, staged.next_entry, due_ms > now_ms
+        key = run_key(ledger_id, entry_id)
+        value = pack_message(key, due_ms, due_ms, body, early=early)
+        transaction.insert_run(key, value, 1)
+        if early:
+            staged.due_by_ms = max(staged.due_by_ms, due_ms)
+        staged.took(1, len(value))
+        staged.roll_if_full(transaction, now_ms)
+        return ledger_id, entry_id
 
     def append_messages(
         self, transaction: StagingTransaction, dues: Int64s, bodies: Sequence[bytes], now_ms: int
@@ -238,10 +232,16 @@ class ManagedLedger:
             capacity = staged.capacity(transaction, now_ms)
             full = int(np.searchsorted(ends, before + self._limits.bytes - staged.bytes)) + 1
             limit = max(min(full, start + capacity, len(bodies)), start + 1)
-            part, end = dues[start:limit], int(ends[limit - 1])
-            first = staged.current.add_messages(part, bodies[start:limit], None, early=bool(part.max() > now_ms))
-            segments.append(staged.took(first, limit - start, end - before))
-            start, before = limit, end
+            part, last_ms = dues[start:limit], int(dues[start:limit].max())
+            early = last_ms > now_ms
+            if early:
+                staged.due_by_ms = max(staged.due_by_ms, last_ms)
+            ledger_id, first = staged.ledger.ledger_id, staged.next_entry
+            size = insert_messages(
+                transaction, ledger_id, first, part, bodies[start:limit], None, self._runs, early=early
+            )
+            segments.append(staged.took(limit - start, size))
+            start, before = limit, int(ends[limit - 1])
         staged.roll_if_full(transaction, now_ms)
         return segments
 
@@ -265,8 +265,11 @@ class ManagedLedger:
         start = 0
         while start < len(entries):
             limit = min(start + staged.capacity(transaction, now_ms), len(entries))
-            first = staged.current.add_markers(target, base_ms, entries[start:limit], dues[start:limit], now_ms)
-            segments.append(staged.took(first, limit - start, MARKER_BYTES * (limit - start)))
+            ledger_id, first = staged.ledger.ledger_id, staged.next_entry
+            size = insert_markers(
+                transaction, ledger_id, first, target, base_ms, entries[start:limit], dues[start:limit], now_ms
+            )
+            segments.append(staged.took(limit - start, size))
             start = limit
         staged.roll_if_full(transaction, now_ms)
         if early_from_ms is not None:
@@ -280,12 +283,12 @@ class ManagedLedger:
     def first_in(self, transaction: StagingTransaction) -> int:
         """Id of the first ledger kept, what this transaction trims not counted."""
         staged = self._staged(transaction)
-        return staged.closed[0].ledger_id if staged.closed else staged.current.ledger.ledger_id
+        return staged.closed[0].ledger_id if staged.closed else staged.ledger.ledger_id
 
     def roll(self, transaction: StagingTransaction, now_ms: int) -> bool:
         """Close the open ledger and begin the next one; False when it is empty."""
         staged = self._staged(transaction)
-        if not staged.current.next_entry:
+        if not staged.next_entry:
             return False
         staged.roll(transaction, now_ms)
         return True
@@ -299,7 +302,7 @@ class ManagedLedger:
         """Record that the closed ledgers before `first_kept` are to be removed; returns their ids."""
         staged = self._staged(transaction)
         trimmed = [info for info in staged.closed if info.ledger_id < first_kept]
-        staged.closed = [info for info in staged.closed if info.ledger_id >= first_kept]
+        staged.closed = tuple(info for info in staged.closed if info.ledger_id >= first_kept)
         staged.changed = True
         for info in trimmed:
             record = LedgerRecord(
@@ -309,7 +312,7 @@ class ManagedLedger:
         return [info.ledger_id for info in trimmed]
 
     def _staged(self, transaction: StagingTransaction) -> _StagedLog:
-        return transaction.stage(self, lambda: _StagedLog(self))
+        return transaction.stage(self, partial(_StagedLog, self))
 
     def _publish(self, view: _View | None, look: bool) -> None:
         if view is not None:
@@ -329,16 +332,23 @@ def _view(closed: tuple[LedgerInfo, ...], tail: Ledger, created_ms: int) -> _Vie
 class _StagedLog:
     """The list as one transaction leaves it."""
 
+    __slots__ = (
+        "_limits", "_log", "_was_empty", "bytes", "changed", "closed", "created_ms",
+        "due_by_ms", "hidden", "ledger", "next_entry",
+    )  # fmt: skip
+
     def __init__(self, log: ManagedLedger) -> None:
         view = log._view
         self._log = log
-        self._runs = log._runs
         self._limits = log._limits
-        self.closed = list(view.closed)
+        self.closed = view.closed
         self.created_ms = view.tail_created_ms
-        self.current = StagedLedger(view.tail, log._runs)
+        self.ledger = view.tail
+        """The open ledger; below, what it is to be."""
+        self.next_entry = view.tail.entries
+        self._was_empty = not self.next_entry
         self.bytes = view.tail.stored_bytes
-        self._filled: list[StagedLedger] = []
+        self.due_by_ms = view.tail.due_by_ms
         self.changed = False
         self.hidden = log._hidden
 
@@ -349,44 +359,41 @@ class _StagedLog:
         self.hidden = still_hidden(self.hidden, places, lengths, dues, now_ms)
 
     def capacity(self, transaction: StagingTransaction, now_ms: int) -> int:
-        """Entries that the current ledger still takes, a new one begun where it is full; at least 1."""
+        """Entries that the open ledger still takes, a new one begun where it is full; at least 1."""
         self.roll_if_full(transaction, now_ms)
-        return self._limits.entries - self.current.next_entry
+        return self._limits.entries - self.next_entry
 
-    def took(self, first: int, count: int, size: int) -> Segment:
+    def took(self, count: int, size: int) -> Segment:
+        """Count entries that were inserted, as runs of `size` bytes."""
+        first = self.next_entry
+        self.next_entry = first + count
         self.bytes += size
-        return Segment(self.current.ledger.ledger_id, first, count)
+        return Segment(self.ledger.ledger_id, first, count)
 
     def roll_if_full(self, transaction: StagingTransaction, now_ms: int) -> None:
-        if self.current.next_entry >= self._limits.entries or (
-            self.current.next_entry and self.bytes >= self._limits.bytes
-        ):
+        if self.next_entry >= self._limits.entries or (self.next_entry and self.bytes >= self._limits.bytes):
             self.roll(transaction, now_ms)
 
     def roll(self, transaction: StagingTransaction, now_ms: int) -> None:
-        ledger_id = self.current.ledger.ledger_id
+        ledger_id = self.ledger.ledger_id
         # A ledger is not complete, so nothing trims it, before its last message is visible.
-        closed_ms = max(now_ms, self.current.due_by_ms, 0)
-        record = LedgerRecord(self.created_ms, closed_ms, self.current.next_entry, self.bytes, LedgerState.CLOSED)
+        closed_ms = max(now_ms, self.due_by_ms, 0)
+        record = LedgerRecord(self.created_ms, closed_ms, self.next_entry, self.bytes, LedgerState.CLOSED)
         transaction.put(ledger_key(self._log.topic_id, ledger_id), record.pack())
-        self.closed.append(_info(ledger_id, record))
-        self._filled.append(self.current)
-        self.current = StagedLedger(Ledger(catalog.add_ledger(transaction, self._log.topic_id, now_ms)), self._runs)
+        self.closed = (*self.closed, _info(ledger_id, record))
+        self.ledger = Ledger(catalog.add_ledger(transaction, self._log.topic_id, now_ms))
         self.created_ms = max(now_ms, 0)
-        self.bytes = 0
+        self.next_entry = self.bytes = self.due_by_ms = 0
         self.changed = True
 
-    def flush(self, transaction: StagingTransaction) -> None:
-        for staged in (*self._filled, self.current):
-            staged.flush(transaction)
-
     def committed(self) -> None:
-        look = self.changed or not self._log.end.entry_id
-        self._log._hidden = self.hidden  # before readers can find anything more
-        for staged in (*self._filled, self.current):
-            staged.committed()
-        view = _view(tuple(self.closed), self.current.ledger, self.created_ms) if self.changed else None
-        self._log._publish(view, look)
+        log, ledger = self._log, self.ledger
+        look = self.changed or self._was_empty
+        log._hidden = self.hidden  # before readers can find anything more
+        ledger.due_by_ms = self.due_by_ms  # likewise
+        ledger.entries = self.next_entry
+        ledger.stored_bytes = self.bytes
+        log._publish(_view(self.closed, ledger, self.created_ms) if self.changed else None, look)
 
 
 class Hidden(NamedTuple):

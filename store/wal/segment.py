@@ -110,13 +110,15 @@ class Group(NamedTuple):
 
 def group_bytes(rows: Sequence[Row]) -> int:
     """Upper bound of the bytes that rows take in a segment as one group."""
-    needed = sum(_ROW.size + len(row.key) + len(row.value) for row in rows)
-    return _CRC.size + _GROUP.size + needed + SECTOR
+    needed = _CRC.size + _GROUP.size + SECTOR + _ROW.size * len(rows)
+    for _, _, key, value in rows:
+        needed += len(key) + len(value)
+    return needed
 
 
 def row_weight(rows: Sequence[Row]) -> int:
     """Weigh rows by the time that reading them back takes: each log of a batch is half a row."""
-    return sum(1 if row.kind != RowKind.BATCH else 1 + logs_in(row.value) // 2 for row in rows)
+    return len(rows) + sum([logs_in(row.value) // 2 for row in rows if row.kind == RowKind.BATCH])
 
 
 def capacity_of(size: int) -> int:

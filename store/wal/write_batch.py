@@ -7,6 +7,7 @@ the group is flushed; then they are added to the memtables of their environments
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -19,30 +20,25 @@ from ..codec.run_lengths import WholeRun
 from ..codec.scattered import ScatteredBatch
 from ..env.claims import Claims
 from ..env.memtable import Memtable, Unapplied
-from ..env.transaction import StagingTransaction
-from .segment import Group, Row, RowKind
+from ..env.transaction import LogEnds, Staged, StagingTransaction
+from .segment import SEVERAL, Group, Row, RowKind
 
 
 class EnvironmentBatch(StagingTransaction):
     """The rows of one environment in a batch."""
 
-    __slots__ = ("_claim_in_group", "_put", "_read", "memtable", "rows", "start_ms")
+    __slots__ = ("_group", "_put", "_read", "memtable", "start_ms")
 
     def __init__(
-        self,
-        claim: Callable[[object], None],
-        start_ms: int,
-        memtable: Memtable,
-        read: Callable[[bytes], bytes | None],
+        self, group: WriteBatch, start_ms: int, memtable: Memtable, read: Callable[[bytes], bytes | None]
     ) -> None:
-        """`claim` has a log or a record be changed by the batch alone; `read` gives a small record's fields."""
-        super().__init__(None)
-        self._claim_in_group = claim
+        """`read` gives the fields of a small record."""
+        self._ends, self._staged, self._after = group._ends, group._staged, group._after
+        self._group = group
         self._read = read
         self._put: dict[bytes, bytes] | None = None
         self.start_ms = start_ms
         self.memtable = memtable
-        self.rows: list[Row] = []
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record. REQUIRES: a claim on what may change it."""
@@ -51,43 +47,51 @@ class EnvironmentBatch(StagingTransaction):
 
     def claim(self, owner: object) -> None:
         """Reserve `owner`, a log or a record, for the group. Raises Conflict."""
-        self._claim_in_group(owner)
+        self._group.claim(owner)
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
         if self._put is None:
             self._put = {}
         self._put[key] = fields
-        self.rows.append(Row(RowKind.RECORD, self.start_ms, key, fields))
+        self._group.rows.append(Row(RowKind.RECORD, self.start_ms, key, fields))
+        self._group.published.append(partial(self.memtable.add_record, key, fields))
 
-    def insert_run(self, key: bytes, value: Buffer) -> None:
-        """Store a run under a key that must be new."""
-        self.rows.append(Row(RowKind.RUN, self.start_ms, key, value))
+    def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
+        """Store a run of `count` entries under a key that must be new."""
+        group = self._group
+        ledger_id, first = split_run_key(key)
+        group.rows.append(Row(RowKind.RUN, self.start_ms, key, value))
+        group.published.append(partial(self.memtable.add_run, ledger_id, WholeRun(first, first + count, value)))
+        group.entries += count
 
     def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
         """Unite numbers with the record of a key."""
-        self.rows.append(Row(RowKind.NUMBERS, self.start_ms, key, bytes(numbers.serialize())))
+        self._group.rows.append(Row(RowKind.NUMBERS, self.start_ms, key, bytes(numbers.serialize())))
+        self._group.published.append(partial(self.memtable.add_numbers, key, numbers))
 
-    def publish(self, position: int) -> None:
-        """Add the rows to the memtable and run the callbacks: the group at `position` is durable."""
-        claims = self.memtable.claims
-        with claims.publishing:
-            claims.torn = True
-            self.memtable.position = position
-            for row in self.rows:
-                add_row(self.memtable, row)
-            self.committed()
-            claims.torn = False
+    def appended(self, callback: Callable[[], object]) -> None:
+        """Have memory hear of an append once the memtables have it."""
+        self._group.published.append(callback)
 
 
-class WriteBatch:
-    """The rows of one group, by environment."""
+class WriteBatch(LogEnds):
+    """The rows of one group. A unit of work writes to it; the leader of the WAL writer does the rest."""
 
     def __init__(self, claims: Claims) -> None:
+        super().__init__()
         self._claims = claims
         self._owners: list[object] = []
         self._batches: dict[int, EnvironmentBatch] = {}
-        self._after: list[Callable[[], None]] = []
+        self._staged: dict[object, Staged] = {}
+        self._after: list[Callable[[], object]] = []
+        self.rows: list[Row] = []
+        self.entries = 0
+        """Entries appended to ledgers."""
+        self.published: list[Callable[[], object]] = []
+        """Adds a row to its memtable, or has memory hear of an append; in the order of appends."""
+        self.position = 0
+        """The place of the group, once it is durable."""
 
     def to(
         self, start_ms: int, memtable: Memtable, read: Callable[[bytes], bytes | None] = lambda _: None
@@ -95,36 +99,38 @@ class WriteBatch:
         """The rows of the environment of a partition, or of the main one (MAIN); `read` reads its small records."""
         batch = self._batches.get(start_ms)
         if batch is None:
-            batch = self._batches[start_ms] = EnvironmentBatch(self._claim, start_ms, memtable, read)
+            batch = self._batches[start_ms] = EnvironmentBatch(self, start_ms, memtable, read)
         return batch
 
-    def _claim(self, owner: object) -> None:
+    def claim(self, owner: object) -> None:
+        """Reserve `owner`, a log or a record, for the group. Raises Conflict."""
         self._owners.append(owner)  # first: an interrupt leaves no claim behind
         self._claims.try_take(owner, self)
 
-    def after_commit(self, callback: Callable[[], None]) -> None:
+    def add_batch(self, value: Buffer, count: int, publish: Callable[[int], None]) -> None:
+        """Store `count` entries of several logs as one row; `publish` has memory know, with the group's place."""
+        self.rows.append(Row(RowKind.BATCH, SEVERAL, b"", value))
+        self.published.append(lambda: publish(self.position))
+        self.entries += count
+
+    def after_commit(self, callback: Callable[[], object]) -> None:
         """Have `callback` run once the group is durable and memory knows its rows; it must not raise."""
         self._after.append(callback)
 
-    def flush(self) -> list[Row]:
-        """Return all rows, once all work is done."""
-        rows: list[Row] = []
-        for batch in self._batches.values():
-            batch.flush()
-            rows += batch.rows
-        return rows
-
-    @property
-    def entries(self) -> int:
-        """Entries appended to ledgers; complete after `flush`."""
-        return sum(batch.entries for batch in self._batches.values())
-
     def publish(self, position: int) -> None:
-        """Publish the rows environment by environment: the group at `position` is durable."""
-        for batch in self._batches.values():
-            batch.publish(position)
-        for callback in self._after:
-            callback()
+        """The group at `position` is durable: the memtables get its rows, and memory hears of them."""
+        claims, self.position = self._claims, position
+        with claims.publishing:  # all of a group, or nothing
+            claims.torn = True
+            for batch in self._batches.values():
+                batch.memtable.position = position
+            for add in self.published:
+                add()
+            for staged in self._staged.values():
+                staged.committed()
+            for callback in self._after:
+                callback()
+            claims.torn = False
 
     def release(self) -> None:
         """Give all claims back; twice does nothing."""

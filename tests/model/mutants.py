@@ -31,8 +31,7 @@ from duelog.metrics import StoreMetrics
 from duelog.partitions import producer_numbers as producers
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.stats import Figures
-from duelog.store.log.ledger import StagedLedger
-from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.store.log.managed_ledger import ManagedLedger, Segment, _StagedLog
 from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.policy.policies import EffectivePolicies, of_config
 from duelog.store.policy.policy_records import STORE_SCOPE
@@ -338,14 +337,13 @@ def acknowledges_what_nobody_was_given(patch: Patch) -> None:
 @broken(INLINE_DELAYS)
 def trims_what_waits(patch: Patch) -> None:
     """A ledger that is closed is complete, though messages in it are not due."""
-    add = StagedLedger.add_messages
+    took = _StagedLog.took
 
-    def forgetful(self: StagedLedger, *arguments: Any, **more: Any) -> int:
-        first = add(self, *arguments, **more)
+    def forgetful(self: _StagedLog, count: int, size: int) -> Segment:
         self.due_by_ms = 0
-        return first
+        return took(self, count, size)
 
-    patch.setattr(StagedLedger, "add_messages", forgetful)
+    patch.setattr(_StagedLog, "took", forgetful)
 
 
 @broken(HANDING_OUT)

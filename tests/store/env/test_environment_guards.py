@@ -61,22 +61,22 @@ def test_a_forked_child_may_close_even_while_the_parent_reads(environment: Envir
 def test_a_run_under_a_key_that_exists_is_refused(environment: Environment) -> None:
     """LMDB answers False and stores nothing; that is never taken for success."""
     key = run_key(1, 0)
-    environment.write(lambda transaction: transaction.insert_run(key, b"first"))
-    environment.write(lambda transaction: transaction.insert_run(run_key(1, 1), b"next"))
+    environment.write(lambda transaction: transaction.insert_run(key, b"first", 1))
+    environment.write(lambda transaction: transaction.insert_run(run_key(1, 1), b"next", 1))
     with pytest.raises(BrokenInvariant, match=f"{key.hex()}.*please report"):
-        environment.write(lambda transaction: transaction.insert_run(key, b"second"))
+        environment.write(lambda transaction: transaction.insert_run(key, b"second", 1))
     with environment.read() as raw:
         assert raw_value(raw, key) == b"first"
 
 
 def test_an_append_that_lmdb_refuses_is_an_error(environment: Environment) -> None:
     """Told a wrong end, LMDB's append answers False: nothing of that commit is stored."""
-    environment.write(lambda transaction: transaction.insert_run(run_key(7, 0), b"last"))
+    environment.write(lambda transaction: transaction.insert_run(run_key(7, 0), b"last", 1))
     environment._last_run = run_key(5, 0)
 
     def work(transaction: Transaction) -> None:
         transaction.put(KEY, b"v")
-        transaction.insert_run(run_key(6, 0), b"between")
+        transaction.insert_run(run_key(6, 0), b"between", 1)
 
     with pytest.raises(BrokenInvariant, match="out of order"):
         environment.write(work)
@@ -87,7 +87,7 @@ def test_a_run_before_the_last_is_inserted_in_its_place(environment: Environment
     """A ledger that is not the newest is written to as well."""
     for ledger_id, first in ((3, 0), (9, 0), (3, 5), (4, 0), (9, 1)):
         key = run_key(ledger_id, first)
-        environment.write(lambda transaction, key=key: transaction.insert_run(key, key))  # type: ignore[misc]
+        environment.write(lambda transaction, key=key: transaction.insert_run(key, key, 1))  # type: ignore[misc]
     with environment.read() as raw:
         keys = [bytes(key) for key in raw.cursor().iternext(values=False)]
     assert keys == [run_key(*place) for place in ((3, 0), (3, 5), (4, 0), (9, 0), (9, 1))]

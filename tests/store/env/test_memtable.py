@@ -238,7 +238,7 @@ def test_rows_that_come_while_a_commit_works_are_applied_before_a_log_is_appende
         add(memtable, 7, 1, 2)
         memtable.add_record(KEY, b"1")
         transaction.claim("log 7")
-        transaction.insert_run(run_key(7, 3), pack_messages(run_key(7, 3), 0, np.zeros(1, np.int64), [b"3"]))
+        transaction.insert_run(run_key(7, 3), pack_messages(run_key(7, 3), 0, np.zeros(1, np.int64), [b"3"]), 1)
         add(memtable, 8, 1, 1)
         memtable.add_record(KEY, b"2")
 
@@ -307,7 +307,7 @@ class Views(RuleBasedStateMachine):
             transaction.claim(("log", ledger))
             first = self.ends[ledger]
             key = run_key(ledger, first)
-            transaction.insert_run(key, pack_messages(key, 0, np.zeros(1, np.int64), [b"%d" % first]))
+            transaction.insert_run(key, pack_messages(key, 0, np.zeros(1, np.int64), [b"%d" % first]), 1)
 
         self.environment.write(work)
         self.ends[ledger] += 1

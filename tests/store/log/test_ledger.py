@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from hypothesis import strategies as st
 
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import MAX_ENTRY_ID, run_key
-from duelog.store.codec.frontier import HELD
 from duelog.store.codec.run import Run, RunKind, RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -26,8 +22,11 @@ from duelog.store.log.ledger import (
     Ledger,
     PackedMessages,
     Replaced,
-    StagedLedger,
+    end_after,
     find_tail,
+    insert_markers,
+    insert_messages,
+    insert_packed,
 )
 from duelog.store.log.scan import RunFinder, runs
 from tests.store.group_commits import share
@@ -35,20 +34,29 @@ from tests.store.group_commits import share
 LIMITS = RunLimits(entries=4, bytes=1024)
 
 
-def appending(
-    ledger: Ledger,
-    bodies: Sequence[bytes],
-    due_ms: int = 0,
-    limits: RunLimits = LIMITS,
-    heard: Callable[[int, Any], None] | None = None,
-    replaced: Replaced | None = None,
-) -> Callable[[Transaction], int]:
-    """A unit of work that appends messages, all due at one time; its value is the first entry id."""
+class Log:
+    """A log of one ledger."""
+
+    def __init__(self, ledger_id: int, entries: int = 0) -> None:
+        self.ledger = Ledger(ledger_id, entries)
+
+    def took(self, transaction: Transaction, count: int) -> int:
+        """Take the next ids in a transaction; returns the first."""
+        first = transaction.end_of(self)
+        end = end_after(self.ledger.ledger_id, first, count)
+        transaction.move_end(self, end)
+        transaction.appended(lambda: setattr(self.ledger, "entries", end))
+        return first
+
+
+def appending(log: Log, bodies: Sequence[bytes], replaced: Replaced | None = None) -> Callable[[Transaction], int]:
+    """A unit of work that appends messages; its value is the first entry id."""
 
     def work(transaction: Transaction) -> int:
-        staged = transaction.stage(ledger, lambda: StagedLedger(ledger, limits, heard))
-        assert isinstance(staged, StagedLedger)
-        return staged.add_messages(np.full(len(bodies), due_ms, dtype=np.int64), bodies, 0, replaced)
+        first = log.took(transaction, len(bodies))
+        dues = np.zeros(len(bodies), dtype=np.int64)
+        insert_messages(transaction, log.ledger.ledger_id, first, dues, bodies, 0, LIMITS, replaced)
+        return first
 
     return work
 
@@ -80,73 +88,50 @@ def tail(environment: Environment, ledger_id: int) -> int:
         return find_tail(raw, "main", ledger_id)
 
 
-def test_sends_of_one_commit_become_one_run(environment: Environment) -> None:
-    """Each caller has its ids at once; what they appended lies in order in as few runs as the limits allow."""
-    ledger = Ledger(7)
-    works = [
-        appending(ledger, [b"a"]),
-        appending(ledger, [b"b", b"c"]),
-        appending(ledger, [b"d"]),
-        appending(ledger, [b"e"]),
-    ]
-    assert share(environment, works) == [0, 1, 3, 4]
-    assert stored(environment, 7) == [(0, [b"a", b"b", b"c", b"d"]), (4, [b"e"])]
-    assert ledger.entries == 5
+def test_appends_of_one_commit_follow_each_other(environment: Environment) -> None:
+    """Each caller has its ids at once; each append is as few runs as the limits allow."""
+    log = Log(7)
+    works = [appending(log, [b"a"]), appending(log, [b"b"] * 5), appending(log, [b"c"])]
+    assert share(environment, works) == [0, 1, 6]
+    assert stored(environment, 7) == [(0, [b"a"]), (1, [b"b"] * 4), (5, [b"b"]), (6, [b"c"])]
+    assert log.ledger.entries == 7
 
 
 def test_a_unit_that_fails_leaves_no_gap(environment: Environment) -> None:
     """The ids it had taken go to the entries that are stored."""
-    ledger = Ledger(7)
+    log = Log(7)
 
     def failing(transaction: Transaction) -> None:
-        appending(ledger, [b"lost"])(transaction)
+        appending(log, [b"lost"])(transaction)
         raise LookupError
 
-    outcomes = share(environment, [failing, appending(ledger, [b"a"]), appending(ledger, [b"b"])])
+    outcomes = share(environment, [failing, appending(log, [b"a"]), appending(log, [b"b"])])
     assert outcomes[1:] == [0, 1]
-    assert stored(environment, 7) == [(0, [b"a", b"b"])]
+    assert stored(environment, 7) == [(0, [b"a"]), (1, [b"b"])]
 
 
 def test_a_commit_that_fails_leaves_the_ledger_as_it_was(environment: Environment) -> None:
     """The next append gets the ids that were not used."""
-    ledger = Ledger(7)
-    environment.write(appending(ledger, [b"a"]))
+    log = Log(7)
+    environment.write(appending(log, [b"a"]))
 
     def failing(transaction: Transaction) -> None:
-        appending(ledger, [b"lost"] * 3)(transaction)
+        appending(log, [b"lost"] * 3)(transaction)
         raise LookupError
 
     with pytest.raises(LookupError):
         environment.write(failing)
-    assert ledger.entries == 1
-    assert environment.write(appending(ledger, [b"b"])) == 1
-
-
-def test_the_listener_hears_first_entry_and_due_times_once_a_commit(environment: Environment) -> None:
-    """It hears those of all callers together, in commit order, and of a conditional entry as held."""
-    ledger = Ledger(7)
-    heard: list[tuple[int, list[int]]] = []
-
-    def hear(first: int, dues: Any) -> None:
-        heard.append((first, dues.tolist()))
-
-    share(environment, [appending(ledger, [b"a"], 5, heard=hear), appending(ledger, [b"b", b"c"], 6, heard=hear)])
-    replaced = Replaced(np.array([9], np.uint64), np.array([1], np.uint32))
-    environment.write(appending(ledger, [b"d"], 7, heard=hear, replaced=replaced))
-    assert heard == [(0, [5, 6, 6]), (3, [HELD])]
-    with environment.read() as raw:
-        run = RunFinder(raw, "main").find(7, 3)
-        assert run is not None
-        assert (run.conditional, run.due(0)) == (True, 7)
+    assert log.ledger.entries == 1
+    assert environment.write(appending(log, [b"b"])) == 1
 
 
 def test_conditional_entries_are_runs_of_their_own(environment: Environment) -> None:
     """They have two columns more than their neighbours."""
-    ledger = Ledger(7)
+    log = Log(7)
     replaced = Replaced(np.arange(6, dtype=np.uint64), np.arange(6, dtype=np.uint32))
     share(
         environment,
-        [appending(ledger, [b"a"]), appending(ledger, [b"b"] * 6, replaced=replaced), appending(ledger, [b"c"])],
+        [appending(log, [b"a"]), appending(log, [b"b"] * 6, replaced=replaced), appending(log, [b"c"])],
     )
     with environment.read() as raw:
         found = [run for run in runs(raw, "main", 7) if isinstance(run, Run)]
@@ -161,15 +146,15 @@ def test_conditional_entries_are_runs_of_their_own(environment: Environment) -> 
 
 def test_messages_and_markers_of_one_commit_keep_their_order(environment: Environment) -> None:
     """A run holds one kind only."""
-    ledger = Ledger(7)
+    log = Log(7)
 
     def work(transaction: Transaction) -> None:
-        staged = transaction.stage(ledger, lambda: StagedLedger(ledger, LIMITS))
-        assert isinstance(staged, StagedLedger)
-        staged.add_messages(np.zeros(2, np.int64), [b"a", b"b"], None)
-        staged.add_markers(99, 0, np.array([5, 3], np.uint32), np.array([1, 2]))
-        staged.add_markers(98, 0, np.array([0], np.uint32), np.array([3]))
-        staged.add_messages(np.zeros(1, np.int64), [b"c"], None)
+        appending(log, [b"a", b"b"])(transaction)
+        for target, entries in ((99, [5, 3]), (98, [0])):
+            first = log.took(transaction, len(entries))
+            dues = np.arange(len(entries), dtype=np.int64)
+            insert_markers(transaction, 7, first, target, 0, np.array(entries, np.uint32), dues, None)
+        appending(log, [b"c"])(transaction)
 
     environment.write(work)
     with environment.read() as raw:
@@ -186,45 +171,27 @@ def test_messages_and_markers_of_one_commit_keep_their_order(environment: Enviro
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12), min_size=1, max_size=4))
 def test_messages_packed_before_the_commit_are_stored_as_any(batches: list[list[bytes]]) -> None:
-    """Byte for byte, in one commit with others, and again where the transaction has to be run a second time."""
+    """Byte for byte, in one commit with others, at whatever entry ids."""
     with TemporaryDirectory() as folder:
         environment = Environment(Path(folder) / "main", name="main", map_bytes=1 << 20, create=True)
-        ledgers = Ledger(7), Ledger(8)
-        told: dict[int, list[tuple[int, list[int]]]] = {7: [], 8: []}
+        logs = Log(7), Log(8)
         packed = []
         for number, bodies in enumerate(batches):
             dues = np.arange(len(bodies), dtype=np.int64) + 100 * number
             packed.append((dues, Bodies(bodies), PackedMessages(dues, Bodies(bodies), 0, LIMITS)))
 
-        def note(heard: list[tuple[int, list[int]]], first: int, dues: Any) -> None:
-            heard.append((first, np.asarray(dues).tolist()))
-
         def work(transaction: Transaction) -> None:
-            for ledger in ledgers:
-                make = partial(StagedLedger, ledger, LIMITS, partial(note, told[ledger.ledger_id]))
-                staged = transaction.stage(ledger, make)
-                assert isinstance(staged, StagedLedger)
-                for dues, bodies, messages in packed:
-                    first = staged.next_entry
-                    if ledger.ledger_id == 7:
-                        assert staged.add_packed(messages) == first
-                    else:
-                        assert staged.add_messages(dues, bodies, 0) == first
+            for dues, bodies, messages in packed:
+                insert_packed(transaction, 7, logs[0].took(transaction, len(dues)), messages)
+                insert_messages(transaction, 8, logs[1].took(transaction, len(dues)), dues, bodies, 0, LIMITS)
 
-        def refused(transaction: Transaction) -> None:
-            work(transaction)
-            transaction.flush()
-            raise ValueError
-
-        for unit in (refused, work, work):  # at other entry ids the second time
-            with suppress(ValueError):
-                environment.write(unit)
-        assert told[7] == told[8]
+        for _ in range(2):
+            environment.write(work)
         with environment.read() as raw:
             rows = [
                 [(run.first_entry, run.count, run.dues().tolist(), list(run.bodies()), run.stored_bytes)
-                 for run in runs(raw, "main", ledger.ledger_id) if isinstance(run, Run)]
-                for ledger in ledgers
+                 for run in runs(raw, "main", ledger_id) if isinstance(run, Run)]
+                for ledger_id in (7, 8)
             ]  # fmt: skip
         assert rows[0] == rows[1]
         assert sum(row[1] for row in rows[0]) == 2 * sum(map(len, batches))
@@ -233,11 +200,11 @@ def test_messages_packed_before_the_commit_are_stored_as_any(batches: list[list[
 
 def test_a_ledger_ends_at_the_last_entry_id_there_can_be(environment: Environment) -> None:
     """An append past it is refused and nothing of it stored; one that just fits is taken."""
-    ledger = Ledger(7, entries=MAX_ENTRY_ID - 2)
+    log = Log(7, entries=MAX_ENTRY_ID - 2)
     with pytest.raises(InvalidArgument, match="would pass"):
-        environment.write(appending(ledger, [b"x"] * 3))
-    assert ledger.entries == MAX_ENTRY_ID - 2
-    assert environment.write(appending(ledger, [b"x"] * 2)) == MAX_ENTRY_ID - 2
+        environment.write(appending(log, [b"x"] * 3))
+    assert log.ledger.entries == MAX_ENTRY_ID - 2
+    assert environment.write(appending(log, [b"x"] * 2)) == MAX_ENTRY_ID - 2
     assert tail(environment, 7) == MAX_ENTRY_ID
 
 
@@ -252,12 +219,12 @@ def test_the_end_of_every_ledger_is_found(
     """Ledgers of which the runs lie side by side each end where the last append to them ended."""
     environment = Environment(tmp_path_factory.mktemp("ends") / "main", name="main", durability="none", create=True)
     try:
-        ledgers = {ledger_id: Ledger(ledger_id) for ledger_id in range(1, 5)}
+        logs = {ledger_id: Log(ledger_id) for ledger_id in range(1, 5)}
         for ledger_id, count in appends:
-            environment.write(appending(ledgers[ledger_id], [b"x"] * count))
-        for ledger_id, ledger in ledgers.items():
+            environment.write(appending(logs[ledger_id], [b"x"] * count))
+        for ledger_id, log in logs.items():
             expected = sum(count for ledger, count in appends if ledger == ledger_id)
-            assert tail(environment, ledger_id) == ledger.entries == expected
+            assert tail(environment, ledger_id) == log.ledger.entries == expected
             assert sum(len(bodies) for _, bodies in stored(environment, ledger_id)) == expected
     finally:
         environment.close()
@@ -265,17 +232,17 @@ def test_the_end_of_every_ledger_is_found(
 
 def test_no_id_is_given_out_twice_after_a_damaged_last_run(environment: Environment) -> None:
     """How many entries it held is unknown: the next id is more than the longest run higher."""
-    environment.write(appending(Ledger(7), [b"x"] * 6))
+    environment.write(appending(Log(7), [b"x"] * 6))
     damage(environment, 7, 4, at=20)
     assert tail(environment, 7) == 4 + MAX_RUN_ENTRIES
-    again = Ledger(7, tail(environment, 7))
+    again = Log(7, tail(environment, 7))
     assert environment.write(appending(again, [b"y"])) == 4 + MAX_RUN_ENTRIES
     assert tail(environment, 7) == 5 + MAX_RUN_ENTRIES
 
 
 def test_a_damaged_body_or_an_earlier_damaged_run_moves_no_end(environment: Environment) -> None:
     """The last run's header says where the ledger ends."""
-    environment.write(appending(Ledger(7), [b"x"] * 6))
+    environment.write(appending(Log(7), [b"x"] * 6))
     damage(environment, 7, 4, at=-1)
     damage(environment, 7, 0, at=20)
     assert tail(environment, 7) == 6
@@ -292,10 +259,10 @@ def test_runs_of_a_range_hold_it_and_no_run_besides(
     """Every run that holds an entry of [start, limit) comes once, in order, and any entry is found by its id."""
     environment = Environment(tmp_path_factory.mktemp("runs") / "main", name="main", durability="none", create=True)
     try:
-        ledgers = [Ledger(ledger_id) for ledger_id in (6, 7, 8)]
+        logs = [Log(ledger_id) for ledger_id in (6, 7, 8)]
         for count in counts:
-            for ledger in ledgers:
-                environment.write(appending(ledger, [b"%d" % ledger.ledger_id] * count))
+            for log in logs:
+                environment.write(appending(log, [b"%d" % log.ledger.ledger_id] * count))
         total = sum(counts)
         start = data.draw(st.integers(0, total + 2))
         limit = data.draw(st.none() | st.integers(0, total + 2))
@@ -317,7 +284,7 @@ def test_runs_of_a_range_hold_it_and_no_run_besides(
 
 def test_a_damaged_run_comes_as_its_error_and_the_rest_goes_on(environment: Environment) -> None:
     """The error names environment, ledger and entry."""
-    environment.write(appending(Ledger(7), [b"x"] * 12))
+    environment.write(appending(Log(7), [b"x"] * 12))
     damage(environment, 7, 4, at=30)
     with environment.read() as raw:
         found = list(runs(raw, "main", 7))
@@ -333,9 +300,9 @@ def test_a_damaged_run_comes_as_its_error_and_the_rest_goes_on(environment: Envi
 def test_the_run_that_follows_is_found_as_any_other(environment: Environment) -> None:
     """It is tried first and told from the right one, whatever lies between two entries: a gap, damage, the end."""
     for ledger_id in (6, 7, 8):
-        ledger = Ledger(ledger_id)
+        log = Log(ledger_id)
         for count in (4, 1, 2, 4, 4, 3, 1, 4, 4):
-            environment.write(appending(ledger, [b"x"] * count))
+            environment.write(appending(log, [b"x"] * count))
     damage(environment, 7, 7, at=30)
     environment.write(lambda transaction: transaction.raw.delete(run_key(7, 15)))
 

@@ -11,7 +11,7 @@ from duelog.store.codec.run import HEADER, RunLimits
 from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.memtable import LedgerRuns, Memtable
 from duelog.store.log import catalog
-from duelog.store.log.ledger import Ledger, StagedLedger
+from duelog.store.log.ledger import Ledger, end_after, insert_messages
 from duelog.store.wal.segment import MAIN, RowKind
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch, add_row
 
@@ -33,10 +33,21 @@ class Rig:
         return self.batch.to(MAIN, self.main, self.records.get), self.batch.to(3_600, self.partition)
 
 
-def append(rows: EnvironmentBatch, ledger: Ledger, bodies: list[bytes]) -> int:
-    """Stage messages."""
-    staged = rows.stage(ledger, lambda: StagedLedger(ledger, LIMITS))
-    return staged.add_messages(np.zeros(len(bodies), dtype=np.int64), bodies, 0)
+class Log:
+    """A log of one ledger."""
+
+    def __init__(self, ledger_id: int, entries: int = 0) -> None:
+        self.ledger = Ledger(ledger_id, entries)
+
+
+def append(rows: EnvironmentBatch, log: Log, bodies: list[bytes]) -> int:
+    """Append messages; returns the id of the first."""
+    first, ledger_id = rows.end_of(log), log.ledger.ledger_id
+    insert_messages(rows, ledger_id, first, np.zeros(len(bodies), dtype=np.int64), bodies, 0, LIMITS)
+    end = end_after(ledger_id, first, len(bodies))
+    rows.move_end(log, end)
+    rows.appended(lambda: setattr(log.ledger, "entries", end))
+    return first
 
 
 @pytest.fixture
@@ -48,44 +59,48 @@ def rig() -> Rig:
 def test_rows_of_several_environments_are_published_with_the_place_of_their_group(rig: Rig) -> None:
     """Nothing is in memory before that; then each memtable has its own, and what was to follow has run."""
     main, partition = rig.rows()
-    ledgers, order = [Ledger(5), Ledger(6, entries=10)], list[str]()
-    assert append(main, ledgers[0], [b"a", b"b"]) == 0
-    assert append(partition, ledgers[1], [b"c"] * 5) == 10
-    assert append(partition, ledgers[1], [b"d"]) == 15
+    logs, order = [Log(5), Log(6, entries=10)], list[str]()
+    assert append(main, logs[0], [b"a", b"b"]) == 0
+    assert append(partition, logs[1], [b"c"] * 5) == 10
+    assert append(partition, logs[1], [b"d"]) == 15
     partition.put(KEY, b"fields")
     main.add_numbers(KEY, BitMap64([1, 2]))
     main.after_commit(lambda: order.append("main"))
     rig.batch.after_commit(lambda: order.append("group"))
-    rows = rig.batch.flush()
-    assert [(each.start_ms, each.kind, each.key) for each in rows] == [
-        (MAIN, RowKind.NUMBERS, KEY),
+    assert [(each.start_ms, each.kind, each.key) for each in rig.batch.rows] == [
         (MAIN, RowKind.RUN, run_key(5, 0)),
-        (3_600, RowKind.RECORD, KEY),
         (3_600, RowKind.RUN, run_key(6, 10)),
         (3_600, RowKind.RUN, run_key(6, 14)),
+        (3_600, RowKind.RUN, run_key(6, 15)),
+        (3_600, RowKind.RECORD, KEY),
+        (MAIN, RowKind.NUMBERS, KEY),
     ]
     assert rig.batch.entries == 8
     assert not rig.main
     assert not rig.partition
     assert not order
-    assert [ledger.entries for ledger in ledgers] == [0, 10]
+    assert [log.ledger.entries for log in logs] == [0, 10]
     rig.batch.publish(77)
     assert (rig.main.position, rig.partition.position) == (77, 77)
     assert [(run.first, run.limit) for run in LedgerRuns(5, rig.main.view.runs[5])] == [(0, 2)]
-    assert [(run.first, run.limit) for run in LedgerRuns(6, rig.partition.view.runs[6])] == [(10, 14), (14, 16)]
+    assert [(run.first, run.limit) for run in LedgerRuns(6, rig.partition.view.runs[6])] == [
+        (10, 14),
+        (14, 15),
+        (15, 16),
+    ]
     assert rig.partition.view.records == {KEY: b"fields"}
     assert rig.main.view.numbers == [(KEY, BitMap64([1, 2]))]
-    assert [ledger.entries for ledger in ledgers] == [2, 16]
+    assert [log.ledger.entries for log in logs] == [2, 16]
     assert order == ["main", "group"]
 
 
 def test_rows_that_are_read_back_fill_a_memtable_as_they_were_published(rig: Rig) -> None:
     """It is the same after a crash."""
     main, _ = rig.rows()
-    append(main, Ledger(5), [b"a", b"b"])
+    append(main, Log(5), [b"a", b"b"])
     main.put(KEY, b"")
     main.add_numbers(KEY, BitMap64([1, 1 << 40]))
-    rows = rig.batch.flush()
+    rows = rig.batch.rows
     rig.batch.publish(1)
     again = Memtable(Claims(), LIMITS)
     for row in rows:
@@ -117,15 +132,15 @@ def test_numbers_are_allocated_in_a_group_alone(rig: Rig) -> None:
 
 def test_claims_of_a_group_are_given_back_whatever_becomes_of_it(rig: Rig) -> None:
     """Where it meets one of a commit too, and twice is as once."""
-    commit, ledgers = object(), [Ledger(5), Ledger(6), Ledger(7)]
+    commit, logs = object(), [Log(5), Log(6), Log(7)]
     main, partition = rig.rows()
-    append(main, ledgers[0], [b"a"])
-    append(partition, ledgers[1], [b"b"])
-    append(partition, ledgers[1], [b"b"])
-    rig.claims.take(ledgers[2], commit)
+    append(main, logs[0], [b"a"])
+    append(partition, logs[1], [b"b"])
+    append(partition, logs[1], [b"b"])
+    rig.claims.take(logs[2], commit)
     with pytest.raises(Conflict) as caught:
-        append(partition, ledgers[2], [b"c"])
-    assert caught.value.owner is ledgers[2]
+        append(partition, logs[2], [b"c"])
+    assert caught.value.owner is logs[2]
     for _ in range(2):
         rig.batch.release()
-        assert all(rig.claims.is_taken(ledger, commit) for ledger in ledgers)
+        assert all(rig.claims.is_taken(log, commit) for log in logs)
