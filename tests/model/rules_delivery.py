@@ -1,22 +1,33 @@
-"""Rules: consumers of every type come, receive, acknowledge, give back, postpone, seek, pause and go."""
+"""Rules: messages are handed out, acknowledged and sought; policies change; time goes on, back and far forward."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from duelog import DeadLetter, MessageId, ReceivedMessage, ReceivedMessages
+from duelog import (
+    DeadLetter,
+    DelayedDeliveryPolicies,
+    MessageId,
+    Policies,
+    PublishedAt,
+    ReceivedMessage,
+    ReceivedMessages,
+    SubscriptionAdmin,
+)
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
-from duelog.metrics import REJECTED
+from duelog.metrics import PARTITIONS_DELETED, REJECTED
 from duelog.store.names import TopicName
 from duelog.topics.dead_letters import KEEPER
 
 from .drawing import (
+    FAR_MS,
     HANDING_OUT,
     INLINE_DELAYS,
     KINDS,
@@ -30,17 +41,34 @@ from .drawing import (
     pick,
     received_something,
 )
-from .driver import PAYLOAD
-from .machine import NOWHERE, Machine
-from .stage import Consumer, Item
+from .driver import PAYLOAD, full_disk
+from .machine import NOWHERE, Consumer, Item
+from .rules_sending import SendingRules
+from .twin_policies import NAMESPACE, STORE, Fields, Scope
 from .twin_subscription import TwinSubscription
 from .twin_topic import TwinLetter, TwinMessage, TwinTopic
 
 Route = Callable[[ReceivedMessages], ReceivedMessages]
 
+SCOPES: tuple[Scope, ...] = (STORE, NAMESPACE, "t0", "t1", ("t0", "a"), ("t0", "b"))
 
-class DeliveryRules(Machine):
-    """Whatever consumers do."""
+KEPT = st.fixed_dictionaries(
+    {
+        "retention_ms": st.sampled_from((None, None, 0, 30, 1_000)),
+        "retention_bytes": st.sampled_from((None, None, 0, 150)),
+        "ttl_ms": st.sampled_from((None, None, 0, 40, 3_000)),
+        "max_redeliveries": st.sampled_from((None, None, -1, 0, 2)),
+        "ack_timeout_ms": st.sampled_from((None, None, 0, 1, 50)),
+        "nack_backoff_ms": st.sampled_from((None, None, 0, 10)),
+        "nack_backoff_max_ms": st.sampled_from((None, None, 1_000)),
+        "max_in_flight": st.sampled_from((None, None, 0, 1, 3)),
+        "max_pending": st.sampled_from((None, None, 0, 1, 4)),
+    }
+)
+
+
+class DeliveryRules(SendingRules):
+    """Whatever consumers, administrators and clocks do."""
 
     @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @rule(topic=TOPICS, name=NAMES, kind=KINDS, initial=st.sampled_from(("earliest", "latest")))
@@ -399,3 +427,299 @@ class DeliveryRules(Machine):
         new.ttl_ms = None if expires_ms is None else expires_ms - dues[0]
         self._sent(consumer.topic, [new])
         self._acked(consumer.topic, consumer.twin, consumer.twin.ack([place]), True)
+
+    # -- seeking --------------------------------------------------------------------------------------
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: self.consumers)
+    @rule(which=PICK, to=st.sampled_from(("earliest", "latest")))
+    def seek_to_an_end(self, which: int, to: str) -> None:
+        consumer = pick(self.consumers, which)
+        consumer.face.seek(to)
+        topic = consumer.topic
+        self._sought(consumer, topic.first if to == "earliest" else topic.latest(self.twin.now_ms))
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(received_something)
+    @rule(which=PICK, number=PICK)
+    def seek_to_a_message(self, which: int, number: int) -> None:
+        consumer = self._given(which)
+        place, _, message = pick(consumer.received, number)
+        consumer.face.seek(message)
+        self._sought(consumer, place)
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: self.consumers)
+    @rule(which=PICK, number=PICK, offset_ms=st.integers(-1, 1))
+    def seek_to_a_time(self, which: int, number: int, offset_ms: int) -> None:
+        """The first message, in log order, that was due then or later."""
+        consumer = pick(self.consumers, which)
+        topic = consumer.topic
+        base_ms = pick(topic.main, number).due_ms if topic.main else self.twin.now_ms
+        time_ms = max(base_ms + offset_ms, 0)
+        consumer.face.seek(time_ms)
+        places = range(topic.first, len(topic.main))
+        self._sought(
+            consumer, next((place for place in places if topic.main[place].due_ms >= time_ms), len(topic.main))
+        )
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: self.consumers and not self.ever_back)
+    @rule(which=PICK, number=PICK, offset_ms=st.integers(-1, 1))
+    def seek_to_a_publish_time(self, which: int, number: int, offset_ms: int) -> None:
+        """The first message, in log order, that was published then or later and may be read.
+
+        Not where a ledger may have been closed, by the clock, before what is in it was published.
+        """
+        consumer = pick(self.consumers, which)
+        topic = consumer.topic
+        base_ms = pick(topic.main, number).publish_ms if topic.main else self.twin.now_ms
+        time_ms = max(base_ms + offset_ms, 0)
+        consumer.face.seek(PublishedAt(time_ms))
+        found = [place for place in self._readable(topic) if topic.main[place].publish_ms >= time_ms]
+        self._sought(consumer, min(found, default=len(topic.main)))
+
+    def _readable(self, topic: TwinTopic) -> list[int]:
+        """Places of what may be read now, acknowledged or not."""
+        now_ms = self.twin.now_ms
+        places = range(topic.first, topic.latest(now_ms))
+        return [place for place in places if not topic.main[place].waits or topic.main[place].due_ms <= now_ms]
+
+    # -- from outside ------------------------------------------------------------------------------------
+
+    def _administered(self, topic: str, name: str) -> tuple[TwinTopic, TwinSubscription, SubscriptionAdmin] | None:
+        """A subscription, where there is one of this name; ledgers are learned."""
+        twin = self.twin.topics.get(topic)
+        if twin is None or name not in twin.subscriptions:
+            with pytest.raises(UnknownTopic if twin is None else UnknownSubscription):
+                self.store.topic(topic).subscription(name)
+            return None
+        self._learn()
+        return twin, twin.subscriptions[name], self.store.topic(topic).subscription(name)
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: any(topic.subscriptions for topic in self.twin.topics.values()))
+    @rule(topic=TOPICS, name=NAMES, count=st.integers(1, 5), skip=st.booleans())
+    def peek_or_skip(self, topic: str, name: str, count: int, skip: bool) -> None:
+        found = self._administered(topic, name)
+        if found is None:
+            return
+        twin, sub, admin = found
+        places = [place for place in self._readable(twin) if not sub.is_acked(place)]
+        places = [place for place in places if twin.gives(place, sub, self.twin.now_ms)][:count]
+        if skip:
+            assert admin.skip(count) == len(places)
+            self._acknowledged(twin, sub, places)
+        else:
+            assert [message.position for message in admin.peek(count)] == [twin.position(place) for place in places]
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: any(topic.main and topic.subscriptions for topic in self.twin.topics.values()))
+    @rule(topic=TOPICS, name=NAMES, number=PICK, offset_ms=st.integers(0, 1))
+    def expire(self, topic: str, name: str, number: int, offset_ms: int) -> None:
+        """Whatever was due before a time, wherever it lies and whoever holds it."""
+        found = self._administered(topic, name)
+        if found is None or not found[0].main:
+            return
+        twin, sub, admin = found
+        before_ms = pick(twin.main, number).due_ms + offset_ms
+        places = range(twin.first, len(twin.main))
+        places_due = [place for place in places if twin.main[place].due_ms < before_ms and not sub.is_acked(place)]
+        assert admin.expire(before_ms) == len(places_due)
+        self._acknowledged(twin, sub, places_due)
+
+    def _acknowledged(self, topic: TwinTopic, sub: TwinSubscription, places: list[int]) -> None:
+        """From outside, durably."""
+        sub.ack(places)
+        self.twin.flush()
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: any(topic.subscriptions for topic in self.twin.topics.values()))
+    @rule(topic=TOPICS, name=NAMES, to=st.sampled_from(("earliest", "latest")))
+    def reset(self, topic: str, name: str, to: str) -> None:
+        found = self._administered(topic, name)
+        if found is None:
+            return
+        twin, sub, admin = found
+        if sub.consumers:
+            with pytest.raises(ConsumerBusy):
+                admin.reset(to)
+            return
+        admin.reset(to)
+        now_ms = self.twin.now_ms
+        place = twin.first if to == "earliest" else twin.latest(now_ms)
+        sub.begin_at(max(place, twin.first), twin.first, now_ms)
+        self.twin.flush()
+
+    def _sought(self, consumer: Consumer, place: int) -> None:
+        """A subscription goes to a place, but not past what is not to be read yet."""
+        topic, now_ms = consumer.topic, self.twin.now_ms
+        consumer.twin.begin_at(max(min(place, topic.latest(now_ms)), topic.first), topic.first, now_ms)
+        self.twin.flush()
+
+    @only(HANDING_OUT)
+    @precondition(lambda self: self.consumers)
+    @rule(which=PICK, ms=st.sampled_from((None, 0, 0, 1, 40)))
+    def pause_or_resume(self, which: int, ms: int | None) -> None:
+        """None: it is paused for ever; 0: it is resumed; else it is paused for so long."""
+        consumer, now_ms = pick(self.consumers, which), self.twin.now_ms
+        if ms == 0:
+            consumer.face.resume()
+        else:
+            consumer.face.pause(None if ms is None else now_ms + ms)
+        consumer.twin.paused_until_ms = 2**63 if ms is None else ms and now_ms + ms
+        stats = consumer.face.stats()
+        until_ms = now_ms + ms if ms else None
+        assert (consumer.face.paused, stats.paused, stats.paused_until_ms) == (ms != 0, ms != 0, until_ms)
+
+    @only(STORING)
+    @precondition(lambda self: any(topic.subscriptions for topic in self.twin.topics.values()))
+    @rule(topic=TOPICS, name=NAMES)
+    def unsubscribe(self, topic: str, name: str) -> None:
+        twin, face = self.twin.topics.get(topic), self.store.topic(topic)
+        if twin is None or name not in twin.subscriptions:
+            with pytest.raises(UnknownTopic if twin is None else UnknownSubscription):
+                face.unsubscribe(name)
+        elif twin.subscriptions[name].consumers:
+            with pytest.raises(ConsumerBusy):
+                face.unsubscribe(name)
+        else:
+            face.unsubscribe(name)
+            del twin.subscriptions[name]
+            self.twin.policies.forget(topic, name)
+
+    @only(STORING)
+    @precondition(lambda self: self.messages)
+    @rule(topic=TOPICS)
+    def delete_topic(self, topic: str) -> None:
+        twin = self.twin.topics.pop(topic, None)
+        if twin is None:
+            with pytest.raises(UnknownTopic):
+                self.store.delete_topic(topic)
+            return
+        self.store.delete_topic(topic)
+        self.twin.policies.forget(topic)
+        self._forget(twin)
+
+    def _forget(self, topic: TwinTopic) -> None:
+        doomed = {part.start_ms for part in self.twin.partitions.values() if not part.references}
+        topic.deleted = True
+        # What a crash left for the next tick is the next tick's.
+        self.twin.count(PARTITIONS_DELETED, self.twin.release(doomed))
+        for consumer in [consumer for consumer in self.consumers if consumer.topic is topic]:
+            with pytest.raises(UnknownSubscription):
+                consumer.face.receive()
+            consumer.face.close()
+            self.consumers.remove(consumer)
+
+    # -- policies -------------------------------------------------------------------------------------
+
+    @only(TAKING_BACK)
+    @rule(
+        scope=st.sampled_from((STORE, NAMESPACE, "t0", "t1")),
+        active=st.sampled_from((None, None, True, False)),
+        tick_ms=st.sampled_from((None, 0, 1, 7, 100)),
+        longest_ms=st.sampled_from((None, None, 0, 40)),
+        fixed_ms=st.sampled_from((None, None, 0, 30)),
+    )
+    def set_delay_policies(
+        self, scope: str, active: bool | None, tick_ms: int | None, longest_ms: int | None, fixed_ms: int | None
+    ) -> None:
+        fields: Fields = {
+            "active": active,
+            "tick_time_ms": tick_ms,
+            "max_delivery_delay_ms": longest_ms,
+            "fixed_delivery_delay_ms": None if scope == STORE else fixed_ms,
+        }
+        self._set(scope, fields, delays_alone=True)
+
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
+    @rule(number=PICK, fields=KEPT)
+    def set_policies(self, number: int, fields: Fields) -> None:
+        """Set the kept policies; with them the delay policies of that scope go, which are not among the fields."""
+        scope = pick(SCOPES, number)
+        if isinstance(scope, tuple):
+            fields = {
+                field: value for field, value in fields.items() if not field.startswith(("retention", "max_pending"))
+            }
+        self._set(scope, fields, delays_alone=False)
+
+    def _set(self, scope: Scope, fields: Fields, *, delays_alone: bool) -> None:
+        policies = (DelayedDeliveryPolicies if delays_alone else Policies)(**fields)  # type: ignore[arg-type]
+        with self._other_timeouts():
+            namespace, topic, subscription = _named(scope)
+            self.store.set_policies(policies, namespace=namespace, topic=topic, subscription=subscription)
+            now = self.twin.policies.set(scope, fields, delays_alone=delays_alone)
+        found = self.store.policies(namespace=namespace, topic=topic, subscription=subscription)
+        assert found == (Policies(**now) if now else None)  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.twin.policies.scopes)
+    @rule(number=PICK)
+    def remove_policies(self, number: int) -> None:
+        scope = pick(list(self.twin.policies.scopes), number)
+        namespace, topic, subscription = _named(scope)
+        with self._other_timeouts():
+            removed = self.store.remove_policies(namespace=namespace, topic=topic, subscription=subscription)
+            assert removed == self.twin.policies.remove(scope)
+
+    @contextmanager
+    def _other_timeouts(self) -> Iterator[None]:
+        """Messages held when a timeout begins to be in force count as held from then on."""
+        subs = [sub for topic in self.twin.topics.values() for sub in topic.subscriptions.values()]
+        untimed = [sub for sub in subs if not sub.setting("ack_timeout_ms")]
+        yield
+        for sub in subs:
+            if not sub.setting("ack_timeout_ms"):
+                sub.until_ms.clear()
+                sub.batches.clear()
+        for sub in untimed:
+            sub.handed_ms = dict.fromkeys(sub.held, self.twin.now_ms)
+            if sub.held and sub.setting("ack_timeout_ms"):
+                sub.hold_since(list(sub.held), self.twin.now_ms)
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    @rule(ms=st.integers(1, 10) | st.integers(1, 400))
+    def forward(self, ms: int) -> None:
+        self._forward(ms)
+
+    @only(STORING, TAKING_BACK)
+    @rule(partitions=st.integers(1, 6), offset_ms=st.integers(-1, 1))
+    def forward_to_a_boundary(self, partitions: int, offset_ms: int) -> None:
+        span_ms = self.config.partition_ms
+        self._forward_to((self.twin.now_ms // span_ms + partitions) * span_ms + offset_ms)
+
+    @precondition(lambda self: self.next_due_ms is not None)
+    @rule()
+    def forward_to_what_is_next(self) -> None:
+        self._forward_to(self.next_due_ms or 0)
+
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: not self.twin.lead_ms)
+    @rule(ms=st.integers(1, 30) | st.integers(1, 1_000))
+    def set_the_clock_back(self, ms: int) -> None:
+        """Not where what fires early is not yet visible."""
+        self._back(ms)
+
+    @only(STORING)
+    @rule()
+    def stop_for_long(self) -> None:
+        self._forward(FAR_MS)
+
+    @rule()
+    def tick(self) -> None:
+        self._tick()
+
+    @only(STORING)
+    @rule(count=st.integers(1, 8))
+    def tick_on_a_full_disk(self, count: int) -> None:
+        """Whatever write of a tick fails, the next tick does the rest."""
+        with full_disk(self.store._engine, count):
+            self._tick_until_it_works()
+
+
+def _named(scope: Scope) -> tuple[str | None, str | None, str | None]:
+    """Namespace, topic and subscription of a scope."""
+    if isinstance(scope, tuple):
+        return None, *scope
+    return (None if scope != NAMESPACE else "public/default", None if scope in (STORE, NAMESPACE) else scope, None)

@@ -17,7 +17,7 @@ from .engine_machine import EngineMachine
 
 NEW = "DUELOG_MODEL_EXAMPLES" in os.environ
 SETTINGS = settings(
-    max_examples=length("DUELOG_MODEL_EXAMPLES", 15, 100),
+    max_examples=length("DUELOG_MODEL_EXAMPLES", 25, 100),
     stateful_step_count=60 if NEW else 40,
     derandomize=not NEW,
     database=None,
