@@ -15,6 +15,7 @@ from pyroaring import BitMap
 from duelog.cleanup import adoption, compaction_plan, log_claims
 from duelog.cleanup.log_claims import LogClaims
 from tests.cleanup.side_by_side import HOUR_MS, SideBySide, Step
+from tests.proof import length, wrong_engines
 
 topics = st.sampled_from("ab")
 names = st.sampled_from(("one", "two", "three"))
@@ -90,7 +91,8 @@ def memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_SIDES", 12, 50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, min_size=10, max_size=50))
 def test_each_subscription_receives_the_same(steps: list[Step]) -> None:
     """With seeks, new subscriptions, cancellations, crashes and reopening between plan and adoption."""
@@ -129,7 +131,7 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", wrong_engines(MUTANTS, "acknowledged by one is enough"))
 def test_a_wrong_compaction_is_found_out(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison fails where compaction drops too much, or adopts what it may not."""
     owner, name, wrong = MUTANTS[mutant]

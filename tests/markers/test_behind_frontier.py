@@ -12,6 +12,7 @@ from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import BrokenInvariant
 from duelog.tools.snapshot_tool import rebuild_snapshots
 from tests.conftest import START_MS, LeadingClock, OpenStore
+from tests.proof import length
 
 CONFIG = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, run_entries=4, snapshot_part_bytes=1_024)
 SAVING = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, snapshot_every_entries=1)
@@ -140,7 +141,8 @@ def test_admitting_below_t_is_refused(
     assert topic.state(moved) == "scheduled"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.series
+@pytest.mark.parametrize("seed", range(length("DUELOG_FRONTIERS", 1, 5)))
 def test_random_moves_around_the_frontier_deliver_each_message_once(
     open_store: OpenStore, clock: LeadingClock, seed: int
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duelog.markers.waiting import Stretch, WaitingEntries
 from duelog.store.codec.run import Int64s, UInt32s
 from duelog.store.position import Position, position_at
+from tests.proof import length
 
 PAST = Position(2**63, 0)
 
@@ -43,7 +45,8 @@ RUNS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_WAITING", 40, 300), deadline=None)
 @given(runs=RUNS, data=st.data())
 def test_entries_come_in_due_order_whatever_form_they_are_kept_in(
     runs: list[tuple[int, list[int]]], data: st.DataObject
@@ -112,11 +115,11 @@ def test_a_backlog_larger_than_a_batch_comes_in_order() -> None:
 
 
 def test_a_topic_with_a_fixed_delay_needs_no_index() -> None:
-    """A hundred thousand messages in due order, sent one by one or in batches: the ends of some stretches."""
+    """Twenty thousand messages in due order, sent one by one or in batches: the ends of some stretches."""
     for size in (1, 100):
         twin = Twin()
         index = WaitingEntries(twin.read)
-        for first in range(0, 100_000, size):
+        for first in range(0, 20_000, size):
             index.add(3, first, np.arange(first, first + size, dtype=np.int64) // 7)
-        assert len(index) == 100_000
-        assert index.memory_bytes() < 5_000
+        assert len(index) == 20_000
+        assert index.memory_bytes() < 1_000

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -28,6 +29,7 @@ from duelog.store.codec.format import Table
 from duelog.store.codec.run import RunLimits
 from duelog.store.log.scan import runs
 from tests.partitions.packing_all import buckets_of
+from tests.proof import length
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 - 1_790_000_000_000 % HOUR_MS
@@ -230,5 +232,7 @@ class History(RuleBasedStateMachine):
         return buckets, late, log.tail, log.frontier, len(log)
 
 
-History.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-TestHistory = History.TestCase
+History.TestCase.settings = settings(
+    max_examples=length("DUELOG_HISTORIES", 8, 40), stateful_step_count=30, deadline=None
+)
+TestHistory = pytest.mark.series(History.TestCase)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duelog.snapshot.snapshot_format import SnapshotState, inspect_snapshots
-from duelog.snapshot.writer import SnapshotWritten, remove_snapshots, write_snapshot, write_snapshots
+from duelog.snapshot.writer import remove_snapshots, write_snapshot, write_snapshots
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from tests.snapshot.logs import LEDGER, Log, drained, scattered
@@ -60,19 +60,19 @@ def test_the_next_writer_removes_what_a_crash_left(environment: Environment) -> 
     assert states(environment) == [(LEDGER, 3, "complete")]
 
 
-def test_a_thousand_small_logs_share_a_few_commits(environment: Environment) -> None:
+def test_hundreds_of_small_logs_share_a_few_commits(environment: Environment) -> None:
     """Snapshots of small logs are grouped up to the size of a part; each is restored for itself."""
-    logs = [Log(scattered(20, seed=number), ledger_id=number) for number in range(1, 1_001)]
+    logs = [Log(scattered(20, seed=number), ledger_id=number) for number in range(1, 301)]
     before = environment.counts.commits
     steps = write_snapshots(environment, (log.cut() for log in logs), 1 << 20, 1)
-    written = [step for step in steps if isinstance(step, SnapshotWritten)]
-    assert [done.ledger_id for done in written] == list(range(1, 1_001))
+    written = list(filter(None, steps))
+    assert [done.ledger_id for done in written] == list(range(1, 301))
     assert environment.counts.commits - before <= 4
     assert all(log.restore(environment) is not None for log in logs)
     for _ in write_snapshots(environment, (log.cut() for log in logs), 1 << 20, 1):
         pass
     assert environment.counts.commits - before <= 12
-    assert states(environment) == [(number, 2, "complete") for number in range(1, 1_001)]
+    assert states(environment) == [(number, 2, "complete") for number in range(1, 301)]
 
 
 def test_transactions_of_parts_are_bounded(environment: Environment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -21,19 +22,32 @@ from duelog.store.duration import MAX_DURATION_MS, duration_ms, duration_seconds
     [
         (0, 0),
         (90, 90_000),
-        (0.07, 70),
+        (-0.0, 0),
+        (0.07, 70),  # 0.07 * 1000 is 70.00000000000001
+        (np.float64(0.57), 570),
+        (1.005, 1005),
+        (5e-324, 1),
+        (1.0000000000000002, 1001),
+        (86_400.25, 86_400_250),
         (0.0001, 1),
         (1e3, 1_000_000),
         (np.int64(2), 2_000),
         (timedelta(minutes=90), 5_400_000),
         (timedelta(microseconds=1), 1),
-        (timedelta(milliseconds=5), 5),
+        (timedelta(milliseconds=5, microseconds=1), 6),
     ],
     ids=repr,
 )
 def test_seconds_and_timedeltas_are_one_thing(value: Any, ms: int) -> None:
     """A float is the decimal number that it prints as; what is finer than a millisecond is rounded up."""
     assert duration_ms("delay", value) == ms
+
+
+@given(st.floats(0, 1e11) | st.floats(0, 10) | st.integers(0, 10**9).map(lambda ms: ms / 1000))
+def test_seconds_are_rounded_up_by_less_than_a_millisecond(seconds: float) -> None:
+    """From the decimal that the float prints as, so that whole milliseconds are kept."""
+    exact = Fraction(Decimal(repr(seconds))) * 1_000
+    assert duration_ms("delay", seconds) == math.ceil(exact)
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=400_000)))

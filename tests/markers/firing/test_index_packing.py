@@ -22,6 +22,7 @@ from duelog.store.codec.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore
 from tests.markers.firing.logs import new_log
 from tests.partitions.packing_all import packed_in
+from tests.proof import length
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -340,5 +341,7 @@ class PackingLog(RuleBasedStateMachine):
             assert len(self.log) == len(self.waiting) - on_its_way
 
 
-TestPackingLog = PackingLog.TestCase
-TestPackingLog.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+PackingLog.TestCase.settings = settings(
+    max_examples=length("DUELOG_LOGS", 20, 60), stateful_step_count=30, deadline=None
+)
+TestPackingLog = pytest.mark.series(PackingLog.TestCase)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import IndexCut, Piece
-from tests.partitions.packing_all import Column, as_packed, buckets_of
+from tests.partitions.packing_all import Column, as_packed, buckets_of, pack_all
+from tests.proof import length
 
 START_MS = 60_000
 BUCKET_MS = 10
@@ -47,7 +49,8 @@ def as_dict(pieces: list[Piece]) -> dict[int, set[int]]:
 offsets = st.lists(st.integers(0, 60), min_size=1, max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_CUTS", 40, 150), deadline=None)
 @given(
     before=offsets,
     taken=st.integers(0, 20),
@@ -58,7 +61,7 @@ offsets = st.lists(st.integers(0, 60), min_size=1, max_size=30)
 def test_what_comes_in_meanwhile_is_not_in_the_copy(
     before: list[int], taken: int, window: int, added: list[list[int]], packed: bool
 ) -> None:
-    """Whatever is added between slices, also what pushes the window back into buckets, the copy is of the beginning."""
+    """Whatever is added or packed between slices, also what pushes the window back, the copy is of the beginning."""
     column = Column()
     index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS, window_entries=window)
     append(column, index, before)
@@ -75,6 +78,8 @@ def test_what_comes_in_meanwhile_is_not_in_the_copy(
     def more_comes_in() -> None:
         if left:
             append(column, index, left.pop())
+        if packed:
+            pack_all(index)
 
     cutting = index.cut(len(before))
     assert as_dict(gathered(cutting, more_comes_in)) == expected

@@ -13,6 +13,7 @@ from duelog.partitions.index import buckets, window
 from duelog.partitions.index.buckets import PackedBucket
 from duelog.partitions.index.delay_index import DelayIndex
 from tests.partitions.packing_all import Column, as_packed, buckets_of, packed_in, pairs
+from tests.proof import length
 
 START_MS = 20_000 * 86_400_000
 FRESH_ENTRIES = window._FRESH_ENTRIES
@@ -181,5 +182,7 @@ class IndexAndDict(RuleBasedStateMachine):
             assert len(self.index) == len(self.waiting)
 
 
-TestIndexAndDict = IndexAndDict.TestCase
-TestIndexAndDict.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+IndexAndDict.TestCase.settings = settings(
+    max_examples=length("DUELOG_INDEXES", 25, 100), stateful_step_count=30, deadline=None
+)
+TestIndexAndDict = pytest.mark.series(IndexAndDict.TestCase)

@@ -45,41 +45,12 @@ class Growing:
         self.index.add(len(self.dues), more)
         self.dues = np.concatenate((self.dues, more))
 
-    def all_in_order(self) -> list[int]:
-        """Entry ids in firing order."""
-        found: list[int] = np.lexsort((np.arange(len(self.dues)), self.dues)).tolist()
-        return found
-
 
 def pieces_of(index: DelayIndex, limit_id: int) -> list[Piece]:
     """A copy for a snapshot, complete."""
     cutting = index.cut(limit_id)
     cutting.arrange()
     return cutting.more(1 << 32)
-
-
-def entries_in(pieces: list[Piece]) -> dict[int, list[int]]:
-    """Entries by bucket; the counts are right."""
-    found = {piece.start_ms: list(BitMap.deserialize(piece.bitmap)) for piece in pieces}
-    assert [len(ids) for ids in found.values()] == [piece.entries for piece in pieces]
-    return found
-
-
-def test_all_buckets_but_the_earliest_are_packed_and_fire_in_order() -> None:
-    """Entries added before, between and after two rounds of packing come out as if nothing had been packed."""
-    growing = Growing(20)
-    for _ in range(3):
-        growing.add(2_000)
-        pack_all(growing.index)
-        growing.index._check()
-        assert packed_in(growing.index) == [START_MS + minute * MINUTE_MS for minute in range(1, 20)]
-    growing.add(500)
-    assert len(packed_in(growing.index)) == 19
-    fired: list[int] = []
-    while len(ids := growing.index.take(START_MS + 20 * MINUTE_MS, 300)[0]):
-        growing.index._check()
-        fired += ids.tolist()
-    assert fired == growing.all_in_order()
 
 
 def test_a_slice_is_one_slab_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,38 +123,6 @@ def test_entries_in_the_window_are_not_waiting_to_be_packed() -> None:
     assert growing.index.is_worth_packing(5_000)
     growing.index.exact_next_due_ms()
     assert not growing.index.is_worth_packing(5_000)
-
-
-def test_a_snapshot_cut_after_packing_equals_one_without() -> None:
-    """Entries by bucket are the same, with the limit at the tail and below it; nothing from the limit on is in it."""
-    unpacked, packed = Growing(12), Growing(12)
-    for growing in (unpacked, packed):
-        growing.add(3_000)
-        growing.index.take(START_MS + MINUTE_MS, 100)
-    pack_all(packed.index)
-    for growing in (unpacked, packed):
-        growing.add(500)
-    for limit_id in (3_500, 3_000, 2_999, 1_234, 1):
-        copied = entries_in(pieces_of(packed.index, limit_id))
-        assert copied == entries_in(pieces_of(unpacked.index, limit_id))
-        assert all(ids[-1] < limit_id for ids in copied.values())
-    assert len(packed_in(packed.index)) == 9  # two are in the window
-
-
-def test_packing_between_the_slices_of_a_copy_changes_nothing_of_it() -> None:
-    """Buckets are packed, with entries that came after the copy began, and it is still of its beginning."""
-    growing = Growing(12)
-    growing.add(1_000)
-    growing.index.take(START_MS + MINUTE_MS, 20)
-    expected = entries_in(pieces_of(growing.index, 1_000))
-    cutting = growing.index.cut(1_000)
-    cutting.arrange()
-    pieces: list[Piece] = []
-    while more := cutting.more(1):
-        pieces += more
-        growing.add(50)
-        pack_all(growing.index)
-    assert entries_in(pieces) == expected
 
 
 def test_bytes_that_hold_nothing_from_the_limit_on_are_copied_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +264,7 @@ def test_a_bucket_with_another_number_of_entries_than_it_says_is_a_bug() -> None
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is told by Linux alone")
 def test_estimated_memory_is_what_is_resident_packed_and_with_entries_added() -> None:
-    """In a process of its own, three million entries over a day: packed, a third more, packed again."""
+    """In a process of its own, a million entries over a third of a day: packed, a third more, packed again."""
     done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
     for what, (estimated, resident) in json.loads(done.stdout).items():
         assert 0.8 < estimated / resident < 1.15, (what, estimated, resident)
@@ -346,14 +285,14 @@ def anonymous():
 source = np.random.default_rng(1)
 index = DelayIndex(None, start_ms=0)
 warm = DelayIndex(None, start_ms=0)
-warm.add(0, source.integers(0, 86_400_000, 1_000_000))
+warm.add(0, source.integers(0, 28_800_000, 1_000_000))
 warm.pack()
 del warm
 before = anonymous()
 
 def grow(first, count):
     for at in range(first, first + count, 5_000):
-        index.add(at, source.integers(0, 86_400_000, 5_000))
+        index.add(at, source.integers(0, 28_800_000, 5_000))
 
 def pack():
     after_ms = index.pack()
@@ -363,11 +302,11 @@ def pack():
 found = {}
 def note(what):
     found[what] = index.memory_bytes(), anonymous() - before
-grow(0, 3_000_000)
+grow(0, 1_000_000)
 note("unpacked")
 pack()
 note("packed")
-grow(3_000_000, 1_000_000)
+grow(1_000_000, 300_000)
 note("a third added")
 pack()
 note("packed again")

@@ -1,4 +1,4 @@
-"""Runs made of others, or of many logs at once: each is byte for byte the run that packing its messages gives."""
+"""Runs made of others, of many logs at once, or taken from scattered batches: each is the run of its messages."""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ from duelog.store.codec.run import (
     HEADER_BYTES,
     MAX_DUE_SPAN_MS,
     PackedRun,
+    Run,
     RunLimits,
     pack_groups,
     pack_markers,
     pack_message,
     pack_messages,
 )
-from duelog.store.codec.run_lengths import WholeRun, merged_runs
+from duelog.store.codec.run_lengths import ShortRun, WholeRun, fits_runs, merged_runs
+from duelog.store.codec.scattered import ScatteredBatch, logs_in
 from duelog.store.errors import BrokenInvariant
 
+Messages = list[tuple[int, bytes]]
+
 MESSAGES = st.lists(st.tuples(st.integers(0, 5_000), st.binary(max_size=60)), min_size=1, max_size=5)
+LOGS = st.lists(st.tuples(st.integers(0, 10**12), MESSAGES), min_size=1, max_size=8)
 KEY = partial(run_key, 7)
 
 
-def packed(first: int, base_ms: int, messages: list[tuple[int, bytes]], *, early: bool = False) -> bytearray:
+def packed(first: int, base_ms: int, messages: Messages, *, early: bool = False, ledger_id: int = 7) -> bytearray:
     """The run of messages of (ms after the base, body)."""
     dues = base_ms + np.array([due for due, _ in messages], dtype=np.int64)
-    return pack_messages(KEY(first), base_ms, dues, [body for _, body in messages], early=early)
+    return pack_messages(run_key(ledger_id, first), base_ms, dues, [body for _, body in messages], early=early)
 
 
 def whole_runs(values: Sequence[bytes | bytearray], first: int = 0) -> list[WholeRun]:
@@ -46,7 +51,7 @@ def whole_runs(values: Sequence[bytes | bytearray], first: int = 0) -> list[Whol
     return runs
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     parts=st.lists(MESSAGES, min_size=1, max_size=12),
     first=st.integers(0, 1_000),
@@ -80,7 +85,7 @@ def test_runs_that_are_merged_are_those_that_packing_at_once_gives(
     assert taken == len(parts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(dues=st.lists(st.integers(0, 10**12), min_size=2, max_size=8), early=st.booleans())
 def test_single_messages_with_bases_of_their_own_get_the_earliest(dues: list[int], early: bool) -> None:
     """Sends into a main log have such bases; where they lie too far apart they stay single."""
@@ -120,7 +125,7 @@ def test_bodies_are_not_read_when_runs_are_merged() -> None:
     assert value == whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(groups=st.lists(st.tuples(st.integers(-(10**12), 10**12), MESSAGES), min_size=1, max_size=10))
 def test_groups_that_are_packed_at_once_are_as_packed_one_by_one(
     groups: list[tuple[int, list[tuple[int, bytes]]]],
@@ -148,3 +153,98 @@ def test_markers_between_messages_stay_runs_of_their_own() -> None:
     assert [count for _, _, count in found] == [2, 1, 1, 2]
     assert [value for _, value, _ in found[1:3]] == markers
     assert [key for key, _, _ in found] == [KEY(0), KEY(2), KEY(3), KEY(4)]
+
+
+# -- scattered batches ---------------------------------------------------------------------------
+
+
+def groups_of(logs: list[tuple[int, Messages]]) -> tuple[np.ndarray, Bodies, list[tuple[int, int, int]]]:
+    """Due times and bodies of logs, by (start of the partition, messages), and the groups of them."""
+    dues = np.array([start_ms + due for start_ms, messages in logs for due, _ in messages], dtype=np.int64)
+    bodies = Bodies([body for _, messages in logs for _, body in messages])
+    groups, begin = [], 0
+    for start_ms, messages in logs:
+        groups.append((start_ms, begin, begin + len(messages)))
+        begin += len(messages)
+    return dues, bodies, groups
+
+
+def scattered(logs: list[tuple[int, Messages]], firsts: list[int]) -> ScatteredBatch:
+    """A batch for ledgers from 100 on."""
+    batch = ScatteredBatch.pack(*groups_of(logs), range(100, 100 + len(logs)))
+    batch.place(firsts)
+    return batch
+
+
+@settings(max_examples=60, deadline=None)
+@given(logs=LOGS, data=st.data())
+def test_the_run_of_each_log_is_that_of_its_messages_alone(
+    logs: list[tuple[int, Messages]], data: st.DataObject
+) -> None:
+    """Both the packed batch and the one that is read back."""
+    firsts = [data.draw(st.integers(0, 2**32 - 10)) for _ in logs]
+    batch = scattered(logs, firsts)
+    for each in (batch, ScatteredBatch(bytes(batch.value))):
+        assert logs_in(each.value) == len(logs)
+        assert list(each.limits()) == [first + len(messages) for first, (_, messages) in zip(firsts, logs, strict=True)]
+        found = [(start_ms, ledger_id, each.run_of(ledger_id)) for start_ms, ledger_id, _ in each.by_log()]
+        assert found == list(each.by_log())
+        for at, (start_ms, ledger_id, run) in enumerate(found):
+            expected = packed(firsts[at], *logs[at], ledger_id=100 + at)
+            assert (start_ms, ledger_id, run.first) == (logs[at][0], 100 + at, firsts[at])
+            assert run.limit - run.first == len(logs[at][1])
+            assert (run.value, run.stored_bytes) == (expected, len(expected))
+    begin = 0
+    for at, (_, messages) in enumerate(logs):
+        assert batch.rows_of(at) == slice(begin, begin + len(messages))
+        begin += len(messages)
+
+
+@settings(max_examples=50, deadline=None)
+@given(pieces=st.lists(st.tuples(MESSAGES, st.booleans()), min_size=1, max_size=8), entries=st.integers(1, 12))
+def test_runs_of_batches_and_whole_ones_are_merged_alike(pieces: list[tuple[Messages, bool]], entries: int) -> None:
+    """They follow each other in any order; limits count them alike."""
+    runs: list[ShortRun] = []
+    whole: list[ShortRun] = []
+    first = 0
+    for messages, in_batch in pieces:
+        value = packed(first, 1_000, messages, ledger_id=101)
+        whole.append(WholeRun(first, first + len(messages), value))
+        if in_batch:
+            runs.append(
+                scattered([(7, [(1, b"other")]), (1_000, messages), (9, [(2, b"")])], [0, first, 5]).run_of(101)
+            )
+        else:
+            runs.append(whole[-1])
+        first += len(messages)
+    merged = partial(merged_runs, partial(run_key, 101), limits=RunLimits(entries, 400))
+    found = [(key, bytes(value), count) for key, value, count in merged(runs)]
+    assert found == [(key, bytes(value), count) for key, value, count in merged(whole)]
+    assert sum(count for _, _, count in found) == first
+
+
+def test_a_damaged_body_is_found_in_the_run_of_its_log() -> None:
+    """Bodies keep the checksums that their sender computed."""
+    batch = scattered([(0, [(1, b"aaaa"), (2, b"bbbb")]), (10, [(3, b"cccc")])], [0, 0])
+    value = bytearray(batch.value)
+    value[value.index(b"bbbb")] ^= 1
+    read = ScatteredBatch(value)
+    first, second = (
+        Run("e", run_key(ledger_id, 0), memoryview(read.run_of(ledger_id).value)) for ledger_id in (100, 101)
+    )
+    assert [entry_id for entry_id, _ in first.damaged_bodies()] == [1]
+    assert not second.damaged_bodies()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [([3], True), ([4], False), ([1, 3], True), ([1, 4, 1], False)],
+    ids=["most", "more", "each most", "one more"],
+)
+def test_messages_of_a_log_that_are_more_than_a_run_do_not_fit(sizes: list[int], fits: bool) -> None:
+    """By entries, or by bytes where some may have too many."""
+    logs = [(0, [(0, b"x" * 100)] * size) for size in sizes]
+    _, bodies, groups = groups_of(logs)
+    assert fits_runs(bodies, groups, RunLimits(3, 10_000)) == fits
+    assert fits_runs(bodies, groups, RunLimits(1_000, 100_000))
+    assert not fits_runs(bodies, groups, RunLimits(1_000, 99))
