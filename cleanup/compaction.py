@@ -148,7 +148,6 @@ def _append(environment: Environment, batch: list[tuple[bytes, Buffer]]) -> None
 
 
 def _compacted(name: str, raw: Reads, plan: CompactionPlan, progress: Progress) -> Rows:
-    """The rows of the new generation in order of key."""
     new = sorted(plan.described().items())
     stays = plan.stays()
     for key, value in other_rows(raw):

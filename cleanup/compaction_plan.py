@@ -61,7 +61,6 @@ class CompactionPlan:
 
     @property
     def partition(self) -> str:
-        """The name of the partition's directory."""
         return directory_name(self.start_ms)
 
     @property
@@ -83,13 +82,11 @@ class CompactionPlan:
         return self.dead_bytes / total if total else 0.0
 
     def origin(self) -> OriginRecord:
-        """The origin record of the new generation."""
         return OriginRecord(
             self.generation, self.transaction, self.file_bytes, self.dead_entries, self.dead_bytes, self.relied_on
         )
 
     def info(self) -> PartitionInfo:
-        """The description record of the new generation."""
         return PartitionInfo(fmt.FORMAT_VERSION, self.store_id, self.start_ms, self.end_ms, self.generation + 1)
 
     def described(self) -> dict[bytes, bytes]:
@@ -98,7 +95,6 @@ class CompactionPlan:
         return {key: fmt.seal(key, packed) for key, packed in fields.items()}
 
     def stays(self) -> dict[int, BitMap]:
-        """The entries whose bodies stay, by ledger id."""
         return {log.ledger_id: BitMap.deserialize(log.needed) for log in self.logs}
 
     def require_source(self, source: Environment, raw: Reads) -> None:

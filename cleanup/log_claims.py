@@ -89,14 +89,15 @@ def claims_of_logs(raw: Reads, known: Iterable[LogClaims], logs: Iterable[tuple[
     and small to send: of each bitmap at most 8 KiB for 65,536 entries.
     """
     by_log = {(row.topic_id, row.ledger_id): row for row in known}
-    return [by_log.get(log) or claims_without_frontier(raw, *log) for log in logs]
-
-
-def claims_without_frontier(raw: Reads, topic_id: int, ledger_id: int) -> LogClaims:
-    """The claims on a log of which nothing has fired: its entries were cancelled, or its topic deleted."""
-    topic = catalog.topic_name(raw, topic_id)
-    subscriptions = sum(1 for _ in catalog.cursors(raw, topic_id))
-    return _claims(raw, topic_id, topic, FrontierRecord.start(ledger_id), _MainLog(subscriptions))
+    claims = []
+    for topic_id, ledger_id in logs:
+        claimed = by_log.get((topic_id, ledger_id))
+        if claimed is None:  # nothing of it has fired: its entries were cancelled, or its topic deleted
+            log = _MainLog(subscriptions=sum(1 for _ in catalog.cursors(raw, topic_id)))
+            topic = catalog.topic_name(raw, topic_id)
+            claimed = _claims(raw, topic_id, topic, FrontierRecord.start(ledger_id), log)
+        claims.append(claimed)
+    return claims
 
 
 def needed(claims: LogClaims, tail: int, conditional: BitMap | None) -> BitMap:

@@ -56,7 +56,6 @@ class MessageMaker:
         """Size of the last bare body that was decoded."""
 
     def __len__(self) -> int:
-        """How many slots are reserved."""
         return len(self._payloads)
 
     def reserve(self, places: Sequence[Place], id_places: Sequence[Place], dues: Sequence[int]) -> int:
@@ -72,7 +71,6 @@ class MessageMaker:
         return first
 
     def place(self, slot: int) -> Place:
-        """Where the message of a slot, or its marker, stands."""
         return self._made.places[slot]
 
     def make(self, slot: int, body: bytes | memoryview) -> None:
@@ -101,7 +99,6 @@ class MessageMaker:
         self._payloads[slot] = payload
 
     def messages(self) -> ReceivedMessages:
-        """Those that were made, by slot."""
         payloads = self._payloads
         if None not in payloads:
             return self._made
@@ -151,7 +148,6 @@ class _Markers(NamedTuple):
     """When one of them is due."""
 
     def one(self, at: int) -> _Markers:
-        """The marker at a place of the columns."""
         return _Markers(self.slots[at : at + 1], self.targets[at : at + 1], self.due_ms)
 
     @classmethod
@@ -181,17 +177,8 @@ class MainLogReader:
 
     def hidden_before(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
         """Entries before `limit`, by ledger id, that are not visible to `read` at `now_ms`."""
-        found: dict[int, BitMap] = {}
-        log = self.log.snapshot()
-        ledger_id, start = self.log.visible(now_ms).end
-        following: int | None = ledger_id
-        while following is not None and (following, start) < limit:
-            entries = log.entries_of(following) or 0
-            end = min(entries, limit.entry_id) if following == limit.ledger_id else entries
-            if start < end:
-                found[following] = BitMap(range(start, end))
-            following, start = log.following(following), 0
-        return found
+        hidden = self.log.snapshot().ranges(self.log.visible(now_ms).end, limit)
+        return {ledger_id: BitMap(range(first, end)) for ledger_id, first, end in hidden if first < end}
 
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
@@ -340,12 +327,10 @@ class MainLogReader:
             self._quarantined_at(batch.maker.place(slot), reason)
 
     def _quarantined_at(self, place: Place, reason: str) -> None:
-        """Quarantine a marker."""
         self.quarantine(CorruptEntry(self.main.name, *position_at(place), reason))
 
 
 def _due_entries(run: Run, now_ms: int) -> BitMap:
-    """Entries of a run that are due at `now_ms`."""
     return BitMap((np.flatnonzero(run.dues() <= now_ms) + run.first_entry).tolist())
 
 

@@ -90,7 +90,6 @@ class TopicDelayTracker:
         """When the last view closed; None while there is one."""
 
     def memory_bytes(self) -> int:
-        """Estimated bytes of the index, all views together."""
         return self._waiting.memory_bytes()
 
     # -- views -------------------------------------------------------------------------------------
@@ -258,21 +257,15 @@ class TopicDelayTracker:
     def _index(self, start: Position, limit: Position, floor_ms: int) -> Position:
         """Index the entries of [start, limit) due after `floor_ms`, none of which is indexed; returns `limit`."""
         log = self._log.snapshot()
-        ledger_id, entry_id = start
         self._pruned_ms = max(self._pruned_ms, floor_ms + 1)
         with self._main.read() as raw:
-            while True:
-                committed = log.entries_of(ledger_id) or 0
-                end = min(committed, limit.entry_id) if ledger_id == limit.ledger_id else committed
-                for run in runs(raw, self._main.name, ledger_id, entry_id, end):
+            for ledger_id, first, end in log.ranges(start, limit):
+                for run in runs(raw, self._main.name, ledger_id, first, end):
                     if isinstance(run, CorruptEntry):
                         self._quarantine(run)
                     elif run.kind == RunKind.MESSAGES and run.early:
-                        self._add(run, entry_id, end, floor_ms)
-                following = log.following(ledger_id)
-                if following is None or following > limit.ledger_id or ledger_id >= limit.ledger_id:
-                    return limit
-                ledger_id, entry_id = following, 0
+                        self._add(run, first, end, floor_ms)
+        return limit
 
     def _add(self, run: Run, start: int, end: int, floor_ms: int) -> None:
         first, limit = max(run.first_entry, start), min(run.limit, end)
@@ -285,7 +278,6 @@ class TopicDelayTracker:
             self._waiting.add_some(run.ledger_id, (at + first).astype(np.uint32), dues[at])
 
     def _read_dues(self, stretch: Stretch) -> tuple[UInt32s, Int64s]:
-        """Due times of a stretch, from the log."""
         entries: list[UInt32s] = [np.empty(0, np.uint32)]
         dues: list[Int64s] = [np.empty(0, np.int64)]
         with self._main.read() as raw:
@@ -314,6 +306,5 @@ class TopicDelayTracker:
         self._kept = len(self._waiting)
 
     def forget_before(self, ledger_id: int) -> None:
-        """The ledgers before `ledger_id` were trimmed."""
         with self._whole_or_anew():
             self._waiting.forget_before(ledger_id)

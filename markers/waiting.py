@@ -95,7 +95,6 @@ class WaitingEntries:
         return indexed * _ENTRY_BYTES + len(self._stretches) * _STRETCH_BYTES
 
     def clear(self) -> None:
-        """Forget every entry."""
         self._stretches.clear()
         self._levels.clear()
         self._last = self._last_dues = None
@@ -155,7 +154,6 @@ class WaitingEntries:
             self._spread(self._last)
 
     def _spread(self, stretch: Stretch) -> None:
-        """Turn a stretch into columns."""
         if stretch == self._last and self._last_dues is not None:
             entries, dues = np.arange(stretch.first, stretch.limit, dtype=np.uint32), self._last_dues
         else:
@@ -268,7 +266,6 @@ class WaitingEntries:
     # -- removing ----------------------------------------------------------------------------------
 
     def prune(self, due_ms: int) -> None:
-        """Forget the entries due before `due_ms`."""
         for stretch in list(self._stretches.irange(maximum=Stretch(due_ms, 0, 0, 0, 0))):
             if stretch.last_due_ms < due_ms:
                 self._drop(stretch)
@@ -280,7 +277,6 @@ class WaitingEntries:
         self._levels = kept
 
     def forget_before(self, ledger_id: int) -> None:
-        """Forget the entries of ledgers before `ledger_id`."""
         for stretch in [stretch for stretch in self._stretches if stretch.ledger_id < ledger_id]:
             self._drop(stretch)
         bound = np.uint64(place(Position(ledger_id, 0)))

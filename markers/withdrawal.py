@@ -137,7 +137,6 @@ class Withdrawals:
 
 
 def _keys(bodies: Mapping[int, bytes]) -> dict[int, str]:
-    """The deduplication keys of messages by row."""
     found = ((row, dedup_key_of(body)) for row, body in bodies.items())
     return {row: key for row, key in found if key is not None}
 
@@ -226,7 +225,6 @@ class Succession:
         self._entries = entries
 
     def is_pending(self, log: ManagedLedger, message_id: MessageId) -> bool:
-        """Return whether a message has neither fired nor been cancelled."""
         with self._gate.reading(), self._entries.located(log, [message_id]) as (logs, outcomes):
             return self._entries.states(log.topic_id, logs, outcomes)[0] is None
 
@@ -319,7 +317,6 @@ class Succession:
         new: Sequence[NewEntries],
         now_ms: int,
     ) -> list[Placed]:
-        """Inside the transaction."""
         topic_id, rows = batch.log.topic_id, range(len(batch.dues))
         for logs, outcomes in found:
             for each in logs:

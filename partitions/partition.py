@@ -135,7 +135,6 @@ class Partition:
             raise environment.failed
 
     def environments(self) -> list[Environment]:
-        """Every environment that is open."""
         environment = self._environment
         return [*self._parked] if environment is None else [*self._parked, environment]
 
@@ -347,7 +346,6 @@ class Partition:
         return cast(Reads, few)
 
     def _verify_record(self, store_id: bytes, fields: bytes | None) -> None:
-        """Check the identity by the fields of its record."""
         if fields is None:
             raise DamagedStore(self.path, "has no partition record")
         expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, self.start_ms, self.end_ms, self.generation)

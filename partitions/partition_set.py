@@ -69,54 +69,6 @@ class LedgerNumbers:
             return next(self._left)
 
 
-def create_partitions(
-    store: Path,
-    main: Environment,
-    made: Sequence[Partition],
-    now_ms: int,
-    store_id: bytes,
-    map_bytes: int,
-    publish: Callable[[Sequence[Partition]], None],
-) -> None:
-    """Make the directories of new partitions side by side, and register them by one commit of the main environment.
-
-    `publish` has those be known that are registered, once that is on disk. No directory is removed that the catalog
-    names, and none while a thread may be making it. Raises as `build_partition`, StoreFailed; then nothing is left, or
-    what the next opening removes.
-    """
-
-    def build(partition: Partition) -> None:
-        target = partition.path.parent
-        build_partition(store, target, partition.start_ms, partition.end_ms, store_id, map_bytes)
-
-    def register(transaction: Transaction) -> None:
-        for partition in made:
-            record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
-            transaction.put(fmt.partition_key(partition.start_ms), record.pack())
-            partition.knows_logs = True
-
-    directories = Jobs([partial(build, partition) for partition in made])
-    try:
-        with explained(store):
-            if len(made) > 1:
-                directories.start(_BUILDERS)
-            directories.finish()
-        main.write(register)
-    finally:
-        directories.cancel()
-        with main.read() as raw:
-            registered = [each for each in made if raw.get(fmt.partition_key(each.start_ms)) is not None]
-        try:
-            if registered:
-                main.sync()  # else a power cut takes it, and groups that were sent to them are not whole
-        finally:
-            publish(registered)
-        if not registered and main.failed is None:  # else they may be in the catalog
-            for partition in made:
-                discard_tree(partition.path.parent)
-    reach("partition.registered")
-
-
 def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:
     """Build a partition directory with an empty first generation, under `target` in the directory of the store.
 
@@ -311,7 +263,6 @@ class PartitionSet:
         return sorted((self._path / "partitions").glob("*"))
 
     def open_count(self) -> int:
-        """Environments open now."""
         return len(self._open)
 
     # -- leases ----------------------------------------------------------------------------------
@@ -473,11 +424,9 @@ class PartitionSet:
         return accepted
 
     def end_append(self, partition: Partition) -> None:
-        """Give a lease of `begin_append` back."""
         self.end_appends([partition])
 
     def end_appends(self, partitions: Sequence[Partition | None]) -> None:
-        """Give leases of `begin_appends` back."""
         with self._lock:
             self._end_appends(partitions)
             surplus = self._open.surplus()
@@ -549,7 +498,6 @@ class PartitionSet:
         self._let_go(partition)
 
     def _let_go(self, partition: Partition) -> None:
-        """Close the environments of older generations, if there is no lease."""
         if partition.leases:
             return
         partition.unpark()
@@ -559,7 +507,11 @@ class PartitionSet:
     # -- creation and removal ----------------------------------------------------------------------
 
     def _create(self, starts: Sequence[int], now_ms: int) -> None:
-        """Create partitions that are missing: side by side on disk, and in the catalog by one commit."""
+        """Create partitions that are missing: side by side on disk, and in the catalog by one commit.
+
+        No directory is removed that the catalog names, and none while a thread may be making it. Raises as
+        `build_partition`, StoreFailed; then nothing is left, or what the next opening removes.
+        """
         with self._creating:
             missing = [start_ms for start_ms in starts if start_ms not in self._partitions]
             if not missing:
@@ -569,12 +521,42 @@ class PartitionSet:
             span_ms = self._config.partition_ms
             self._publish([self._new(at, each.end_ms, each.generation, each.state) for at, each in records if each])
             made = [self._new(at, at + span_ms, 1, PartitionState.OPEN) for at, each in records if each is None]
-            if made:
-                map_bytes = self._config.map_bytes
-                create_partitions(self._path, self._main, made, now_ms, self._store_id, map_bytes, self._publish)
+            if not made:
+                return
+
+            def register(transaction: Transaction) -> None:
+                for partition in made:
+                    record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
+                    transaction.put(fmt.partition_key(partition.start_ms), record.pack())
+                    partition.knows_logs = True
+
+            directories = Jobs([partial(self._build, partition) for partition in made])
+            try:
+                with explained(self._path):
+                    if len(made) > 1:
+                        directories.start(_BUILDERS)
+                    directories.finish()
+                self._main.write(register)
+            finally:
+                directories.cancel()
+                with self._main.read() as raw:
+                    registered = [each for each in made if raw.get(fmt.partition_key(each.start_ms)) is not None]
+                try:
+                    if registered:
+                        self._main.sync()  # else a power cut takes it, and groups that were sent to them are not whole
+                finally:
+                    self._publish(registered)
+                if not registered and self._main.failed is None:  # else they may be in the catalog
+                    for partition in made:
+                        discard_tree(partition.path.parent)
+            reach("partition.registered")
             for partition in made:
                 for listener in self._listeners:
                     call_supplied(listener.partition_created, partition.start_ms)
+
+    def _build(self, partition: Partition) -> None:
+        target, map_bytes = partition.path.parent, self._config.map_bytes
+        build_partition(self._path, target, partition.start_ms, partition.end_ms, self._store_id, map_bytes)
 
     def _publish(self, partitions: Sequence[Partition]) -> None:
         """Have partitions that are registered be known; one step, which an interrupt finds undone or done."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -61,14 +60,8 @@ def group_by_partition(
     first = earliest - earliest % span_ms
     if latest < first + span_ms:
         return np.arange(count, dtype=np.intp), [(first, 0, count)]
-    numbers = (dues - first) // span_ms
-    if latest - first < span_ms << 16:  # numpy sorts 16-bit keys by radix, several times faster
-        numbers = numbers.astype(np.uint16)
-    order = numbers.argsort(kind="stable")
-    ordered = numbers[order]
-    cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), count]
-    heads = ordered[cuts[:-1]].tolist()
-    return order, [(first + head * span_ms, *cut) for head, cut in zip(heads, pairwise(cuts), strict=True)]
+    order, groups = _group((dues - first) // span_ms, (latest - first) // span_ms + 1)
+    return order, [(first + number * span_ms, start, limit) for number, start, limit in groups]
 
 
 def group_by_log(
@@ -84,16 +77,18 @@ def group_by_log(
     earliest, latest = _require_dues(dues)
     first = earliest - earliest % span_ms
     width = int(owners.max()) + 1
-    numbers = (dues - first) // span_ms * width + owners
-    if ((latest - first) // span_ms + 1) * width <= 1 << 16:
+    order, groups = _group((dues - first) // span_ms * width + owners, ((latest - first) // span_ms + 1) * width)
+    return order, [(first + number // width * span_ms, number % width, start, limit) for number, start, limit in groups]
+
+
+def _group(numbers: npt.NDArray[np.int64], below: int) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int]]]:
+    """Sort numbers, all less than `below`: their positions, and the (number, start, limit) of each in these."""
+    if below <= 1 << 16:  # numpy sorts 16-bit keys by radix, several times faster
         numbers = numbers.astype(np.uint16)
     order = numbers.argsort(kind="stable")
     ordered = numbers[order]
-    cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), len(dues)]
-    heads = [divmod(head, width) for head in ordered[cuts[:-1]].tolist()]
-    return order, [
-        (first + number * span_ms, owner, *cut) for (number, owner), cut in zip(heads, pairwise(cuts), strict=True)
-    ]
+    cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), len(numbers)]
+    return order, list(zip(ordered[cuts[:-1]].tolist(), cuts, cuts[1:], strict=False))
 
 
 def group_by_owner(

@@ -20,17 +20,19 @@ from pyroaring import BitMap
 from ..partitions.cancellations import members
 from ..partitions.due_column import dues_of
 from ..partitions.index.delay_index import DelayIndex
+from ..store.batches import batches
 from ..store.codec.format import Table
 from ..store.codec.frontier import FrontierRecord
-from ..store.codec.run import Int64s, Run, UInt32s
+from ..store.codec.run import Int64s, UInt32s
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.errors import CorruptEntry
 from ..store.log import catalog
 from ..store.log.ledger import find_tail
 from ..store.log.scan import runs
 from .writer import Cut, SnapshotWritten, write_snapshot
 
-_RUNS_A_TRANSACTION = 1_024
+_ENTRIES_AT_ONCE = 1 << 18
 _ALL = 1 << 62
 
 
@@ -77,15 +79,18 @@ def rebuild_log(
     with environment.read() as raw:
         tail = find_tail(raw, environment.name, ledger_id)
     index = DelayIndex(lambda ids: dues_of(environment, ledger_id, ids), start_ms=start_ms, bucket_ms=bucket_ms)
-    log = _Log(environment, ledger_id, tail, admitted, quarantine)
-    first_late = tail
-    for ids, dues, read in log.batches():
-        passed = frontier.passes(ids, dues)
-        late = ids[passed & ~frontier.has_fired(ids, dues)]
-        if len(late):
-            first_late = min(first_late, int(late[0]))
-        index.add(ids[~passed], dues[~passed])
-        progress(read)
+    log = _Log(environment.name, ledger_id, admitted, quarantine)
+    first_late, read = tail, 0
+    with environment.read() as raw:
+        for some in batches(log.runs(raw, tail), lambda run: len(run[0]), _ENTRIES_AT_ONCE):
+            ids, dues = np.concatenate([run[0] for run in some]), np.concatenate([run[1] for run in some])
+            passed = frontier.passes(ids, dues)
+            late = ids[passed & ~frontier.has_fired(ids, dues)]
+            if len(late):
+                first_late = min(first_late, int(late[0]))
+            index.add(ids[~passed], dues[~passed])
+            progress(some[-1][2] - read)
+            read = some[-1][2]
     if tail < frontier.absorbed_end:
         log.damage(tail, f"the log ends here, its frontier is at {frontier.absorbed_end}: entries were lost")
         return Rebuilt(topic_id, ledger_id, log.entries, 0, log.damaged, None)
@@ -102,55 +107,36 @@ def rebuild_log(
 class _Log:
     """A log that is read to its end, with the counts of its entries and damage."""
 
-    environment: Environment
+    environment: str
     ledger_id: int
-    tail: int
     admitted: BitMap
     quarantine: Callable[[CorruptEntry], object]
     damaged: list[CorruptEntry] = field(default_factory=list)
     entries: int = 0
 
-    def batches(self) -> Iterator[tuple[UInt32s, Int64s, int]]:
-        """(entry ids, due times, entries read) of the entries that may fire, thousands of runs at a time."""
-        start = 0
-        hole = False  # whether what comes next follows a damaged run, whose length is unknown
-        while start < self.tail:
-            ids: list[UInt32s] = [np.empty(0, np.uint32)]
-            dues: list[Int64s] = [np.empty(0, np.int64)]
-            begun = start
-            with self.environment.read() as raw:
-                for number, run in enumerate(runs(raw, self.environment.name, self.ledger_id, start, self.tail)):
-                    if number >= _RUNS_A_TRANSACTION and not hole:
-                        break
-                    if isinstance(run, CorruptEntry):
-                        self.damaged.append(run)
-                        self.quarantine(run)
-                        hole = True
-                        continue
-                    if run.first_entry > start and not hole:
-                        self.damage(start, f"entries {start} to {run.first_entry - 1} are missing")
-                    entries, due_ms = self._intact(run)
-                    ids.append(entries)
-                    dues.append(due_ms)
-                    start, hole = run.limit, False
-                else:
-                    start = self.tail
-            yield np.concatenate(ids), np.concatenate(dues), start - begun
+    def runs(self, raw: Reads, tail: int) -> Iterator[tuple[UInt32s, Int64s, int]]:
+        """(ids and due times of the entries that may fire, one past the last entry) of each run that can be read.
 
-    def _intact(self, run: Run) -> tuple[UInt32s, Int64s]:
-        """Entries of a run that may fire; every body is verified, and a damaged one fires, to be quarantined then."""
-        for _, body in run.bodies():
-            if isinstance(body, CorruptEntry):
-                self.damaged.append(body)
-            else:
-                self.entries += 1
-        ids = np.arange(run.first_entry, run.limit, dtype=np.uint32)
-        dues = run.dues()
-        if run.conditional:
-            may_fire = np.array([entry_id in self.admitted for entry_id in ids.tolist()], dtype=np.bool_)
-            ids, dues = ids[may_fire], dues[may_fire]
-        return ids, dues
+        Every body is verified, and a damaged one fires, to be quarantined then.
+        """
+        expected: int | None = 0  # None: after a damaged run, whose length is unknown
+        for run in runs(raw, self.environment, self.ledger_id, 0, tail):
+            if isinstance(run, CorruptEntry):
+                self.damaged.append(run)
+                self.quarantine(run)
+                expected = None
+                continue
+            if expected is not None and run.first_entry > expected:
+                self.damage(expected, f"entries {expected} to {run.first_entry - 1} are missing")
+            expected = run.limit
+            damaged = [body for body in run.body_views(range(run.count)) if isinstance(body, CorruptEntry)]
+            self.damaged += damaged
+            self.entries += run.count - len(damaged)
+            ids, dues = np.arange(run.first_entry, run.limit, dtype=np.uint32), run.dues()
+            if run.conditional:
+                may_fire = np.array([entry_id in self.admitted for entry_id in ids.tolist()], dtype=np.bool_)
+                ids, dues = ids[may_fire], dues[may_fire]
+            yield ids, dues, run.limit
 
     def damage(self, entry_id: int, reason: str) -> None:
-        """Count an entry as damaged."""
-        self.damaged.append(CorruptEntry(self.environment.name, self.ledger_id, entry_id, reason))
+        self.damaged.append(CorruptEntry(self.environment, self.ledger_id, entry_id, reason))

@@ -17,7 +17,6 @@ Does not decide when a snapshot is due, and holds no lock: a commit at a time is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from ..partitions.index.index_cut import Piece
@@ -55,7 +54,6 @@ class Cut(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
-        """About how many bytes its parts take."""
         return sum(len(piece.bitmap) for piece in self.pieces)
 
 
@@ -70,17 +68,9 @@ class SnapshotWritten(NamedTuple):
     entries: int
 
 
-class WriteStep(Enum):
-    """A commit of writing snapshots that does not end one."""
-
-    PARTS = "parts"
-    REMOVAL = "of a snapshot that is torn, or that was replaced, some keys are gone"
-
-
 def write_snapshot(environment: Environment, cut: Cut, part_bytes: int, created_ms: int) -> SnapshotWritten:
     """Write one snapshot and remove those before it. Raises StoreFull, StoreFailed; then those before still stand."""
-    steps = write_snapshots(environment, [cut], part_bytes, created_ms)
-    (written,) = [step for step in steps if isinstance(step, SnapshotWritten)]
+    (written,) = filter(None, write_snapshots(environment, [cut], part_bytes, created_ms))
     return written
 
 
@@ -90,8 +80,8 @@ def write_snapshots(
     part_bytes: int,
     created_ms: int,
     settle: Callable[[], None] = lambda: None,
-) -> Iterator[WriteStep | SnapshotWritten]:
-    """Write snapshots of many logs of one partition, one transaction at each step.
+) -> Iterator[SnapshotWritten | None]:
+    """Write snapshots of many logs of one partition, one transaction at each step; None: it completes no snapshot.
 
     `settle` makes the main environment durable; the default is for one that is closed or synced on each commit.
     The caller may do other things between steps, or drop the iterator: then what is begun is as after a crash.
@@ -113,15 +103,8 @@ class _Writing:
             begun = snapshot_ids(raw, Table.SNAPSHOT_PART, cut.ledger_id)
         self.snapshot_id = max((0, *complete, *begun)) + 1
         self.key = snapshot_meta_key(cut.ledger_id, self.snapshot_id)
-        self._torn = set(begun) - set(complete)
-
-    def torn(self, found: tuple[bytes, int]) -> bool:
-        """True for a key of a part of a snapshot that was never completed."""
-        return split_snapshot_key(found[0])[1] in self._torn
-
-    def owns(self, found: tuple[bytes, int]) -> bool:
-        """True for a key of this snapshot."""
-        return split_snapshot_key(found[0])[1] == self.snapshot_id
+        self.torn = set(begun) - set(complete)
+        """Ids of snapshots that were never completed."""
 
     def metadata(self, created_ms: int) -> Metadata:
         cut, frontier = self.cut, self.cut.frontier
@@ -139,16 +122,21 @@ class _Writing:
 
 def _write_group(
     environment: Environment, group: list[Cut], part_bytes: int, created_ms: int, settle: Callable[[], None]
-) -> Iterator[WriteStep | SnapshotWritten]:
+) -> Iterator[SnapshotWritten | None]:
     writings = [_Writing(environment, cut, part_bytes) for cut in group]
     with environment.read() as raw:
-        torn = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if writing.torn(key)]
+        torn = [
+            row
+            for writing in writings
+            for row in _keys(raw, writing.cut.ledger_id)
+            if split_snapshot_key(row[0])[1] in writing.torn
+        ]
     for _ in _remove(environment, torn, part_bytes):
-        yield WriteStep.REMOVAL
+        yield None
     parts = ((writing, part) for writing in writings for part in writing.parts)
     for batch in batches(parts, lambda each: each[1].stored_bytes, part_bytes):
         _put_parts(environment, batch)
-        yield WriteStep.PARTS
+        yield None
 
     def complete(transaction: Transaction) -> None:
         for writing in writings:
@@ -168,9 +156,14 @@ def _write_group(
             metadata.entries,
         )
     with environment.read() as raw:
-        replaced = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if not writing.owns(key)]
+        replaced = [
+            row
+            for writing in writings
+            for row in _keys(raw, writing.cut.ledger_id)
+            if split_snapshot_key(row[0])[1] != writing.snapshot_id
+        ]
     for _ in _remove(environment, replaced, part_bytes):
-        yield WriteStep.REMOVAL
+        yield None
 
 
 def _put_parts(environment: Environment, batch: list[tuple[_Writing, PackedPart]]) -> None:
@@ -211,13 +204,8 @@ def _remove(environment: Environment, found: list[tuple[bytes, int]], part_bytes
     """Remove (key, bytes of its value), all metadata before any part; yields the count of each transaction."""
     found.sort(key=lambda pair: pair[0][0] != Table.SNAPSHOT_META)
     for batch in batches(found, lambda pair: pair[1], _REMOVED_PARTS * part_bytes, _REMOVED_KEYS):
-        yield _delete(environment, [key for key, _ in batch])
 
+        def delete(transaction: Transaction, batch: list[tuple[bytes, int]] = batch) -> int:
+            return sum(transaction.delete(key) for key, _ in batch)
 
-def _delete(environment: Environment, keys: list[bytes]) -> int:
-    def work(transaction: Transaction) -> None:
-        for key in keys:
-            transaction.delete(key)
-
-    environment.write(work)
-    return len(keys)
+        yield environment.write(delete)

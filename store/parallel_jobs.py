@@ -70,7 +70,7 @@ class Jobs:
 
     @property
     def are_tried(self) -> bool:
-        """Whether `finish` has nothing to wait for."""
+        """True where `finish` has nothing to wait for."""
         return not self._threads or all(job.tried for job in self._jobs)
 
     def finish(self) -> None:

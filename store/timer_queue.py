@@ -41,7 +41,6 @@ class TimerQueue(Generic[K]):
         return None if entry is None else entry[0]
 
     def replace(self, key: K, due_ms: int) -> None:
-        """Have `key` come up at `due_ms`, whatever its time was."""
         entry = due_ms, next(self._order), key
         heapq.heappush(self._heap, entry)
         self._entries[key] = entry
@@ -57,7 +56,6 @@ class TimerQueue(Generic[K]):
         return True
 
     def discard(self, key: K) -> None:
-        """Remove `key`, if it is in the queue."""
         self._entries.pop(key, None)
 
     def next(self) -> tuple[int, K] | None:
@@ -80,7 +78,6 @@ class TimerQueue(Generic[K]):
         return first[1]
 
     def clear(self) -> None:
-        """Remove every key."""
         self._entries.clear()
         self._heap.clear()
 

@@ -265,7 +265,6 @@ class Firing:
                     yield start_ms
 
     def next_close_ms(self) -> int | None:
-        """When the next loaded partition ends."""
         loaded = [partition for start in self.loaded.logs if (partition := self._partitions.get(start)) is not None]
         ends = (
             self.suspensions.not_before(Part("close", start_ms=partition.start_ms), partition.end_ms)

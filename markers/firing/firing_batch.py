@@ -67,7 +67,6 @@ class FiringBatch:
         return fmt.frontier_key(pending.topic_id, pending.start_ms), self.records[-1].pack()
 
     def clock(self) -> tuple[bytes, bytes]:
-        """The clock mark as a small record."""
         return CLOCK_KEY, fmt.pack_u64(max(self.mark_ms, 0))
 
     def stored(self) -> None:

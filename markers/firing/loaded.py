@@ -158,7 +158,6 @@ class Loading:
         return logs
 
     def _read_back(self, log: PendingLog, tail: int) -> Iterator[LoadStep | RestoreStep]:
-        """Have a log fire."""
         partition = self.partition
         if tail < log.frontier.absorbed_end:
             raise DamagedStore(
@@ -213,7 +212,6 @@ class Loading:
             yield step
 
     def _admit(self, log: PendingLog, admitted: BitMap) -> None:
-        """Have conditional entries fire when they are due."""
         if not admitted:
             return
         ids = np.array(admitted, dtype=np.uint32)
@@ -256,12 +254,10 @@ class ReadyQueue:
             return self._armed.pop_due(now_ms)
 
     def first(self) -> tuple[int, PendingLog] | None:
-        """The time at which the first log comes up, and the log."""
         with self._lock:
             return self._armed.next()
 
     def discard(self, log: PendingLog) -> None:
-        """Take a log out."""
         with self._lock:
             self._armed.discard(log)
 
@@ -416,7 +412,6 @@ class LoadedPartitions:
             self.unsure = False
 
     def is_loading(self, partition: Partition) -> bool:
-        """Return whether loading of a partition has begun and not ended."""
         return self._loading is not None and self._loading[0] is partition
 
     def _loaded_logs(self, start_ms: int) -> list[PendingLog]:
@@ -476,7 +471,6 @@ class LoadedPartitions:
     # -- packing -----------------------------------------------------------------------------------
 
     def is_worth_packing(self) -> bool:
-        """Return whether `pack` has a log to pack."""
         return bool(self._to_pack)
 
     def pack(self) -> None:
@@ -507,7 +501,6 @@ class LoadedPartitions:
         )
 
     def memory_by_topic(self) -> dict[int, int]:
-        """`memory_bytes` of every topic that has any, by its id."""
         found: dict[int, int] = {}
         for logs in list(self.logs.values()):
             for topic, log in list(logs.items()):

@@ -54,7 +54,6 @@ class LateEntries:
         self.dues = np.concatenate((self.dues, dues))[kept]
 
     def first(self, count: int) -> tuple[UInt32s, Int64s]:
-        """Return the first `count` appended entries, in firing order."""
         entries, dues = self.entries[:count], self.dues[:count]
         order = np.lexsort((entries, dues))
         return entries[order], dues[order]
@@ -157,7 +156,6 @@ class PendingLog:
 
     @property
     def due_of(self) -> DueOf:
-        """Reads due times of the log's entries."""
         return self._index.due_of
 
     @property

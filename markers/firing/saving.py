@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from ...partitions.partition import Partition
-from ...snapshot.writer import Cut, SnapshotWritten, WriteStep, write_snapshots
+from ...snapshot.writer import Cut, SnapshotWritten, write_snapshots
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.errors import StoreFailed, StoreFull
@@ -58,7 +58,7 @@ class Saving:
         self._little = max(config.snapshot_every_entries // 10, 1)
         self._part_bytes = config.snapshot_part_bytes
         self._accounts: dict[int, _Account] = {}
-        self._job: tuple[int, Iterator[WriteStep | SnapshotWritten]] | None = None
+        self._job: tuple[int, Iterator[SnapshotWritten | None]] | None = None
         self._log = LimitedLog(_log)
 
     # -- account -----------------------------------------------------------------------------------
@@ -79,7 +79,6 @@ class Saving:
         return True
 
     def loaded(self, start_ms: int, logs: Iterable[PendingLog]) -> None:
-        """All logs of a partition are loaded."""
         replayed = sum(log.unsaved for log in logs)
         self._plan(start_ms, 0 if replayed >= self._little else self._every - replayed)
 
@@ -121,7 +120,7 @@ class Saving:
         start_ms, steps = self._job
         part = Part("snapshot", start_ms=start_ms)
         try:
-            return int(isinstance(next(steps), SnapshotWritten))
+            return int(next(steps) is not None)
         except StopIteration:
             self._suspensions.succeeded(part, now_ms)
             left = sum(log.unsaved for log in loaded[start_ms][1]) if start_ms in loaded else 0
@@ -142,21 +141,20 @@ class Saving:
         for partition, logs in loaded.values():
             if sum(log.unsaved for log in logs) >= self._little:
                 try:
-                    steps = self._save(partition, logs, now_ms)
-                    written += sum(isinstance(step, SnapshotWritten) for step in steps)
+                    written += sum(step is not None for step in self._save(partition, logs, now_ms))
                 except (StoreFull, StoreFailed) as error:
                     self._log.log(logging.WARNING, "no snapshot was written, the next opening takes longer: %s", error)
                 except Exception as error:
                     _log.error("%s: no snapshot was written: %r", partition.path, error, exc_info=error)
         return written
 
-    def _save(self, partition: Partition, logs: list[PendingLog], now_ms: int) -> Iterator[WriteStep | SnapshotWritten]:
+    def _save(self, partition: Partition, logs: list[PendingLog], now_ms: int) -> Iterator[SnapshotWritten | None]:
         by_ledger = {log.ledger_id: log for log in logs}
         spent_ns, started_ns = 0, time.perf_counter_ns()
         cuts = self._cuts(logs)
         for step in write_snapshots(partition.environment, cuts, self._part_bytes, now_ms, self._main.sync):
             spent_ns += time.perf_counter_ns() - started_ns
-            if isinstance(step, SnapshotWritten):
+            if step is not None:
                 by_ledger[step.ledger_id].saved_tail = step.tail
                 for listener in self._listeners:
                     call_supplied(listener.snapshot_written, step.stored_bytes, spent_ns)

@@ -93,11 +93,9 @@ class Suspensions:
         return len(self._suspended)
 
     def all(self) -> list[Suspension]:
-        """The present suspensions, the longest first."""
         return sorted(self._suspended.copy().values(), key=lambda found: found.since_ms)
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Return whether an error ends all upkeep."""
         if self._main.failed is not None or not isinstance(error, Exception):
             return True
         return isinstance(error, (AssertionError, ClosedError))
@@ -151,7 +149,6 @@ class Suspensions:
         self._log.log(logging.ERROR, text, *values, error=None if expected else error)
 
     def succeeded(self, part: Part, now_ms: int) -> None:
-        """End the suspension of a part that has succeeded."""
         found = self._suspended.pop(part, None) if self._suspended else None
         if found is not None:
             lasted_ms = now_ms - found.since_ms
@@ -168,11 +165,9 @@ class Suspensions:
         return due_ms if due_ms is None or retry_ms is None else max(due_ms, retry_ms)
 
     def next_ms(self, now_ms: int) -> int | None:
-        """When the next part has to be tried again, after `now_ms`."""
         return min((found.retry_ms for found in self.all() if found.retry_ms > now_ms), default=None)
 
     def holds(self, start_ms: int) -> bool:
-        """Return whether a log of the partition at `start_ms` is suspended."""
         return any(part.start_ms == start_ms and part.topic_id is not None for part in self._suspended)
 
     def keep(self, task: str, is_left: Callable[[int], bool]) -> None:
@@ -182,7 +177,6 @@ class Suspensions:
                 self._suspended.pop(part, None)
 
     def forget(self, *, topic_id: int | None = None, start_ms: int | None = None) -> None:
-        """Drop the suspensions of a topic or a partition that is gone."""
         for part in list(self._suspended):
             if (topic_id is not None and part.topic_id == topic_id) or (
                 start_ms is not None and part.start_ms == start_ms

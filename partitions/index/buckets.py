@@ -492,7 +492,7 @@ class Buckets:
     # -- packed and unpacked -------------------------------------------------------------------
 
     def _taking(self, start_ms: int) -> BitMap | None:
-        """Return the function that adds entries to a bucket; None: ``_put`` the first ones. Unpacks nothing."""
+        """The bitmap that takes what is added to a bucket; None: ``_put`` the first entries. Unpacks nothing."""
         kept = self._bitmaps.get(start_ms)
         return kept.added if isinstance(kept, PackedBucket) else kept
 

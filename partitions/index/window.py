@@ -70,13 +70,11 @@ class Window:
         return self._merged(_NO_KEYS)
 
     def add_one(self, key: int) -> None:
-        """Add a key that is not here."""
         insort(self._fresh, key)
         if len(self._fresh) > _FRESH_ENTRIES:
             self._replace(self.keys())
 
     def add(self, keys: Keys) -> None:
-        """Add keys that are not here, in any order."""
         if not len(self) or len(keys) + len(self._fresh) > _FRESH_ENTRIES:
             self._replace(self._merged(np.sort(keys)))
         else:
@@ -135,7 +133,6 @@ class Window:
         return len(keys) - len(keep)
 
     def memory_bytes(self) -> int:
-        """Resident bytes of the keys, estimated."""
         return self._sorted.nbytes + len(self._fresh) * _FRESH_ENTRY_BYTES
 
     def check(self) -> None:

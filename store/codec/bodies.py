@@ -39,7 +39,6 @@ class Bodies(Sequence[bytes]):
 
     @classmethod
     def of(cls, bodies: Sequence[bytes]) -> Bodies:
-        """Make columns of any bodies."""
         return bodies if isinstance(bodies, Bodies) else cls(list(bodies))
 
     def __len__(self) -> int:
@@ -60,18 +59,15 @@ class Bodies(Sequence[bytes]):
         return map(self.head.__add__, self.rests) if self.head else iter(self.rests)
 
     def pick(self, rows: Sequence[int]) -> Bodies:
-        """Select bodies by their places."""
         rests = list(itemgetter(*rows)(self.rests)) if len(rows) > 1 else [self.rests[row] for row in rows]
         return Bodies(rests, self.head, self.each)
 
     def total(self) -> int:
-        """Bytes of all bodies together."""
         if self.each is not None:
             return self.each * len(self.rests)
         return sum(map(len, self.rests)) + len(self.head) * len(self.rests)
 
     def sizes(self) -> Int64s:
-        """Bytes of each body, in a column."""
         if self.each is not None:
             return np.full(len(self.rests), self.each, dtype=np.int64)
         sizes = np.fromiter(map(len, self.rests), dtype=np.int64, count=len(self.rests))

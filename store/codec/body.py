@@ -81,7 +81,6 @@ class EncodedBatch:
         return EncodedBatch(self.dues[rows], self.delayed[rows], Bodies.of(self.bodies).pick(rows.tolist()), overridden)
 
     def part(self, start: int, limit: int) -> EncodedBatch:
-        """The messages at places [start, limit)."""
         overridden = None if self.overridden is None else self.overridden[start:limit]
         dedups = self.dedups and {at - start: each for at, each in self.dedups.items() if start <= at < limit}
         dues, delayed = self.dues[start:limit], self.delayed[start:limit]

@@ -57,7 +57,6 @@ class FrontierRecord(NamedTuple):
 
     @classmethod
     def start(cls, ledger_id: int) -> FrontierRecord:
-        """The frontier before anything has fired."""
         return cls(ledger_id, *NOTHING_FIRED, 0, 0, 0, 0, 0)
 
     def passes(self, entries: Entries, dues: Dues) -> Mask:

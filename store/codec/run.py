@@ -103,7 +103,6 @@ class PackedRun:
         *,
         early: bool = False,
     ) -> None:
-        """The value of the run, as `pack_messages` returns it."""
         self.count = len(bodies)
         flags = (FLAG_EARLY if early else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
         header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, self.count, base_ms, 0, 0)
@@ -389,12 +388,5 @@ class Run:
 
     def damaged_bodies(self) -> list[tuple[int, str]]:
         """(entry id, reason) of every body that does not match its checksum. O(bytes). REQUIRES: kind is MESSAGES."""
-        found: list[tuple[int, str]] = []
-        value, start = memoryview(self._value)[self._bodies :], 0
-        for index, (end, crc) in enumerate(zip(self.ends().tolist(), self._column(2).tolist(), strict=True)):
-            if end > len(value) or end < start:
-                found.append((self.first_entry + index, "body lies outside its run"))
-            elif end != start and crc32(value[start:end]) != crc:
-                found.append((self.first_entry + index, "body does not match its checksum"))
-            start = end
-        return found
+        bodies = self.body_views(range(self.count))
+        return [(body.entry_id, body.reason) for body in bodies if isinstance(body, CorruptEntry)]

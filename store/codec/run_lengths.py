@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import accumulate
 from operator import or_
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..errors import BrokenInvariant
 from .bodies import Bodies, Buffer
 from .run import HEADER, HEADER_BYTES, MAX_DUE_SPAN_MS, RUN_VERSION, Int64s, RunKind, RunLimits, seal_run
+
+if TYPE_CHECKING:
+    from .scattered import BatchRun
 
 
 def cut(
@@ -80,7 +83,6 @@ class WholeRun(NamedTuple):
         return len(self.value)
 
     def parts(self) -> RunParts:
-        """The parts of a MESSAGES run."""
         value = self.value
         _, _, _, flags, count, base_ms, _, _ = HEADER.unpack_from(value)
         begin = HEADER_BYTES + 12 * count
@@ -90,29 +92,8 @@ class WholeRun(NamedTuple):
         return RunParts(flags, base_ms, rows, value[begin:])
 
 
-class ShortRun(Protocol):
-    """Entries [first, limit) of a ledger."""
-
-    @property
-    def first(self) -> int: ...
-
-    @property
-    def limit(self) -> int: ...
-
-    @property
-    def kind(self) -> int:
-        """RunKind."""
-
-    @property
-    def value(self) -> Buffer:
-        """The bytes that are stored under its key."""
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of the value."""
-
-    def parts(self) -> RunParts:
-        """The parts of the value, in order."""
+ShortRun: TypeAlias = "WholeRun | BatchRun"
+"""Entries of a ledger that a run is made of."""
 
 
 def merged_runs(

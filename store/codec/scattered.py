@@ -39,7 +39,6 @@ class ScatteredBatch:
     __slots__ = ("_bodies_at", "_limits", "_places", "_rows_at", "counts", "firsts", "ledger_ids", "starts_ms", "value")
 
     def __init__(self, value: Buffer) -> None:
-        """A batch as it is stored."""
         logs, _ = _HEAD.unpack_from(value)
         at = _HEAD.size
         self.value = value
@@ -92,11 +91,9 @@ class ScatteredBatch:
         struct.pack_into(f"<{len(firsts)}I", self.value, _HEAD.size + 16 * len(firsts), *firsts)
 
     def limits(self) -> list[int]:
-        """One past the last entry id of each log."""
         return list(map(int.__add__, self.firsts, self.counts))
 
     def run_of(self, ledger_id: int) -> BatchRun:
-        """The messages of a log that it has."""
         if not self._places:
             self._index()
         at = self._places[ledger_id]
@@ -115,12 +112,10 @@ class ScatteredBatch:
         return slice(limit - self.counts[at], limit)
 
     def stored_bytes(self, at: int) -> int:
-        """Bytes of the run of a log."""
         bodies_at = self._bodies_at
         return HEADER_BYTES + _MESSAGE_BYTES * self.counts[at] + bodies_at[at + 1] - bodies_at[at]
 
     def parts(self, at: int) -> RunParts:
-        """The parts of the run of a log."""
         bodies, limit = self._bodies_at, self._rows_at + _MESSAGE_BYTES * self._limits[at]
         return RunParts(
             0,

@@ -117,7 +117,10 @@ def size_bytes(path: Path) -> int:
 
 
 DISK_PARTS = ("main", "partitions", "wal", "attempts", "other")
-"""What the disk space of a store goes into. `wal` and `attempts` are files made in full before they are written to."""
+"""The parts of a store by which its disk space is counted.
+
+`wal` and `attempts` are files made in full before they are written to.
+"""
 
 
 def disk_parts(path: Path) -> dict[str, int]:

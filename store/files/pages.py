@@ -170,7 +170,6 @@ class PageWalk:
             self._tell(record, f"it has {', '.join(wrong)}")
 
     def _read(self, number: int, size: int) -> bytes:
-        """The first bytes of a page."""
         page = os.pread(self._descriptor, size, number * self._page_bytes)
         if len(page) < size:
             raise _Broken(f"page {number} lies past the end of the file")
@@ -246,7 +245,6 @@ class PageWalk:
         return os.pread(self._descriptor, min(size, wanted), at) if wanted else b""
 
     def claim_free(self, record: TreeRecord) -> None:
-        """Claim the pages that the list of free pages names."""
         for _, value in self.rows(record, long_bytes=_WHOLE):
             numbers = [number for (number,) in PAGE_NUMBER.iter_unpack(value[: len(value) // 8 * 8])]
             if not numbers or numbers[0] != len(numbers) - 1:
@@ -341,11 +339,9 @@ class FewPages:
         self._by_key = dict(rows)
 
     def get(self, key: bytes, default: Any = None) -> Any:
-        """The value of a key."""
         return self._by_key.get(key, default)
 
     def cursor(self) -> RowCursor:
-        """Before the first row."""
         return RowCursor(self.rows)
 
 

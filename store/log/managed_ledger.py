@@ -10,7 +10,7 @@ is closed in the commit that fills it, so that it can be trimmed as soon as ever
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -92,6 +92,15 @@ class LedgerSnapshot(NamedTuple):
             return None
         at = bisect_right(view.closed, ledger_id, key=attrgetter("ledger_id"))
         return view.closed[at].ledger_id if at < len(view.closed) else view.tail.ledger_id
+
+    def ranges(self, start: Position, limit: Position) -> Iterator[tuple[int, int, int]]:
+        """(ledger id, first entry, limit) of each ledger from `start` on and before `limit`."""
+        ledger_id, first = start
+        following: int | None = ledger_id
+        while following is not None and (following, first) < limit:
+            entries = self.entries_of(following) or 0
+            yield following, first, min(entries, limit.entry_id) if following == limit.ledger_id else entries
+            following, first = self.following(following), 0
 
 
 class ManagedLedger:

@@ -87,7 +87,6 @@ class RunFinder:
     """Finds the run that holds an entry. REQUIRES: the read transaction lasts."""
 
     def __init__(self, raw: Reads, environment: str) -> None:
-        """`environment`: its name, for errors."""
         self._raw = raw
         self._environment = environment
         self._cursor = raw.cursor()

@@ -81,7 +81,6 @@ class PendingQuotas(StoreListener):
             self._recount(short)
 
     def check(self, wanted: Wanted) -> None:
-        """Raise QuotaExceeded where messages would be refused now."""
         with self.sending([wanted]):
             pass
         self._forget([wanted])

@@ -84,7 +84,6 @@ class DelayedDeliveryPolicies:
             check_value(name, value)
 
     def fields_set(self) -> dict[str, PolicyValue]:
-        """The fields that are set, in their order."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -267,7 +266,6 @@ class EffectivePolicies:
         return in_place
 
     def over_limit(self, dues: npt.NDArray[np.int64], now_ms: int) -> int:
-        """Count those of `dues` that the maximum refuses."""
         return int(np.count_nonzero(dues - now_ms > self.max_delivery_delay_ms))
 
 

@@ -120,7 +120,6 @@ class PolicyRecord(NamedTuple):
         return self.policies if subscription is None else self.subscriptions.get(subscription, Policies())
 
     def with_(self, subscription: str | None, policies: Policies) -> PolicyRecord:
-        """Return the record with `policies` in place of those set there."""
         if subscription is None:
             return self._replace(policies=policies)
         others = {name: set_ for name, set_ in self.subscriptions.items() if name != subscription}

@@ -193,7 +193,7 @@ def test_the_run_of_each_log_is_that_of_its_messages_alone(
             expected = packed(firsts[at], *logs[at], ledger_id=100 + at)
             assert (start_ms, ledger_id, run.first) == (logs[at][0], 100 + at, firsts[at])
             assert run.limit - run.first == len(logs[at][1])
-            assert (run.value, run.stored_bytes) == (expected, len(expected))
+            assert (run.value, run.stored_bytes) == (bytes(expected), len(expected))
     begin = 0
     for at, (_, messages) in enumerate(logs):
         assert batch.rows_of(at) == slice(begin, begin + len(messages))
