@@ -8,8 +8,7 @@ from typing import NamedTuple
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.run import Int64s, RunLimits
-from duelog.store.codec.run_lengths import fits_runs
-from duelog.store.codec.scattered import ScatteredBatch
+from duelog.store.codec.run_lengths import ScatteredBatch, fits_runs
 from duelog.store.errors import UnknownTopic
 from duelog.store.log.ledger import PackedMessages, end_after
 from duelog.store.position import MessageIds

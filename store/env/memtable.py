@@ -18,8 +18,7 @@ from pyroaring import BitMap64
 
 from ..codec.format import Table, counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits
-from ..codec.run_lengths import WholeRun, merged_runs
-from ..codec.scattered import BatchRun, ScatteredBatch
+from ..codec.run_lengths import BatchRun, ScatteredBatch, WholeRun, merged_runs
 from .claims import Claims
 
 APPLIED_KEY = counter_key("wal_applied")

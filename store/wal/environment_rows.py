@@ -13,8 +13,7 @@ import numpy as np
 
 from ..codec.format import split_run_key
 from ..codec.run import HEADER, Int64s
-from ..codec.run_lengths import WholeRun
-from ..codec.scattered import ScatteredBatch
+from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..env.memtable import LedgerRow
 from .segment import Group, Row, RowKind
 

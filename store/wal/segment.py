@@ -10,7 +10,7 @@ the group was written. A segment whose rows are all applied is renamed to a high
 beginning, so what follows the last group is an older group, a torn one, or zeros. The groups of a number are counted
 from 0 in `sequence`; those below `flushed` were on disk before this one was written. A group without rows is the last:
 the log goes on in the segment of the next number. `start_ms` is the partition's, -1 for the main environment, -2 for
-a batch, whose value says it (store/codec/scattered.py). `crc` covers what follows it, after the group's place (u64) and
+a batch, whose value says it (run_lengths.py). `crc` covers what follows it, after the group's place (u64) and
 the store's id, since a value may hold such a file.
 
 A group that cannot be read ends the segment where no group after it says that it was flushed; else it is damage. A
@@ -33,7 +33,7 @@ import numpy as np
 
 from ..codec.bodies import Buffer
 from ..codec.checksum import crc32
-from ..codec.scattered import logs_in
+from ..codec.run_lengths import logs_in
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from .segment_file import SECTOR, SegmentFile, make_file
 

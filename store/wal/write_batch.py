@@ -16,8 +16,7 @@ from pyroaring import BitMap64
 from ..codec.bodies import Buffer
 from ..codec.format import run_key, split_run_key
 from ..codec.run import HEADER
-from ..codec.run_lengths import WholeRun
-from ..codec.scattered import ScatteredBatch
+from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..env.claims import Claims
 from ..env.memtable import Memtable, Unapplied
 from ..env.transaction import LogEnds, Staged, StagingTransaction

@@ -17,14 +17,14 @@ from duelog.control import control_server, store_operations
 from duelog.control.control_lines import address_in
 from duelog.delivery.delivery_log import _CRC, _RECORD
 from duelog.store.codec import format as fmt
-from duelog.store.codec import scattered
+from duelog.store.codec import run_lengths
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import encode_one
 from duelog.store.codec.checksum import crc32
 from duelog.store.codec.format import FailedDeliveries, attempts_key, copy_key, pack_attempts
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import pack_markers, pack_message, pack_messages
-from duelog.store.codec.scattered import ScatteredBatch
+from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.codec.sent_ids import KeyRecord, NumberedRow, numbered_key, pack_numbered, sent_key
 from duelog.store.env.memtable import APPLIED_KEY
 from duelog.store.log import catalog
@@ -132,7 +132,7 @@ def test_the_pages_segment_is_what_is_written(tmp_path: Path) -> None:
 def test_the_page_has_the_log_as_the_module_has_it() -> None:
     """The grammar of segments and batches stands in both; counters and the file's name are those of the code."""
     text = PAGE.read_text()
-    both = (segments.__doc__ or "") + (scattered.__doc__ or "")
+    both = (segments.__doc__ or "") + (run_lengths.__doc__ or "")
     grammar = [line for line in both.splitlines() if ":= " in line]
     assert len(grammar) == 6
     assert [line for line in grammar if line not in text] == []

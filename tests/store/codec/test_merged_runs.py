@@ -24,8 +24,7 @@ from duelog.store.codec.run import (
     pack_message,
     pack_messages,
 )
-from duelog.store.codec.run_lengths import ShortRun, WholeRun, fits_runs, merged_runs
-from duelog.store.codec.scattered import ScatteredBatch, logs_in
+from duelog.store.codec.run_lengths import ScatteredBatch, ShortRun, WholeRun, fits_runs, logs_in, merged_runs
 from duelog.store.errors import BrokenInvariant
 
 Messages = list[tuple[int, bytes]]

@@ -20,8 +20,7 @@ from pyroaring import BitMap64
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import counter_key, run_key, sequence_key, sequence_prefix, unpack_u64, unseal
 from duelog.store.codec.run import Run, RunLimits, pack_messages
-from duelog.store.codec.run_lengths import WholeRun
-from duelog.store.codec.scattered import ScatteredBatch
+from duelog.store.codec.run_lengths import ScatteredBatch, WholeRun
 from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import (

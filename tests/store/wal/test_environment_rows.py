@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import counter_key, run_key, split_run_key
 from duelog.store.codec.run import HEADER, pack_message
-from duelog.store.codec.scattered import ScatteredBatch
+from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.env.memtable import LedgerRuns
 from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
 from duelog.store.wal.segment import MAIN, SEVERAL, Group, Row, RowKind, Segment, place_of, read_segment

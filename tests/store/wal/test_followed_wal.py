@@ -13,7 +13,7 @@ from duelog.errors import ResourceShortage
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import counter_key, run_key
 from duelog.store.codec.run import Run
-from duelog.store.codec.scattered import ScatteredBatch
+from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.env.memtable import LedgerRuns
 from duelog.store.wal import segment as segments
 from duelog.store.wal.followed_wal import FollowedWal
