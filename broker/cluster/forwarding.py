@@ -9,13 +9,11 @@ and then for a heap permit, kept until it is queued. A smaller answer is read fi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from ..listing.admission import ListSizes
-from ..listing.memory_limits import DualMemoryLimiter, PermitError
+from ..listing.memory_limits import DualMemoryLimiter, LookupGate, PermitError, all_left
 from ..protocol.commands import (
     Error,
     GetOrCreateSchema,
@@ -35,28 +33,6 @@ from .placement import Address, KnownBrokers, namespace_of_topic
 MAX_REDIRECTS = 20
 
 
-class LookupGate:
-    """A limit of requests under way at once. Runs on the event loop's thread."""
-
-    def __init__(self, most: int) -> None:
-        self.asked = self.failed = 0
-        """Questions so far, and those that no broker has answered."""
-        self._most = most
-        self._now = 0
-
-    def __enter__(self) -> None:
-        """Refused: TooManyRequests."""
-        self.asked += 1
-        if self._now >= self._most:
-            self.failed += 1
-            raise Refused(ServerError.TOO_MANY_REQUESTS, f"{self._now} requests are under way")
-        self._now += 1
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._now -= 1
-        self.failed += kind is not None
-
-
 _TOLD = frozenset({ServerError.AUTHENTICATION, ServerError.AUTHORIZATION, ServerError.TOO_MANY_REQUESTS})
 """Errors of a broker that lists topics which clients get unchanged; all others become ServiceNotReady."""
 
@@ -71,7 +47,6 @@ class Forwarding:
         self._brokers = brokers
         self._links = links
         self._limiter = limiter
-        self._sizes = ListSizes()
         self.gate = LookupGate(max_lookups)
 
     async def lookup(self, peer: Peer, command: Lookup) -> None:
@@ -121,11 +96,11 @@ class Forwarding:
 
         heap, direct = self._limiter.heap, self._limiter.direct
         async with (
-            self._sizes.estimate((command.namespace, command.mode)) as estimate,
+            self._limiter.sizes.estimate((command.namespace, command.mode)) as (guess, report),
             AsyncExitStack() as until_left,
             AsyncExitStack() as until_sent,
         ):
-            await until_sent.enter_async_context(heap.holding(estimate.size, is_gone))
+            await until_sent.enter_async_context(heap.holding(guess, is_gone))
             reserved = 0
 
             async def sized(size: int) -> None:
@@ -146,16 +121,14 @@ class Forwarding:
                 raise Refused(failure.error, failure.message)
             frame = framed(answer.encoded)
             whole = command.topics_hash is None and command.pattern is None
-            estimate.report(len(frame) if whole else max(len(frame), estimate.size))
+            report(len(frame) if whole else max(len(frame), guess))
             if len(frame) > reserved:
                 await sized(len(frame))
             del answer
             peer.send_frames(frame)
             del frame
             await until_sent.aclose()
-            left = asyncio.Event()
-            peer.on_left(left.set)
-            await left.wait()
+            await all_left(peer)
 
 
 def _through(found: LookupResponse, address: Address) -> LookupResponse:

@@ -1,1 +1,1 @@
-"""GET_TOPICS_OF_NAMESPACE: which topics a namespace has, and which of them a pattern means. Knows no socket."""
+"""GET_TOPICS_OF_NAMESPACE: the topics of a namespace, and those that a pattern selects. Knows no socket."""

@@ -32,7 +32,7 @@ class DynamicSettings:
         self._listeners: list[Callable[[], object]] = []
 
     async def load(self) -> None:
-        """Read what is set."""
+        """Read the settings that are set."""
         await self._records.load()
         self._tell()
 
@@ -41,35 +41,35 @@ class DynamicSettings:
         self._listeners.append(listener)
 
     def names(self) -> list[str]:
-        """Of all settings, in order."""
+        """Names of all settings, in order."""
         return list(NAMES)
 
     def values(self) -> dict[str, str]:
-        """What is set, by name."""
+        """The settings that are set, by name."""
         found = {name: self._records.get(name) for name in NAMES}
         return {name: str(each) for name, each in found.items() if each is not None}
 
     def in_force(self) -> dict[str, str]:
-        """What holds, set or not, by name."""
+        """All settings in force, by name."""
         return {name: str(self._value(name)) for name in NAMES}
 
     async def set(self, name: str, text: str) -> None:
-        """Have a setting be `text`, durably and at once. Raises InvalidArgument, what the store raises."""
+        """Set a setting durably and at once. Raises InvalidArgument, and what the store raises."""
         value = _checked(_known(name), text)
         await self._records.change(name, lambda before: value)
         self._tell()
 
     async def delete(self, name: str) -> None:
-        """Have a setting be what the configuration says. Raises InvalidArgument, what the store raises."""
+        """Have a setting follow the configuration again. Raises InvalidArgument, and what the store raises."""
         await self._records.remove(_known(name))
         self._tell()
 
     def heap(self) -> Limits:
-        """Of lists being made."""
+        """Limits for lists being made."""
         return self._limits("Heap")
 
     def direct(self) -> Limits:
-        """Of frames being written."""
+        """Limits for frames being written."""
         return self._limits("Direct")
 
     def _limits(self, kind: str) -> Limits:

@@ -1,10 +1,13 @@
-"""How much memory topic lists may take at a time: lists being made (heap), and frames being written (direct); PIP-442.
+"""Limits of the memory that topic lists take: lists being made (heap), and frames being written (direct); PIP-442.
 
 Each kind is a semaphore of bytes. Requests wait in strict order, bounded in number and time. Whatever is acquired,
 updated, released, cancelled or timed out, and however the limit changes: `available + acquired == limit`.
 
 Two rules keep clients that read slowly, or not at all, from holding up others. One connection has one list on its way
 at a time; its other requests wait for that, and hold nothing. And nobody holds heap while it waits for direct memory.
+
+The last size of each namespace's list is kept, so that memory is asked for before there is a list. The first asker for
+a namespace learns it for all: it goes on with a guess, the others wait for its report.
 
 All of it belongs to the event loop's thread.
 """
@@ -15,18 +18,39 @@ import asyncio
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 from prometheus_client.core import Metric
 
 from ...store.errors import InvalidArgument
+from ..protocol.failures import Refused, ServerError
+from ..protocol.frames import FRAME_ROOM, MAX_MESSAGE_SIZE
 from ..protocol.loop_calls import Loop, Timer
 from ..protocol.peer import Peer
 
 Permits = asyncio.Future["Permit"]
 IsGone = Callable[[], bool]
+
+Report = Callable[[int], None]
+"""Called with the real size of a list, in bytes."""
+
+FIRST_SIZE = 10 << 10
+"""Bytes that a list is taken to have of which nothing is known."""
+
+MAX_KNOWN = 10_000
+"""Namespaces whose size is known; the one not asked for longest is forgotten."""
+
+NAME_BYTES = 64
+"""Memory of a name beside its UTF-8."""
+
+_NAME_FRAME_BYTES = 3
+"""Bytes of a name in a frame beside its UTF-8."""
+
+_FRAME_BYTES = 64
 
 QUANTILES = (0.5, 0.95, 0.99, 1.0)
 WINDOW_S = 600.0
@@ -61,7 +85,7 @@ class PermitQueueFull(PermitError):
 
 
 class PermitTimeout(PermitError):
-    """It waited for as long as it may."""
+    """The request waited for its timeout."""
 
 
 class PermitCancelled(PermitError):
@@ -69,7 +93,7 @@ class PermitCancelled(PermitError):
 
 
 class Limits(NamedTuple):
-    """Of one kind of memory."""
+    """Limits of one kind of memory."""
 
     max_bytes: int = 100 << 20
     """0: no limit, and nothing is counted."""
@@ -87,9 +111,9 @@ class Permit:
         self.size = size
         """Bytes; 0 once it is released or updated."""
         self._counted = counted
-        """Those that a limit counts: none of them where there was no limit."""
+        """Bytes that a limit counts: 0 where there was no limit."""
         self._updates = 0
-        """Updates of it that wait."""
+        """Updates that wait."""
 
 
 class _Request:
@@ -109,7 +133,7 @@ class _Request:
 
 
 class WaitTimes:
-    """How long requests waited, in milliseconds."""
+    """Times that requests waited, in milliseconds."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         """time: seconds, never going back."""
@@ -119,23 +143,23 @@ class WaitTimes:
         self.sum_ms = 0.0
 
     def add(self, waited_ms: float) -> None:
-        """A permit was granted, or did not come in time."""
+        """Count the wait for a permit that was granted, or did not come in time."""
         self.count += 1
         self.sum_ms += waited_ms
         self._recent.append((self._time(), waited_ms))
 
     def quantiles(self) -> Mapping[float, float]:
-        """By quantile, of the last 4,096 waits that ended in the last ten minutes; NaN: there is none."""
+        """Quantiles of the last 4,096 waits that ended in the last ten minutes; NaN: there is none."""
         oldest = self._time() - WINDOW_S
         waits = sorted(waited for ended, waited in self._recent if ended >= oldest) or [math.nan]
-        return {each: waits[math.ceil(each * len(waits)) - 1] for each in QUANTILES}
+        return {quantile: waits[math.ceil(quantile * len(waits)) - 1] for quantile in QUANTILES}
 
 
 class AsyncSemaphore:
-    """Bytes of one kind of memory."""
+    """The bytes of one kind of memory."""
 
     def __init__(self, max_permits: int, max_queue: int, timeout_ms: float, loop: Loop | None = None) -> None:
-        """As of `Limits`. loop: whose time counts; None: that which runs."""
+        """The first three as in `Limits`. loop: its time counts; None: the one that runs."""
         self._loop = loop or asyncio.get_running_loop()
         self._queue: OrderedDict[_Request, None] = OrderedDict()
         self._live: dict[Permit, None] = {}
@@ -154,7 +178,6 @@ class AsyncSemaphore:
 
     @property
     def queue_size(self) -> int:
-        """Requests that wait."""
         return len(self._queue)
 
     def set_limits(self, max_permits: int, max_queue: int, timeout_ms: float) -> None:
@@ -166,7 +189,7 @@ class AsyncSemaphore:
         self._run()
 
     def acquire(self, permits: int, is_cancelled: IsGone | None = None) -> Permits:
-        """A permit for so many bytes, when its turn has come. Cancelling the future takes the request back.
+        """Ask for a permit, granted in its turn. Cancelling the future takes the request back.
 
         is_cancelled: asked when its turn comes. Raises InvalidArgument for fewer than none and for more than the
         limit; the future, PermitError.
@@ -174,7 +197,7 @@ class AsyncSemaphore:
         return self._request(permits, None, is_cancelled)
 
     def update(self, permit: Permit, size: int, is_cancelled: IsGone | None = None) -> Permits:
-        """A permit for so many bytes in place of `permit`, which is empty then; if it fails, `permit` stays good.
+        """Ask for a permit in place of `permit`, which is empty then; if it fails, `permit` stays good.
 
         To shrink is immediate. To grow waits in turn for the difference to what `permit` holds when that is granted.
         Where every permit is held by one that waits to grow, waiting would not end: the first of those that wait gets
@@ -202,18 +225,18 @@ class AsyncSemaphore:
 
     @asynccontextmanager
     async def holding(self, size: int, is_cancelled: IsGone | None = None) -> AsyncIterator[Permit]:
-        """A permit for so many bytes while the body runs. Raises PermitError, the body not begun."""
+        """Hold a permit while the body runs. Raises PermitError, the body not begun."""
         async with self._released(self.acquire(self._cut(size), is_cancelled)) as permit:
             yield permit
 
     @asynccontextmanager
     async def updating(self, permit: Permit, size: int, is_cancelled: IsGone | None = None) -> AsyncIterator[Permit]:
-        """A permit in place of `permit` while the body runs. Raises PermitError, the body not begun, `permit` good."""
+        """Hold one in place of `permit` while the body runs. Raises PermitError, the body not begun, `permit` good."""
         async with self._released(self.update(permit, self._cut(size), is_cancelled)) as updated:
             yield updated
 
     def has_room(self, size: int) -> bool:
-        """Whether a permit for so many bytes would be granted at once."""
+        """Return True if a permit would be granted at once."""
         return not self.max_permits or (not self._queue and self._cut(size) <= self.available)
 
     @asynccontextmanager
@@ -270,11 +293,8 @@ class AsyncSemaphore:
 
     def _admit(self, head: _Request) -> None:
         self._remove(head)
-        self._count_wait(head)
+        self.waits.add((self._loop.time() - head.since) * 1_000)
         self._grant(head)
-
-    def _count_wait(self, request: _Request) -> None:
-        self.waits.add((self._loop.time() - request.since) * 1_000)
 
     def _grant(self, request: _Request) -> None:
         if request.old is not None:
@@ -304,7 +324,7 @@ class AsyncSemaphore:
             request.old._updates -= 1
 
     def _take_back(self, request: _Request) -> None:
-        """Its caller has cancelled it, if it waits still."""
+        """Remove a request that its caller has cancelled, if it waits still."""
         if request in self._queue:
             self._remove(request)
             self._run()
@@ -313,9 +333,123 @@ class AsyncSemaphore:
         if request in self._queue:
             if not request.future.done():
                 self.timeouts += 1
-                self._count_wait(request)
+                self.waits.add((self._loop.time() - request.since) * 1_000)
             self._fail(request, PermitTimeout(f"no permit for {request.size} bytes in {self.timeout_ms:g} ms"))
             self._run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingSettings:
+    """Settings of listings and watchers."""
+
+    evaluates_patterns: bool = True
+    """True: the broker filters; else clients do, and there are no watchers."""
+    max_pattern: int = 50
+    """Characters; clients filter by a longer one themselves."""
+    max_lookups: int = 50_000
+    """Listings under way."""
+    max_frame: int = MAX_MESSAGE_SIZE + FRAME_ROOM
+    """Bytes of a frame that clients take."""
+    max_watchers: int = 1_000
+    """Watchers of a connection."""
+    max_kept_bytes: int = 100 << 20
+    """Names that watchers keep; 0: no limit."""
+
+    def check_frame(self, size: int) -> None:
+        """Raise Refused for a frame at which clients would end their connection."""
+        if size > self.max_frame:
+            reason = f"the list takes {size} bytes; {self.max_frame} go into a frame (maxMessageSize)"
+            raise Refused(ServerError.NOT_ALLOWED, reason)
+
+
+class LookupGate:
+    """A limit of requests under way at once, entered by each."""
+
+    def __init__(self, most: int) -> None:
+        self.asked = self.failed = 0
+        """Requests so far, and those that ended without an answer."""
+        self.under_way = 0
+        self._most = most
+
+    def __enter__(self) -> None:
+        """Refused: TooManyRequests."""
+        self.asked += 1
+        if self.under_way >= self._most:
+            self.failed += 1
+            raise Refused(ServerError.TOO_MANY_REQUESTS, f"{self.under_way} requests are under way")
+        self.under_way += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.under_way -= 1
+        self.failed += kind is not None
+
+
+class ListSizes:
+    """The last size of each list, by namespace and mode."""
+
+    def __init__(self, max_known: int = MAX_KNOWN) -> None:
+        self._max_known = max_known
+        self._known: OrderedDict[Hashable, int | asyncio.Future[int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @asynccontextmanager
+    async def estimate(self, key: Hashable) -> AsyncIterator[tuple[int, Report]]:
+        """Yield the size of the list of `key`, and the function that the body calls once it knows the real one.
+
+        Where the first asker ends without a report those that wait go on with FIRST_SIZE, and the next is the first.
+        """
+        report = partial(self._report, key)
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            yield known if isinstance(known, int) else await asyncio.shield(known), report
+            return
+        first: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._put(key, first)
+        try:
+            yield FIRST_SIZE, report
+        finally:
+            if self._known.get(key) is first:
+                del self._known[key]
+            if not first.done():
+                known = self._known.get(key)
+                first.set_result(known if isinstance(known, int) else FIRST_SIZE)
+
+    def _report(self, key: Hashable, size: int) -> None:
+        before = self._known.get(key)
+        self._put(key, size)
+        if isinstance(before, asyncio.Future) and not before.done():
+            before.set_result(size)
+
+    def _put(self, key: Hashable, size: int | asyncio.Future[int]) -> None:
+        self._known[key] = size
+        self._known.move_to_end(key)
+        if len(self._known) > self._max_known:
+            self._known.popitem(last=False)
+
+
+def list_bytes(names: Collection[str]) -> int:
+    """Memory of a list of names."""
+    return sum(map(name_bytes, names))
+
+
+def name_bytes(name: str) -> int:
+    """Memory of a name in a list."""
+    return NAME_BYTES + (len(name) if name.isascii() else len(name.encode()))
+
+
+def frame_bytes(size: int, names: int) -> int:
+    """Bytes, or a little more, of a frame with `names` names that are `size` bytes by `list_bytes`."""
+    return size - (NAME_BYTES - _NAME_FRAME_BYTES) * names + _FRAME_BYTES
+
+
+async def all_left(peer: Peer) -> None:
+    """Wait until all that is queued for a client has left the process, or the connection is gone."""
+    left = asyncio.Event()
+    peer.on_left(left.set)
+    await left.wait()
 
 
 class DualMemoryLimiter:
@@ -326,6 +460,7 @@ class DualMemoryLimiter:
         """For lists being made."""
         self.direct = AsyncSemaphore(*direct, loop)
         """For frames being written."""
+        self.sizes = ListSizes()
         self.created = time.time()
         """Seconds since 1970."""
         self._turns: dict[int, tuple[asyncio.Lock, set[asyncio.Task[None]]]] = {}
@@ -348,18 +483,17 @@ class DualMemoryLimiter:
                 del self._turns[peer.number]
 
     def gone(self, peer: Peer) -> None:
-        """A connection is no more: cancel the tasks that make its lists."""
+        """Cancel the tasks that make the lists of a connection that has ended."""
         if peer.number in self._turns:
             for task in list(self._turns[peer.number][1]):
                 task.cancel()
 
     def set_limits(self, heap: Limits, direct: Limits) -> None:
-        """Change the limits of both."""
         self.heap.set_limits(*heap)
         self.direct.set_limits(*direct)
 
     def close(self) -> None:
-        """Fail what waits, and what comes."""
+        """Fail the requests that wait, and those that come."""
         self.heap.close()
         self.direct.close()
 

@@ -18,7 +18,7 @@ from ...store.names import SCHEME
 from ...topics.topic_events import TopicEvent
 from ..protocol.failures import Refused, ServerError
 from ..protocol.loop_calls import LoopCalls, Workers
-from .admission import list_bytes, name_bytes
+from .memory_limits import list_bytes, name_bytes
 from .topic_filter import Pattern, compiled, matches, selected, topics_hash
 from .topic_listing import names_of
 
@@ -45,19 +45,19 @@ class View:
         self.names: list[str] = []
         """In order. Never changed, but replaced."""
         self.size = 0
-        """Of the names, as of `list_bytes`."""
+        """Of the names, by `list_bytes`."""
         self.hash = ""
         self.listeners: dict[object, Callable[[Update], object]] = {}
         self.users = 0
         self.loading: asyncio.Task[None] | None = None
         self.is_ready = False
         self._pending: dict[str, bool] = {}
-        """By name, whether it was created, else deleted."""
+        """By name, True: it was created, False: deleted."""
         self._splits = 0
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something for `advance`."""
+        """True if there is something for `advance`."""
         return bool(self._pending) and self.is_ready
 
     def fill(self, names: list[str]) -> None:
@@ -67,7 +67,7 @@ class View:
         self.hash = topics_hash(self.names)
 
     def note(self, name: str, created: bool) -> None:
-        """A topic was created or deleted."""
+        """Note that a topic was created or deleted."""
         if name in self._pending and self.is_ready and self._splits < _SPLITS:
             self._splits += 1
             self._make_update()
@@ -77,7 +77,7 @@ class View:
             self._pending[name] = created
 
     def advance(self) -> None:
-        """Make an update of what was noted."""
+        """Make an update of the changes that were noted."""
         self._splits = 0
         self._make_update()
 
@@ -101,13 +101,13 @@ class NameSet:
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.size = 0
-        """As of `list_bytes`."""
+        """By `list_bytes`."""
         self.views: dict[str, View] = {}
         """By pattern."""
         self.users = 0
         self.loading: asyncio.Task[None] | None = None
         self._early: dict[str, bool] | None = {}
-        """What was heard while the names were read; None: they have been."""
+        """Events that came while the names were read; None: they have been read."""
 
     @property
     def kept_bytes(self) -> int:
@@ -115,7 +115,7 @@ class NameSet:
         return self.size + _REFERENCE_BYTES * sum(len(view.names) for view in self.views.values())
 
     def fill(self, names: set[str], size: int) -> None:
-        """Take the names that were read; what was heard meanwhile counts more."""
+        """Take the names that were read, and then the events that came meanwhile."""
         early, self._early = self._early or {}, None
         self.names, self.size = names, size
         for name, created in early.items():
@@ -137,7 +137,7 @@ class NameSet:
 
 
 class Use:
-    """Of a view, by one watcher."""
+    """The use of a view by one watcher."""
 
     def __init__(self, sets: NameSets, namespace: str, found: NameSet, pattern: str) -> None:
         self._sets = sets
@@ -166,7 +166,7 @@ class Use:
 
 
 class NameSets:
-    """See the module."""
+    """The sets of all watched namespaces."""
 
     def __init__(self, store: DelayedStore, workers: Workers, calls: LoopCalls, max_bytes: int) -> None:
         """max_bytes: all names together, 0: no limit. Listens to the store until `close`."""
@@ -185,15 +185,13 @@ class NameSets:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of all of them."""
         return sum(each.kept_bytes for each in self._sets.values())
 
     def close(self) -> None:
-        """Hear of nothing more."""
         self._end()
 
     async def open(self, namespace: str, pattern: str) -> Use:
-        """The view of a pattern that RE2 reads, kept until the use of it is closed.
+        """Open the view of a pattern that RE2 reads, kept until the use of it is closed.
 
         Raises Refused: TooManyRequests, where there is no memory for another one, and what the store raises.
         """
@@ -220,7 +218,7 @@ class NameSets:
         return use
 
     def release(self, namespace: str, found: NameSet, pattern: str, view: View | None) -> None:
-        """A use is over."""
+        """End a use."""
         if view is not None:
             view.users -= 1
             if not view.users:
@@ -250,7 +248,7 @@ class NameSets:
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"watchers keep more than {self._max_bytes} bytes of names")
 
     def _hear(self, events: list[TopicEvent]) -> None:
-        """The store has created and deleted topics."""
+        """Take the store's events of topics."""
         touched = {}
         for kind, name, _ in events:
             namespace = name.removeprefix(SCHEME).rpartition("/")[0]

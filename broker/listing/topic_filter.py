@@ -1,4 +1,4 @@
-"""Which topics a pattern means, and the hash by which a client tells that a list has not changed.
+"""Selection of topics by a pattern, and the hash by which a client tells that a list has not changed.
 
 Pure functions of names; listing and watching share them, so that their hashes agree.
 """
@@ -16,7 +16,7 @@ from ...store.names import SCHEME
 from ..lookup.topic_address import PARTITION_MARK
 
 _NAMES_AT_ONCE = 1_000
-"""What little memory is enough for."""
+"""Names that are joined at once, so that little memory is enough."""
 
 _SCHEMES = re.compile("(?:non-)?persistent://")
 _PARTITION = re.compile(rf"{PARTITION_MARK}[0-9]+\Z")
@@ -33,7 +33,7 @@ class UnreadablePattern(ValueError):
 
 
 def compiled(pattern: str) -> Pattern:
-    """A pattern to be matched against `tenant/namespace/name`. Raises UnreadablePattern.
+    """Compile a pattern to be matched against `tenant/namespace/name`. Raises UnreadablePattern.
 
     A scheme in it is dropped, also behind `\\Q`: names of all lists are of one scheme. RE2 takes linear time, so that a
     pattern cannot hold up the broker.
@@ -53,7 +53,7 @@ def selected(names: Iterable[str], pattern: Pattern) -> list[str]:
 
 
 def matches(name: str, pattern: Pattern) -> bool:
-    """Whether `selected` has the name."""
+    """Return True if `selected` has the name."""
     local = name.removeprefix(SCHEME)
     return bool(pattern.fullmatch(_PARTITION.sub("", local) if PARTITION_MARK in local else local))
 

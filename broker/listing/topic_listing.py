@@ -25,14 +25,21 @@ from ..protocol.frames import head_before, name_fields
 from ..protocol.loop_calls import Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
-from .admission import Admission, frame_bytes, list_bytes, send_and_wait
-from .memory_limits import PermitError
+from .memory_limits import (
+    DualMemoryLimiter,
+    ListingSettings,
+    LookupGate,
+    PermitError,
+    all_left,
+    frame_bytes,
+    list_bytes,
+)
 from .topic_filter import UnreadablePattern, compiled, selected, topics_hash
 
 T = TypeVar("T")
 
 Key = tuple[int, str, TopicsMode, str | None, str | None]
-"""A connection's number, and what it asks for."""
+"""A connection's number, and its question."""
 
 
 def names_of(store: DelayedStore, namespace: str) -> list[str]:
@@ -41,13 +48,13 @@ def names_of(store: DelayedStore, namespace: str) -> list[str]:
 
 
 class Selection:
-    """What a pattern leaves of a list."""
+    """The names of a list that a pattern selects."""
 
     def __init__(self, names: list[str], filtered: bool, size: int) -> None:
         self.names = names
         self.filtered = filtered
         self.size = size
-        """As of `list_bytes`."""
+        """By `list_bytes`."""
         self.hash = topics_hash(names)
         self.fields: asyncio.Task[bytes] | None = None
         """The names as they stand in every frame that has them."""
@@ -63,7 +70,7 @@ class Listed:
 
 
 class Question:
-    """What a connection asks for, once or many times before it is its turn: one answer, of shared bytes."""
+    """A question of a connection, asked once or many times before it is its turn: one answer, of shared bytes."""
 
     def __init__(self, peer: Peer, command: GetTopics) -> None:
         self.peer = peer
@@ -75,10 +82,20 @@ class Question:
 class TopicListing:
     """Lists topics. Of the event loop's thread."""
 
-    def __init__(self, store: DelayedStore, permissions: Permissions, admission: Admission, workers: Workers) -> None:
+    def __init__(
+        self,
+        store: DelayedStore,
+        permissions: Permissions,
+        limiter: DualMemoryLimiter,
+        settings: ListingSettings,
+        workers: Workers,
+    ) -> None:
+        self.gate = LookupGate(settings.max_lookups)
+        """Counts listings, and watchers being opened."""
         self._store = store
         self._permissions = permissions
-        self._admission = admission
+        self._limiter = limiter
+        self._settings = settings
         self._workers = workers
         self._under_way: dict[str, asyncio.Task[Listed]] = {}
         self._waiting: dict[Key, Question] = {}
@@ -91,7 +108,7 @@ class TopicListing:
         """
         key = (peer.number, command.namespace, command.mode, command.pattern, command.topics_hash)
         try:
-            with self._admission.lookup():
+            with self.gate:
                 question = self._waiting.get(key)
                 if question is None:
                     question = self._waiting[key] = Question(peer, command)
@@ -117,15 +134,15 @@ class TopicListing:
         prepare: of a list, the bytes that the answer takes, and the function that makes it; called again where the
         answer had to wait for direct memory. Raises PermitError, and what the store and `prepare` raise.
         """
-        heap, direct = self._admission.limiter.heap, self._admission.limiter.direct
+        heap, direct = self._limiter.heap, self._limiter.direct
         reserved = 0
         while True:
             async with (
-                self._admission.sizes.estimate((namespace, mode)) as estimate,
-                heap.holding(estimate.size, is_gone) as permit,
+                self._limiter.sizes.estimate((namespace, mode)) as (guess, report),
+                heap.holding(guess, is_gone) as permit,
             ):
                 listed = Listed([]) if mode == TopicsMode.NON_PERSISTENT else await self._listed(namespace)
-                estimate.report(listed.size)
+                report(listed.size)
                 async with heap.updating(permit, listed.size, is_gone):
                     size, make = await prepare(listed)
                     if size > reserved and direct.has_room(size):
@@ -141,7 +158,7 @@ class TopicListing:
     async def _answer(self, question: Question, key: Key) -> None:
         peer, command = question.peer, question.command
         try:
-            async with self._admission.limiter.turn(peer), AsyncExitStack() as until_left:
+            async with self._limiter.turn(peer), AsyncExitStack() as until_left:
                 del self._waiting[key]  # the list may be made from here on: who asks later is answered by another
                 namespace = namespace_of(command.namespace)
                 self._permissions.require(peer.role, namespace, *Action)
@@ -150,7 +167,7 @@ class TopicListing:
                     found = await self._selected(listed, command.pattern)
                     changed = found.hash != command.topics_hash
                     size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
-                    self._admission.check_frame(size)
+                    self._settings.check_frame(size)
 
                     async def make() -> tuple[list[bytes], bytes]:
                         names = await self._encoded(found) if changed else b""
@@ -165,9 +182,10 @@ class TopicListing:
                 frames, names = await self.within_limits(
                     namespace, command.mode, until_left, prepare, lambda: peer.closed
                 )
-                for each in frames[:-1]:
+                for each in frames:
                     peer.send_frames(each, names or None)
-                await send_and_wait(peer, frames[-1], names)
+                del frames, names
+                await all_left(peer)
         finally:
             if self._waiting.get(key) is question:
                 del self._waiting[key]
@@ -187,7 +205,7 @@ class TopicListing:
         return await asyncio.shield(task)
 
     async def _selected(self, listed: Listed, pattern: str | None) -> Selection:
-        """What the pattern leaves, and its hash; once for all that share the list."""
+        """Select by the pattern, once for all that share the list."""
         task = listed.selections.get(pattern)
         if task is None:
             select = self._workers(lambda: self._select(listed, pattern))
@@ -195,14 +213,14 @@ class TopicListing:
         return await asyncio.shield(task)
 
     async def _encoded(self, found: Selection) -> bytes:
-        """The names in a frame; once for all that share them."""
+        """Encode the names for a frame, once for all that share them."""
         if found.fields is None:
             found.fields = asyncio.create_task(self._workers(lambda: name_fields(2, found.names)))
         return await asyncio.shield(found.fields)
 
     def _select(self, listed: Listed, pattern: str | None) -> Selection:
         """A pattern that is too long or unreadable selects nothing: the client filters."""
-        settings = self._admission.settings
+        settings = self._settings
         if pattern is not None and settings.evaluates_patterns and len(pattern) <= settings.max_pattern:
             try:
                 names = selected(listed.names, compiled(pattern))

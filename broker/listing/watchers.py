@@ -1,4 +1,4 @@
-"""WATCH_TOPIC_LIST: the topics that a pattern means, and from then on what changes, within the limits of memory.
+"""WATCH_TOPIC_LIST: the topics that a pattern selects, and from then on their changes, within the limits of memory.
 
 A watcher that finds no memory in time tries again, with pauses, until it or its connection is gone. Its updates are
 sent one at a time, after the answer, in the order of the commits.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -30,8 +31,17 @@ from ..protocol.frames import head, head_before, name_fields
 from ..protocol.loop_calls import Loop, Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
-from .admission import Admission, Backoff, frame_bytes, list_bytes, send_and_wait
-from .memory_limits import PermitError, PermitQueueFull, PermitTimeout
+from .memory_limits import (
+    DualMemoryLimiter,
+    ListingSettings,
+    LookupGate,
+    PermitError,
+    PermitQueueFull,
+    PermitTimeout,
+    all_left,
+    frame_bytes,
+    list_bytes,
+)
 from .name_sets import NameSets, Update, Use
 from .topic_filter import UnreadablePattern, compiled
 
@@ -42,6 +52,10 @@ MAX_WAITING = 10_000
 
 _LARGE = 64 << 10
 """Bytes of an update that is encoded in another thread."""
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 25.0
+_JITTER = 0.1
 
 
 class Watcher:
@@ -60,7 +74,7 @@ class Watcher:
         self._updates: deque[Update] = deque()
         self._waiting = 0
         self._behind: dict[str, bool] | None = None
-        """What the changes come to, by name whether it is new, once too many have waited."""
+        """The net changes, once too many have waited; True: the name is new, False: it was deleted."""
         self._hash = ""
 
     @property
@@ -70,17 +84,16 @@ class Watcher:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there is something to take."""
+        """True if there is something to take."""
         return bool(self._updates) or self._behind is not None
 
     def clear(self) -> None:
-        """Forget what was heard."""
         self._updates.clear()
         self._behind = None
         self._waiting = 0
 
     def hear(self, update: Update) -> None:
-        """Something changed."""
+        """Queue an update, or fold it into the net changes where too many wait."""
         self._updates.append(update)
         self._waiting += len(update.new) + len(update.deleted)
         if self._behind is not None or self._waiting > MAX_WAITING:
@@ -92,7 +105,7 @@ class Watcher:
         self._on_waiting()
 
     def take(self) -> Update | None:
-        """The next update to be sent."""
+        """Return the next update to be sent."""
         if self._behind is not None:
             behind, self._behind = self._behind, None
             self._waiting = 0
@@ -107,13 +120,23 @@ class Watcher:
 
 
 class Watchers:
-    """Of the event loop's thread."""
+    """All watchers of a broker. Of the event loop's thread."""
 
     def __init__(
-        self, permissions: Permissions, admission: Admission, sets: NameSets, workers: Workers, loop: Loop
+        self,
+        permissions: Permissions,
+        limiter: DualMemoryLimiter,
+        settings: ListingSettings,
+        gate: LookupGate,
+        sets: NameSets,
+        workers: Workers,
+        loop: Loop,
     ) -> None:
+        """gate: counts watchers being opened."""
         self._permissions = permissions
-        self._admission = admission
+        self._limiter = limiter
+        self._settings = settings
+        self._gate = gate
         self._sets = sets
         self._workers = workers
         self._loop = loop
@@ -137,7 +160,7 @@ class Watchers:
         self._check_pattern(command.pattern)
         watchers = self._of_peer.setdefault(peer.number, {})
         before = watchers.get(command.watcher_id)
-        if before is None and len(watchers) >= self._admission.settings.max_watchers:
+        if before is None and len(watchers) >= self._settings.max_watchers:
             raise Refused(ServerError.NOT_ALLOWED, f"a connection may have {len(watchers)} watchers")
         if before is not None:
             if not before.answered:
@@ -149,7 +172,7 @@ class Watchers:
         self._start(watcher, self._answer(watcher))
 
     def close(self, peer: Peer, command: WatchTopicListClose) -> None:
-        """Watch no longer; what was asked for and not answered is not answered."""
+        """End a watcher; a request that was not answered is not answered."""
         watcher = self._of_peer.get(peer.number, {}).get(command.watcher_id)
         if watcher is not None:
             self._forget(watcher)
@@ -157,12 +180,12 @@ class Watchers:
         peer.send(Success(command.request_id))
 
     def gone(self, peer: Peer) -> None:
-        """A connection is no more."""
+        """End the watchers of a connection."""
         for watcher in self._of_peer.pop(peer.number, {}).values():
             _end(watcher)
 
     def moved(self, is_here: Callable[[str], bool]) -> None:
-        """Other brokers serve some namespaces now: connections that watch these end, so that clients ask anew."""
+        """Close connections that watch a namespace which another broker serves now, so that clients ask again."""
         for watchers in list(self._of_peer.values()):
             for watcher in watchers.values():
                 if not is_here(watcher.namespace):
@@ -170,7 +193,6 @@ class Watchers:
                     break
 
     def close_all(self) -> None:
-        """The broker ends."""
         for watchers in list(self._of_peer.values()):
             for watcher in watchers.values():
                 _end(watcher)
@@ -178,7 +200,7 @@ class Watchers:
         self._sets.close()
 
     def _check_pattern(self, pattern: str) -> None:
-        settings = self._admission.settings
+        settings = self._settings
         if not settings.evaluates_patterns:
             raise Refused(ServerError.NOT_ALLOWED, "the broker does not evaluate patterns")
         if len(pattern) > settings.max_pattern:
@@ -204,10 +226,10 @@ class Watchers:
     # -- opening ---------------------------------------------------------------------------------
 
     async def _answer(self, watcher: Watcher) -> None:
-        """Send the topics, when there is memory for them, and from then on what changes."""
+        """Send the topics, when there is memory for them, and from then on their changes."""
         command, error = watcher.command, None
         try:
-            with self._admission.lookup():
+            with self._gate:
                 await self._retrying(lambda: self._open(watcher))
         except PermitError as failed:
             error = Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(failed))
@@ -226,38 +248,37 @@ class Watchers:
     async def _open(self, watcher: Watcher) -> None:
         """One try, in the steps of a listing. Raises PermitError, Refused, what the store raises; nothing is kept."""
         command, peer = watcher.command, watcher.peer
-        limiter, key = self._admission.limiter, (watcher.namespace, TopicsMode.PERSISTENT)
+        limiter, key = self._limiter, (watcher.namespace, TopicsMode.PERSISTENT)
         async with limiter.turn(peer), AsyncExitStack() as until_left:
             async with (
-                self._admission.sizes.estimate(key) as estimate,
-                limiter.heap.holding(estimate.size, lambda: peer.closed) as permit,
+                limiter.sizes.estimate(key) as (guess, report),
+                limiter.heap.holding(guess, lambda: peer.closed) as permit,
             ):
                 use = watcher.use = await self._sets.open(watcher.namespace, command.pattern)
                 until_left.push(partial(_close_if_failed, watcher))
                 names, size, found = use.attach(watcher.hear)
-                estimate.report(use.set.size)
+                report(use.set.size)
                 async with limiter.heap.updating(permit, use.set.size, lambda: peer.closed):
                     pass  # the set keeps the names from here on, within a limit of its own
             if found == command.topics_hash:
                 names, size = [], 0
             size = frame_bytes(size, len(names))
-            self._admission.check_frame(size)
+            self._settings.check_frame(size)
             await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
             fields = await self._workers(partial(name_fields, 3, names))
             success = WatchTopicListSuccess(command.request_id, command.watcher_id, found)
             del names
-            await send_and_wait(peer, head_before(success, len(fields)), fields)
+            peer.send_frames(head_before(success, len(fields)), fields or None)
+            await all_left(peer)
 
     # -- updates ---------------------------------------------------------------------------------
 
     def _send_later(self, watcher: Watcher) -> None:
-        """Have updates be sent, after the answer and those before them."""
         if watcher.answered and not watcher.sending and watcher.has_waiting:
             watcher.sending = True
             self._start(watcher, self._send(watcher))
 
     async def _send(self, watcher: Watcher) -> None:
-        """Send what waits, one update after the other."""
         try:
             while (update := watcher.take()) is not None:
                 await self._retrying(partial(self._send_one, watcher, update))
@@ -273,24 +294,33 @@ class Watchers:
         peer = watcher.peer
         names = len(update.new) + len(update.deleted)
         size = frame_bytes(list_bytes(update.new) + list_bytes(update.deleted), names)
-        limiter = self._admission.limiter
-        async with limiter.turn(peer), limiter.direct.holding(size, lambda: peer.closed):
+        async with self._limiter.turn(peer), self._limiter.direct.holding(size, lambda: peer.closed):
             command = WatchTopicUpdate(watcher.command.watcher_id, update.hash, update.new, update.deleted)
             frames = head(command) if size < _LARGE else await self._workers(partial(head, command))
-            await send_and_wait(peer, frames)
+            peer.send_frames(frames)
+            await all_left(peer)
 
     async def _retrying(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do it, and where it gets no permit in time, again, with pauses."""
-        backoff = Backoff(self._loop)
+        """Do `work`, again after a pause where it got no permit in time.
+
+        Pauses are 100 ms, doubled each time up to 25 s, less up to a tenth at random.
+        """
+        pause_s = FIRST_BACKOFF_S
         while True:
             try:
                 return await work()
             except (PermitTimeout, PermitQueueFull):
-                await backoff.pause()
+                over = asyncio.Event()
+                timer = self._loop.call_later(pause_s * (1 - random.random() * _JITTER), over.set)
+                pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)
+                try:
+                    await over.wait()
+                finally:
+                    timer.cancel()
 
 
 def _fold(net: dict[str, bool], update: Update) -> None:
-    """Add an update to what updates come to: what was created and deleted again is nothing, and the other way round."""
+    """Fold an update into the net changes: a name that was created and deleted again is none, nor the other way."""
     for is_new, names in ((True, update.new), (False, update.deleted)):
         for name in names:
             if net.get(name, is_new) != is_new:
@@ -300,7 +330,6 @@ def _fold(net: dict[str, bool], update: Update) -> None:
 
 
 def _close_if_failed(watcher: Watcher, kind: object, *_: object) -> None:
-    """Keep nothing for a watcher that could not be answered."""
     if kind is not None:
         _release(watcher)
 
@@ -313,7 +342,6 @@ def _release(watcher: Watcher) -> None:
 
 
 def _end(watcher: Watcher) -> None:
-    """Nothing is done for it any more."""
     watcher.answered = False
     _release(watcher)
     for task in watcher.tasks:

@@ -16,9 +16,8 @@ from ..cluster.ownership import Ownership
 from ..cluster.placement import PlacementFile
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
-from ..listing.admission import Admission, ListingSettings
 from ..listing.dynamic_settings import DynamicSettings
-from ..listing.memory_limits import DualMemoryLimiter
+from ..listing.memory_limits import DualMemoryLimiter, ListingSettings
 from ..listing.name_sets import NameSets
 from ..listing.topic_listing import TopicListing
 from ..listing.watchers import Watchers
@@ -83,11 +82,13 @@ class Services:
         self.dynamic.on_change(lambda: limiter.set_limits(self.dynamic.heap(), self.dynamic.direct()))
         self._list_threads = ThreadPoolExecutor(_LIST_THREADS, "duelog-lists")
         list_workers = Workers(self._list_threads)
-        admission = Admission(limiter, _listing_settings(config))
-        self.listing = TopicListing(store, permissions, admission, list_workers)
-        self.topic_names = TopicNames(self.listing, admission)
-        self.name_sets = NameSets(store, list_workers, calls, admission.settings.max_kept_bytes)
-        self.watchers = Watchers(permissions, admission, self.name_sets, list_workers, calls.loop)
+        listing = _listing_settings(config)
+        self.listing = TopicListing(store, permissions, limiter, listing, list_workers)
+        self.topic_names = TopicNames(self.listing)
+        self.name_sets = NameSets(store, list_workers, calls, listing.max_kept_bytes)
+        self.watchers = Watchers(
+            permissions, limiter, listing, self.listing.gate, self.name_sets, list_workers, calls.loop
+        )
         self.schemas = Schemas(store.documents, self.resources, access)
         facts = self.facts = TopicFacts(store.documents, self.resources, self.schemas)
         clock = store.clock.now_ms

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from ..admin.http_request import HttpError, Reply
-from ..listing.admission import Admission
 from ..listing.memory_limits import PermitError
 from ..listing.topic_listing import Listed, TopicListing
 from ..protocol.commands import TopicsMode
@@ -20,15 +19,14 @@ from ..protocol.commands import TopicsMode
 class TopicNames:
     """Of the event loop's thread."""
 
-    def __init__(self, listing: TopicListing, admission: Admission) -> None:
+    def __init__(self, listing: TopicListing) -> None:
         self._listing = listing
-        self._admission = admission
 
     async def reply(self, namespace: str) -> Reply:
         """Full names in order, as a JSON list. HttpError 429 where there is no permit in time."""
         async with AsyncExitStack() as until_left:
             try:
-                with self._admission.lookup():
+                with self._listing.gate:
                     body = await self._listed(namespace, until_left)
             except PermitError as error:
                 raise HttpError(429, str(error)) from error

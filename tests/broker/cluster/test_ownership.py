@@ -91,60 +91,52 @@ async def pair_at(folder: Path, *, agreed: bool = True, **settings: Any) -> Asyn
         await pair.stop()
 
 
-def test_lookup_is_redirected_to_the_owner_and_the_owner_says_connect(tmp_path: Path) -> None:
+async def test_lookup_is_redirected_to_the_owner_and_the_owner_says_connect(tmp_path: Path) -> None:
     """A broker answers for namespaces of another like Pulsar's brokers."""
-
-    async def main() -> None:
-        async with pair_at(tmp_path) as pair:
-            a, b = [await RawClient.connected(pair.ports[name]) for name in "ab"]
-            found = await a.ask(commands.Lookup(TWO, 1))
-            url = f"pulsar://127.0.0.1:{pair.ports['b']}"
-            assert found == commands.LookupResponse(1, url=url, url_tls="", response=commands.LookupKind.REDIRECT)
-            found = await b.ask(commands.Lookup(TWO, 2))
-            assert isinstance(found, commands.LookupResponse)
-            assert (found.response, found.url) == (commands.LookupKind.CONNECT, url)
-            for client in (a, b):
-                await client.close()
-
-    asyncio.run(main())
+    async with pair_at(tmp_path) as pair:
+        a, b = [await RawClient.connected(pair.ports[name]) for name in "ab"]
+        found = await a.ask(commands.Lookup(TWO, 1))
+        url = f"pulsar://127.0.0.1:{pair.ports['b']}"
+        assert found == commands.LookupResponse(1, url=url, url_tls="", response=commands.LookupKind.REDIRECT)
+        found = await b.ask(commands.Lookup(TWO, 2))
+        assert isinstance(found, commands.LookupResponse)
+        assert (found.response, found.url) == (commands.LookupKind.CONNECT, url)
+        for client in (a, b):
+            await client.close()
 
 
-def test_any_broker_answers_questions_and_only_the_owner_takes_producers_and_consumers(tmp_path: Path) -> None:
+async def test_any_broker_answers_questions_and_only_the_owner_takes_producers_and_consumers(tmp_path: Path) -> None:
     """Partitions, schemas and lists come from the owner; the other store gets nothing."""
-
-    async def main() -> None:
-        async with pair_at(tmp_path, default_num_partitions=3) as pair:
-            a = await RawClient.connected(pair.ports["a"])
-            metadata = await a.ask(commands.PartitionedMetadata(TWO, 1))
-            assert isinstance(metadata, commands.PartitionedMetadataResponse)
-            assert (metadata.request_id, metadata.partitions) == (1, 3)
-            schema = commands.Schema("s", b'"string"', 1)
-            made = await a.ask(commands.GetOrCreateSchema(2, TWO, schema))
-            assert made == commands.GetOrCreateSchemaResponse(2, schema_version=bytes(8))
-            got = await a.ask(commands.GetSchema(3, TWO))
-            assert isinstance(got, commands.GetSchemaResponse)
-            assert (got.request_id, got.schema) == (3, schema)
-            listed = await a.ask(commands.GetTopics(4, "two/x"))
-            assert isinstance(listed, commands.GetTopicsResponse)
-            assert listed.topics == [f"{TWO}-partition-{number}" for number in range(3)]
-            kind = commands.SubscriptionType.SHARED
-            for asked in (commands.Producer(f"{TWO}-partition-0", 1, 5), commands.Subscribe(TWO, "s", kind, 1, 6)):
-                refused = await a.ask(asked)
-                assert isinstance(refused, commands.Error)
-                assert (refused.request_id, refused.error) == (asked.request_id, ServerError.SERVICE_NOT_READY)
-            watch = await a.ask(commands.WatchTopicList(7, 1, "two/x", ".*"))
-            assert isinstance(watch, commands.Error)
-            assert watch.error is ServerError.NOT_ALLOWED
-            assert not list(pair.running["a"][0].topics())
-            assert len(list(pair.running["b"][0].topics())) == 3
-            own = await a.ask(commands.Producer(f"{ONE}-partition-0", 1, 8))
-            assert isinstance(own, commands.ProducerSuccess)
-            await a.close()
-
-    asyncio.run(main())
+    async with pair_at(tmp_path, default_num_partitions=3) as pair:
+        a = await RawClient.connected(pair.ports["a"])
+        metadata = await a.ask(commands.PartitionedMetadata(TWO, 1))
+        assert isinstance(metadata, commands.PartitionedMetadataResponse)
+        assert (metadata.request_id, metadata.partitions) == (1, 3)
+        schema = commands.Schema("s", b'"string"', 1)
+        made = await a.ask(commands.GetOrCreateSchema(2, TWO, schema))
+        assert made == commands.GetOrCreateSchemaResponse(2, schema_version=bytes(8))
+        got = await a.ask(commands.GetSchema(3, TWO))
+        assert isinstance(got, commands.GetSchemaResponse)
+        assert (got.request_id, got.schema) == (3, schema)
+        listed = await a.ask(commands.GetTopics(4, "two/x"))
+        assert isinstance(listed, commands.GetTopicsResponse)
+        assert listed.topics == [f"{TWO}-partition-{number}" for number in range(3)]
+        kind = commands.SubscriptionType.SHARED
+        for asked in (commands.Producer(f"{TWO}-partition-0", 1, 5), commands.Subscribe(TWO, "s", kind, 1, 6)):
+            refused = await a.ask(asked)
+            assert isinstance(refused, commands.Error)
+            assert (refused.request_id, refused.error) == (asked.request_id, ServerError.SERVICE_NOT_READY)
+        watch = await a.ask(commands.WatchTopicList(7, 1, "two/x", ".*"))
+        assert isinstance(watch, commands.Error)
+        assert watch.error is ServerError.NOT_ALLOWED
+        assert not list(pair.running["a"][0].topics())
+        assert len(list(pair.running["b"][0].topics())) == 3
+        own = await a.ask(commands.Producer(f"{ONE}-partition-0", 1, 8))
+        assert isinstance(own, commands.ProducerSuccess)
+        await a.close()
 
 
-def test_requests_over_http_go_to_the_owner(tmp_path: Path) -> None:
+async def test_requests_over_http_go_to_the_owner(tmp_path: Path) -> None:
     """307 with the owner's address; clients follow it."""
 
     class NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -159,141 +151,115 @@ def test_requests_over_http_go_to_the_owner(tmp_path: Path) -> None:
             with error:
                 return error.code, error.headers.get("Location")
 
-    async def main() -> None:
-        async with pair_at(tmp_path) as pair:
-            urls = {name: f"http://127.0.0.1:{pair.http[name]}/admin/v2/namespaces/two/x/topics" for name in "ab"}
-            assert await asyncio.to_thread(get, urls["a"]) == (307, urls["b"])
-            assert (await asyncio.to_thread(get, urls["b"]))[0] == 200
-
-    asyncio.run(main())
+    async with pair_at(tmp_path) as pair:
+        urls = {name: f"http://127.0.0.1:{pair.http[name]}/admin/v2/namespaces/two/x/topics" for name in "ab"}
+        assert await asyncio.to_thread(get, urls["a"]) == (307, urls["b"])
+        assert (await asyncio.to_thread(get, urls["b"]))[0] == 200
 
 
-def test_a_redirected_put_of_a_namespace_takes_its_tenant_from_the_broker_that_knows_it(tmp_path: Path) -> None:
+async def test_a_redirected_put_of_a_namespace_takes_its_tenant_from_the_broker_that_knows_it(tmp_path: Path) -> None:
     """With its administrators; a tenant that none knows is 404, as is one that cannot be asked for."""
-
-    async def main() -> None:
-        async with pair_at(tmp_path) as pair, aiohttp.ClientSession() as session:
-            urls = {name: f"http://127.0.0.1:{pair.http[name]}/admin/v2" for name in "ab"}
-            pair.path.write_text(
-                pair.path.read_text().replace("namespaces = {", 'namespaces = {"new/n" = "b", "no/n" = "b", ')
-            )
-            for _, broker in pair.running.values():
-                assert broker._services is not None
-                assert broker._services.ownership is not None
-                broker._services.ownership.file.refresh()
-            roles = {"adminRoles": ["ann"], "allowedClusters": ["standalone"]}
-            assert (await session.put(f"{urls['a']}/tenants/new", json=roles)).status == 204
-            assert (await session.get(f"{urls['b']}/tenants/new")).status == 404
-            assert (await session.put(f"{urls['a']}/namespaces/no/n")).status == 404
-            async with session.put(f"{urls['a']}/namespaces/new/n") as answer:
-                assert (answer.status, answer.url.port) == (204, pair.http["b"])
-            async with session.get(f"{urls['b']}/tenants/new") as answer:
-                assert await answer.json() == roles
-            await pair.running["a"][1].stop()
-            assert (await session.put(f"{urls['b']}/namespaces/no/n")).status == 404
-
-    asyncio.run(main())
+    async with pair_at(tmp_path) as pair, aiohttp.ClientSession() as session:
+        urls = {name: f"http://127.0.0.1:{pair.http[name]}/admin/v2" for name in "ab"}
+        pair.path.write_text(
+            pair.path.read_text().replace("namespaces = {", 'namespaces = {"new/n" = "b", "no/n" = "b", ')
+        )
+        for _, broker in pair.running.values():
+            assert broker._services is not None
+            assert broker._services.ownership is not None
+            broker._services.ownership.file.refresh()
+        roles = {"adminRoles": ["ann"], "allowedClusters": ["standalone"]}
+        assert (await session.put(f"{urls['a']}/tenants/new", json=roles)).status == 204
+        assert (await session.get(f"{urls['b']}/tenants/new")).status == 404
+        assert (await session.put(f"{urls['a']}/namespaces/no/n")).status == 404
+        async with session.put(f"{urls['a']}/namespaces/new/n") as answer:
+            assert (answer.status, answer.url.port) == (204, pair.http["b"])
+        async with session.get(f"{urls['b']}/tenants/new") as answer:
+            assert await answer.json() == roles
+        await pair.running["a"][1].stop()
+        assert (await session.put(f"{urls['b']}/namespaces/no/n")).status == 404
 
 
-def test_a_table_that_changes_sends_clients_to_the_new_owner(tmp_path: Path) -> None:
+async def test_a_table_that_changes_sends_clients_to_the_new_owner(tmp_path: Path) -> None:
     """Producers and consumers of what moved away are closed, what watches it ends; what stays is left alone."""
-
-    async def main() -> None:
-        async with pair_at(tmp_path) as pair:
-            b = await RawClient.connected(pair.ports["b"])
-            kind = commands.SubscriptionType.SHARED
-            assert isinstance(await b.ask(commands.Producer(TWO, 1, 1)), commands.ProducerSuccess)
-            assert await b.ask(commands.Subscribe(TWO, "s", kind, 2, 2)) == commands.Success(2)
-            a = await RawClient.connected(pair.ports["a"])
-            assert isinstance(await a.ask(commands.Producer(ONE, 1, 1)), commands.ProducerSuccess)
-            watching = await RawClient.connected(pair.ports["b"])
-            watch = await watching.ask(commands.WatchTopicList(1, 1, "two/x", ".*"))
-            assert isinstance(watch, commands.WatchTopicListSuccess)
-            pair.place("a")
-            assert await watching.hear() is None
-            closed = [await b.hear(), await b.hear()]
-            assert {type(each) for each in closed} == {commands.CloseProducer, commands.CloseConsumer}
-            found = await b.ask(commands.Lookup(TWO, 3))
+    async with pair_at(tmp_path) as pair:
+        b = await RawClient.connected(pair.ports["b"])
+        kind = commands.SubscriptionType.SHARED
+        assert isinstance(await b.ask(commands.Producer(TWO, 1, 1)), commands.ProducerSuccess)
+        assert await b.ask(commands.Subscribe(TWO, "s", kind, 2, 2)) == commands.Success(2)
+        a = await RawClient.connected(pair.ports["a"])
+        assert isinstance(await a.ask(commands.Producer(ONE, 1, 1)), commands.ProducerSuccess)
+        watching = await RawClient.connected(pair.ports["b"])
+        watch = await watching.ask(commands.WatchTopicList(1, 1, "two/x", ".*"))
+        assert isinstance(watch, commands.WatchTopicListSuccess)
+        pair.place("a")
+        assert await watching.hear() is None
+        closed = [await b.hear(), await b.hear()]
+        assert {type(each) for each in closed} == {commands.CloseProducer, commands.CloseConsumer}
+        found = await b.ask(commands.Lookup(TWO, 3))
+        assert isinstance(found, commands.LookupResponse)
+        assert (found.response, found.url) == (
+            commands.LookupKind.REDIRECT, f"pulsar://127.0.0.1:{pair.ports['a']}"
+        )  # fmt: skip
+        while True:  # until a has looked at the table, too; nothing else comes: its producer is there
+            found = await a.ask(commands.Lookup(TWO, 3))
             assert isinstance(found, commands.LookupResponse)
-            assert (found.response, found.url) == (
-                commands.LookupKind.REDIRECT, f"pulsar://127.0.0.1:{pair.ports['a']}"
-            )  # fmt: skip
-            while True:  # until a has looked at the table, too; nothing else comes: its producer is there
-                found = await a.ask(commands.Lookup(TWO, 3))
-                assert isinstance(found, commands.LookupResponse)
-                if found.response == commands.LookupKind.CONNECT:
-                    break
-            for client in (a, b, watching):
-                await client.close()
-
-    asyncio.run(main())
-
-
-def test_brokers_that_do_not_agree_do_not_ask_each_other_for_ever(tmp_path: Path) -> None:
-    """A question that was passed on is not passed on again."""
-
-    async def main() -> None:
-        async with pair_at(tmp_path, agreed=False) as pair:
-            client = await RawClient.connected(pair.ports["a"])
-            metadata = await client.ask(commands.PartitionedMetadata(TWO, 1))
-            assert isinstance(metadata, commands.PartitionedMetadataResponse)
-            assert metadata.error is ServerError.SERVICE_NOT_READY
+            if found.response == commands.LookupKind.CONNECT:
+                break
+        for client in (a, b, watching):
             await client.close()
 
-    asyncio.run(main())
+
+async def test_brokers_that_do_not_agree_do_not_ask_each_other_for_ever(tmp_path: Path) -> None:
+    """A question that was passed on is not passed on again."""
+    async with pair_at(tmp_path, agreed=False) as pair:
+        client = await RawClient.connected(pair.ports["a"])
+        metadata = await client.ask(commands.PartitionedMetadata(TWO, 1))
+        assert isinstance(metadata, commands.PartitionedMetadataResponse)
+        assert metadata.error is ServerError.SERVICE_NOT_READY
+        await client.close()
 
 
 @pytest.mark.parametrize("placed", [True, False])
-def test_a_proxy_asks_the_owner_with_and_without_a_table(placed: bool, tmp_path: Path) -> None:
+async def test_a_proxy_asks_the_owner_with_and_without_a_table(placed: bool, tmp_path: Path) -> None:
     """By its table, or by redirects, clients are sent to the owner through the proxy."""
-
-    async def main() -> None:
-        async with pair_at(tmp_path) as pair:
-            urls = [f"pulsar://127.0.0.1:{pair.ports[name]}" for name in "ab"]
-            settings: dict[str, Any] = {"placement_file": pair.path} if placed else {}
-            async with proxy_to(*([] if placed else urls), **settings) as (_, own):
-                clients = [await RawClient.connected(own) for _ in range(2)]
-                for number, client in enumerate(clients):
-                    for topic, name in ((ONE, "a"), (TWO, "b")):
-                        found = await client.ask(commands.Lookup(topic, number))
-                        assert isinstance(found, commands.LookupResponse)
-                        assert found.url == f"pulsar://127.0.0.1:{pair.ports[name]}"
-                        assert (found.response, found.through_proxy) == (commands.LookupKind.CONNECT, True)
-                    listed = await client.ask(commands.GetTopics(9, "two/x"))
-                    assert isinstance(listed, commands.GetTopicsResponse)
-                    await client.close()
-                side, heard = await through(own, f"127.0.0.1:{pair.ports['b']}")
-                assert isinstance(heard, commands.Connected)
-                assert isinstance(await side.ask(commands.Producer(TWO, 1, 1)), commands.ProducerSuccess)
-                await side.close()
-
-    asyncio.run(main())
-
-
-def test_a_namespace_that_no_broker_serves_is_not_found(tmp_path: Path) -> None:
-    """Without a default in the table."""
-
-    async def main() -> None:
-        async with pair_at(tmp_path) as pair:
-            pair.path.write_text(pair.path.read_text().replace('default = "a"', ""))
-            async with proxy_to(placement_file=pair.path) as (_, own):
-                client = await RawClient.connected(own)
-                found = await client.ask(commands.Lookup(ONE, 1))
-                assert isinstance(found, commands.LookupResponse)
-                assert found.error is ServerError.TOPIC_NOT_FOUND
+    async with pair_at(tmp_path) as pair:
+        urls = [f"pulsar://127.0.0.1:{pair.ports[name]}" for name in "ab"]
+        settings: dict[str, Any] = {"placement_file": pair.path} if placed else {}
+        async with proxy_to(*([] if placed else urls), **settings) as (_, own):
+            clients = [await RawClient.connected(own) for _ in range(2)]
+            for number, client in enumerate(clients):
+                for topic, name in ((ONE, "a"), (TWO, "b")):
+                    found = await client.ask(commands.Lookup(topic, number))
+                    assert isinstance(found, commands.LookupResponse)
+                    assert found.url == f"pulsar://127.0.0.1:{pair.ports[name]}"
+                    assert (found.response, found.through_proxy) == (commands.LookupKind.CONNECT, True)
+                listed = await client.ask(commands.GetTopics(9, "two/x"))
+                assert isinstance(listed, commands.GetTopicsResponse)
                 await client.close()
+            side, heard = await through(own, f"127.0.0.1:{pair.ports['b']}")
+            assert isinstance(heard, commands.Connected)
+            assert isinstance(await side.ask(commands.Producer(TWO, 1, 1)), commands.ProducerSuccess)
+            await side.close()
 
-    asyncio.run(main())
+
+async def test_a_namespace_that_no_broker_serves_is_not_found(tmp_path: Path) -> None:
+    """Without a default in the table."""
+    async with pair_at(tmp_path) as pair:
+        pair.path.write_text(pair.path.read_text().replace('default = "a"', ""))
+        async with proxy_to(placement_file=pair.path) as (_, own):
+            client = await RawClient.connected(own)
+            found = await client.ask(commands.Lookup(ONE, 1))
+            assert isinstance(found, commands.LookupResponse)
+            assert found.error is ServerError.TOPIC_NOT_FOUND
+            await client.close()
 
 
-def test_a_broker_has_to_be_in_its_table(tmp_path: Path) -> None:
+async def test_a_broker_has_to_be_in_its_table(tmp_path: Path) -> None:
     """By the name that it was given."""
     pair = Pair(tmp_path)
 
-    async def main() -> None:
-        config = BrokerConfig(broker_service_port=0, placement_file=pair.path, placement_broker="c")
-        with DelayedStore.open(tmp_path / "s", store_config(config)) as store, pytest.raises(InvalidArgument) as error:
-            await Broker(store, config).start()
-        assert error.value.field == "placementBroker"
-
-    asyncio.run(main())
+    config = BrokerConfig(broker_service_port=0, placement_file=pair.path, placement_broker="c")
+    with DelayedStore.open(tmp_path / "s", store_config(config)) as store, pytest.raises(InvalidArgument) as error:
+        await Broker(store, config).start()
+    assert error.value.field == "placementBroker"

@@ -80,76 +80,64 @@ def limits(limit_mb: int, timeout_ms: int, queue: int = 1_000) -> dict[str, Any]
     return found
 
 
-def test_a_list_over_the_limit_is_served_alone_and_holds_it_until_it_has_left() -> None:
+async def test_a_list_over_the_limit_is_served_alone_and_holds_it_until_it_has_left() -> None:
     """Another one is TooManyRequests meanwhile, on a connection that stays; afterwards it is served."""
-
-    async def main() -> None:
-        async with listing(NAMES, **limits(1, 300)) as (proxy, own):
-            deaf, other = [await RawClient.connected(own) for _ in range(2)]
-            deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
-            deaf.say(commands.GetTopics(1, "public/default"))
-            await until(lambda: proxy.limiter.direct.acquired)
-            assert proxy.limiter.direct.acquired == 1 * MB
-            refused = await other.ask(commands.GetTopics(1, "public/default"))
-            assert isinstance(refused, commands.Error)
-            assert refused.error is ServerError.TOO_MANY_REQUESTS
-            deaf.reader._transport.resume_reading()  # type: ignore[attr-defined]
-            answer = await deaf.hear()
-            assert isinstance(answer, commands.GetTopicsResponse)
-            assert answer.topics == NAMES
-            await until(lambda: not proxy.limiter.direct.acquired)
-            answer = await other.ask(commands.GetTopics(2, "public/default"))
-            assert isinstance(answer, commands.GetTopicsResponse)
-            assert len(answer.topics) == len(NAMES)
-            await until(lambda: not proxy.limiter.direct.acquired)
-            assert proxy.limiter.heap.acquired == 0
-            for client in (deaf, other):
-                await client.close()
-
-    asyncio.run(main())
-
-
-def test_a_listing_that_waits_for_permits_leaves_the_queue_when_its_client_goes() -> None:
-    """At once, and not when it would have timed out; it holds no heap while it waits."""
-
-    async def main() -> None:
-        async with listing(NAMES, **limits(1, 25_000)) as (proxy, own):
-            deaf, other = [await RawClient.connected(own) for _ in range(2)]
-            deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
-            deaf.say(commands.GetTopics(1, "public/default"))
-            await until(lambda: proxy.limiter.direct.acquired and not proxy.limiter.heap.acquired)
-            other.say(commands.GetTopics(1, "public/default"))
-            await until(lambda: proxy.limiter.direct.queue_size)
-            assert proxy.limiter.heap.acquired == 0
-            other.writer.transport.abort()
-            await until(lambda: not proxy.limiter.direct.queue_size)
-            assert (proxy.limiter.direct.timeouts, proxy.limiter.direct.acquired) == (0, 1 * MB)
-            deaf.writer.transport.abort()
-            await until(lambda: not proxy.limiter.direct.acquired)
-            for client in (deaf, other):
-                await client.close()
-
-    asyncio.run(main())
-
-
-def test_two_hundred_lists_over_one_connection_that_are_larger_than_the_limit_are_all_served() -> None:
-    """One after the other; the time that they wait for each other is not the time that they may wait for memory."""
-
-    async def main() -> None:
-        async with listing(NAMES[:15_000], **limits(1, 50), request_timeout_seconds=300) as (proxy, own):
-            client = await RawClient.connected(own)
-            client.say(*(commands.GetTopics(number, "public/default") for number in range(200)))
-            for number in range(200):
-                frame = await client.hear_frame()
-                assert len(frame) > 2 * MB
-                assert commands.request_of(frame) == (commands.GetTopicsResponse, number)
+    async with listing(NAMES, **limits(1, 300)) as (proxy, own):
+        deaf, other = [await RawClient.connected(own) for _ in range(2)]
+        deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        deaf.say(commands.GetTopics(1, "public/default"))
+        await until(lambda: proxy.limiter.direct.acquired)
+        assert proxy.limiter.direct.acquired == 1 * MB
+        refused = await other.ask(commands.GetTopics(1, "public/default"))
+        assert isinstance(refused, commands.Error)
+        assert refused.error is ServerError.TOO_MANY_REQUESTS
+        deaf.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        answer = await deaf.hear()
+        assert isinstance(answer, commands.GetTopicsResponse)
+        assert answer.topics == NAMES
+        await until(lambda: not proxy.limiter.direct.acquired)
+        answer = await other.ask(commands.GetTopics(2, "public/default"))
+        assert isinstance(answer, commands.GetTopicsResponse)
+        assert len(answer.topics) == len(NAMES)
+        await until(lambda: not proxy.limiter.direct.acquired)
+        assert proxy.limiter.heap.acquired == 0
+        for client in (deaf, other):
             await client.close()
-            assert proxy.limiter.heap.timeouts + proxy.limiter.direct.timeouts == 0
-
-    asyncio.run(main())
 
 
-def test_no_permit_is_lost_whatever_clients_and_brokers_do() -> None:
+async def test_a_listing_that_waits_for_permits_leaves_the_queue_when_its_client_goes() -> None:
+    """At once, and not when it would have timed out; it holds no heap while it waits."""
+    async with listing(NAMES, **limits(1, 25_000)) as (proxy, own):
+        deaf, other = [await RawClient.connected(own) for _ in range(2)]
+        deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        deaf.say(commands.GetTopics(1, "public/default"))
+        await until(lambda: proxy.limiter.direct.acquired and not proxy.limiter.heap.acquired)
+        other.say(commands.GetTopics(1, "public/default"))
+        await until(lambda: proxy.limiter.direct.queue_size)
+        assert proxy.limiter.heap.acquired == 0
+        other.writer.transport.abort()
+        await until(lambda: not proxy.limiter.direct.queue_size)
+        assert (proxy.limiter.direct.timeouts, proxy.limiter.direct.acquired) == (0, 1 * MB)
+        deaf.writer.transport.abort()
+        await until(lambda: not proxy.limiter.direct.acquired)
+        for client in (deaf, other):
+            await client.close()
+
+
+async def test_a_hundred_lists_over_one_connection_that_are_larger_than_the_limit_are_all_served() -> None:
+    """One after the other; the time that they wait for each other is not the time that they may wait for memory."""
+    async with listing(NAMES[:5_500], **limits(1, 50), request_timeout_seconds=300) as (proxy, own):
+        client = await RawClient.connected(own)
+        client.say(*(commands.GetTopics(number, "public/default") for number in range(100)))
+        for number in range(100):
+            frame = await client.hear_frame()
+            assert len(frame) > MB
+            assert commands.request_of(frame) == (commands.GetTopicsResponse, number)
+        await client.close()
+        assert proxy.limiter.heap.timeouts + proxy.limiter.direct.timeouts == 0
+
+
+async def test_no_permit_is_lost_whatever_clients_and_brokers_do() -> None:
     """Clients leave while their list waits, is read or is written; brokers refuse, end connections, answer slowly."""
     chance = random.Random(11)
 
@@ -167,15 +155,12 @@ def test_no_permit_is_lost_whatever_clients_and_brokers_do() -> None:
             answers.append(type(heard))
         made.writer.transport.abort()
 
-    async def main() -> None:
-        answers: list[type] = []
-        async with listing(NAMES[:2_000], 7, **limits(1, 100, 10)) as (proxy, own):
-            for _ in range(4):
-                await asyncio.gather(*(client(own, answers) for _ in range(15)))
-            limiter = proxy.limiter
-            await until(lambda: not limiter.heap.acquired and not limiter.direct.acquired)
-            assert (limiter.heap.queue_size, limiter.direct.queue_size) == (0, 0)
-            assert (limiter.heap.available, limiter.direct.available) == (MB, MB)
-        assert set(answers) == {commands.GetTopicsResponse, commands.Error}
-
-    asyncio.run(main())
+    answers: list[type] = []
+    async with listing(NAMES[:2_000], 7, **limits(1, 100, 10)) as (proxy, own):
+        for _ in range(4):
+            await asyncio.gather(*(client(own, answers) for _ in range(15)))
+        limiter = proxy.limiter
+        await until(lambda: not limiter.heap.acquired and not limiter.direct.acquired)
+        assert (limiter.heap.queue_size, limiter.direct.queue_size) == (0, 0)
+        assert (limiter.heap.available, limiter.direct.available) == (MB, MB)
+    assert set(answers) == {commands.GetTopicsResponse, commands.Error}

@@ -58,144 +58,120 @@ async def silent_broker() -> AsyncIterator[SilentBroker]:
                 await client.close()
 
 
-def test_questions_are_answered_by_the_broker_and_lookup_names_the_proxy(tmp_path: Path) -> None:
+async def test_questions_are_answered_by_the_broker_and_lookup_names_the_proxy(tmp_path: Path) -> None:
     """The client connects to the proxy, and tells it which broker it means."""
-
-    async def main() -> None:
-        async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (proxy, own):
-            client = await RawClient.connected(own)
-            found = await client.ask(commands.Lookup(TOPIC, 7))
-            assert found == commands.LookupResponse(
-                7,
-                url=f"pulsar://127.0.0.1:{port}",
-                url_tls=f"pulsar+ssl://127.0.0.1:{port}",
-                response=commands.LookupKind.CONNECT,
-                authoritative=True,
-                through_proxy=True,
-            )
-            metadata = await client.ask(commands.PartitionedMetadata(TOPIC, 8))
-            assert metadata == commands.PartitionedMetadataResponse(
-                8, partitions=0, response=commands.MetadataResult.SUCCESS
-            )
-            schema = await client.ask(commands.GetSchema(9, TOPIC))
-            assert isinstance(schema, commands.GetSchemaResponse)
-            assert (schema.request_id, schema.error) == (9, ServerError.TOPIC_NOT_FOUND)
-            unknown = await client.ask(commands.Lookup("persistent://no/where/t", 10))
-            assert isinstance(unknown, commands.LookupResponse)
-            assert (unknown.response, unknown.error) == (commands.LookupKind.FAILED, ServerError.TOPIC_NOT_FOUND)
-            watch = await client.ask(commands.WatchTopicList(11, 1, "public/default", ".*"))
-            assert isinstance(watch, commands.Error)
-            assert watch.error is ServerError.NOT_ALLOWED
-            assert proxy.gate.asked == 4
-            await client.close()
-
-    run(main())
+    async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (proxy, own):
+        client = await RawClient.connected(own)
+        found = await client.ask(commands.Lookup(TOPIC, 7))
+        assert found == commands.LookupResponse(
+            7,
+            url=f"pulsar://127.0.0.1:{port}",
+            url_tls=f"pulsar+ssl://127.0.0.1:{port}",
+            response=commands.LookupKind.CONNECT,
+            authoritative=True,
+            through_proxy=True,
+        )
+        metadata = await client.ask(commands.PartitionedMetadata(TOPIC, 8))
+        assert metadata == commands.PartitionedMetadataResponse(
+            8, partitions=0, response=commands.MetadataResult.SUCCESS
+        )
+        schema = await client.ask(commands.GetSchema(9, TOPIC))
+        assert isinstance(schema, commands.GetSchemaResponse)
+        assert (schema.request_id, schema.error) == (9, ServerError.TOPIC_NOT_FOUND)
+        unknown = await client.ask(commands.Lookup("persistent://no/where/t", 10))
+        assert isinstance(unknown, commands.LookupResponse)
+        assert (unknown.response, unknown.error) == (commands.LookupKind.FAILED, ServerError.TOPIC_NOT_FOUND)
+        watch = await client.ask(commands.WatchTopicList(11, 1, "public/default", ".*"))
+        assert isinstance(watch, commands.Error)
+        assert watch.error is ServerError.NOT_ALLOWED
+        assert proxy.gate.asked == 4
+        await client.close()
 
 
-def test_a_connection_goes_through_with_all_that_is_said(tmp_path: Path) -> None:
+async def test_a_connection_goes_through_with_all_that_is_said(tmp_path: Path) -> None:
     """Producer, consumer and messages, both ways; the broker knows the client as what it is."""
-
-    async def main() -> None:
-        async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (proxy, own):
-            client, connected = await through(own, f"127.0.0.1:{port}")
-            assert isinstance(connected, commands.Connected)
-            assert connected.feature_flags is not None
-            assert connected.feature_flags.supports_topic_watchers
-            assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
-            kind = commands.SubscriptionType.SHARED
-            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 2)) == commands.Success(2)
-            client.say(commands.Flow(1, 100))
-            for number in range(100):
-                client.say(commands.Send(1, number), blob=blob_of(number))
-            heard = [await client.hear_blob() for _ in range(200)]
-            blobs = [each[1] for each in heard if each is not None and isinstance(each[0], commands.Message)]
-            assert blobs == [blob_of(number) for number in range(100)]
-            assert proxy.figures.spliced == 1
-            await client.close()
-            await until(lambda: not proxy.figures.spliced)
-
-    run(main())
+    async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (proxy, own):
+        client, connected = await through(own, f"127.0.0.1:{port}")
+        assert isinstance(connected, commands.Connected)
+        assert connected.feature_flags is not None
+        assert connected.feature_flags.supports_topic_watchers
+        assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
+        kind = commands.SubscriptionType.SHARED
+        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 2)) == commands.Success(2)
+        client.say(commands.Flow(1, 100))
+        for number in range(100):
+            client.say(commands.Send(1, number), blob=blob_of(number))
+        heard = [await client.hear_blob() for _ in range(200)]
+        blobs = [each[1] for each in heard if each is not None and isinstance(each[0], commands.Message)]
+        assert blobs == [blob_of(number) for number in range(100)]
+        assert proxy.figures.spliced == 1
+        await client.close()
+        await until(lambda: not proxy.figures.spliced)
 
 
-def test_watches_go_through(tmp_path: Path) -> None:
+async def test_watches_go_through(tmp_path: Path) -> None:
     """On a connection to the broker, updates come as they do without the proxy."""
-
-    async def main() -> None:
-        async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (_, own):
-            client, _ = await through(own, f"127.0.0.1:{port}")
-            heard = await client.ask(commands.WatchTopicList(1, 1, "public/default", "public/default/.*"))
-            assert heard == commands.WatchTopicListSuccess(1, 1, "00000000")
-            came = [await client.ask(commands.Producer(TOPIC, 1, 2)), await client.hear()]
-            (update,) = [each for each in came if isinstance(each, commands.WatchTopicUpdate)]
-            assert (update.watcher_id, update.new_topics, update.topics_hash) == (1, [TOPIC], topics_hash([TOPIC]))
-            await client.close()
-
-    run(main())
+    async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (_, own):
+        client, _ = await through(own, f"127.0.0.1:{port}")
+        heard = await client.ask(commands.WatchTopicList(1, 1, "public/default", "public/default/.*"))
+        assert heard == commands.WatchTopicListSuccess(1, 1, "00000000")
+        came = [await client.ask(commands.Producer(TOPIC, 1, 2)), await client.hear()]
+        (update,) = [each for each in came if isinstance(each, commands.WatchTopicUpdate)]
+        assert (update.watcher_id, update.new_topics, update.topics_hash) == (1, [TOPIC], topics_hash([TOPIC]))
+        await client.close()
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1:1", "localhost:22", "example.org:6650", "x", "pulsar://"])
-def test_only_brokers_that_are_known_are_connected_to(place: str, tmp_path: Path) -> None:
+async def test_only_brokers_that_are_known_are_connected_to(place: str, tmp_path: Path) -> None:
     """Any other place is refused, and nothing is connected to it."""
-
-    async def main() -> None:
-        async with broker_at(tmp_path / "s") as (broker, _), proxy_to(broker.urls.plain) as (_, own):
-            client, heard = await through(own, place)
-            assert isinstance(heard, commands.Error)
-            assert heard.error is ServerError.SERVICE_NOT_READY
-            assert heard.request_id == commands.NO_REQUEST
-            await ended(client)
-
-    run(main())
+    async with broker_at(tmp_path / "s") as (broker, _), proxy_to(broker.urls.plain) as (_, own):
+        client, heard = await through(own, place)
+        assert isinstance(heard, commands.Error)
+        assert heard.error is ServerError.SERVICE_NOT_READY
+        assert heard.request_id == commands.NO_REQUEST
+        await ended(client)
 
 
-def test_no_broker_there_is_service_not_ready(unused_port: int) -> None:
+async def test_no_broker_there_is_service_not_ready(unused_port: int) -> None:
     """Clients try again."""
-
-    async def main() -> None:
-        async with proxy_to(f"pulsar://127.0.0.1:{unused_port}") as (_, own):
-            client = await RawClient.open(own)
-            heard = await client.ask(commands.Connect("test", protocol_version=21))
-            assert isinstance(heard, commands.Error)
-            assert heard.error is ServerError.SERVICE_NOT_READY
-            await ended(client)
-            client, heard = await through(own, f"127.0.0.1:{unused_port}")
-            assert isinstance(heard, commands.Error)
-            assert heard.error is ServerError.SERVICE_NOT_READY
-            await ended(client)
-
-    run(main())
+    async with proxy_to(f"pulsar://127.0.0.1:{unused_port}") as (_, own):
+        client = await RawClient.open(own)
+        heard = await client.ask(commands.Connect("test", protocol_version=21))
+        assert isinstance(heard, commands.Error)
+        assert heard.error is ServerError.SERVICE_NOT_READY
+        await ended(client)
+        client, heard = await through(own, f"127.0.0.1:{unused_port}")
+        assert isinstance(heard, commands.Error)
+        assert heard.error is ServerError.SERVICE_NOT_READY
+        await ended(client)
 
 
-def test_a_broker_that_goes_while_it_is_asked_is_service_not_ready_and_the_next_question_finds_it_again() -> None:
+async def test_a_broker_that_goes_while_it_is_asked_is_service_not_ready_and_the_next_question_finds_it_again() -> None:
     """In the answer's own form; the client's connection stays."""
-
-    async def main() -> None:
-        async with silent_broker() as broker, proxy_to(f"pulsar://{broker.place}") as (_, own):
-            client = await RawClient.open(own)
-            client.say(commands.Connect("test", protocol_version=21))
-            await until(lambda: broker.clients)
-            assert isinstance(await broker.clients[0].hear(), commands.Connect)
-            broker.clients[0].say(commands.Connected("s", 19))
-            heard = await client.hear()
-            assert heard == commands.Connected("s", 19, feature_flags=commands.FeatureFlags())
-            client.say(commands.Lookup(TOPIC, 1), commands.GetTopics(2, "public/default"))
-            assert isinstance(await broker.clients[0].hear(), commands.Lookup)
-            await broker.clients[0].close()
-            answers = [await client.hear(), await client.hear()]
-            for answer in answers:
-                assert isinstance(answer, commands.LookupResponse | commands.Error)
-                assert answer.error is ServerError.SERVICE_NOT_READY
-            client.say(commands.PartitionedMetadata(TOPIC, 3))
-            await until(lambda: len(broker.clients) == 2)
-            assert isinstance(await broker.clients[1].hear(), commands.Connect)
-            broker.clients[1].say(commands.Connected("s", 19))
-            asked = await broker.clients[1].hear()
-            assert asked == commands.PartitionedMetadata(TOPIC, 3)
-            broker.clients[1].say(commands.PartitionedMetadataResponse(3, partitions=4))
-            assert await client.hear() == commands.PartitionedMetadataResponse(3, partitions=4)
-            await client.close()
-
-    run(main())
+    async with silent_broker() as broker, proxy_to(f"pulsar://{broker.place}") as (_, own):
+        client = await RawClient.open(own)
+        client.say(commands.Connect("test", protocol_version=21))
+        await until(lambda: broker.clients)
+        assert isinstance(await broker.clients[0].hear(), commands.Connect)
+        broker.clients[0].say(commands.Connected("s", 19))
+        heard = await client.hear()
+        assert heard == commands.Connected("s", 19, feature_flags=commands.FeatureFlags())
+        client.say(commands.Lookup(TOPIC, 1), commands.GetTopics(2, "public/default"))
+        assert isinstance(await broker.clients[0].hear(), commands.Lookup)
+        await broker.clients[0].close()
+        answers = [await client.hear(), await client.hear()]
+        for answer in answers:
+            assert isinstance(answer, commands.LookupResponse | commands.Error)
+            assert answer.error is ServerError.SERVICE_NOT_READY
+        client.say(commands.PartitionedMetadata(TOPIC, 3))
+        await until(lambda: len(broker.clients) == 2)
+        assert isinstance(await broker.clients[1].hear(), commands.Connect)
+        broker.clients[1].say(commands.Connected("s", 19))
+        asked = await broker.clients[1].hear()
+        assert asked == commands.PartitionedMetadata(TOPIC, 3)
+        broker.clients[1].say(commands.PartitionedMetadataResponse(3, partitions=4))
+        assert await client.hear() == commands.PartitionedMetadataResponse(3, partitions=4)
+        await client.close()
 
 
 @pytest.mark.parametrize(
@@ -208,120 +184,104 @@ def test_a_broker_that_goes_while_it_is_asked_is_service_not_ready_and_the_next_
         (ServerError.UNKNOWN, ServerError.SERVICE_NOT_READY),
     ],
 )
-def test_a_listing_fails_as_the_broker_said_or_is_service_not_ready(error: ServerError, told: ServerError) -> None:
+async def test_a_listing_fails_as_the_broker_said_or_is_service_not_ready(
+    error: ServerError, told: ServerError
+) -> None:
     """Nothing of the limits is held afterwards."""
-
-    async def main() -> None:
-        async with silent_broker() as broker, proxy_to(f"pulsar://{broker.place}") as (proxy, own):
-            client = await RawClient.open(own)
-            client.say(commands.Connect("test", protocol_version=21))
-            await until(lambda: broker.clients)
-            await broker.clients[0].hear()
-            broker.clients[0].say(commands.Connected("s", 19))
-            await client.hear()
-            client.say(commands.GetTopics(5, "public/default"))
-            await broker.clients[0].hear()
-            assert proxy.limiter.heap.acquired > 0
-            broker.clients[0].say(commands.Error(5, error, "no"))
-            assert await client.hear() == commands.Error(5, told, "no")
-            assert (proxy.limiter.heap.acquired, proxy.limiter.direct.acquired) == (0, 0)
-            await client.close()
-
-    run(main())
+    async with silent_broker() as broker, proxy_to(f"pulsar://{broker.place}") as (proxy, own):
+        client = await RawClient.open(own)
+        client.say(commands.Connect("test", protocol_version=21))
+        await until(lambda: broker.clients)
+        await broker.clients[0].hear()
+        broker.clients[0].say(commands.Connected("s", 19))
+        await client.hear()
+        client.say(commands.GetTopics(5, "public/default"))
+        await broker.clients[0].hear()
+        assert proxy.limiter.heap.acquired > 0
+        broker.clients[0].say(commands.Error(5, error, "no"))
+        assert await client.hear() == commands.Error(5, told, "no")
+        assert (proxy.limiter.heap.acquired, proxy.limiter.direct.acquired) == (0, 0)
+        await client.close()
 
 
-def test_credentials_are_the_clients_own_and_a_brokers_refusal_is_what_the_client_hears() -> None:
+async def test_credentials_are_the_clients_own_and_a_brokers_refusal_is_what_the_client_hears() -> None:
     """Method and data of CONNECT, the answers to challenges too; no client says that it speaks for another."""
-
-    async def main() -> None:
-        async with silent_broker() as broker, proxy_to(f"pulsar://{broker.place}") as (_, own):
-            given = commands.Connect(
-                "Pulsar-CPP-v3", b"secret", 19, "token", original_principal="root",
-                feature_flags=commands.FeatureFlags(supports_auth_refresh=True),
-            )  # fmt: skip
-            for place in (None, broker.place):
-                client = await RawClient.open(own)
-                given.proxy_to_broker_url = place
-                client.say(given)
-                before = len(broker.clients)
-                await until(lambda before=before: len(broker.clients) > before)
-                side = broker.clients[-1]
-                said = await side.hear()
-                assert said == commands.Connect(
-                    "Pulsar-CPP-v3", b"secret", 19, "token", None, None, given.feature_flags
-                )
-                challenge = commands.AuthData("token", b"again?")
-                side.say(commands.AuthChallenge("s", challenge, 19))
-                asked = await client.hear()
-                assert isinstance(asked, commands.AuthChallenge)
-                assert asked.challenge == challenge
-                answer = commands.AuthResponse("Pulsar-CPP-v3", commands.AuthData("token", b"better"), 19)
-                client.say(answer)
-                assert await side.hear() == answer
-                side.say(commands.Error(commands.NO_REQUEST, ServerError.AUTHENTICATION, "who are you"))
-                await side.close()
-                heard = await client.hear()
-                assert heard == commands.Error(commands.NO_REQUEST, ServerError.AUTHENTICATION, "who are you")
-                await ended(client)
-
-    run(main())
-
-
-def test_what_is_kept_of_a_connection_is_bounded_both_ways() -> None:
-    """A side that does not read holds up the other one, and no more than the marks are kept."""
-
-    async def main() -> None:
-        settings = {"write_high_mark": 1 << 16, "write_low_mark": 1 << 14}
-        async with silent_broker() as broker, proxy_to(f"pulsar://{broker.place}", **settings) as (proxy, own):
+    async with silent_broker() as broker, proxy_to(f"pulsar://{broker.place}") as (_, own):
+        given = commands.Connect(
+            "Pulsar-CPP-v3", b"secret", 19, "token", original_principal="root",
+            feature_flags=commands.FeatureFlags(supports_auth_refresh=True),
+        )  # fmt: skip
+        for place in (None, broker.place):
             client = await RawClient.open(own)
-            client.say(commands.Connect("test", protocol_version=21, proxy_to_broker_url=broker.place))
-            await until(lambda: broker.clients)
-            side = broker.clients[0]
-            await side.hear()
-            piece, sent = bytes(1 << 20), 0
-            for writer, reader in ((client.writer, side.reader), (side.writer, client.reader)):
-                sent = 0
-                before = proxy.figures.bytes
-                writer.transport.set_write_buffer_limits(0)
-                with suppress(TimeoutError):
-                    while sent < 200 << 20:
-                        writer.write(piece)
-                        sent += len(piece)
-                        await asyncio.wait_for(writer.drain(), 0.5)
-                assert sent < 200 << 20  # it was held up
-                read = 0
-                while read < sent:
-                    data = await asyncio.wait_for(reader.read(1 << 20), 30)
-                    assert not any(data)
-                    read += len(data)
-                assert proxy.figures.bytes - before == sent
-            await client.close()
-
-    run(main())
+            given.proxy_to_broker_url = place
+            client.say(given)
+            before = len(broker.clients)
+            await until(lambda before=before: len(broker.clients) > before)
+            side = broker.clients[-1]
+            said = await side.hear()
+            assert said == commands.Connect("Pulsar-CPP-v3", b"secret", 19, "token", None, None, given.feature_flags)
+            challenge = commands.AuthData("token", b"again?")
+            side.say(commands.AuthChallenge("s", challenge, 19))
+            asked = await client.hear()
+            assert isinstance(asked, commands.AuthChallenge)
+            assert asked.challenge == challenge
+            answer = commands.AuthResponse("Pulsar-CPP-v3", commands.AuthData("token", b"better"), 19)
+            client.say(answer)
+            assert await side.hear() == answer
+            side.say(commands.Error(commands.NO_REQUEST, ServerError.AUTHENTICATION, "who are you"))
+            await side.close()
+            heard = await client.hear()
+            assert heard == commands.Error(commands.NO_REQUEST, ServerError.AUTHENTICATION, "who are you")
+            await ended(client)
 
 
-def test_connections_are_limited_and_counted(tmp_path: Path) -> None:
+async def test_what_is_kept_of_a_connection_is_bounded_both_ways() -> None:
+    """A side that does not read holds up the other one, and no more than the marks are kept."""
+    settings = {"write_high_mark": 1 << 16, "write_low_mark": 1 << 14}
+    async with silent_broker() as broker, proxy_to(f"pulsar://{broker.place}", **settings) as (proxy, own):
+        client = await RawClient.open(own)
+        client.say(commands.Connect("test", protocol_version=21, proxy_to_broker_url=broker.place))
+        await until(lambda: broker.clients)
+        side = broker.clients[0]
+        await side.hear()
+        piece, sent = bytes(1 << 20), 0
+        for writer, reader in ((client.writer, side.reader), (side.writer, client.reader)):
+            sent = 0
+            before = proxy.figures.bytes
+            writer.transport.set_write_buffer_limits(0)
+            with suppress(TimeoutError):
+                while sent < 200 << 20:
+                    writer.write(piece)
+                    sent += len(piece)
+                    await asyncio.wait_for(writer.drain(), 0.5)
+            assert sent < 200 << 20  # it was held up
+            read = 0
+            while read < sent:
+                data = await asyncio.wait_for(reader.read(1 << 20), 30)
+                assert not any(data)
+                read += len(data)
+            assert proxy.figures.bytes - before == sent
+        await client.close()
+
+
+async def test_connections_are_limited_and_counted(tmp_path: Path) -> None:
     """One too many is told so, and closed."""
-
-    async def main() -> None:
-        limits = {"max_concurrent_inbound_connections": 2, "web_service_port": 0}
-        async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain, **limits) as (proxy, own):
-            first = await RawClient.connected(own)
-            second, _ = await through(own, f"127.0.0.1:{port}")
-            third = await RawClient.open(own)
-            heard = await third.hear()
-            assert isinstance(heard, commands.Error)
-            assert heard.error is ServerError.NOT_ALLOWED
-            text = await asyncio.to_thread(_read, f"{proxy.web_urls.plain}/metrics")
-            assert 'pulsar_proxy_active_connections{cluster="standalone"} 2.0' in text
-            assert 'pulsar_proxy_new_connections_total{cluster="standalone"} 3.0' in text
-            assert 'pulsar_proxy_rejected_connections_total{cluster="standalone"} 1.0' in text
-            assert len([line for line in text.splitlines() if line.startswith("pulsar_proxy_topic_list_")]) == 26
-            assert await asyncio.to_thread(_read, f"{proxy.web_urls.plain}/health") == "ok"
-            for client in (first, second, third):
-                await client.close()
-
-    run(main())
+    limits = {"max_concurrent_inbound_connections": 2, "web_service_port": 0}
+    async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain, **limits) as (proxy, own):
+        first = await RawClient.connected(own)
+        second, _ = await through(own, f"127.0.0.1:{port}")
+        third = await RawClient.open(own)
+        heard = await third.hear()
+        assert isinstance(heard, commands.Error)
+        assert heard.error is ServerError.NOT_ALLOWED
+        text = await asyncio.to_thread(_read, f"{proxy.web_urls.plain}/metrics")
+        assert 'pulsar_proxy_active_connections{cluster="standalone"} 2.0' in text
+        assert 'pulsar_proxy_new_connections_total{cluster="standalone"} 3.0' in text
+        assert 'pulsar_proxy_rejected_connections_total{cluster="standalone"} 1.0' in text
+        assert len([line for line in text.splitlines() if line.startswith("pulsar_proxy_topic_list_")]) == 26
+        assert await asyncio.to_thread(_read, f"{proxy.web_urls.plain}/health") == "ok"
+        for client in (first, second, third):
+            await client.close()
 
 
 def _read(url: str) -> str:
@@ -329,22 +289,18 @@ def _read(url: str) -> str:
         return str(answer.read(), "utf-8")
 
 
-def test_the_end_closes_both_sides_after_what_was_said(tmp_path: Path) -> None:
+async def test_the_end_closes_both_sides_after_what_was_said(tmp_path: Path) -> None:
     """Clients see the end of their connections, and the broker has none left."""
-
-    async def main() -> None:
-        async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (proxy, own):
-            first = await RawClient.connected(own)
-            second, _ = await through(own, f"127.0.0.1:{port}")
-            second.say(commands.Ping())
-            assert isinstance(await second.hear(), commands.Pong)
-            stopping = asyncio.ensure_future(proxy.stop())
-            await ended(first)
-            await ended(second)
-            await stopping
-            assert proxy.figures.spliced == 0
-
-    run(main())
+    async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (proxy, own):
+        first = await RawClient.connected(own)
+        second, _ = await through(own, f"127.0.0.1:{port}")
+        second.say(commands.Ping())
+        assert isinstance(await second.hear(), commands.Pong)
+        stopping = asyncio.ensure_future(proxy.stop())
+        await ended(first)
+        await ended(second)
+        await stopping
+        assert proxy.figures.spliced == 0
 
 
 def test_nothing_that_clients_say_breaks_the_proxy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

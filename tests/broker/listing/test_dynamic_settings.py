@@ -42,30 +42,26 @@ def test_the_six_names_are_those_that_operators_know() -> None:
     }
 
 
-def test_what_is_set_is_in_force_at_once_and_after_a_restart(store: DelayedStore) -> None:
+async def test_what_is_set_is_in_force_at_once_and_after_a_restart(store: DelayedStore) -> None:
     """Over the configuration; deleted, the configuration's holds again."""
-
-    async def main() -> None:
-        first, heard = settings_of(store), list[Limits]()
-        await first.load()
-        first.on_change(lambda: heard.append(first.heap()))
-        assert (first.names(), first.values()) == (sorted(NAMES), {})
-        await first.set(HEAP, "7")
-        await first.set(QUEUE, "0")
-        assert first.values() == {HEAP: "7", QUEUE: "0"}
-        assert heard == [Limits(7 << 20), Limits(7 << 20, max_queue=0)]
-        again = settings_of(store)
-        await again.load()
-        assert again.values() == first.values()
-        assert again.in_force() == {
-            **{name: str(each) for name, each in BrokerConfig().dynamic().items()},
-            **first.values(),
-        }
-        await again.delete(HEAP)
-        await again.delete(HEAP)
-        assert again.heap() == Limits(max_queue=0)
-
-    asyncio.run(main())
+    first, heard = settings_of(store), list[Limits]()
+    await first.load()
+    first.on_change(lambda: heard.append(first.heap()))
+    assert (first.names(), first.values()) == (sorted(NAMES), {})
+    await first.set(HEAP, "7")
+    await first.set(QUEUE, "0")
+    assert first.values() == {HEAP: "7", QUEUE: "0"}
+    assert heard == [Limits(7 << 20), Limits(7 << 20, max_queue=0)]
+    again = settings_of(store)
+    await again.load()
+    assert again.values() == first.values()
+    assert again.in_force() == {
+        **{name: str(each) for name, each in BrokerConfig().dynamic().items()},
+        **first.values(),
+    }
+    await again.delete(HEAP)
+    await again.delete(HEAP)
+    assert again.heap() == Limits(max_queue=0)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +77,13 @@ def test_what_is_set_is_in_force_at_once_and_after_a_restart(store: DelayedStore
         ("other", "1"),
     ],
 )
-def test_what_cannot_be_set_is_told_by_name_and_value(store: DelayedStore, name: str, text: str) -> None:
+async def test_what_cannot_be_set_is_told_by_name_and_value(store: DelayedStore, name: str, text: str) -> None:
     """And nothing changes."""
-
-    async def main() -> None:
-        settings = settings_of(store)
-        await settings.load()
-        with pytest.raises(InvalidArgument, match=name):
-            await settings.set(name, text)
-        assert settings.values() == {}
-
-    asyncio.run(main())
+    settings = settings_of(store)
+    await settings.load()
+    with pytest.raises(InvalidArgument, match=name):
+        await settings.set(name, text)
+    assert settings.values() == {}
 
 
 def test_a_broker_takes_a_change_while_it_runs_and_keeps_it(open_store: OpenStore) -> None:

@@ -12,85 +12,76 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from duelog.broker.listing.admission import FIRST_SIZE, ListSizes, list_bytes
 from duelog.broker.listing.memory_limits import (
     BROKER_PREFIX,
+    FIRST_SIZE,
     DualMemoryLimiter,
     Limits,
+    ListSizes,
     PermitError,
     PermitTimeout,
     WaitTimes,
+    list_bytes,
 )
 from tests.broker.peers import TestLoop, idle, run
+from tests.proof import length
 
 LIMITS = Limits(100, 2, 1_000)
 
 
-def test_a_permit_is_held_while_the_body_runs_and_released_however_it_ends() -> None:
+async def test_a_permit_is_held_while_the_body_runs_and_released_however_it_ends() -> None:
     """Well, badly, and cancelled."""
+    limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
+    async with limiter.heap.holding(60):
+        assert limiter.heap.acquired == 60
 
-    async def test() -> None:
-        limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
-        async with limiter.heap.holding(60):
-            assert limiter.heap.acquired == 60
+    async def fail() -> None:
+        async with limiter.heap.holding(60) as permit, limiter.heap.updating(permit, 90):
+            assert limiter.heap.acquired == 90
+            raise KeyError
 
-        async def fail() -> None:
-            async with limiter.heap.holding(60) as permit, limiter.heap.updating(permit, 90):
-                assert limiter.heap.acquired == 90
-                raise KeyError
+    with pytest.raises(KeyError):
+        await fail()
+    assert limiter.heap.acquired == 0
 
-        with pytest.raises(KeyError):
-            await fail()
-        assert limiter.heap.acquired == 0
+    async def wait() -> None:
+        async with limiter.direct.holding(60):
+            await asyncio.Event().wait()
 
-        async def wait() -> None:
-            async with limiter.direct.holding(60):
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(wait())
-        await idle()
-        assert limiter.direct.acquired == 60
-        task.cancel()
-        await idle()
-        assert (limiter.direct.acquired, task.cancelled()) == (0, True)
-
-    run(test())
+    task = asyncio.create_task(wait())
+    await idle()
+    assert limiter.direct.acquired == 60
+    task.cancel()
+    await idle()
+    assert (limiter.direct.acquired, task.cancelled()) == (0, True)
 
 
-def test_a_list_larger_than_the_limit_is_served_alone() -> None:
+async def test_a_list_larger_than_the_limit_is_served_alone() -> None:
     """A request over the limit is one for the limit."""
-
-    async def test() -> None:
-        limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
-        async with limiter.heap.holding(10) as permit, limiter.heap.updating(permit, 1_000) as all_of_it:
-            assert all_of_it.size == 100
-            waiting = limiter.heap.acquire(1)
-            assert not waiting.done()
-        assert waiting.result().size == 1
-
-    run(test())
+    limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
+    async with limiter.heap.holding(10) as permit, limiter.heap.updating(permit, 1_000) as all_of_it:
+        assert all_of_it.size == 100
+        waiting = limiter.heap.acquire(1)
+        assert not waiting.done()
+    assert waiting.result().size == 1
 
 
-def test_a_permit_granted_to_a_task_that_is_being_cancelled_is_not_lost() -> None:
+async def test_a_permit_granted_to_a_task_that_is_being_cancelled_is_not_lost() -> None:
     """The grant and the cancellation come in one turn of the loop."""
+    limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
+    held = limiter.heap.acquire(100).result()
 
-    async def test() -> None:
-        limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
-        held = limiter.heap.acquire(100).result()
+    async def wait() -> None:
+        async with limiter.heap.holding(50):
+            raise AssertionError("the body runs")
 
-        async def wait() -> None:
-            async with limiter.heap.holding(50):
-                raise AssertionError("the body runs")
-
-        task = asyncio.create_task(wait())
-        await idle()
-        limiter.heap.release(held)
-        task.cancel()
-        await idle()
-        assert task.cancelled()
-        assert (limiter.heap.acquired, limiter.heap.queue_size) == (0, 0)
-
-    run(test())
+    task = asyncio.create_task(wait())
+    await idle()
+    limiter.heap.release(held)
+    task.cancel()
+    await idle()
+    assert task.cancelled()
+    assert (limiter.heap.acquired, limiter.heap.queue_size) == (0, 0)
 
 
 @given(
@@ -100,7 +91,8 @@ def test_a_permit_granted_to_a_task_that_is_being_cancelled_is_not_lost() -> Non
     ),
     st.lists(st.tuples(st.sampled_from(["time", "limit", "cancel", "idle"]), st.integers(0, 120)), max_size=30),
 )
-@settings(max_examples=100, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_SEMAPHORE_EXAMPLES", 40, 300), deadline=None)
 def test_both_limiters_are_empty_when_all_who_used_them_have_ended(
     users: list[tuple[int, int, int, int, bool]], steps: list[tuple[str, int]]
 ) -> None:
@@ -143,86 +135,74 @@ def test_both_limiters_are_empty_when_all_who_used_them_have_ended(
     run(test())
 
 
-def test_the_first_asker_gets_a_guess_at_once_and_the_others_what_it_reports() -> None:
+async def test_the_first_asker_gets_a_guess_at_once_and_the_others_what_it_reports() -> None:
     """And who comes later the last size; other keys are others."""
-
-    async def test() -> None:
-        sizes = ListSizes()
-        async with sizes.estimate(("ns", 0)) as first:
-            assert first.size == FIRST_SIZE == 10 << 10
-            waiting = [asyncio.create_task(asked(sizes)) for _ in range(3)]
-            await idle()
-            assert not any(each.done() for each in waiting)
-            async with sizes.estimate(("ns", 2)) as other:
-                assert other.size == FIRST_SIZE
-            first.report(77)
-            await idle()
-            assert [each.result() for each in waiting] == [77] * 3
-        assert await asked(sizes) == 77
-        async with sizes.estimate(("ns", 0)) as later:
-            later.report(88)
-        assert await asked(sizes) == 88
-
-    run(test())
+    sizes = ListSizes()
+    async with sizes.estimate(("ns", 0)) as (size, report):
+        assert size == FIRST_SIZE == 10 << 10
+        waiting = [asyncio.create_task(asked(sizes)) for _ in range(3)]
+        await idle()
+        assert not any(each.done() for each in waiting)
+        async with sizes.estimate(("ns", 2)) as (other_size, _):
+            assert other_size == FIRST_SIZE
+        report(77)
+        await idle()
+        assert [each.result() for each in waiting] == [77] * 3
+    assert await asked(sizes) == 77
+    async with sizes.estimate(("ns", 0)) as (_, report):
+        report(88)
+    assert await asked(sizes) == 88
 
 
 async def asked(sizes: ListSizes) -> int:
     """What an asker is told that reports nothing."""
-    async with sizes.estimate(("ns", 0)) as estimate:
-        return estimate.size
+    async with sizes.estimate(("ns", 0)) as (size, _):
+        return size
 
 
 @pytest.mark.parametrize("way", ["failed", "cancelled"])
-def test_after_a_failure_of_the_first_the_waiting_go_on_and_the_next_is_first(way: str) -> None:
+async def test_after_a_failure_of_the_first_the_waiting_go_on_and_the_next_is_first(way: str) -> None:
     """Failed or cancelled: with the guess, each of them."""
+    sizes = ListSizes()
+    never = asyncio.Event()
 
-    async def test() -> None:
-        sizes = ListSizes()
-        never = asyncio.Event()
+    async def fail() -> None:
+        async with sizes.estimate(("ns", 0)):
+            await never.wait()
+            raise KeyError
 
-        async def fail() -> None:
-            async with sizes.estimate(("ns", 0)):
-                await never.wait()
-                raise KeyError
-
-        first = asyncio.create_task(fail())
+    first = asyncio.create_task(fail())
+    await idle()
+    waiting = [asyncio.create_task(asked(sizes)) for _ in range(3)]
+    gone = asyncio.create_task(asked(sizes))
+    await idle()
+    gone.cancel()
+    first.cancel() if way == "cancelled" else never.set()
+    await idle()
+    assert first.cancelled() or isinstance(first.exception(), KeyError)
+    assert [each.result() for each in waiting] == [FIRST_SIZE] * 3
+    assert len(sizes) == 0
+    async with sizes.estimate(("ns", 0)) as (_, report):
+        behind = asyncio.create_task(asked(sizes))
         await idle()
-        waiting = [asyncio.create_task(asked(sizes)) for _ in range(3)]
-        gone = asyncio.create_task(asked(sizes))
-        await idle()
-        gone.cancel()
-        first.cancel() if way == "cancelled" else never.set()
-        await idle()
-        assert first.cancelled() or isinstance(first.exception(), KeyError)
-        assert [each.result() for each in waiting] == [FIRST_SIZE] * 3
-        assert len(sizes) == 0
-        async with sizes.estimate(("ns", 0)) as next_first:
-            behind = asyncio.create_task(asked(sizes))
-            await idle()
-            assert not behind.done()
-            next_first.report(5)
-        assert await behind == 5
-
-    run(test())
+        assert not behind.done()
+        report(5)
+    assert await behind == 5
 
 
-def test_so_many_sizes_are_known_at_most() -> None:
+async def test_so_many_sizes_are_known_at_most() -> None:
     """The one not asked for longest is forgotten, also while its first asker is at it."""
-
-    async def test() -> None:
-        sizes = ListSizes(2)
-        async with sizes.estimate(("ns", 0)) as first:
-            waiting = asyncio.create_task(asked(sizes))
-            await idle()
-            for number in (1, 2):
-                async with sizes.estimate(("ns", number)) as estimate:
-                    estimate.report(number)
-            assert len(sizes) == 2
-            first.report(9)
-        assert await waiting == 9
+    sizes = ListSizes(2)
+    async with sizes.estimate(("ns", 0)) as (_, report):
+        waiting = asyncio.create_task(asked(sizes))
+        await idle()
+        for number in (1, 2):
+            async with sizes.estimate(("ns", number)) as (_, report_other):
+                report_other(number)
         assert len(sizes) == 2
-
-    run(test())
+        report(9)
+    assert await waiting == 9
+    assert len(sizes) == 2
 
 
 def test_a_name_takes_its_utf8_and_64_bytes() -> None:
@@ -244,24 +224,20 @@ def test_quantiles_are_of_the_last_minutes() -> None:
     assert (waits.count, waits.sum_ms) == (101, 5_057)
 
 
-def test_a_wait_that_times_out_counts_in_the_wait_times() -> None:
+async def test_a_wait_that_times_out_counts_in_the_wait_times() -> None:
     """One that is cancelled, or finds the queue full, does not."""
-
-    async def test() -> None:
-        loop = TestLoop()
-        limiter = DualMemoryLimiter(LIMITS, LIMITS, loop)
-        limiter.heap.acquire(100)
-        late, cancelled = limiter.heap.acquire(1), limiter.heap.acquire(1)
-        full = limiter.heap.acquire(1)
-        assert isinstance(full.exception(), PermitError)
-        cancelled.cancel()
-        await idle()
-        loop.advance(1)
-        assert isinstance(late.exception(), PermitTimeout)
-        waits = limiter.heap.waits
-        assert (waits.count, waits.sum_ms, waits.quantiles()[0.99]) == (2, 1_000, 1_000)
-
-    run(test())
+    loop = TestLoop()
+    limiter = DualMemoryLimiter(LIMITS, LIMITS, loop)
+    limiter.heap.acquire(100)
+    late, cancelled = limiter.heap.acquire(1), limiter.heap.acquire(1)
+    full = limiter.heap.acquire(1)
+    assert isinstance(full.exception(), PermitError)
+    cancelled.cancel()
+    await idle()
+    loop.advance(1)
+    assert isinstance(late.exception(), PermitTimeout)
+    waits = limiter.heap.waits
+    assert (waits.count, waits.sum_ms, waits.quantiles()[0.99]) == (2, 1_000, 1_000)
 
 
 SERIES = """
@@ -302,27 +278,21 @@ class _Collector(Collector):
         return list(self._limiter.collect(BROKER_PREFIX, "c"))
 
 
-def test_twelve_metrics_are_26_series() -> None:
+async def test_twelve_metrics_are_26_series() -> None:
     """As the text that Prometheus reads."""
-
-    async def test() -> None:
-        loop = TestLoop()
-        limiter = DualMemoryLimiter(LIMITS, LIMITS, loop)
-        limiter.created = 5.0
-        limiter.heap.acquire(60)
-        late = limiter.heap.acquire(90)
-        loop.advance(1)
-        assert isinstance(late.exception(), PermitTimeout)
-        waiting = limiter.heap.acquire(41)
-        registry = CollectorRegistry()
-        registry.register(_Collector(limiter))
-        text = generate_latest(registry).decode()
-        assert sorted(line for line in text.splitlines() if not line.startswith("#")) == sorted(
-            SERIES.split("\n")[1:-1]
-        )
-        families = [each.name for each in limiter.collect(BROKER_PREFIX, "c")]
-        assert len([name for name in families if not name.endswith("_created")]) == 12
-        waiting.cancel()
-        await idle()
-
-    run(test())
+    loop = TestLoop()
+    limiter = DualMemoryLimiter(LIMITS, LIMITS, loop)
+    limiter.created = 5.0
+    limiter.heap.acquire(60)
+    late = limiter.heap.acquire(90)
+    loop.advance(1)
+    assert isinstance(late.exception(), PermitTimeout)
+    waiting = limiter.heap.acquire(41)
+    registry = CollectorRegistry()
+    registry.register(_Collector(limiter))
+    text = generate_latest(registry).decode()
+    assert sorted(line for line in text.splitlines() if not line.startswith("#")) == sorted(SERIES.split("\n")[1:-1])
+    families = [each.name for each in limiter.collect(BROKER_PREFIX, "c")]
+    assert len([name for name in families if not name.endswith("_created")]) == 12
+    waiting.cancel()
+    await idle()

@@ -9,8 +9,14 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.listing import topic_listing
-from duelog.broker.listing.admission import FIRST_SIZE, Admission, ListingSettings, frame_bytes, list_bytes
-from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
+from duelog.broker.listing.memory_limits import (
+    FIRST_SIZE,
+    DualMemoryLimiter,
+    Limits,
+    ListingSettings,
+    frame_bytes,
+    list_bytes,
+)
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.resources import Resources
@@ -19,7 +25,7 @@ from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.frames import head
 from duelog.broker.protocol.loop_calls import Workers
 from duelog.broker.security.permissions import Permissions
-from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle, run
+from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle
 from tests.conftest import OpenStore
 
 NAMES = [f"persistent://public/default/t{number:03}" for number in range(200)]
@@ -43,10 +49,11 @@ class Stand:
     def __init__(self, store: DelayedStore, heap: Limits = ROOM, direct: Limits = ROOM, **settings: Any) -> None:
         self.loop = TestLoop()
         self.limiter = DualMemoryLimiter(heap, direct, self.loop)
-        self.admission = Admission(self.limiter, ListingSettings(**settings))
         self.workers = HeldWorkers()
         permissions = Permissions(Resources(store.documents))
-        self.listing = TopicListing(store, permissions, self.admission, Workers(self.workers))
+        self.listing = TopicListing(
+            store, permissions, self.limiter, ListingSettings(**settings), Workers(self.workers)
+        )
         self.tasks: list[asyncio.Task[None]] = []
 
     async def ask(self, peer: FakePeer, command: GetTopics = ASKED) -> None:
@@ -63,189 +70,157 @@ class Stand:
 
     def held(self) -> tuple[int, int, int]:
         """Bytes in use, of both kinds, and listings under way."""
-        return self.limiter.heap.acquired, self.limiter.direct.acquired, self.admission.lookups
+        return self.limiter.heap.acquired, self.limiter.direct.acquired, self.listing.gate.under_way
 
 
-def test_each_step_holds_what_it_is_to_hold(store: DelayedStore) -> None:
+async def test_each_step_holds_what_it_is_to_hold(store: DelayedStore) -> None:
     """A guess before there is a list, then its size; frames until they have left."""
-
-    async def test() -> None:
-        stand, peer = Stand(store), FakePeer()
-        stand.workers.held = peer.held = True
-        await stand.ask(peer)
-        assert stand.held() == (FIRST_SIZE, 0, 1)
-        await stand.work()  # the list
-        assert stand.held() == (SIZE, 0, 1)
-        await stand.work()  # filter and hash
-        assert stand.held() == (SIZE, FRAME, 1)
-        assert peer.sent == []
-        await stand.work()  # the frame
-        assert stand.held() == (0, FRAME, 1)
-        assert peer.take() == [GetTopicsResponse(1, NAMES, False, topics_hash(NAMES), True)]
-        peer.leave()
-        await idle()
-        assert stand.held() == (0, 0, 0)
-        stand.workers.held = False
-        await stand.ask(FakePeer())
-        assert stand.admission.lookups == 0
-
-    run(test())
+    stand, peer = Stand(store), FakePeer()
+    stand.workers.held = peer.held = True
+    await stand.ask(peer)
+    assert stand.held() == (FIRST_SIZE, 0, 1)
+    await stand.work()  # the list
+    assert stand.held() == (SIZE, 0, 1)
+    await stand.work()  # filter and hash
+    assert stand.held() == (SIZE, FRAME, 1)
+    assert peer.sent == []
+    await stand.work()  # the frame
+    assert stand.held() == (0, FRAME, 1)
+    assert peer.take() == [GetTopicsResponse(1, NAMES, False, topics_hash(NAMES), True)]
+    peer.leave()
+    await idle()
+    assert stand.held() == (0, 0, 0)
+    stand.workers.held = False
+    await stand.ask(FakePeer())
+    assert stand.listing.gate.under_way == 0
 
 
-def test_the_second_listing_asks_for_the_size_of_the_first(store: DelayedStore) -> None:
+async def test_the_second_listing_asks_for_the_size_of_the_first(store: DelayedStore) -> None:
     """By namespace and mode; others of the time wait for what the first one reports."""
-
-    async def test() -> None:
-        stand = Stand(store)
-        stand.workers.held = True
-        first, second = FakePeer(), FakePeer()
-        await stand.ask(first)
-        await stand.ask(second)
-        assert stand.held() == (FIRST_SIZE, 0, 2)
+    stand = Stand(store)
+    stand.workers.held = True
+    first, second = FakePeer(), FakePeer()
+    await stand.ask(first)
+    await stand.ask(second)
+    assert stand.held() == (FIRST_SIZE, 0, 2)
+    await stand.work()
+    assert stand.held() == (2 * SIZE, 0, 2)
+    await stand.ask(FakePeer(), GetTopics(1, "public/default", TopicsMode.ALL))
+    assert stand.held() == (2 * SIZE + FIRST_SIZE, 0, 3)
+    stand.workers.held = False
+    for _ in range(4):
         await stand.work()
-        assert stand.held() == (2 * SIZE, 0, 2)
-        await stand.ask(FakePeer(), GetTopics(1, "public/default", TopicsMode.ALL))
-        assert stand.held() == (2 * SIZE + FIRST_SIZE, 0, 3)
-        stand.workers.held = False
-        for _ in range(4):
-            await stand.work()
-        assert stand.held() == (0, 0, 0)
-        assert len(first.got(GetTopicsResponse)) == len(second.got(GetTopicsResponse)) == 1
-
-    run(test())
+    assert stand.held() == (0, 0, 0)
+    assert len(first.got(GetTopicsResponse)) == len(second.got(GetTopicsResponse)) == 1
 
 
 @pytest.mark.parametrize("kind", ["heap", "direct"])
 @pytest.mark.parametrize("way", ["timeout", "queue"])
-def test_a_permit_that_fails_is_too_many_requests(store: DelayedStore, kind: str, way: str) -> None:
+async def test_a_permit_that_fails_is_too_many_requests(store: DelayedStore, kind: str, way: str) -> None:
     """Nothing is held then, and the next one is served."""
-
-    async def test() -> None:
-        stand = Stand(store, ROOM._replace(max_queue=1), ROOM._replace(max_queue=1))
-        semaphore = getattr(stand.limiter, kind)
-        everything = semaphore.acquire(100_000).result()
-        waiting = semaphore.acquire(1) if way == "queue" else None
-        peer = FakePeer()
-        await stand.ask(peer)
-        if waiting is None:
-            assert peer.sent == []
-            stand.loop.advance(1)
-            await idle()
-        (error,) = peer.got(Error)
-        assert (error.request_id, error.error) == (1, ServerError.TOO_MANY_REQUESTS)
-        semaphore.release(everything)
-        if waiting is not None:
-            semaphore.release(waiting.result())
-        assert stand.held() == (0, 0, 0)
-        await stand.ask(peer)
-        assert len(peer.got(GetTopicsResponse)) == 1
-
-    run(test())
+    stand = Stand(store, ROOM._replace(max_queue=1), ROOM._replace(max_queue=1))
+    semaphore = getattr(stand.limiter, kind)
+    everything = semaphore.acquire(100_000).result()
+    waiting = semaphore.acquire(1) if way == "queue" else None
+    peer = FakePeer()
+    await stand.ask(peer)
+    if waiting is None:
+        assert peer.sent == []
+        stand.loop.advance(1)
+        await idle()
+    (error,) = peer.got(Error)
+    assert (error.request_id, error.error) == (1, ServerError.TOO_MANY_REQUESTS)
+    semaphore.release(everything)
+    if waiting is not None:
+        semaphore.release(waiting.result())
+    assert stand.held() == (0, 0, 0)
+    await stand.ask(peer)
+    assert len(peer.got(GetTopicsResponse)) == 1
 
 
-def test_a_list_larger_than_both_limits_is_served_alone(store: DelayedStore) -> None:
+async def test_a_list_larger_than_both_limits_is_served_alone(store: DelayedStore) -> None:
     """One after the other, all of them."""
-
-    async def test() -> None:
-        stand = Stand(store, Limits(50, 100, 1_000), Limits(50, 100, 1_000))
-        peers = [FakePeer() for _ in range(20)]
-        for peer in peers:
-            await stand.ask(peer)
-        await asyncio.gather(*stand.tasks)
-        assert all(len(peer.got(GetTopicsResponse)) == 1 for peer in peers)
-        assert stand.held() == (0, 0, 0)
-
-    run(test())
+    stand = Stand(store, Limits(50, 100, 1_000), Limits(50, 100, 1_000))
+    peers = [FakePeer() for _ in range(20)]
+    for peer in peers:
+        await stand.ask(peer)
+    await asyncio.gather(*stand.tasks)
+    assert all(len(peer.got(GetTopicsResponse)) == 1 for peer in peers)
+    assert stand.held() == (0, 0, 0)
 
 
-def test_a_frame_that_has_not_left_keeps_its_permit_and_a_connection_that_is_gone_gives_it_back(
+async def test_a_frame_that_has_not_left_keeps_its_permit_and_a_connection_that_is_gone_gives_it_back(
     store: DelayedStore,
 ) -> None:
     """What waits for it goes on then."""
-
-    async def test() -> None:
-        stand = Stand(store, direct=Limits(FRAME, 10, 1_000))
-        stuck, other = FakePeer(), FakePeer()
-        stuck.held = True
-        await stand.ask(stuck)
-        await stand.ask(other)
-        assert (len(stuck.sent), len(other.sent)) == (1, 0)
-        assert stand.held() == (0, FRAME, 2)
-        stuck.close("gone")
-        stuck.leave()
-        await idle()
-        assert len(other.got(GetTopicsResponse)) == 1
-        assert stand.held() == (0, 0, 0)
-
-    run(test())
+    stand = Stand(store, direct=Limits(FRAME, 10, 1_000))
+    stuck, other = FakePeer(), FakePeer()
+    stuck.held = True
+    await stand.ask(stuck)
+    await stand.ask(other)
+    assert (len(stuck.sent), len(other.sent)) == (1, 0)
+    assert stand.held() == (0, FRAME, 2)
+    stuck.close("gone")
+    stuck.leave()
+    await idle()
+    assert len(other.got(GetTopicsResponse)) == 1
+    assert stand.held() == (0, 0, 0)
 
 
-def test_a_listing_that_waits_for_a_slow_reader_holds_no_heap_and_is_of_the_topics_that_are_there_then(
+async def test_a_listing_that_waits_for_a_slow_reader_holds_no_heap_and_is_of_the_topics_that_are_there_then(
     store: DelayedStore,
 ) -> None:
     """Its list is dropped, its heap permit goes back, and both are made again; others that fit go on meanwhile."""
-
-    async def test() -> None:
-        stand = Stand(store, Limits(SIZE, 10, 1_000), Limits(FRAME + 100, 10, 1_000))
-        stuck, waiting, unchanged = FakePeer(), FakePeer(), FakePeer()
-        stuck.held = True
-        await stand.ask(stuck)
-        hash_before = stuck.got(GetTopicsResponse)[0].topics_hash
-        await stand.ask(unchanged, GetTopics(1, "public/default", topics_hash=hash_before))
-        await stand.ask(waiting)
-        assert (unchanged.got(GetTopicsResponse)[0].changed, waiting.sent) == (False, [])
-        assert (stand.held(), stand.limiter.direct.queue_size) == ((0, FRAME, 2), 1)
-        store.delete_topic(NAMES[0])
-        stuck.leave()
-        await idle()
-        assert waiting.got(GetTopicsResponse)[0].topics == NAMES[1:]
-        assert stand.held() == (0, 0, 0)
-
-    run(test())
+    stand = Stand(store, Limits(SIZE, 10, 1_000), Limits(FRAME + 100, 10, 1_000))
+    stuck, waiting, unchanged = FakePeer(), FakePeer(), FakePeer()
+    stuck.held = True
+    await stand.ask(stuck)
+    hash_before = stuck.got(GetTopicsResponse)[0].topics_hash
+    await stand.ask(unchanged, GetTopics(1, "public/default", topics_hash=hash_before))
+    await stand.ask(waiting)
+    assert (unchanged.got(GetTopicsResponse)[0].changed, waiting.sent) == (False, [])
+    assert (stand.held(), stand.limiter.direct.queue_size) == ((0, FRAME, 2), 1)
+    store.delete_topic(NAMES[0])
+    stuck.leave()
+    await idle()
+    assert waiting.got(GetTopicsResponse)[0].topics == NAMES[1:]
+    assert stand.held() == (0, 0, 0)
 
 
-def test_a_list_that_grew_while_it_waited_waits_for_what_it_takes_now(store: DelayedStore) -> None:
+async def test_a_list_that_grew_while_it_waited_waits_for_what_it_takes_now(store: DelayedStore) -> None:
     """The permit that is too small goes back first."""
-
-    async def test() -> None:
-        stand = Stand(store, direct=Limits(FRAME + 500, 10, 1_000))
-        everything = stand.limiter.direct.acquire(FRAME + 500).result()
-        peer = FakePeer()
-        await stand.ask(peer)
-        more = [f"{NAMES[-1]}-{'x' * 90}-{number}" for number in range(10)]
-        store.create_topics(more)
-        stand.limiter.direct.release(everything)
-        await idle()
-        assert peer.got(GetTopicsResponse)[0].topics == sorted([*NAMES, *more])
-        assert stand.held() == (0, 0, 0)
-
-    run(test())
+    stand = Stand(store, direct=Limits(FRAME + 500, 10, 1_000))
+    everything = stand.limiter.direct.acquire(FRAME + 500).result()
+    peer = FakePeer()
+    await stand.ask(peer)
+    more = [f"{NAMES[-1]}-{'x' * 90}-{number}" for number in range(10)]
+    store.create_topics(more)
+    stand.limiter.direct.release(everything)
+    await idle()
+    assert peer.got(GetTopicsResponse)[0].topics == sorted([*NAMES, *more])
+    assert stand.held() == (0, 0, 0)
 
 
-def test_one_connection_has_one_list_on_its_way_and_its_other_requests_hold_nothing(store: DelayedStore) -> None:
+async def test_one_connection_has_one_list_on_its_way_and_its_other_requests_hold_nothing(store: DelayedStore) -> None:
     """They are answered in turn, however long that takes; when it goes, all of them go."""
-
-    async def test() -> None:
-        stand, peer = Stand(store), FakePeer()
-        peer.held = True
-        for number in range(5):
-            await stand.ask(peer, GetTopics(number, "public/default", topics_hash=f"{number:08}"))
-        assert (len(peer.sent), stand.held()) == (1, (0, FRAME, 5))
-        stand.loop.advance(100)
-        peer.leave()
-        await idle()
-        assert [answer.request_id for answer in peer.got(GetTopicsResponse)] == [0, 1]
-        peer.closed = True
-        stand.limiter.gone(peer)
-        await idle()
-        assert (stand.held(), all(task.done() for task in stand.tasks)) == ((0, 0, 0), True)
-        await stand.ask(peer)
-        assert stand.tasks[-1].done()
-
-    run(test())
+    stand, peer = Stand(store), FakePeer()
+    peer.held = True
+    for number in range(5):
+        await stand.ask(peer, GetTopics(number, "public/default", topics_hash=f"{number:08}"))
+    assert (len(peer.sent), stand.held()) == (1, (0, FRAME, 5))
+    stand.loop.advance(100)
+    peer.leave()
+    await idle()
+    assert [answer.request_id for answer in peer.got(GetTopicsResponse)] == [0, 1]
+    peer.closed = True
+    stand.limiter.gone(peer)
+    await idle()
+    assert (stand.held(), all(task.done() for task in stand.tasks)) == ((0, 0, 0), True)
+    await stand.ask(peer)
+    assert stand.tasks[-1].done()
 
 
-def test_requests_that_ask_the_same_while_they_wait_for_their_turn_are_answered_by_one_list(
+async def test_requests_that_ask_the_same_while_they_wait_for_their_turn_are_answered_by_one_list(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Made after the last of them was asked; bytes that they share are held once, until all have left."""
@@ -258,129 +233,102 @@ def test_requests_that_ask_the_same_while_they_wait_for_their_turn_are_answered_
 
     monkeypatch.setattr(topic_listing, "names_of", counted)
 
-    async def test() -> None:
-        stand, peer = Stand(store), FakePeer()
-        peer.held = True
-        for number in range(100):
-            await stand.ask(peer, GetTopics(number, "public/default"))
-        assert (len(peer.sent), len(reads)) == (1, 1)
-        store.create_topics(["persistent://public/default/t-new"])
-        peer.leave()
-        await idle()
-        answers = peer.got(GetTopicsResponse)
-        assert [answer.request_id for answer in answers] == list(range(100))
-        assert {len(answer.topics) for answer in answers[1:]} == {len(NAMES) + 1}
-        assert len(reads) == 2
-        heap, direct, _ = stand.held()
-        assert (heap, direct < FRAME + 200) == (0, True)
-        peer.leave()
-        await idle()
-        assert stand.held() == (0, 0, 0)
-
-    run(test())
+    stand, peer = Stand(store), FakePeer()
+    peer.held = True
+    for number in range(100):
+        await stand.ask(peer, GetTopics(number, "public/default"))
+    assert (len(peer.sent), len(reads)) == (1, 1)
+    store.create_topics(["persistent://public/default/t-new"])
+    peer.leave()
+    await idle()
+    answers = peer.got(GetTopicsResponse)
+    assert [answer.request_id for answer in answers] == list(range(100))
+    assert {len(answer.topics) for answer in answers[1:]} == {len(NAMES) + 1}
+    assert len(reads) == 2
+    heap, direct, _ = stand.held()
+    assert (heap, direct < FRAME + 200) == (0, True)
+    peer.leave()
+    await idle()
+    assert stand.held() == (0, 0, 0)
 
 
-def test_requests_that_ask_the_same_are_refused_each(store: DelayedStore) -> None:
+async def test_requests_that_ask_the_same_are_refused_each(store: DelayedStore) -> None:
     """By the number that each has."""
-
-    async def test() -> None:
-        stand, peer = Stand(store, max_frame=1_000), FakePeer()
-        for number in range(5):
-            await stand.ask(peer, GetTopics(number, "public/default"))
-        assert [each.request_id for each in peer.got(Error)] == list(range(5))
-        assert stand.held() == (0, 0, 0)
-
-    run(test())
+    stand, peer = Stand(store, max_frame=1_000), FakePeer()
+    for number in range(5):
+        await stand.ask(peer, GetTopics(number, "public/default"))
+    assert [each.request_id for each in peer.got(Error)] == list(range(5))
+    assert stand.held() == (0, 0, 0)
 
 
-def test_a_connection_that_is_gone_takes_back_what_waits_for_it(store: DelayedStore) -> None:
+async def test_a_connection_that_is_gone_takes_back_what_waits_for_it(store: DelayedStore) -> None:
     """In the queue of permits, at the disk, and behind a first asker."""
-
-    async def test() -> None:
-        stand = Stand(store)
-        everything = stand.limiter.heap.acquire(100_000).result()
-        first, second = FakePeer(), FakePeer()
-        await stand.ask(first)
-        await stand.ask(second)
-        assert stand.limiter.heap.queue_size == 1
-        first.closed = True
-        stand.limiter.gone(first)
-        await idle()
-        assert stand.limiter.heap.queue_size == 1  # the second one, with a guess
-        stand.limiter.heap.release(everything)
-        stand.workers.held = True
-        await idle()
-        second.closed = True
-        stand.limiter.gone(second)
-        await idle()
-        assert stand.held() == (0, 0, 0)
-        await stand.work()
-        assert first.sent == second.sent == []
-
-    run(test())
+    stand = Stand(store)
+    everything = stand.limiter.heap.acquire(100_000).result()
+    first, second = FakePeer(), FakePeer()
+    await stand.ask(first)
+    await stand.ask(second)
+    assert stand.limiter.heap.queue_size == 1
+    first.closed = True
+    stand.limiter.gone(first)
+    await idle()
+    assert stand.limiter.heap.queue_size == 1  # the second one, with a guess
+    stand.limiter.heap.release(everything)
+    stand.workers.held = True
+    await idle()
+    second.closed = True
+    stand.limiter.gone(second)
+    await idle()
+    assert stand.held() == (0, 0, 0)
+    await stand.work()
+    assert first.sent == second.sent == []
 
 
-def test_so_many_listings_are_under_way_at_most(store: DelayedStore) -> None:
+async def test_so_many_listings_are_under_way_at_most(store: DelayedStore) -> None:
     """maxConcurrentLookupRequest; the next is refused at once."""
-
-    async def test() -> None:
-        stand = Stand(store, max_lookups=2)
-        stand.workers.held = True
-        peers = [FakePeer() for _ in range(3)]
-        for peer in peers:
-            await stand.ask(peer)
-        assert [len(peer.got(Error)) for peer in peers] == [0, 0, 1]
-        assert peers[2].got(Error)[0].error == ServerError.TOO_MANY_REQUESTS
-        stand.workers.held = False
-        for _ in range(3):
-            await stand.work()
-        await stand.ask(peers[2])
-        assert len(peers[2].got(GetTopicsResponse)) == 1
-
-    run(test())
+    stand = Stand(store, max_lookups=2)
+    stand.workers.held = True
+    peers = [FakePeer() for _ in range(3)]
+    for peer in peers:
+        await stand.ask(peer)
+    assert [len(peer.got(Error)) for peer in peers] == [0, 0, 1]
+    assert peers[2].got(Error)[0].error == ServerError.TOO_MANY_REQUESTS
+    stand.workers.held = False
+    for _ in range(3):
+        await stand.work()
+    await stand.ask(peers[2])
+    assert len(peers[2].got(GetTopicsResponse)) == 1
 
 
-def test_a_failure_of_the_store_leaves_nothing_held_and_the_next_asker_is_first(
+async def test_a_failure_of_the_store_leaves_nothing_held_and_the_next_asker_is_first(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that shared the list are told of it, too."""
-
-    async def test() -> None:
-        stand, peer = Stand(store), FakePeer()
-        with monkeypatch.context() as patched:
-            patched.setattr(topic_listing, "names_of", lambda *_: store.topics("no namespace"))
-            await stand.ask(peer)
-        assert [each.error for each in peer.got(Error)] == [ServerError.NOT_ALLOWED]
-        assert stand.held() == (0, 0, 0)
-        assert len(stand.admission.sizes) == 0
+    stand, peer = Stand(store), FakePeer()
+    with monkeypatch.context() as patched:
+        patched.setattr(topic_listing, "names_of", lambda *_: store.topics("no namespace"))
         await stand.ask(peer)
-        assert len(peer.got(GetTopicsResponse)) == 1
+    assert [each.error for each in peer.got(Error)] == [ServerError.NOT_ALLOWED]
+    assert stand.held() == (0, 0, 0)
+    assert len(stand.limiter.sizes) == 0
+    await stand.ask(peer)
+    assert len(peer.got(GetTopicsResponse)) == 1
 
-    run(test())
 
-
-def test_a_list_that_fits_into_no_frame_is_refused(store: DelayedStore) -> None:
+async def test_a_list_that_fits_into_no_frame_is_refused(store: DelayedStore) -> None:
     """A longer frame would end the client's connection."""
-
-    async def test() -> None:
-        stand, peer = Stand(store, max_frame=1_000), FakePeer()
-        await stand.ask(peer)
-        assert [each.error for each in peer.got(Error)] == [ServerError.NOT_ALLOWED]
-        assert stand.held() == (0, 0, 0)
-
-    run(test())
+    stand, peer = Stand(store, max_frame=1_000), FakePeer()
+    await stand.ask(peer)
+    assert [each.error for each in peer.got(Error)] == [ServerError.NOT_ALLOWED]
+    assert stand.held() == (0, 0, 0)
 
 
-def test_without_evaluation_of_patterns_the_client_filters(store: DelayedStore) -> None:
+async def test_without_evaluation_of_patterns_the_client_filters(store: DelayedStore) -> None:
     """The whole list, and `filtered` says so."""
-
-    async def test() -> None:
-        stand, peer = Stand(store, evaluates_patterns=False), FakePeer()
-        await stand.ask(peer, GetTopics(1, "public/default", pattern="public/default/t001"))
-        (answer,) = peer.got(GetTopicsResponse)
-        assert (len(answer.topics), answer.filtered) == (200, False)
-
-    run(test())
+    stand, peer = Stand(store, evaluates_patterns=False), FakePeer()
+    await stand.ask(peer, GetTopics(1, "public/default", pattern="public/default/t001"))
+    (answer,) = peer.got(GetTopicsResponse)
+    assert (len(answer.topics), answer.filtered) == (200, False)
 
 
 def test_a_frame_takes_no_more_than_was_asked_for() -> None:

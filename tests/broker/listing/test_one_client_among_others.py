@@ -11,7 +11,6 @@ import pytest
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import Command
 from tests.broker.listing.watching import held_broker
-from tests.broker.peers import run
 from tests.broker.server.raw_client import RawClient, until
 from tests.conftest import OpenStore
 
@@ -51,50 +50,42 @@ def watches() -> list[Command]:
 
 
 @pytest.mark.parametrize("said", [lists, watches])
-def test_a_client_that_asks_for_a_thousand_lists_and_reads_none_holds_up_nobody(
+async def test_a_client_that_asks_for_a_thousand_lists_and_reads_none_holds_up_nobody(
     open_store: OpenStore, said: Any
 ) -> None:
     """One list of it is on its way at a time; other clients' lists, large and small, are answered."""
-
     store = open_store()
     store.create_topics([*NAMES, *(f"persistent://{SMALL}/t{number}" for number in range(5))])
 
-    async def main() -> None:
-        async with held_broker(store, **LIMITS) as broker:
-            limiter, port = broker.services.limiter, broker.port
-            deaf = await deaf_client(port)
-            deaf.say(*said())
-            await until(lambda: limiter.direct.acquired)
-            other = await RawClient.connected(port)
-            for request_id, (namespace, count) in enumerate([(LARGE, 2_000), (SMALL, 5)] * 3):
-                answer = await other.ask(commands.GetTopics(request_id, namespace))
-                assert isinstance(answer, commands.GetTopicsResponse), answer
-                assert len(answer.topics) == count
-            await until(lambda: limiter.direct.acquired and not limiter.heap.acquired)
-            assert limiter.direct.acquired < 500_000
-            assert limiter.heap.timeouts + limiter.direct.timeouts == 0
-            deaf.writer.transport.abort()
-            await until(lambda: not limiter.direct.acquired)
-            for client in (deaf, other):
-                await client.close()
-
-    run(main())
+    async with held_broker(store, **LIMITS) as broker:
+        limiter, port = broker.services.limiter, broker.port
+        deaf = await deaf_client(port)
+        deaf.say(*said())
+        await until(lambda: limiter.direct.acquired)
+        other = await RawClient.connected(port)
+        for request_id, (namespace, count) in enumerate([(LARGE, 2_000), (SMALL, 5)] * 3):
+            answer = await other.ask(commands.GetTopics(request_id, namespace))
+            assert isinstance(answer, commands.GetTopicsResponse), answer
+            assert len(answer.topics) == count
+        await until(lambda: limiter.direct.acquired and not limiter.heap.acquired)
+        assert limiter.direct.acquired < 500_000
+        assert limiter.heap.timeouts + limiter.direct.timeouts == 0
+        deaf.writer.transport.abort()
+        await until(lambda: not limiter.direct.acquired)
+        for client in (deaf, other):
+            await client.close()
 
 
-def test_all_lists_that_a_client_asks_for_at_once_are_answered_in_turn(open_store: OpenStore) -> None:
+async def test_all_lists_that_a_client_asks_for_at_once_are_answered_in_turn(open_store: OpenStore) -> None:
     """However long that takes: waiting for a list of one's own connection is no waiting for memory."""
-
     store = open_store()
     store.create_topics(NAMES)
 
-    async def main() -> None:
-        async with held_broker(store, **LIMITS) as broker:
-            client = await RawClient.connected(broker.port)
-            client.say(*lists()[:50])
-            answers = [await client.hear() for _ in range(50)]
-            assert [answer.request_id for answer in answers if isinstance(answer, commands.GetTopicsResponse)] == list(
-                range(50)
-            )
-            await client.close()
-
-    run(main())
+    async with held_broker(store, **LIMITS) as broker:
+        client = await RawClient.connected(broker.port)
+        client.say(*lists()[:50])
+        answers = [await client.hear() for _ in range(50)]
+        assert [answer.request_id for answer in answers if isinstance(answer, commands.GetTopicsResponse)] == list(
+            range(50)
+        )
+        await client.close()

@@ -86,7 +86,7 @@ def test_a_listing_needs_a_right_and_a_namespace(store: DelayedStore) -> None:
     assert answer.error == ServerError.INVALID_TOPIC_NAME
 
 
-def test_requests_at_one_time_share_one_list(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_at_one_time_share_one_list(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace is read once for them."""
     stage = Stage(store)
     reads: list[str] = []
@@ -96,15 +96,11 @@ def test_requests_at_one_time_share_one_list(store: DelayedStore, monkeypatch: p
         return names_of(store, namespace)
 
     monkeypatch.setattr(topic_listing, "names_of", counted)
+    asked = GetTopics(1, "public/default")
     # a size that is known: else the first asker goes ahead of the others
-    listed(stage)
+    await stage.listing.topics(cast(Peer, AnsweredPeer()), asked)
     reads.clear()
     peers = [AnsweredPeer() for _ in range(20)]
-
-    async def run() -> None:
-        asked = GetTopics(1, "public/default")
-        await asyncio.gather(*(stage.listing.topics(cast(Peer, peer), asked) for peer in peers))
-
-    asyncio.run(run())
+    await asyncio.gather(*(stage.listing.topics(cast(Peer, peer), asked) for peer in peers))
     assert reads == ["public/default"]
     assert [len(answer.topics) for peer in peers for answer in cast(list[GetTopicsResponse], peer.answers)] == [3] * 20

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
 from duelog import DelayedStore, TopicEvent
 from duelog.broker.listing import name_sets, watchers
-from duelog.broker.listing.admission import FIRST_SIZE, Admission, Backoff, ListingSettings, list_bytes
-from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
+from duelog.broker.listing.memory_limits import (
+    FIRST_SIZE,
+    DualMemoryLimiter,
+    Limits,
+    ListingSettings,
+    LookupGate,
+    list_bytes,
+)
 from duelog.broker.listing.name_sets import NameSets
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.listing.watchers import Watchers
@@ -27,7 +33,7 @@ from duelog.broker.protocol.commands import (
 from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.protocol.loop_calls import LoopCalls, Workers
 from duelog.broker.security.permissions import Action, Permissions
-from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle, run
+from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle
 from tests.conftest import OpenStore
 
 PREFIX = "persistent://public/default/"
@@ -77,14 +83,14 @@ class Stand:
         self.loop = TestLoop()
         self.store = EventStore(store)
         self.limiter = DualMemoryLimiter(heap, direct, self.loop)
-        self.admission = Admission(self.limiter, ListingSettings(**settings))
+        listing = ListingSettings(**settings)
+        self.gate = LookupGate(listing.max_lookups)
         self.workers = HeldWorkers()
         self.resources = Resources(store.documents)
         permissions = Permissions(self.resources, enabled=bool(settings.get("max_lookups") == 7))
         workers, calls = Workers(self.workers), LoopCalls(self.loop)
-        kept = self.admission.settings.max_kept_bytes
-        self.sets = NameSets(cast(DelayedStore, self.store), workers, calls, kept)
-        self.watchers = Watchers(permissions, self.admission, self.sets, workers, self.loop)
+        self.sets = NameSets(cast(DelayedStore, self.store), workers, calls, listing.max_kept_bytes)
+        self.watchers = Watchers(permissions, self.limiter, listing, self.gate, self.sets, workers, self.loop)
 
     async def watch(self, peer: FakePeer, number: int = 1, pattern: str = ALL, found: str | None = None,
                     namespace: str = "public/default") -> None:  # fmt: skip
@@ -119,39 +125,33 @@ class Stand:
 
     def held(self) -> tuple[int, int, int]:
         """Bytes in use, of both kinds, and listings under way."""
-        return self.limiter.heap.acquired, self.limiter.direct.acquired, self.admission.lookups
-
-
-Test = Callable[[Stand, FakePeer], Any]
+        return self.limiter.heap.acquired, self.limiter.direct.acquired, self.gate.under_way
 
 
 @pytest.fixture
-def on_stand(open_store: OpenStore) -> Callable[..., None]:
-    """Run a test on a stand; nothing is held at its end."""
+def on_stand(open_store: OpenStore) -> OnStand:
+    """A stand and a connection; nothing is held at their end."""
 
-    def run_it(test: Test, *args: Any, **kwargs: Any) -> None:
-        async def main() -> None:
-            stand, peer = Stand(open_store(), *args, **kwargs), FakePeer()
-            await test(stand, peer)
-            stand.watchers.close_all()
-            peer.leave()
-            await idle()
-            assert stand.held() == (0, 0, 0)
-            assert (len(stand.watchers), len(stand.sets), stand.sets.kept_bytes) == (0, 0, 0)
-            assert stand.store.hear is None
+    @asynccontextmanager
+    async def opened(*args: Any, **kwargs: Any) -> AsyncIterator[tuple[Stand, FakePeer]]:
+        stand, peer = Stand(open_store(), *args, **kwargs), FakePeer()
+        yield stand, peer
+        stand.watchers.close_all()
+        peer.leave()
+        await idle()
+        assert stand.held() == (0, 0, 0)
+        assert (len(stand.watchers), len(stand.sets), stand.sets.kept_bytes) == (0, 0, 0)
+        assert stand.store.hear is None
 
-        run(main())
-
-    return run_it
+    return opened
 
 
-OnStand = Callable[..., None]
+OnStand = Callable[..., AbstractAsyncContextManager[tuple[Stand, FakePeer]]]
 
 
-def test_a_watcher_is_answered_with_the_topics_and_then_told_what_changes(on_stand: OnStand) -> None:
+async def test_a_watcher_is_answered_with_the_topics_and_then_told_what_changes(on_stand: OnStand) -> None:
     """In the order of the commits, each with the hash after it; a pattern its part."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.change(names("a", "b"))
         await stand.watch(peer)
         await stand.watch(peer, 2, f"{PREFIX}(b|c)")
@@ -167,13 +167,10 @@ def test_a_watcher_is_answered_with_the_topics_and_then_told_what_changes(on_sta
             WatchTopicUpdate(1, topics_hash(names("b", "c")), (), names("a", "x")),
         ]
 
-    on_stand(test)
 
-
-def test_a_topic_that_comes_and_goes_in_one_commit_is_told_of_each_time(on_stand: OnStand) -> None:
+async def test_a_topic_that_comes_and_goes_in_one_commit_is_told_of_each_time(on_stand: OnStand) -> None:
     """Also one that is deleted and made again: its messages are gone."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.watch(peer)
         peer.take()
         one = names("a")
@@ -186,13 +183,10 @@ def test_a_topic_that_comes_and_goes_in_one_commit_is_told_of_each_time(on_stand
         ]
         assert [each.topics_hash for each in updates] == [topics_hash(one), topics_hash([]), topics_hash(one)]
 
-    on_stand(test)
 
-
-def test_names_that_change_over_and_over_are_few_updates(on_stand: OnStand) -> None:
+async def test_names_that_change_over_and_over_are_few_updates(on_stand: OnStand) -> None:
     """What is created and deleted again cancels out, once it was told of ten times."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.watch(peer)
         peer.take()
         events = [
@@ -203,24 +197,18 @@ def test_names_that_change_over_and_over_are_few_updates(on_stand: OnStand) -> N
         assert len(updates) == 11
         assert updates[-1].topics_hash == topics_hash(names("b"))
 
-    on_stand(test)
 
-
-def test_a_watcher_that_has_the_hash_is_sent_no_names(on_stand: OnStand) -> None:
+async def test_a_watcher_that_has_the_hash_is_sent_no_names(on_stand: OnStand) -> None:
     """As a listing."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.change(names("a"))
         await stand.watch(peer, found=topics_hash(names("a")))
         assert peer.take() == [WatchTopicListSuccess(101, 1, topics_hash(names("a")), ())]
 
-    on_stand(test)
 
-
-def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand: OnStand) -> None:
+async def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand: OnStand) -> None:
     """The store tells of it while the list is read, while it is filtered, and while permits are waited for."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         stand.store.change(names("a"))
         stand.workers.held = True
         await stand.watch(peer)
@@ -249,8 +237,6 @@ def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand: OnSt
         assert known == set(names("b", "c", "d", "e"))
         assert isinstance(peer.sent[0][0], WatchTopicListSuccess)
 
-    on_stand(test)
-
 
 @pytest.mark.parametrize(
     ("pattern", "settings", "error"),
@@ -262,23 +248,19 @@ def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand: OnSt
         (ALL, {"max_lookups": 7}, ServerError.AUTHORIZATION),
     ],
 )
-def test_what_cannot_be_watched_is_refused(
+async def test_what_cannot_be_watched_is_refused(
     on_stand: OnStand, pattern: str, settings: dict[str, Any], error: ServerError
 ) -> None:
     """Evaluation off, a pattern too long or unreadable, too many watchers, no right."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand(**settings) as (stand, peer):
         with pytest.raises(Refused) as refused:
             await stand.watch(peer, pattern=pattern)
         assert refused.value.error == error
 
-    on_stand(test, **settings)
 
-
-def test_a_role_that_may_consume_may_watch(on_stand: OnStand) -> None:
+async def test_a_role_that_may_consume_may_watch(on_stand: OnStand) -> None:
     """Of the namespace."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand(max_lookups=7) as (stand, peer):
         await stand.resources.load()
         granted = NamespaceSettings(permissions={"r": frozenset({Action.CONSUME})})
         await stand.resources.namespaces.change("public/default", lambda before: granted)
@@ -286,13 +268,10 @@ def test_a_role_that_may_consume_may_watch(on_stand: OnStand) -> None:
         await stand.watch(peer)
         assert len(peer.got(WatchTopicListSuccess)) == 1
 
-    on_stand(test, max_lookups=7)
 
-
-def test_a_watcher_that_gets_no_permit_tries_again_until_it_does(on_stand: OnStand) -> None:
+async def test_a_watcher_that_gets_no_permit_tries_again_until_it_does(on_stand: OnStand) -> None:
     """After a timeout and a full queue; each time it waits longer, and it is never an error."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand(ROOM._replace(max_queue=1)) as (stand, peer):
         await stand.change(names("a"))
         everything = stand.limiter.heap.acquire(100_000).result()
         other = stand.limiter.heap.acquire(1)
@@ -312,31 +291,29 @@ def test_a_watcher_that_gets_no_permit_tries_again_until_it_does(on_stand: OnSta
             await idle()
         assert len(peer.got(WatchTopicListSuccess)) == 1
 
-    on_stand(test, ROOM._replace(max_queue=1))
 
-
-def test_pauses_double_from_100_ms_to_25_s_less_up_to_a_tenth() -> None:
-    """Whatever chance says."""
-
-    async def test() -> None:
-        loop = TestLoop()
-        backoff = Backoff(loop)
+async def test_pauses_double_from_100_ms_to_25_s_less_up_to_a_tenth(on_stand: OnStand) -> None:
+    """A watcher that gets no permit tries again after each of them."""
+    async with on_stand(ROOM._replace(max_queue=1, timeout_ms=1 << 50)) as (stand, peer):
+        everything = stand.limiter.heap.acquire(100_000).result()
+        waiting = stand.limiter.heap.acquire(1)
+        await stand.watch(peer)
         for number in range(12):
-            pause = asyncio.create_task(backoff.pause())
-            await idle()
-            (timer,) = loop.timers
+            (timer,) = [each for each in stand.loop.timers if not each.cancelled and each.at < 1e9]
             most = min(0.1 * 2**number, 25)
-            assert most * 0.9 <= timer.at - loop.now <= most
-            loop.advance(most)
-            await pause
+            assert most * 0.9 <= timer.at - stand.loop.now <= most
+            stand.loop.advance(most)
+            await idle()
+        waiting.cancel()
+        stand.limiter.heap.release(everything)
+        stand.advance(25)
+        await idle()
+        assert len(peer.got(WatchTopicListSuccess)) == 1
 
-    run(test())
 
-
-def test_updates_wait_for_their_turn_and_permits(on_stand: OnStand) -> None:
+async def test_updates_wait_for_their_turn_and_permits(on_stand: OnStand) -> None:
     """One at a time: the second leaves when the first has left; a timeout is tried again."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.watch(peer)
         peer.held = True
         peer.take()
@@ -359,16 +336,14 @@ def test_updates_wait_for_their_turn_and_permits(on_stand: OnStand) -> None:
             await idle()
         assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a"), names("b")]
 
-    on_stand(test)
 
-
-def test_what_waits_has_a_bound_and_comes_as_one_update_then(
+async def test_what_waits_has_a_bound_and_comes_as_one_update_then(
     on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a client that does not read: what was created and deleted meanwhile is not in it."""
     monkeypatch.setattr(watchers, "MAX_WAITING", 10)
 
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.change(names("old"))
         await stand.watch(peer)
         peer.held = True
@@ -389,13 +364,10 @@ def test_what_waits_has_a_bound_and_comes_as_one_update_then(
         await stand.change(names("after"))
         assert peer.got(WatchTopicUpdate)[1].new_topics == names("after")
 
-    on_stand(test)
 
-
-def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
+async def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
     """Also with another pattern; one that was not answered yet is told so."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.change(names("a", "b"))
         await stand.watch(peer)
         await stand.watch(peer, pattern=f"{PREFIX}b")
@@ -415,13 +387,10 @@ def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
         assert error.error == ServerError.SERVICE_NOT_READY
         assert isinstance(success, WatchTopicListSuccess)
 
-    on_stand(test)
 
-
-def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStand) -> None:
+async def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStand) -> None:
     """Of one that is there, of one that is being opened, of one that is unknown."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.watch(peer)
         peer.take()
         stand.workers.held = True
@@ -436,13 +405,10 @@ def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStand) -> 
         assert peer.take() == []
         assert (len(stand.watchers), len(stand.sets)) == (0, 0)
 
-    on_stand(test)
 
-
-def test_a_connection_that_is_gone_takes_its_watchers_along(on_stand: OnStand) -> None:
+async def test_a_connection_that_is_gone_takes_its_watchers_along(on_stand: OnStand) -> None:
     """Open ones, one that waits for a permit, and one whose frame has not left."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.watch(peer)
         peer.held = True
         await stand.change(names("a"))
@@ -455,26 +421,20 @@ def test_a_connection_that_is_gone_takes_its_watchers_along(on_stand: OnStand) -
         assert (len(stand.watchers), len(stand.sets)) == (0, 0)
         stand.limiter.heap.release(held.result())
 
-    on_stand(test)
 
-
-def test_watchers_of_a_namespace_share_one_set_of_names(on_stand: OnStand) -> None:
+async def test_watchers_of_a_namespace_share_one_set_of_names(on_stand: OnStand) -> None:
     """It is read once, and kept once however many watch; views have a reference a name."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.change(names("a", "b"))
         for number in range(1, 21):
             await stand.watch(peer, number, f"{PREFIX}(a|b)" if number % 2 else ALL)
         assert (stand.store.reads, len(stand.sets)) == (1, 1)
         assert stand.sets.kept_bytes == list_bytes(names("a", "b")) + 2 * 2 * 8
 
-    on_stand(test)
 
-
-def test_names_that_watchers_keep_have_a_bound(on_stand: OnStand) -> None:
+async def test_names_that_watchers_keep_have_a_bound(on_stand: OnStand) -> None:
     """One set there may always be; another namespace is refused then, and watched once there is memory."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand(max_kept_bytes=100) as (stand, peer):
         await stand.change(names("a", "b"))
         stand.store.there.add("persistent://public/other/c")
         await stand.watch(peer)
@@ -491,10 +451,8 @@ def test_names_that_watchers_keep_have_a_bound(on_stand: OnStand) -> None:
         await stand.watch(peer, 3, ".*", namespace="public/other")
         assert peer.got(WatchTopicListSuccess)[-1].topics == ["persistent://public/other/c"]
 
-    on_stand(test, max_kept_bytes=100)
 
-
-def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(
+async def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(
     on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one is served."""
@@ -502,20 +460,18 @@ def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(
     def broken(*_: object) -> list[str]:
         raise Refused(ServerError.METADATA, "broken")
 
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         with monkeypatch.context() as patched:
             patched.setattr(name_sets, "names_of", broken)
             await stand.watch(peer)
         assert peer.take() == [Error(101, ServerError.METADATA, "broken")]
-        assert (len(stand.watchers), len(stand.sets), len(stand.admission.sizes)) == (0, 0, 0)
+        assert (len(stand.watchers), len(stand.sets), len(stand.limiter.sizes)) == (0, 0, 0)
         assert stand.held() == (0, 0, 0)
         await stand.watch(peer)
         assert len(peer.got(WatchTopicListSuccess)) == 1
 
-    on_stand(test)
 
-
-def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
+async def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
     on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one is left for four times as long as one took; changes meanwhile are one update."""
@@ -528,7 +484,7 @@ def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
     stand_loop: list[TestLoop] = []
     monkeypatch.setattr(name_sets.View, "advance", slow)
 
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         stand_loop.append(stand.loop)
         await stand.watch(peer)
         peer.take()
@@ -542,13 +498,10 @@ def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
         await idle()
         assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a"), names("b", "c", "d")]
 
-    on_stand(test)
 
-
-def test_the_first_asker_of_a_namespace_reports_its_size(on_stand: OnStand) -> None:
+async def test_the_first_asker_of_a_namespace_reports_its_size(on_stand: OnStand) -> None:
     """To listings, too."""
-
-    async def test(stand: Stand, peer: FakePeer) -> None:
+    async with on_stand() as (stand, peer):
         await stand.change(names("a", "b"))
         stand.workers.held = True
         await stand.watch(peer, pattern=f"{PREFIX}none")
@@ -556,7 +509,5 @@ def test_the_first_asker_of_a_namespace_reports_its_size(on_stand: OnStand) -> N
         stand.workers.held = False
         for _ in range(3):
             await stand.work()
-        async with stand.admission.sizes.estimate(("public/default", 0)) as estimate:
-            assert estimate.size == list_bytes(names("a", "b"))
-
-    on_stand(test)
+        async with stand.limiter.sizes.estimate(("public/default", 0)) as (size, _):
+            assert size == list_bytes(names("a", "b"))

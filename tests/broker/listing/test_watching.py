@@ -12,7 +12,7 @@ import random
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.listing import admission
+from duelog.broker.listing import watchers
 from duelog.broker.listing.memory_limits import Limits
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
@@ -76,108 +76,93 @@ async def bursts(store: DelayedStore, port: int, topics: int, rng: random.Random
         await client.end()
 
 
-def test_a_watcher_knows_what_the_store_has_after_each_burst(open_store: OpenStore) -> None:
+async def test_a_watcher_knows_what_the_store_has_after_each_burst(open_store: OpenStore) -> None:
     """Its set and its hash; patterns each their part; watchers that begin amid a burst too."""
-
-    async def main() -> None:
-        store = open_store()
-        async with held_broker(store) as held:
-            await bursts(store, held.port, TOPICS, random.Random(7))
-
-    asyncio.run(main())
+    store = open_store()
+    async with held_broker(store) as held:
+        await bursts(store, held.port, TOPICS, random.Random(7))
 
 
-def test_a_watcher_knows_it_under_starvation_too(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watcher_knows_it_under_starvation_too(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Permits for one at a time, two may wait for 20 ms, and listings are in the way: it is tried again until it is."""
-    monkeypatch.setattr(admission, "LONGEST_BACKOFF_S", 0.2)
+    monkeypatch.setattr(watchers, "LONGEST_BACKOFF_S", 0.2)
 
-    async def main() -> None:
-        store = open_store()
-        async with held_broker(store, max_topic_list_watchers_mem_size_mb=0) as held:
-            limiter = held.services.limiter
-            limiter.set_limits(Limits(20_000, 2, 20), Limits(5_000, 2, 20))
-            over = False
-            refused = served = 0
+    store = open_store()
+    async with held_broker(store, max_topic_list_watchers_mem_size_mb=0) as held:
+        limiter = held.services.limiter
+        limiter.set_limits(Limits(20_000, 2, 20), Limits(5_000, 2, 20))
+        over = False
+        refused = served = 0
 
-            async def list_on() -> None:
-                nonlocal refused, served
-                client = await WatchingClient.watching(held.port)
-                while not over:
-                    answer = await client.topics()
-                    if isinstance(answer, commands.Error):
-                        assert answer.error == ServerError.TOO_MANY_REQUESTS
-                        refused += 1
-                        await asyncio.sleep(0.01)  # as clients do
-                    else:
-                        served += 1
-                await client.end()
+        async def list_on() -> None:
+            nonlocal refused, served
+            client = await WatchingClient.watching(held.port)
+            while not over:
+                answer = await client.topics()
+                if isinstance(answer, commands.Error):
+                    assert answer.error == ServerError.TOO_MANY_REQUESTS
+                    refused += 1
+                    await asyncio.sleep(0.01)  # as clients do
+                else:
+                    served += 1
+            await client.end()
 
-            async def starve() -> None:
-                async with limiter.heap.holding(20_000):
-                    while not limiter.heap.timeouts:
-                        await asyncio.sleep(0.001)
+        async def starve() -> None:
+            async with limiter.heap.holding(20_000):
+                while not limiter.heap.timeouts:
+                    await asyncio.sleep(0.001)
 
-            listing = [asyncio.create_task(work()) for work in (starve, *[list_on] * 5)]
-            await bursts(store, held.port, TOPICS // 3, random.Random(8))
-            over = True
-            await asyncio.gather(*listing)
-            assert refused
-            assert served
-
-    asyncio.run(main())
+        listing = [asyncio.create_task(work()) for work in (starve, *[list_on] * 5)]
+        await bursts(store, held.port, TOPICS // 3, random.Random(8))
+        over = True
+        await asyncio.gather(*listing)
+        assert refused
+        assert served
 
 
-def test_all_of_many_watchers_hear_of_all_topics(open_store: OpenStore) -> None:
+async def test_all_of_many_watchers_hear_of_all_topics(open_store: OpenStore) -> None:
     """Three watchers a connection while topics come; both limiters are empty then."""
-
-    async def main() -> None:
-        store = open_store()
-        async with held_broker(store) as held:
-            clients = [await WatchingClient.watching(held.port) for _ in range(int(10 * SCALE))]
-            for client in clients:
-                for watcher_id in range(3):
-                    client.watch(watcher_id, f"{PREFIX}.*{watcher_id or ''}")
-            names = [f"t{number}" for number in range(int(60 * SCALE))]
-            await asyncio.to_thread(make, store, names)
-            every = held.names()
-            for client in clients:
-                for watcher_id, found in client.watched.items():
-                    wanted = {name for name in every if name.endswith(str(watcher_id or ""))}
-                    await client.until(lambda found=found, wanted=wanted: found.answers and found.names == wanted)  # type: ignore[misc]
-            await clients[0].until(lambda: not held.services.limiter.direct.acquired)
-            held.check_empty()
-            assert len(held.services.watchers) == 3 * len(clients)
-            for client in clients:
-                await client.end()
-
-    asyncio.run(main())
+    store = open_store()
+    async with held_broker(store) as held:
+        clients = [await WatchingClient.watching(held.port) for _ in range(int(10 * SCALE))]
+        for client in clients:
+            for watcher_id in range(3):
+                client.watch(watcher_id, f"{PREFIX}.*{watcher_id or ''}")
+        names = [f"t{number}" for number in range(int(60 * SCALE))]
+        await asyncio.to_thread(make, store, names)
+        every = held.names()
+        for client in clients:
+            for watcher_id, found in client.watched.items():
+                wanted = {name for name in every if name.endswith(str(watcher_id or ""))}
+                await client.until(lambda found=found, wanted=wanted: found.answers and found.names == wanted)  # type: ignore[misc]
+        await clients[0].until(lambda: not held.services.limiter.direct.acquired)
+        held.check_empty()
+        assert len(held.services.watchers) == 3 * len(clients)
+        for client in clients:
+            await client.end()
 
 
-def test_watchers_leave_nothing_behind(open_store: OpenStore) -> None:
+async def test_watchers_leave_nothing_behind(open_store: OpenStore) -> None:
     """Closed, refreshed, connections reset amid everything."""
-
-    async def main() -> None:
-        store = open_store()
-        make(store, [f"t{number}" for number in range(100)])
-        rng = random.Random(9)
-        async with held_broker(store) as held:
-            services = held.services
-            services.limiter.set_limits(Limits(30_000, 5, 20), Limits(10_000, 5, 20))
-            for round_ in range(int(20 * SCALE)):
-                client = await WatchingClient.watching(held.port)
-                for watcher_id in range(5):
-                    client.watch(watcher_id, f"{PREFIX}.*")
-                client.say(commands.WatchTopicListClose(9_999_999, rng.randrange(5)))
-                client.say(commands.GetTopics(9_999_998, NAMESPACE))
-                await asyncio.to_thread(make, store, [f"more{round_}-{number}" for number in range(5)])
-                for _ in range(rng.randrange(30)):
-                    await asyncio.sleep(0)
-                client.reset()
-            other = await WatchingClient.watching(held.port)
-            await other.until(lambda: not len(services.watchers))
-            await other.until(lambda: not services.limiter.direct.acquired + services.limiter.heap.acquired)
-            held.check_empty()
-            assert (len(services.name_sets), services.name_sets.kept_bytes) == (0, 0)
-            await other.end()
-
-    asyncio.run(main())
+    store = open_store()
+    make(store, [f"t{number}" for number in range(100)])
+    rng = random.Random(9)
+    async with held_broker(store) as held:
+        services = held.services
+        services.limiter.set_limits(Limits(30_000, 5, 20), Limits(10_000, 5, 20))
+        for round_ in range(int(20 * SCALE)):
+            client = await WatchingClient.watching(held.port)
+            for watcher_id in range(5):
+                client.watch(watcher_id, f"{PREFIX}.*")
+            client.say(commands.WatchTopicListClose(9_999_999, rng.randrange(5)))
+            client.say(commands.GetTopics(9_999_998, NAMESPACE))
+            await asyncio.to_thread(make, store, [f"more{round_}-{number}" for number in range(5)])
+            for _ in range(rng.randrange(30)):
+                await asyncio.sleep(0)
+            client.reset()
+        other = await WatchingClient.watching(held.port)
+        await other.until(lambda: not len(services.watchers))
+        await other.until(lambda: not services.limiter.direct.acquired + services.limiter.heap.acquired)
+        held.check_empty()
+        assert (len(services.name_sets), services.name_sets.kept_bytes) == (0, 0)
+        await other.end()

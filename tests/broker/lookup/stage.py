@@ -9,8 +9,7 @@ from itertools import count
 from typing import Any, cast
 
 from duelog import DelayedStore
-from duelog.broker.listing.admission import Admission, ListingSettings
-from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
+from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits, ListingSettings
 from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.compatibility import Compatibility
 from duelog.broker.lookup.resources import AutoCreation, Defaults, NamespaceSettings, Resources
@@ -74,8 +73,8 @@ class Stage:
         urls = {"": Urls("pulsar://here:6650", "pulsar+ssl://here:6651"), "inner": Urls("pulsar://inner:6650")}
         self.lookup = TopicLookup(self.access, self.resources, urls)
         self.limiter = DualMemoryLimiter(Limits(), Limits(), AnyLoop())
-        self.admission = Admission(self.limiter, ListingSettings())
-        self.listing = TopicListing(self.store, self.permissions, self.admission, Workers(HeldWorkers()))
+        workers = Workers(HeldWorkers())
+        self.listing = TopicListing(self.store, self.permissions, self.limiter, ListingSettings(), workers)
         self.schemas = Schemas(documents, self.resources, self.access)
         self.facts = TopicFacts(documents, self.resources, self.schemas)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from duelog.broker.lookup.compatibility import Compatibility, SchemaType, is_schema, misfit, same
 from duelog.broker.protocol.commands import KeyValue, Schema
+from tests.proof import length
 
 
 def avro(schema: Any, kind: int = SchemaType.AVRO) -> Schema:
@@ -203,7 +204,12 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 """Near to Avro schemas, and seldom one."""
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.series
+@settings(
+    max_examples=length("DUELOG_SCHEMA_EXAMPLES", 150, 1_000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(SCHEMAS, SCHEMAS, st.sampled_from(list(Compatibility)))
 def test_whatever_a_client_calls_a_schema_gets_an_answer(new: Any, old: Any, asked: Compatibility) -> None:
     """It fits, or there is a reason."""

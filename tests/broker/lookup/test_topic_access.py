@@ -113,7 +113,7 @@ def test_deduplication_is_asked_for_by_the_topic_then_the_namespace_then_the_bro
     assert stage.facts.deduplicates("u")
 
 
-def test_two_changes_of_one_document_at_a_time_are_both_kept(store: DelayedStore) -> None:
+async def test_two_changes_of_one_document_at_a_time_are_both_kept(store: DelayedStore) -> None:
     """The one that comes second is made of what the first one left."""
     first, second = Stage(store), Stage(store)
     overtaken = [True]
@@ -125,12 +125,9 @@ def test_two_changes_of_one_document_at_a_time_are_both_kept(store: DelayedStore
                                 b'"compatibility": null, "permissions": {}}')  # fmt: skip
         return replace(before, auto_creation=FORBIDDEN)
 
-    async def run() -> None:
-        await first.resources.load()
-        await first.resources.namespaces.change("public/default", change)
-        await second.resources.load()
-
-    asyncio.run(run())
+    await first.resources.load()
+    await first.resources.namespaces.change("public/default", change)
+    await second.resources.load()
     expected = NamespaceSettings(auto_creation=FORBIDDEN, deduplication=True)
     for stage in (first, second):
         assert stage.resources.namespaces.get("public/default") == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -76,27 +75,23 @@ def expressions() -> list[tuple[str, str]]:
     return found
 
 
-def test_every_metric_and_label_of_board_and_alerts_is_exported_by_a_live_broker_or_proxy(tmp_path: Path) -> None:
+async def test_every_metric_and_label_of_board_and_alerts_is_exported_by_a_live_broker_or_proxy(tmp_path: Path) -> None:
     """Names from the page that it serves; labels from its samples, where it has any, and from the list."""
-
-    async def main() -> None:
-        proxied = proxy_to("pulsar://localhost:1")
-        async with busy(tmp_path / "store") as (_, rest, _, _), proxied as (proxy, _):
-            families = (await Scraped.of(rest)).families | parsed(generate_latest(proxy))
-        checked = 0
-        for where, expression in expressions():
-            metrics = list(used(expression))
-            assert metrics, where
-            for name, labels in metrics:
-                family = family_of(name)
-                assert family in families, f"{where}: {name} is not exported"
-                assert labels <= _LABELS[family], f"{where}: {name} has no {labels - _LABELS[family]}"
-                for sample in families[family].samples:
-                    assert labels <= set(sample.labels), f"{where}: {sample}"
-                checked += 1
-        assert checked > 100
-
-    asyncio.run(main())
+    proxied = proxy_to("pulsar://localhost:1")
+    async with busy(tmp_path / "store") as (_, rest, _, _), proxied as (proxy, _):
+        families = (await Scraped.of(rest)).families | parsed(generate_latest(proxy))
+    checked = 0
+    for where, expression in expressions():
+        metrics = list(used(expression))
+        assert metrics, where
+        for name, labels in metrics:
+            family = family_of(name)
+            assert family in families, f"{where}: {name} is not exported"
+            assert labels <= _LABELS[family], f"{where}: {name} has no {labels - _LABELS[family]}"
+            for sample in families[family].samples:
+                assert labels <= set(sample.labels), f"{where}: {sample}"
+            checked += 1
+    assert checked > 100
 
 
 @pytest.mark.parametrize(

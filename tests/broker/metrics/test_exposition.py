@@ -108,210 +108,184 @@ def check_listed(named: Named, family: Metric, by_topic: bool) -> None:
 
 
 @pytest.mark.parametrize("by_topic", [True, False], ids=["by-topic", "by-namespace"])
-def test_every_metric_of_the_list_is_there_with_its_kind_and_labels_and_no_other(
+async def test_every_metric_of_the_list_is_there_with_its_kind_and_labels_and_no_other(
     tmp_path: Path, by_topic: bool
 ) -> None:
     """The text parses by prometheus_client; by topic, and by namespace."""
-
-    async def main() -> None:
-        settings = {"expose_topic_level_metrics_in_prometheus": by_topic}
-        async with busy(tmp_path / "store", **settings) as (_, rest, _, _):
-            families = (await Scraped.of(rest)).families
-            assert set(families) == set(NAMES)
-            for name, named in NAMES.items():
-                check_listed(named, families[name], by_topic)
-
-    asyncio.run(main())
+    settings = {"expose_topic_level_metrics_in_prometheus": by_topic}
+    async with busy(tmp_path / "store", **settings) as (_, rest, _, _):
+        families = (await Scraped.of(rest)).families
+        assert set(families) == set(NAMES)
+        for name, named in NAMES.items():
+            check_listed(named, families[name], by_topic)
 
 
-def test_figures_are_those_of_what_was_sent_delivered_and_refused(tmp_path: Path) -> None:
+async def test_figures_are_those_of_what_was_sent_delivered_and_refused(tmp_path: Path) -> None:
     """Four due at once, two delayed, one over the longest delay; three acknowledged."""
-
-    async def main() -> None:
-        async with busy(tmp_path / "store") as (_, rest, store, client):
+    async with busy(tmp_path / "store") as (_, rest, store, client):
+        page = await Scraped.of(rest)
+        of_topic = {"cluster": "west", "namespace": "public/default", "topic": TOPIC}
+        of_one = {**of_topic, "subscription": "s"}
+        sizes = [len(blob_of(each)) for each in range(6)]
+        expected = {
+            "pulsar_producers_count": 1,
+            "pulsar_consumers_count": 1,
+            "pulsar_subscriptions_count": 1,
+            "pulsar_in_messages_total": 6,
+            "pulsar_msg_backlog": 3,
+            "pulsar_storage_write_latency_count": 6,
+            "duelog_topic_pending": 2,
+            "pulsar_broker_topic_messages_delayed_rejected_total": 1,
+        }
+        assert {name: page.value(name, **of_topic) for name in expected} == expected
+        of_subscription = {
+            "pulsar_subscription_back_log": 3,
+            "pulsar_subscription_back_log_no_delayed": 1,
+            "pulsar_subscription_delayed": 2,
+            "pulsar_subscription_unacked_messages": 1,
+            "pulsar_subscription_consumers_count": 1,
+            "pulsar_out_messages_total": 4,
+            "pulsar_out_bytes_total": sum(sizes[:4]),
+        }
+        assert {name: page.value(name, **of_one) for name in of_subscription} == of_subscription
+        assert page.value("pulsar_subscription_msg_ack_rate", **of_one) > 0
+        assert page.value("pulsar_rate_in", **of_topic) > page.value("pulsar_rate_out", **of_topic) > 0
+        of_broker = {
+            "pulsar_active_connections": 1,
+            "pulsar_connection_created_total_count": 1,
+            "pulsar_broker_topics_count": 1,
+            "pulsar_broker_msg_backlog": 3,
+            "duelog_broker_publish_seconds_count": 6,
+            "duelog_broker_dispatch_seconds_count": 4,
+            "duelog_broker_acknowledged_total": 3,
+            "duelog_store_failed": 0,
+            "duelog_firing_lag_seconds": 0,
+            "pulsar_broker_publish_latency_count": 6,
+        }
+        assert {name: page.value(name, cluster="west") for name in of_broker} == of_broker
+        assert page.value("duelog_broker_send_errors_total", error="not_allowed") == 1
+        assert page.value("pulsar_broker_publish_latency", quantile="0.99") > 0
+        assert page.value("pulsar_topics_count", namespace="public/default") == 1
+        assert await client.ask(commands.CloseConsumer(1, 8)) == commands.Success(8)
+        assert await client.ask(commands.CloseProducer(1, 9)) == commands.Success(9)
+        store.delete_topic(TOPIC)
+        for _ in range(1_000):  # a thread of the engine tells
             page = await Scraped.of(rest)
-            of_topic = {"cluster": "west", "namespace": "public/default", "topic": TOPIC}
-            of_one = {**of_topic, "subscription": "s"}
-            sizes = [len(blob_of(each)) for each in range(6)]
-            expected = {
-                "pulsar_producers_count": 1,
-                "pulsar_consumers_count": 1,
-                "pulsar_subscriptions_count": 1,
-                "pulsar_in_messages_total": 6,
-                "pulsar_msg_backlog": 3,
-                "pulsar_storage_write_latency_count": 6,
-                "duelog_topic_pending": 2,
-                "pulsar_broker_topic_messages_delayed_rejected_total": 1,
-            }
-            assert {name: page.value(name, **of_topic) for name in expected} == expected
-            of_subscription = {
-                "pulsar_subscription_back_log": 3,
-                "pulsar_subscription_back_log_no_delayed": 1,
-                "pulsar_subscription_delayed": 2,
-                "pulsar_subscription_unacked_messages": 1,
-                "pulsar_subscription_consumers_count": 1,
-                "pulsar_out_messages_total": 4,
-                "pulsar_out_bytes_total": sum(sizes[:4]),
-            }
-            assert {name: page.value(name, **of_one) for name in of_subscription} == of_subscription
-            assert page.value("pulsar_subscription_msg_ack_rate", **of_one) > 0
-            assert page.value("pulsar_rate_in", **of_topic) > page.value("pulsar_rate_out", **of_topic) > 0
-            of_broker = {
-                "pulsar_active_connections": 1,
-                "pulsar_connection_created_total_count": 1,
-                "pulsar_broker_topics_count": 1,
-                "pulsar_broker_msg_backlog": 3,
-                "duelog_broker_publish_seconds_count": 6,
-                "duelog_broker_dispatch_seconds_count": 4,
-                "duelog_broker_acknowledged_total": 3,
-                "duelog_store_failed": 0,
-                "duelog_firing_lag_seconds": 0,
-                "pulsar_broker_publish_latency_count": 6,
-            }
-            assert {name: page.value(name, cluster="west") for name in of_broker} == of_broker
-            assert page.value("duelog_broker_send_errors_total", error="not_allowed") == 1
-            assert page.value("pulsar_broker_publish_latency", quantile="0.99") > 0
-            assert page.value("pulsar_topics_count", namespace="public/default") == 1
-            assert await client.ask(commands.CloseConsumer(1, 8)) == commands.Success(8)
-            assert await client.ask(commands.CloseProducer(1, 9)) == commands.Success(9)
-            store.delete_topic(TOPIC)
-            for _ in range(1_000):  # a thread of the engine tells
-                page = await Scraped.of(rest)
-                if not page.families["pulsar_broker_topic_messages_delayed_rejected_total"].samples:
-                    break
-            assert not [each for each in page.families.values() if any("topic" in s.labels for s in each.samples)]
-
-    asyncio.run(main())
+            if not page.families["pulsar_broker_topic_messages_delayed_rejected_total"].samples:
+                break
+        assert not [each for each in page.families.values() if any("topic" in s.labels for s in each.samples)]
 
 
 @pytest.mark.parametrize(
     ("secured", "setting", "is_open"),
     [(True, None, False), (True, True, False), (True, False, True), (False, None, True), (False, False, True)],
 )
-def test_metrics_ask_for_credentials_where_the_broker_does_unless_it_is_set_otherwise(
+async def test_metrics_ask_for_credentials_where_the_broker_does_unless_it_is_set_otherwise(
     tmp_path: Path, secured: bool, setting: bool | None, is_open: bool
 ) -> None:
     """Any good credentials will do."""
-
-    async def main() -> None:
-        settings = SECURED if secured else {}
-        async with administered(tmp_path / "store", authenticate_metrics_endpoint=setting, **settings) as (_, rest, _):
-            assert (await rest.ask("GET", "/metrics")).status == (200 if is_open else 401)
-            assert (await rest.ask("GET", "/metrics", role="anybody")).status == 200
-
-    asyncio.run(main())
+    settings = SECURED if secured else {}
+    async with administered(tmp_path / "store", authenticate_metrics_endpoint=setting, **settings) as (_, rest, _):
+        assert (await rest.ask("GET", "/metrics")).status == (200 if is_open else 401)
+        assert (await rest.ask("GET", "/metrics", role="anybody")).status == 200
 
 
-def test_a_page_has_series_of_a_limited_number_of_topics_and_sums_of_the_rest(tmp_path: Path) -> None:
+async def test_a_page_has_series_of_a_limited_number_of_topics_and_sums_of_the_rest(tmp_path: Path) -> None:
     """Topics and subscriptions count; sums over all series are the same, and more topics are no more bytes."""
-
-    async def main() -> None:
-        store_path = tmp_path / "store"
-        async with administered(store_path, cluster_name="west", max_topics_in_prometheus=10) as (_, rest, store):
-            topics = [store.topic(f"persistent://public/default/t{number:03}") for number in range(100)]
-            for topic in topics:
-                with topic.subscribe("s"):
-                    topic.send(b"x")
-            large = store.topic("persistent://public/default/a-large-one")
-            for number in range(11):
-                large.subscribe(f"s{number}").close()
-            answer = await rest.ask("GET", "/metrics")
-            families = parsed(answer.value)
-            rest_of = {"cluster": "west", "namespace": "public/default", "topic": "others"}
-            for name, per_topic in (("duelog_messages_sent_total", 1), ("pulsar_msg_backlog", 1)):
-                found = {each.labels["topic"]: each.value for each in families[name].samples if each.name == name}
-                own = {str(topic.name): per_topic for topic in topics[:5]}
-                assert found == {**own, "others": 95 * per_topic}, name
-            backlog = families["pulsar_subscription_back_log"].samples
-            assert [each.value for each in backlog if each.labels == {**rest_of, "subscription": "others"}] == [95]
-            assert sum(each.value for each in families["pulsar_subscriptions_count"].samples) == 111
-            for number in range(100, 200):
-                store.topic(f"persistent://public/default/t{number:03}").send(b"x")
-            after = await rest.ask("GET", "/metrics")
-            assert abs(len(after.value) - len(answer.value)) < 1_000
-            assert len(after.value) < 100_000
-
-    asyncio.run(main())
+    store_path = tmp_path / "store"
+    async with administered(store_path, cluster_name="west", max_topics_in_prometheus=10) as (_, rest, store):
+        topics = [store.topic(f"persistent://public/default/t{number:03}") for number in range(100)]
+        for topic in topics:
+            with topic.subscribe("s"):
+                topic.send(b"x")
+        large = store.topic("persistent://public/default/a-large-one")
+        for number in range(11):
+            large.subscribe(f"s{number}").close()
+        answer = await rest.ask("GET", "/metrics")
+        families = parsed(answer.value)
+        rest_of = {"cluster": "west", "namespace": "public/default", "topic": "others"}
+        for name, per_topic in (("duelog_messages_sent_total", 1), ("pulsar_msg_backlog", 1)):
+            found = {each.labels["topic"]: each.value for each in families[name].samples if each.name == name}
+            own = {str(topic.name): per_topic for topic in topics[:5]}
+            assert found == {**own, "others": 95 * per_topic}, name
+        backlog = families["pulsar_subscription_back_log"].samples
+        assert [each.value for each in backlog if each.labels == {**rest_of, "subscription": "others"}] == [95]
+        assert sum(each.value for each in families["pulsar_subscriptions_count"].samples) == 111
+        for number in range(100, 200):
+            store.topic(f"persistent://public/default/t{number:03}").send(b"x")
+        after = await rest.ask("GET", "/metrics")
+        assert abs(len(after.value) - len(answer.value)) < 1_000
+        assert len(after.value) < 100_000
 
 
 @pytest.mark.parametrize("by_topic", [True, False], ids=["by-topic", "by-namespace"])
-def test_a_page_has_series_of_a_limited_number_of_namespaces_and_sums_of_the_rest(
+async def test_a_page_has_series_of_a_limited_number_of_namespaces_and_sums_of_the_rest(
     tmp_path: Path, by_topic: bool
 ) -> None:
     """The engine's figures of them, too."""
-
-    async def main() -> None:
-        settings: dict[str, Any] = {"max_topics_in_prometheus": 3, "expose_topic_level_metrics_in_prometheus": by_topic}
-        async with administered(tmp_path / "store", **settings) as (_, rest, store):
-            for number in range(20):
-                store.topic(f"persistent://public/n{number}/t").send(b"x")
-            families = parsed((await rest.ask("GET", "/metrics")).value)
-            found = {each.labels["namespace"]: each.value for each in families["pulsar_topics_count"].samples}
-            assert len(found) == 4
-            assert (found["others"], sum(found.values())) == (17, 20)
-            for family in families.values():
-                assert len({each.labels.get("namespace") for each in family.samples}) <= 7, family.name
-
-    asyncio.run(main())
+    settings: dict[str, Any] = {"max_topics_in_prometheus": 3, "expose_topic_level_metrics_in_prometheus": by_topic}
+    async with administered(tmp_path / "store", **settings) as (_, rest, store):
+        for number in range(20):
+            store.topic(f"persistent://public/n{number}/t").send(b"x")
+        families = parsed((await rest.ask("GET", "/metrics")).value)
+        found = {each.labels["namespace"]: each.value for each in families["pulsar_topics_count"].samples}
+        assert len(found) == 4
+        assert (found["others"], sum(found.values())) == (17, 20)
+        for family in families.values():
+            assert len({each.labels.get("namespace") for each in family.samples}) <= 7, family.name
 
 
-def test_one_page_is_in_memory_at_a_time_and_who_takes_none_of_it_loses_the_connection(
+async def test_one_page_is_in_memory_at_a_time_and_who_takes_none_of_it_loses_the_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next page is made when the last has left; a reader that is too slow is not waited for."""
     monkeypatch.setattr(broker_module, "_SCRAPE_S", 0.2)
 
-    async def main() -> None:
-        async with administered(tmp_path / "store") as (broker, rest, _):
-            assert broker._services is not None
-            served = broker._services.exposition
-            made = 0
+    async with administered(tmp_path / "store") as (broker, rest, _):
+        assert broker._services is not None
+        served = broker._services.exposition
+        made = 0
 
-            async def large() -> bytes:
-                nonlocal made
-                made += 1
-                return random.Random(made).randbytes(32 << 20 if made == 1 else 100)
+        async def large() -> bytes:
+            nonlocal made
+            made += 1
+            return random.Random(made).randbytes(32 << 20 if made == 1 else 100)
 
-            monkeypatch.setattr(served, "_make", large)
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1)
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert await reader.read(1) == b"H"
-            monkeypatch.setattr(broker_module, "_SCRAPE_S", 60)
-            answers = [asyncio.create_task(rest.ask("GET", "/metrics")) for _ in range(6)]
-            await until(lambda: served._scrape is not None and served._scrape.readers == 6)
-            assert made == 1
-            pages = {(await answer).value for answer in answers}
-            assert (made, len(pages)) == (2, 1)
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-            await until(lambda: served._scrape is None)
-
-    asyncio.run(main())
+        monkeypatch.setattr(served, "_make", large)
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await reader.read(1) == b"H"
+        monkeypatch.setattr(broker_module, "_SCRAPE_S", 60)
+        answers = [asyncio.create_task(rest.ask("GET", "/metrics")) for _ in range(6)]
+        await until(lambda: served._scrape is not None and served._scrape.readers == 6)
+        assert made == 1
+        pages = {(await answer).value for answer in answers}
+        assert (made, len(pages)) == (2, 1)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        await until(lambda: served._scrape is None)
 
 
-def test_a_store_that_has_failed_is_told_of(
+async def test_a_store_that_has_failed_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its directory is gone: what needs it is left out, all else is there when it is needed most."""
     monkeypatch.setattr(directory, "LOOK_NS", 0)
 
-    async def main() -> None:
-        async with busy(tmp_path / "store") as (_, rest, store, _):
-            shutil.rmtree(store.path)
-            with pytest.raises(StoreFailed):
-                store.topic("t").send(b"")
-            page = await Scraped.of(rest)
-            assert page.value("duelog_store_failed", cluster="west") == 1
-            assert page.value("pulsar_active_connections", cluster="west") == 1
-            assert page.value("process_open_fds") > 0
-            assert "duelog_disk_free_bytes" not in page.families
-
-    asyncio.run(main())
+    async with busy(tmp_path / "store") as (_, rest, store, _):
+        shutil.rmtree(store.path)
+        with pytest.raises(StoreFailed):
+            store.topic("t").send(b"")
+        page = await Scraped.of(rest)
+        assert page.value("duelog_store_failed", cluster="west") == 1
+        assert page.value("pulsar_active_connections", cluster="west") == 1
+        assert page.value("process_open_fds") > 0
+        assert "duelog_disk_free_bytes" not in page.families
     assert "a part of /metrics is left out" in caplog.text
 
 
-def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What belongs to the loop is copied a few topics a turn; a worker reads the store and writes the text."""
     monkeypatch.setattr(topic_figures, "_SLICE", 2)
     writers: list[threading.Thread] = []
@@ -323,67 +297,56 @@ def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(exposition, "write_topics", written)
 
-    async def main() -> None:
-        async with administered(tmp_path / "store") as (broker, _, _):
-            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-            for number in range(20):
-                await client.ask(commands.Producer(f"{TOPIC}{number}", number, number))
-            assert broker._services is not None
-            scrape = asyncio.ensure_future(text_of(broker._services.exposition))
-            turns = 0
-            while not writers:
-                await asyncio.sleep(0)
-                turns += 1
-            assert turns >= 10
-            assert len(parsed(await scrape)["pulsar_producers_count"].samples) == 20
-            assert writers[0] is not threading.main_thread()
-            await client.close()
-
-    asyncio.run(main())
+    async with administered(tmp_path / "store") as (broker, _, _):
+        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+        for number in range(20):
+            await client.ask(commands.Producer(f"{TOPIC}{number}", number, number))
+        assert broker._services is not None
+        scrape = asyncio.ensure_future(text_of(broker._services.exposition))
+        turns = 0
+        while not writers:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 10
+        assert len(parsed(await scrape)["pulsar_producers_count"].samples) == 20
+        assert writers[0] is not threading.main_thread()
+        await client.close()
 
 
-def test_a_large_page_is_compressed_for_who_takes_it_so(tmp_path: Path) -> None:
+async def test_a_large_page_is_compressed_for_who_takes_it_so(tmp_path: Path) -> None:
     """A page of many topics is megabytes, and mostly the same."""
+    async with administered(tmp_path / "store") as (broker, rest, _):
+        page = b"# a line of the page\n" * 100_000
 
-    async def main() -> None:
-        async with administered(tmp_path / "store") as (broker, rest, _):
-            page = b"# a line of the page\n" * 100_000
+        async def large() -> bytes:
+            return page
 
-            async def large() -> bytes:
-                return page
-
-            assert broker._services is not None
-            broker._services.exposition._make = large  # type: ignore[method-assign]
-            for accepted, encoding in (("gzip", "gzip"), ("identity", None)):
-                answer = await rest.ask("GET", "/metrics", headers={"Accept-Encoding": accepted})
-                assert (answer.value, answer.headers.get("Content-Encoding")) == (page, encoding)
-
-    asyncio.run(main())
+        assert broker._services is not None
+        broker._services.exposition._make = large  # type: ignore[method-assign]
+        for accepted, encoding in (("gzip", "gzip"), ("identity", None)):
+            answer = await rest.ask("GET", "/metrics", headers={"Accept-Encoding": accepted})
+            assert (answer.value, answer.headers.get("Content-Encoding")) == (page, encoding)
 
 
-def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_behind(tmp_path: Path) -> None:
     """Scrapes do not add up; the store has the listeners that it had."""
+    async with administered(tmp_path / "store") as (broker, _, store):
+        services = broker._services
+        assert services is not None
+        made: list[bytes] = []
+        served = services.exposition
+        make = served._make
 
-    async def main() -> None:
-        async with administered(tmp_path / "store") as (broker, _, store):
-            services = broker._services
-            assert services is not None
-            made: list[bytes] = []
-            served = services.exposition
-            make = served._make
+        async def counted() -> bytes:
+            made.append(await make())
+            return made[-1]
 
-            async def counted() -> bytes:
-                made.append(await make())
-                return made[-1]
-
-            served._make = counted  # type: ignore[method-assign]
-            pages = await asyncio.gather(*(text_of(served) for _ in range(20)))
-            assert (len(made), len(set(pages))) == (1, 1)
-            metrics = store._engine.metrics
-            assert metrics is not None
-            listeners = len(metrics._listeners)
-            await broker.stop()
-            assert len(metrics._listeners) == listeners - 1
-            assert services.producers.sends.received is None
-
-    asyncio.run(main())
+        served._make = counted  # type: ignore[method-assign]
+        pages = await asyncio.gather(*(text_of(served) for _ in range(20)))
+        assert (len(made), len(set(pages))) == (1, 1)
+        metrics = store._engine.metrics
+        assert metrics is not None
+        listeners = len(metrics._listeners)
+        await broker.stop()
+        assert len(metrics._listeners) == listeners - 1
+        assert services.producers.sends.received is None

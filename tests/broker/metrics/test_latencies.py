@@ -14,7 +14,7 @@ from duelog import ManualClock, Message
 from duelog.broker.metrics.engine_figures import EngineFigures
 from duelog.broker.metrics.latencies import BOUNDS_S, Durations, LoopLag, PublishDurations
 from duelog.broker.metrics.text_format import Page, Shown, label, number
-from tests.broker.peers import Bench, run
+from tests.broker.peers import Bench
 from tests.conftest import OpenStore
 
 
@@ -85,26 +85,22 @@ def test_what_is_noted_is_counted_before_it_is_too_much() -> None:
     assert found.sum_s == pytest.approx(1_005 * 1.0005)
 
 
-def test_the_lateness_of_the_loop_is_what_passes_beyond_a_timer() -> None:
+async def test_the_lateness_of_the_loop_is_what_passes_beyond_a_timer() -> None:
     """The longest is kept for a period and the one after."""
-
-    async def test() -> None:
-        loop = Bench().loop
-        lag = LoopLag(loop)
-        lag.start()
-        loop.advance(0.25)
-        loop.advance(0.75)
-        assert lag.durations.count == 2
-        assert (lag.longest_s, lag.durations.sum_s) == (0.5, 0.5)
-        lag.turn()
-        assert lag.longest_s == 0.5
-        lag.turn()
-        assert lag.longest_s == 0.0
-        lag.stop()
-        loop.advance(10.0)
-        assert lag.durations.count == 2
-
-    run(test())
+    loop = Bench().loop
+    lag = LoopLag(loop)
+    lag.start()
+    loop.advance(0.25)
+    loop.advance(0.75)
+    assert lag.durations.count == 2
+    assert (lag.longest_s, lag.durations.sum_s) == (0.5, 0.5)
+    lag.turn()
+    assert lag.longest_s == 0.5
+    lag.turn()
+    assert lag.longest_s == 0.0
+    lag.stop()
+    loop.advance(10.0)
+    assert lag.durations.count == 2
 
 
 @pytest.mark.parametrize("by_topic", [True, False])
