@@ -1,8 +1,8 @@
-"""`duelog` on a machine that fails once a file is there.
+"""`duelog` on a machine that fails while files say so.
 
-    python faulty_serve.py disk|clock FILE ARGUMENTS...     as `duelog ARGUMENTS...`
+    python faulty_serve.py FOLDER ARGUMENTS...     as `duelog ARGUMENTS...`
 
-disk: nothing can be written to the log nor flushed any more. clock: it is set back by an hour.
+FOLDER/disk: nothing can be written to the log nor flushed. FOLDER/clock: the clock is set back by an hour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duelog.tools.cli.main import main
 
 
 def failing(real: Any, flag: str) -> Any:
-    """A call that fails."""
+    """Wrap a call so that it fails."""
 
     def call(*arguments: Any) -> Any:
         if os.path.exists(flag):
@@ -27,16 +27,9 @@ def failing(real: Any, flag: str) -> Any:
     return call
 
 
-def set_back(real: Any, flag: str) -> Any:
-    """A clock that was set back."""
-    return lambda: real() - (3_600 * 10**9 if os.path.exists(flag) else 0)
-
-
 if __name__ == "__main__":
-    kind, flag = sys.argv.pop(1), sys.argv.pop(1)
-    if kind == "clock":
-        time.time_ns = set_back(time.time_ns, flag)
-    else:
-        for name in ("fsync", "fdatasync", "pwritev"):
-            setattr(os, name, failing(getattr(os, name), flag))
+    folder, now_ns = sys.argv.pop(1), time.time_ns
+    time.time_ns = lambda: now_ns() - (3_600 * 10**9 if os.path.exists(f"{folder}/clock") else 0)
+    for name in ("fsync", "fdatasync", "pwritev"):
+        setattr(os, name, failing(getattr(os, name), f"{folder}/disk"))
     main()

@@ -1,11 +1,10 @@
-"""`duelog serve` killed with SIGKILL under four real clients, again and again, and what they may see of it.
+"""`duelog serve` killed with SIGKILL under four real clients, again and again, judged by what they see of it.
 
 DUELOG_BROKER_KILLS=100 makes it a hundred times.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -19,12 +18,13 @@ from duelog import DelayedStore
 from tests.broker.clients.conftest import ServedStore, environment
 from tests.broker.pressure.delivery_twin import Outage, Record, judge, read_records
 from tests.broker.pressure.kill_mutants import MUTANTS
+from tests.proof import length, wrong_engines
 
 pytest.importorskip("pulsar")
-pytestmark = pytest.mark.kill
+pytestmark = [pytest.mark.kill, pytest.mark.series]
 
 HERE = Path(__file__).parent
-KILLS = int(os.environ.get("DUELOG_BROKER_KILLS", "4"))
+KILLS = length("DUELOG_BROKER_KILLS", 2, 10)
 CLIENTS = 4
 WAIT_S = 60
 
@@ -47,8 +47,10 @@ def run_client(broker: ServedStore, name: str, file: Path, *more: str) -> None:
 class Series:
     """Four clients, one broker, its deaths."""
 
-    def __init__(self, broker: ServedStore, folder: Path, seed: int) -> None:
+    def __init__(self, broker: ServedStore, folder: Path, seed: int, drain_s: float) -> None:
+        """drain_s: how long clients may take to acknowledge everything at the end."""
         self._broker = broker
+        self._drain_s = drain_s
         self._random = random.Random(seed)
         self._files = [folder / f"client-{number}" for number in range(CLIENTS)]
         self._audit = folder / "audit"
@@ -109,7 +111,7 @@ class Series:
 
     def _drain(self) -> None:
         """Wait until everything is acknowledged, and no acknowledgement is new; a twin says what is missing."""
-        end = time.monotonic() + (10 if KILLS < 10 else WAIT_S)
+        end = time.monotonic() + self._drain_s
         while any(each.unfinished() for each in self.records().values()) and time.monotonic() < end:
             time.sleep(0.3)
         time.sleep(1.5)
@@ -134,7 +136,7 @@ def test_receipts_survive_kills_and_nothing_is_early_twice_or_out_of_order(tmp_p
     broker = ServedStore(tmp_path / "broker", brokerDeduplicationEnabled=True)
     broker.start()
     try:
-        series = Series(broker, tmp_path, seed=KILLS)
+        series = Series(broker, tmp_path, seed=KILLS, drain_s=WAIT_S)
         wrong = series.run(KILLS)
         found = figures(series.records())
         print(f"{len(series.outages)} kills: {dict(found)}")
@@ -148,14 +150,14 @@ def test_receipts_survive_kills_and_nothing_is_early_twice_or_out_of_order(tmp_p
         assert list(store.check(deep=True)) == []
 
 
-@pytest.mark.parametrize("mutant", [each.__name__ for each in (MUTANTS if KILLS > 4 else MUTANTS[:2])])
+@pytest.mark.parametrize("mutant", wrong_engines([each.__name__ for each in MUTANTS], "receipt_before_the_flush"))
 def test_a_wrong_broker_is_found(tmp_path: Path, mutant: str) -> None:
     """The series sees a receipt that was sent too soon, an acknowledgement that was lost or went too far."""
     broker = MutantStore(tmp_path / "broker", brokerDeduplicationEnabled=True)
     broker.mutant = mutant
     broker.start()
     try:
-        wrong = Series(broker, tmp_path, seed=1).run(1)
+        wrong = Series(broker, tmp_path, seed=1, drain_s=5).run(1)
     finally:
         broker.kill()
     expected = {
