@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from duelog import Clock, DelayedStore, ManualClock, StoreConfig
 
 START_MS = 1_790_000_000_000
 """2026-09-21T14:13:20Z: where test clocks begin, in the middle of a day."""
 
-settings.register_profile("same", derandomize=True)
+LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A loaded machine draws and runs slowly, which says nothing of the code."""
+settings.register_profile("same", LOADED, derandomize=True)
+settings.register_profile("new", LOADED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
-"""Every run has the same random examples; HYPOTHESIS_PROFILE=default has new ones each time."""
+"""Every run has the same random examples; HYPOTHESIS_PROFILE=new has new ones each time."""
 
 OpenStore = Callable[..., DelayedStore]
 

@@ -42,7 +42,7 @@ from tests.disaster import sweep_mutants, sweep_scenarios
 from tests.disaster.running import memory
 from tests.disaster.sweep_scenarios import START_MS, Run, Scenario, Twin
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 """A run that takes longer hangs."""
 
 KINDS: dict[str, Callable[[], BaseException]] = {

@@ -29,7 +29,7 @@ BASE = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, map_bytes=1 << 24)
 CONFIG = replace(BASE, run_entries=3)
 SHORT_LEDGERS = replace(BASE, ledger_max_entries=2)
 SAVING = replace(BASE, snapshot_every_entries=4)
-SERVED_S = 4.0
+SERVED_S = 30.0
 """How long the store's own thread has to fire what is due."""
 _ROUNDS, _ROUNDS_AFTER_ERRORS = 4, 100
 """How often everything is received at the end, and at most while the store's thread still pauses."""
