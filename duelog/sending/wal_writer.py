@@ -70,6 +70,8 @@ class WalWriter:
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
         self._unpublished = False
         """Set from the first byte of a group until memory knows it; for good where that broke off."""
+        self._batch: WriteBatch | None = None
+        """The group that may hold claims."""
         self._closed = False
         self._process = here.pid
         self._listeners = listeners
@@ -110,9 +112,16 @@ class WalWriter:
             raise ClosedError("store (opened by another process)")
 
     def _broke_off(self, error: BaseException) -> None:
-        """Refuse all writes once memory may differ from the disk."""
+        """Refuse all writes once memory may differ from the disk; else give back what the interrupted group holds."""
         if self._unpublished or isinstance(error, Exception):
             self._fail(error)
+        self._release()
+
+    def _release(self) -> None:
+        """Give the claims of a group back, but for one that broke off: its ids may be on disk."""
+        if self._batch is not None and not self._unpublished:
+            self._batch.release()
+            self._batch = None
 
     def _fail(self, error: BaseException) -> StoreFailed:
         """Stop the store: a commit that waits for a claim of this writer gets none any more."""
@@ -123,6 +132,7 @@ class WalWriter:
         """Give every request its value or its error."""
         if self._unpublished and self._main.failed is None:  # a second interrupt came before `_broke_off`
             self._broke_off(KeyboardInterrupt())
+        self._release()  # what a second interrupt kept from being given back
         units: list[Request] = []
         for request in requests:
             if self._main.failed is not None:
@@ -149,7 +159,7 @@ class WalWriter:
         memory does not know. A unit that raises gets its error alone, and the others are run again without it.
         """
         started = time.perf_counter_ns()
-        batch = WriteBatch(self._claims)
+        batch = self._batch = WriteBatch(self._claims)
         current: Request | None = None
         try:
             for current in units:
@@ -197,8 +207,7 @@ class WalWriter:
                 unit.error = error
             return [] if current is None else [unit for unit in units if unit is not current]
         finally:
-            if not self._unpublished:  # else its ids may be on disk
-                batch.release()
+            self._release()
 
     def _halves(self, units: list[Request]) -> list[Request]:
         """Commit the first half; the rest."""

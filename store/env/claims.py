@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 
 from ..errors import DuelogError, StoreFailed
 
@@ -39,6 +40,7 @@ class Claims:
         self._mutex = threading.Lock()
         self._released = threading.Condition(self._mutex)
         self._by_owner: dict[object, object] = {}
+        """The claimant; or the StoreFailed of a commit that is in doubt, for good."""
         self._waiting = 0
         """Threads that wait for a claim; counted before they look, so that who gives one back sees them."""
 
@@ -52,6 +54,7 @@ class Claims:
                 while not self.is_taken(owner, claimant):
                     if self.failed is not None:
                         raise self.failed
+                    self._refuse_broken_off(owner)
                     self._released.wait(_LOOK_AGAIN_S)
 
     def refuse_torn(self) -> None:
@@ -64,14 +67,20 @@ class Claims:
         return self._by_owner.setdefault(owner, claimant) is claimant  # one step, without the mutex
 
     def try_take(self, owner: object, claimant: object) -> None:
-        """Claim the log for a group of the write-ahead log. Raises Conflict where a commit has it."""
+        """Claim the log for a group of the write-ahead log. Raises Conflict where a commit has it, StoreFailed."""
         if not self.is_taken(owner, claimant):
+            self._refuse_broken_off(owner)
             raise Conflict(owner)
 
+    def _refuse_broken_off(self, owner: object) -> None:
+        held = self._by_owner.get(owner)
+        if isinstance(held, StoreFailed):
+            raise held
+
     def wait(self, owner: object) -> None:
-        """Wait until no claim on the log is held. REQUIRES: the calling thread holds none."""
+        """Wait until no claim on the log is held, or none is given any more. REQUIRES: this thread holds none."""
         with self._mutex, self._counted():
-            while owner in self._by_owner:
+            while not isinstance(self._by_owner.get(owner), (StoreFailed, NoneType)):
                 self._released.wait(_LOOK_AGAIN_S)
 
     @contextmanager
@@ -82,11 +91,17 @@ class Claims:
         finally:
             self._waiting -= 1
 
-    def release(self, claimant: object, owners: Sequence[object]) -> None:
-        """Give the claims of `claimant` on `owners` back; one that it does not hold is left. Never raises."""
+    def release(self, claimant: object, owners: Sequence[object], failed: StoreFailed | None = None) -> None:
+        """Give the claims of `claimant` on `owners` back; one that it does not hold is left. Never raises.
+
+        failed: why its commit is in doubt. The ids that it gave may be on disk, so who wants the logs gets this.
+        """
         for owner in owners:
             if self._by_owner.get(owner) is claimant:
-                del self._by_owner[owner]
+                if failed is None:
+                    del self._by_owner[owner]
+                else:
+                    self._by_owner[owner] = failed
         if self._waiting:
             with self._mutex:
                 self._released.notify_all()

@@ -234,14 +234,15 @@ class Environment:
         """
         with self._committing:
             if self._publishing and self._failed is None:  # a second interrupt came before `_broke_off`
-                self.fail(KeyboardInterrupt())
+                self._broke_off(KeyboardInterrupt())
             started_ns = time.perf_counter_ns()
             try:
                 while requests:
                     self._give_claims_back()
                     requests = self._commit_once(requests, started_ns)
             finally:
-                self._give_claims_back()
+                if not self._publishing:  # else `_broke_off` knows more
+                    self._give_claims_back()
 
     def _commit_once(self, requests: list[Request], started_ns: int) -> list[Request]:
         """Commit requests together; returns those that have to be tried again, [] once each has its value or error.
@@ -324,13 +325,14 @@ class Environment:
 
     def _give_claims_back(self) -> None:
         if self._transaction is not None:
-            self._transaction.release()
+            self._transaction.release(self._failed)
             self._transaction = None
 
     def _broke_off(self, error: BaseException) -> None:
         """Write nothing more where memory may not be what is on disk."""
         if self._publishing or isinstance(error, Exception):
             self.fail(error)
+        self._give_claims_back()
 
     def fail(self, error: BaseException) -> StoreFailed:
         """Close the environment for writing, for good: the state on disk, or in memory, is not known any more."""

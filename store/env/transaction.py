@@ -13,7 +13,7 @@ import lmdb
 
 from ..codec.bodies import Buffer
 from ..codec.format import NOT_COPIED, copy_key, seal, unseal
-from ..errors import BrokenInvariant
+from ..errors import BrokenInvariant, StoreFailed
 from .claims import Claims
 from .memtable import Applied, Memtable, apply_rows
 
@@ -192,8 +192,8 @@ class Transaction(StagingTransaction):
             self._applied.committed()
         super().committed()
 
-    def release(self) -> None:
-        """Give the claims back, whatever has become of the transaction. For the leader; twice does nothing."""
+    def release(self, failed: StoreFailed | None = None) -> None:
+        """Give the claims back, see `Claims.release`. For the leader; twice does nothing."""
         if self._claims is not None and self._owners:
-            self._claims.release(self, self._owners)
+            self._claims.release(self, self._owners, failed)
             self._owners = []

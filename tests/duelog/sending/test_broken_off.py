@@ -17,8 +17,10 @@ from duelog.errors import StoreFailed
 from duelog.partitions import partition_set
 from duelog.sending.wal_segments import WalSegments
 from duelog.sending.wal_writer import WalWriter
+from duelog.store.env.claims import Claims
 from duelog.store.env.memtable import Memtable
 from duelog.store.env.transaction import Transaction
+from duelog.store.files import failpoints
 from duelog.store.listener import StoreListener
 from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import Row
@@ -135,6 +137,49 @@ def test_a_commit_that_waits_for_a_log_of_a_group_that_broke_off_is_told(
     with store._engine.storage.partitions.lease(partition), pytest.raises(StoreFailed, match="in doubt"):
         partition.environment.write(append)
     store.close()
+
+
+def test_a_commit_that_broke_off_gives_its_ids_to_no_group_that_waits_for_the_log(
+    store: DelayedStore, open_store: OpenStore
+) -> None:
+    """Both were on disk with one id, and the store did not open: "entries were lost"."""
+    claims = store._engine.storage.partitions._claims
+    outcome: Future[MessageId] = Future()
+
+    def send_beside() -> None:
+        try:
+            outcome.set_result(send(store, 2))
+        except StoreFailed as error:
+            outcome.set_exception(error)
+
+    def break_off() -> None:
+        failpoints.disarm()
+        threading.Thread(target=send_beside).start()
+        until(lambda: claims._waiting)
+        raise KeyboardInterrupt
+
+    moved = send(store, 1)
+    failpoints.arm("commit.after", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        store.topic("a").reschedule(moved, deliver_at=FIRST_MS + 9)
+    with pytest.raises(StoreFailed, match="in doubt"):
+        outcome.result(PATIENCE_S)
+    send(store, 3, hour=1)  # another partition
+    assert reopened(store, open_store) == [b"1", b"3", b"first", b"first", b"first"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupt_as_a_group_gives_its_claims_back_keeps_no_later_send_waiting(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """The log stayed claimed: sends to it, and closing, waited for ever."""
+    outcome: Future[MessageId] = Future()
+    with monkeypatch.context() as patch:
+        once(patch, Claims, "release", before=before)
+        with pytest.raises(KeyboardInterrupt):
+            send(store, 1)
+    threading.Thread(target=lambda: outcome.set_result(send(store, 2)), daemon=True).start()
+    assert held(store)[outcome.result(PATIENCE_S)] == b"2"
 
 
 def test_a_second_interrupt_before_the_store_has_stopped_changes_nothing(
