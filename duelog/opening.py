@@ -128,29 +128,34 @@ class StoreLock:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take it. Raises StoreLocked, AlreadyOpen where this process holds it, whatever the path to it."""
-        self._descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        status = os.fstat(self._descriptor)
+        """Prepare the lock of a store in `path`; `take` takes it, so that whoever is interrupted can give it back."""
+        self._path = path
+        self._held = os.fdopen(os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
+        status = os.fstat(self._held.fileno())
         self._file = here.pid, status.st_dev, status.st_ino
+
+    def take(self) -> None:
+        """Take it. Raises StoreLocked, AlreadyOpen where this process holds it, whatever the path to it."""
         holder = json.dumps(_Holder.here()._asdict()).encode() + b"\n"
         with _Held.lock:
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                with os.fdopen(self._descriptor, "rb") as held:
-                    raise (AlreadyOpen(path) if self._file in _Held.files else _locked(path, held.read())) from None
+                with self._held as held:
+                    raise (
+                        AlreadyOpen(self._path) if self._file in _Held.files else _locked(self._path, held.read())
+                    ) from None
             _Held.files.add(self._file)
         with suppress(OSError):  # a full disk keeps no store from being opened
-            os.write(self._descriptor, holder)
-            os.ftruncate(self._descriptor, len(holder))
+            os.write(self._held.fileno(), holder)
+            os.ftruncate(self._held.fileno(), len(holder))
 
     def release(self) -> None:
-        """Give it back; a second call does nothing."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
+        """Give it back; a second call, also after one that was interrupted, does what is left."""
+        if not self._held.closed:
             with _Held.lock:
                 _Held.files.discard(self._file)
-                os.close(descriptor)
+                self._held.close()
 
 
 def refuse_foreign(path: Path) -> None:

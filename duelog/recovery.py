@@ -80,6 +80,7 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         make_directory(path)
         lock = StoreLock(path)
         undo.callback(lock.release)
+        lock.take()
     is_new = not read_only and not (path / "STORE").exists()
     identity = create(path, config) if is_new else read_identity(path, config)
     listeners: Listeners = []

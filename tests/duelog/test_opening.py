@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, aio
+from duelog import DelayedStore, ManualClock, aio, opening
 from duelog.errors import DamagedStore, StoreLocked
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
@@ -229,6 +229,48 @@ def test_a_store_opens_where_its_lock_cannot_be_written(path: Path, monkeypatch:
         patch.setattr("duelog.opening.os.write", write)
         store = DelayedStore.open(path, CONFIG)
     store.close()
+
+
+@pytest.mark.parametrize("call", ["fcntl.flock", "os.write", "os.ftruncate"])
+def test_an_opening_that_is_interrupted_as_it_takes_the_lock_keeps_no_later_one_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The program goes on, and opens the store: it was told for ever that it had it open."""
+    fill(path)
+    real = getattr({"os": os, "fcntl": fcntl}[call.partition(".")[0]], call.partition(".")[2])
+
+    def interrupted(*arguments: Any) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"duelog.opening.{call}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            DelayedStore.open(path, CONFIG)
+    DelayedStore.open(path, CONFIG).close()
+
+
+def test_a_close_that_is_interrupted_as_it_gives_the_lock_back_gives_it_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step of a close is tried again."""
+    store = DelayedStore.open(path, CONFIG)
+    real = opening._Held.lock
+
+    class Interrupted:
+        """The lock, the first time it is taken."""
+
+        def __enter__(self) -> None:
+            monkeypatch.setattr(opening._Held, "lock", real)
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None:
+            """Never come to."""
+
+    monkeypatch.setattr(opening._Held, "lock", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    DelayedStore.open(path, CONFIG).close()
 
 
 def test_a_store_made_by_its_class_says_how_it_is_opened(path: Path) -> None:
