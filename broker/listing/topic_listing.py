@@ -12,9 +12,8 @@ Requests of one connection that ask the same while they wait for its turn are on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
@@ -35,8 +34,6 @@ from .memory_limits import (
     list_bytes,
 )
 from .topic_filter import UnreadablePattern, compiled, selected, topics_hash
-
-T = TypeVar("T")
 
 Key = tuple[int, str, TopicsMode, str | None, str | None]
 """A connection's number, and its question."""
@@ -121,18 +118,19 @@ class TopicListing:
         except (Refused, DuelogError) as error:
             peer.send(Error(command.request_id, server_error(error), str(error)))
 
+    @asynccontextmanager
     async def within_limits(
         self,
         namespace: str,
         mode: TopicsMode,
         until_left: AsyncExitStack,
-        prepare: Callable[[Listed], Awaitable[tuple[int, Callable[[], Awaitable[T]]]]],
+        size_of: Callable[[Listed], Awaitable[int]],
         is_gone: Callable[[], bool] | None = None,
-    ) -> T:
-        """Make an answer of the topics of `tenant/namespace`; `until_left` gets the direct permit for it.
+    ) -> AsyncIterator[Listed]:
+        """Hold heap for the topics of `tenant/namespace` while the body makes an answer of them.
 
-        prepare: of a list, the bytes that the answer takes, and the function that makes it; called again where the
-        answer had to wait for direct memory. Raises PermitError, and what the store and `prepare` raise.
+        size_of: bytes of the answer, for which `until_left` gets a direct permit; called again where the answer had to
+        wait for direct memory. Raises PermitError, and what the store and `size_of` raise.
         """
         heap, direct = self._limiter.heap, self._limiter.direct
         reserved = 0
@@ -144,13 +142,14 @@ class TopicListing:
                 listed = Listed([]) if mode == TopicsMode.NON_PERSISTENT else await self._listed(namespace)
                 report(listed.size)
                 async with heap.updating(permit, listed.size, is_gone):
-                    size, make = await prepare(listed)
+                    size = await size_of(listed)
                     if size > reserved and direct.has_room(size):
                         await until_left.enter_async_context(direct.holding(size, is_gone))
                         reserved = size
                     if size <= reserved:
-                        return await make()
-                    del listed, make
+                        yield listed
+                        return
+                    del listed
             await until_left.aclose()
             await until_left.enter_async_context(direct.holding(size, is_gone))
             reserved = size
@@ -163,28 +162,22 @@ class TopicListing:
                 namespace = namespace_of(command.namespace)
                 self._permissions.require(peer.role, namespace, *Action)
 
-                async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[tuple[list[bytes], bytes]]]]:
+                async def size_of(listed: Listed) -> int:
+                    found = await self._selected(listed, command.pattern)
+                    unchanged = found.hash == command.topics_hash
+                    size = frame_bytes(0, 0) if unchanged else frame_bytes(found.size, len(found.names))
+                    self._settings.check_frame(size)
+                    return size
+
+                limits = self.within_limits(namespace, command.mode, until_left, size_of, lambda: peer.closed)
+                async with limits as listed:
                     found = await self._selected(listed, command.pattern)
                     changed = found.hash != command.topics_hash
-                    size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
-                    self._settings.check_frame(size)
-
-                    async def make() -> tuple[list[bytes], bytes]:
-                        names = await self._encoded(found) if changed else b""
-                        answers = (
-                            GetTopicsResponse(each, (), found.filtered, found.hash, changed)
-                            for each in question.request_ids
-                        )
-                        return [head_before(each, len(names)) for each in answers], names
-
-                    return size, make
-
-                frames, names = await self.within_limits(
-                    namespace, command.mode, until_left, prepare, lambda: peer.closed
-                )
-                for each in frames:
-                    peer.send_frames(each, names or None)
-                del frames, names
+                    names = await self._encoded(found) if changed else b""
+                    for number in question.request_ids:
+                        answer = GetTopicsResponse(number, (), found.filtered, found.hash, changed)
+                        peer.send_frames(head_before(answer, len(names)), names or None)
+                    del listed, found, names
                 await all_left(peer)
         finally:
             if self._waiting.get(key) is question:

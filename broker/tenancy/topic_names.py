@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from ..admin.http_request import HttpError, Reply
@@ -27,14 +26,17 @@ class TopicNames:
         async with AsyncExitStack() as until_left:
             try:
                 with self._listing.gate:
-                    body = await self._listed(namespace, until_left)
+                    limits = self._listing.within_limits(namespace, TopicsMode.PERSISTENT, until_left, _size)
+                    async with limits as listed:
+                        body = await asyncio.to_thread(_json, listed.names)
             except PermitError as error:
                 raise HttpError(429, str(error)) from error
             return Reply(body, "application/json", until_left=until_left.pop_all())
 
-    async def _listed(self, namespace: str, until_left: AsyncExitStack) -> bytes:
-        async def prepare(listed: Listed) -> tuple[int, Callable[[], Awaitable[bytes]]]:
-            names = listed.names
-            return listed.size, lambda: asyncio.to_thread(lambda: json.dumps(names, ensure_ascii=False).encode())
 
-        return await self._listing.within_limits(namespace, TopicsMode.PERSISTENT, until_left, prepare)
+async def _size(listed: Listed) -> int:
+    return listed.size
+
+
+def _json(names: list[str]) -> bytes:
+    return json.dumps(names, ensure_ascii=False).encode()
