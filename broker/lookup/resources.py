@@ -45,7 +45,6 @@ class NamespaceSettings:
     """By role."""
 
     def to_json(self) -> dict[str, Any]:
-        """The form in the namespace's document."""
         creation = self.auto_creation
         return {
             "autoCreation": creation and {"allowed": creation.allowed, "partitions": creation.partitions},
@@ -56,7 +55,6 @@ class NamespaceSettings:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
         creation, compatibility = found["autoCreation"], found["compatibility"]
         return cls(
             None if creation is None else AutoCreation(creation["allowed"], creation["partitions"]),
@@ -94,7 +92,6 @@ class Records(Generic[V]):
         self._values = await asyncio.to_thread(work)
 
     def get(self, name: str) -> V | None:
-        """The value, None if there is none."""
         return self._values.get(name)
 
     def names(self, prefix: str = "") -> Iterator[str]:
@@ -134,7 +131,6 @@ class Records(Generic[V]):
         return added
 
     async def remove(self, name: str) -> None:
-        """Delete the value."""
         await self.change(name, lambda before: None)
 
     def _read(self, key: str, document: Document) -> V:
@@ -218,7 +214,6 @@ class Resources:
         return self.defaults.deduplication if own is None else own
 
     def compatibility(self, namespace: str) -> Compatibility:
-        """The rule for new schemas."""
         found = self.namespaces.get(namespace)
         return (found and found.compatibility) or self.defaults.compatibility
 

@@ -43,15 +43,15 @@ class StoredSchema(NamedTuple):
         return self.version.to_bytes(8, "big")
 
 
-class Schemas:
-    """Stores, finds and compares schemas."""
+class TopicFacts:
+    """The schemas and epochs of topics, by their names in the store."""
 
     def __init__(self, documents: Documents, resources: Resources, access: TopicAccess) -> None:
         self._documents = documents
         self._resources = resources
         self._access = access
 
-    async def get(self, peer: Peer, command: GetSchema) -> None:
+    async def get_schema(self, peer: Peer, command: GetSchema) -> None:
         """Answer with the version asked for, or the last."""
         try:
             address = self._access.admit(peer.role, command.topic, *Action)
@@ -68,13 +68,13 @@ class Schemas:
             answer = GetSchemaResponse(command.request_id, schema=found.schema, schema_version=found.wire_version)
         peer.send(answer)
 
-    async def get_or_create(self, peer: Peer, command: GetOrCreateSchema) -> None:
+    async def get_or_create_schema(self, peer: Peer, command: GetOrCreateSchema) -> None:
         """Answer with the version of a schema, stored if it is new and fits."""
         try:
             address = self._access.admit(peer.role, command.topic, Action.PRODUCE)
             if not await self._access.exists(address):
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
-            version = await asyncio.to_thread(self.for_producer, address.base, command.schema)
+            version = await asyncio.to_thread(self.schema_version, str(address.base), command.schema)
         except (Refused, DuelogError) as error:
             answer = GetOrCreateSchemaResponse(command.request_id, server_error(error), str(error))
         else:
@@ -83,40 +83,63 @@ class Schemas:
 
     # -- these wait for the disk: for a thread -----------------------------------------------
 
-    def for_producer(self, topic: TopicName, schema: Schema | None) -> bytes:
-        """The version of a producer's schema, stored if it is new; empty: it has none. Refused: IncompatibleSchema.
-
-        topic: of a partition, the partitioned topic (`TopicAddress.base`).
-        """
-        if schema is None or not is_schema(schema):
-            return b""
-        asked = self._resources.compatibility(topic.namespace_name)
-        return self._take(topic, schema, lambda earlier: misfit(schema, earlier, asked))
-
-    def for_consumer(self, topic: TopicName, schema: Schema | None) -> None:
-        """Have a consumer's schema be the first of a topic that has none; else it has to read the last one.
+    def schema_version(self, topic: str, schema: Schema | None) -> bytes:
+        """Return the version of a producer's schema, stored if it is new; empty: it has none.
 
         Refused: IncompatibleSchema.
         """
+        base = TopicAddress.parse(topic).base
         if schema is None or not is_schema(schema):
-            return
-        asked = self._resources.compatibility(topic.namespace_name)
-        if asked not in (Compatibility.ALWAYS_COMPATIBLE, Compatibility.ALWAYS_INCOMPATIBLE):
-            asked = Compatibility.BACKWARD
-        self._take(topic, schema, lambda earlier: misfit(schema, earlier, asked), only_first=True)
+            return b""
+        rule = self._resources.compatibility(base.namespace_name)
+        return self._take(base, schema, lambda earlier: misfit(schema, earlier, rule))
 
-    def forget(self, topic: TopicName) -> None:
-        """Delete the schemas of a topic that was deleted."""
-        for key, _ in list(self._documents.items(_prefix(topic))):
-            self._documents.delete(key)
+    def check_schema(self, topic: str, schema: Schema) -> None:
+        """Store a consumer's schema where the topic has none; else it has to read the last one.
+
+        Refused: IncompatibleSchema.
+        """
+        base = TopicAddress.parse(topic).base
+        if not is_schema(schema):
+            return
+        rule = self._resources.compatibility(base.namespace_name)
+        if rule not in (Compatibility.ALWAYS_COMPATIBLE, Compatibility.ALWAYS_INCOMPATIBLE):
+            rule = Compatibility.BACKWARD
+        self._take(base, schema, lambda earlier: misfit(schema, earlier, rule), only_first=True)
+
+    def deduplicates(self, topic: str) -> bool:
+        """Return True if numbered messages of the topic are stored once."""
+        return self._resources.deduplicates(TopicAddress.parse(topic).base)
+
+    def epoch(self, topic: str) -> int | None:
+        """Return the last topic epoch; None: no producer was ever exclusive."""
+        document = self._documents.get(_epoch_key(topic))
+        return None if document is None else int(document.value)
+
+    def set_epoch(self, topic: str, epoch: int) -> None:
+        """Record a topic epoch, durably."""
+        self._documents.put(_epoch_key(topic), b"%d" % epoch)
+
+    def forget(self, topic: str) -> None:
+        """Delete the epoch of a topic that was deleted, and its schemas unless other partitions share them."""
+        address = TopicAddress.parse(topic)
+        self._documents.delete(_epoch_key(topic))
+        if address.partition < 0 or not self._resources.partitions(address.base):
+            self.forget_schemas(address.base)
+
+    def forget_schemas(self, topic: TopicName) -> None:
+        self._delete(_prefix(topic))
 
     def forget_all(self, namespace: str) -> None:
         """Delete the schemas of a namespace that was deleted: topics need not have come into being."""
-        for key, _ in list(self._documents.items(f"schema/{namespace}/")):
+        self._delete(f"schema/{namespace}/")
+
+    def _delete(self, prefix: str) -> None:
+        for key, _ in list(self._documents.items(prefix)):
             self._documents.delete(key)
 
     def versions(self, topic: TopicName) -> list[StoredSchema]:
-        """By version."""
+        """Return all schemas, the oldest first."""
         prefix = _prefix(topic)
         return [
             StoredSchema(int(key.removeprefix(prefix), 16), _from_json(document.value))
@@ -146,50 +169,6 @@ class Schemas:
             except DocumentChanged:
                 continue  # another was quicker
             return new.wire_version
-
-
-class TopicFacts:
-    """The schemas and epochs that producers and consumers read and record, by the topic's name in the store.
-
-    Thread-safe; may wait for the disk.
-    """
-
-    def __init__(self, documents: Documents, resources: Resources, schemas: Schemas) -> None:
-        self._documents = documents
-        self._resources = resources
-        self._schemas = schemas
-
-    def deduplicates(self, topic: str) -> bool:
-        """True if numbered messages of the topic are stored once."""
-        return self._resources.deduplicates(TopicAddress.parse(topic).base)
-
-    def epoch(self, topic: str) -> int | None:
-        """The last topic epoch; None: no producer was ever exclusive."""
-        document = self._documents.get(_epoch_key(topic))
-        return None if document is None else int(document.value)
-
-    def set_epoch(self, topic: str, epoch: int) -> None:
-        """Record a topic epoch, durably."""
-        self._documents.put(_epoch_key(topic), b"%d" % epoch)
-
-    def schema_version(self, topic: str, schema: Schema) -> bytes:
-        """The version of a producer's schema, stored where it is new. Raises Refused."""
-        return self._schemas.for_producer(TopicAddress.parse(topic).base, schema)
-
-    def check_schema(self, topic: str, schema: Schema) -> None:
-        """Check a consumer's schema, and store the first of a topic. Raises Refused."""
-        self._schemas.for_consumer(TopicAddress.parse(topic).base, schema)
-
-    def forget(self, topic: str) -> None:
-        """The topic was deleted."""
-        address = TopicAddress.parse(topic)
-        self._documents.delete(_epoch_key(topic))
-        if address.partition < 0 or not self._resources.partitions(address.base):
-            self._schemas.forget(address.base)
-
-    def forget_all(self, namespace: str) -> None:
-        """The namespace was deleted, with its topics."""
-        self._schemas.forget_all(namespace)
 
 
 def _prefix(topic: TopicName) -> str:

@@ -59,7 +59,6 @@ class TopicAccess:
         return address
 
     async def exists(self, address: TopicAddress) -> bool:
-        """True if the topic exists, partitioned or not."""
         if self._resources.partitions(address.name):
             return True
         return await asyncio.to_thread(self._store.topic(str(address.name)).exists)
@@ -90,7 +89,6 @@ class TopicAccess:
         return topic, address.partition
 
     async def to_consume(self, peer: Peer, text: str, create: bool) -> tuple[Topic, int]:
-        """`open` for a consumer: the topic, and its partition or -1."""
         topic, address = await self.open(peer.role, text, Action.CONSUME, create=create)
         return topic, address.partition
 

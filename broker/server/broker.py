@@ -288,7 +288,7 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         *namespaces.routes(),
         *policies.routes(),
         *RestLookup(resources, services.urls, addresses).routes(),
-        *RestSchemas(services.schemas, resources).routes(),
+        *RestSchemas(services.facts, resources).routes(),
         *TopicResource(store, services, finder).routes(),
         *SubscriptionResource(finder, consumers, workers, store.clock.now_ms).routes(),
         *StatsResource(finder, figures, workers).routes(),

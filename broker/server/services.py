@@ -23,8 +23,8 @@ from ..listing.topic_listing import TopicListing
 from ..listing.watchers import Watchers
 from ..lookup.compatibility import Compatibility
 from ..lookup.resources import AutoCreation, Defaults, Resources
-from ..lookup.schemas import Schemas, TopicFacts
 from ..lookup.topic_address import TopicAddress
+from ..lookup.topic_facts import TopicFacts
 from ..lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
@@ -89,8 +89,7 @@ class Services:
         self.watchers = Watchers(
             permissions, limiter, listing, self.listing.gate, self.name_sets, list_workers, calls.loop
         )
-        self.schemas = Schemas(store.documents, self.resources, access)
-        facts = self.facts = TopicFacts(store.documents, self.resources, self.schemas)
+        facts = self.facts = TopicFacts(store.documents, self.resources, access)
         clock = store.clock.now_ms
         self.producers = Producers(
             access.to_produce,
@@ -152,8 +151,8 @@ class Services:
             commands.GetTopics: self.listing.topics,
             commands.WatchTopicList: self.watchers.watch,
             commands.WatchTopicListClose: self.watchers.close,
-            commands.GetSchema: self.schemas.get,
-            commands.GetOrCreateSchema: self.schemas.get_or_create,
+            commands.GetSchema: self.facts.get_schema,
+            commands.GetOrCreateSchema: self.facts.get_or_create_schema,
             commands.Producer: producers.open,
             commands.CloseProducer: producers.close,
             commands.Subscribe: consumers.open,

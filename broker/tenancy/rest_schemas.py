@@ -10,7 +10,7 @@ from ..admin.http_request import HttpError, Request, one_of, value_of
 from ..admin.routing import Need, Route
 from ..lookup.compatibility import SchemaType, is_schema, misfit, same
 from ..lookup.resources import Resources
-from ..lookup.schemas import Schemas, StoredSchema
+from ..lookup.topic_facts import StoredSchema, TopicFacts
 from ..protocol.commands import KeyValue, Schema
 from .namespaces import existing_namespace
 
@@ -29,8 +29,8 @@ _NAMES = {number: name for name, number in _NUMBERS.items()}
 class RestSchemas:
     """Of the event loop's thread."""
 
-    def __init__(self, schemas: Schemas, resources: Resources) -> None:
-        self._schemas = schemas
+    def __init__(self, facts: TopicFacts, resources: Resources) -> None:
+        self._facts = facts
         self._resources = resources
 
     def routes(self) -> list[Route]:
@@ -68,14 +68,14 @@ class RestSchemas:
         schema = _schema_of(request)
         if not is_schema(schema):
             raise HttpError(412, "type='NONE': such a schema is not stored")
-        found = await asyncio.to_thread(self._schemas.for_producer, request.topic.base, schema)
+        found = await asyncio.to_thread(self._facts.schema_version, str(request.topic.base), schema)
         return {"version": int.from_bytes(found, "big")}
 
     async def fits(self, request: Request) -> dict[str, Any]:
         """As a producer's."""
         namespace, schema = existing_namespace(self._resources, request), _schema_of(request)
         asked = self._resources.compatibility(namespace)
-        stored = await asyncio.to_thread(self._schemas.versions, request.topic.base)
+        stored = await asyncio.to_thread(self._facts.versions, request.topic.base)
         reason = await asyncio.to_thread(misfit, schema, [each.schema for each in stored], asked)
         return {"isCompatibility": reason is None, "schemaCompatibilityStrategy": str(asked)}
 
@@ -83,18 +83,18 @@ class RestSchemas:
         """-1: it is not there."""
         existing_namespace(self._resources, request)
         schema = _schema_of(request)
-        stored = await asyncio.to_thread(self._schemas.versions, request.topic.base)
+        stored = await asyncio.to_thread(self._facts.versions, request.topic.base)
         return {"version": next((each.version for each in stored if same(schema, each.schema)), -1)}
 
     async def delete(self, request: Request) -> dict[str, Any]:
         """All versions."""
         stored = await self._stored(request)
-        await asyncio.to_thread(self._schemas.forget, request.topic.base)
+        await asyncio.to_thread(self._facts.forget_schemas, request.topic.base)
         return {"version": stored[-1].version}
 
     async def _stored(self, request: Request) -> list[StoredSchema]:
         existing_namespace(self._resources, request)
-        found = await asyncio.to_thread(self._schemas.versions, request.topic.base)
+        found = await asyncio.to_thread(self._facts.versions, request.topic.base)
         if not found:
             raise HttpError(404, f"{request.topic.base} has no schema")
         return found

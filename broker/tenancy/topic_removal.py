@@ -9,8 +9,8 @@ from ...delayed_store import DelayedStore
 from ...store.errors import InvalidArgument, UnknownTopic
 from ...store.names import TopicName
 from ..lookup.resources import Resources, path_of
-from ..lookup.schemas import TopicFacts
 from ..lookup.topic_address import TopicAddress, partition_name
+from ..lookup.topic_facts import TopicFacts
 
 
 class TopicRemoval:

@@ -13,7 +13,7 @@ from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits, Listi
 from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.compatibility import Compatibility
 from duelog.broker.lookup.resources import AutoCreation, Defaults, NamespaceSettings, Resources
-from duelog.broker.lookup.schemas import Schemas, TopicFacts
+from duelog.broker.lookup.topic_facts import TopicFacts
 from duelog.broker.lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from duelog.broker.protocol.commands import decode
 from duelog.broker.protocol.fields import Command
@@ -75,8 +75,7 @@ class Stage:
         self.limiter = DualMemoryLimiter(Limits(), Limits(), AnyLoop())
         workers = Workers(HeldWorkers())
         self.listing = TopicListing(self.store, self.permissions, self.limiter, ListingSettings(), workers)
-        self.schemas = Schemas(documents, self.resources, self.access)
-        self.facts = TopicFacts(documents, self.resources, self.schemas)
+        self.facts = TopicFacts(documents, self.resources, self.access)
 
     def ask(self, method: Any, command: Command, role: str | None = None) -> Any:
         """The one answer to a command."""

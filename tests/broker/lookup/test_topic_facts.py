@@ -37,7 +37,7 @@ def version(number: int) -> bytes:
 
 def created(stage: Stage, schema: Schema, topic: str = "t") -> bytes:
     """The version that the broker answers."""
-    answer = stage.ask(stage.schemas.get_or_create, GetOrCreateSchema(1, topic, schema))
+    answer = stage.ask(stage.facts.get_or_create_schema, GetOrCreateSchema(1, topic, schema))
     assert answer.error is None, answer.message
     return bytes(answer.schema_version)
 
@@ -56,9 +56,9 @@ def test_a_schema_is_given_back_as_it_came(stage: Stage) -> None:
     created(stage, STRING)
     created(stage, record("a"))
     again = Stage(stage.store)
-    answer = again.ask(again.schemas.get, GetSchema(5, "t"))
+    answer = again.ask(again.facts.get_schema, GetSchema(5, "t"))
     assert (answer.request_id, answer.schema, answer.schema_version) == (5, record("a"), version(1))
-    answer = again.ask(again.schemas.get, GetSchema(6, "t", version(0)))
+    answer = again.ask(again.facts.get_schema, GetSchema(6, "t", version(0)))
     assert (answer.schema, answer.schema_version) == (STRING, version(0))
 
 
@@ -66,7 +66,7 @@ def test_a_schema_is_given_back_as_it_came(stage: Stage) -> None:
 def test_a_schema_that_is_not_there_is_not_found(stage: Stage, asked: GetSchema) -> None:
     """In the answer's own form."""
     created(stage, STRING)
-    answer = stage.ask(stage.schemas.get, asked)
+    answer = stage.ask(stage.facts.get_schema, asked)
     assert (answer.request_id, answer.error, answer.schema) == (1, ServerError.TOPIC_NOT_FOUND, None)
 
 
@@ -77,7 +77,7 @@ def test_a_schema_that_does_not_fit_is_incompatible(stage: Stage) -> None:
         STRING,
         Schema("r", b'{"type": "record", "name": "R", "fields": [{"name": "a", "type": "map"}]}', 2),
     ):
-        answer = stage.ask(stage.schemas.get_or_create, GetOrCreateSchema(1, "t", schema))
+        answer = stage.ask(stage.facts.get_or_create_schema, GetOrCreateSchema(1, "t", schema))
         assert (answer.error, answer.schema_version) == (ServerError.INCOMPATIBLE_SCHEMA, None)
         with pytest.raises(Refused):
             stage.facts.schema_version("t", schema)
@@ -88,7 +88,7 @@ def test_a_schema_that_does_not_fit_is_incompatible(stage: Stage) -> None:
 
 def test_a_topic_that_is_not_there_gets_no_schema(stage: Stage) -> None:
     """A producer makes it, not a question."""
-    answer = stage.ask(stage.schemas.get_or_create, GetOrCreateSchema(1, "u", STRING))
+    answer = stage.ask(stage.facts.get_or_create_schema, GetOrCreateSchema(1, "u", STRING))
     assert answer.error == ServerError.TOPIC_NOT_FOUND
 
 
@@ -97,8 +97,8 @@ def test_partitions_share_the_schemas_of_their_topic(stage: Stage) -> None:
     stage.store.topic("p-partition-0").send(b"m")
     assert created(stage, record("a"), "p-partition-0") == version(0)
     assert stage.facts.schema_version("p-partition-1", record("a", "b")) == version(1)
-    assert stage.ask(stage.schemas.get, GetSchema(1, "p")).schema_version == version(1)
-    assert stage.ask(stage.schemas.get, GetSchema(1, "t")).error == ServerError.TOPIC_NOT_FOUND
+    assert stage.ask(stage.facts.get_schema, GetSchema(1, "p")).schema_version == version(1)
+    assert stage.ask(stage.facts.get_schema, GetSchema(1, "t")).error == ServerError.TOPIC_NOT_FOUND
 
 
 def test_a_consumer_brings_the_first_schema_and_then_has_to_read_the_last(stage: Stage) -> None:
@@ -106,7 +106,7 @@ def test_a_consumer_brings_the_first_schema_and_then_has_to_read_the_last(stage:
     stage.facts.check_schema("t", record("a"))
     stage.facts.check_schema("t", record("a", "b"))
     stage.facts.check_schema("t", Schema("", b"", 0))
-    assert stage.ask(stage.schemas.get, GetSchema(1, "t")).schema_version == version(0)
+    assert stage.ask(stage.facts.get_schema, GetSchema(1, "t")).schema_version == version(0)
 
 
 def test_bytes_are_no_version(stage: Stage) -> None:
@@ -130,18 +130,18 @@ def test_storing_needs_the_right_to_produce_and_reading_either(open_store: OpenS
     stage = Stage(store, secured=True)
     stage.set("public/default", permissions={"r": frozenset({Action.CONSUME}), "rw": BOTH})
     asked = GetOrCreateSchema(1, "t", STRING)
-    assert stage.ask(stage.schemas.get_or_create, asked, "r").error == ServerError.AUTHORIZATION
-    assert stage.ask(stage.schemas.get, GetSchema(1, "t"), "r").error == ServerError.TOPIC_NOT_FOUND
-    assert stage.ask(stage.schemas.get_or_create, asked, "rw").schema_version == version(0)
-    assert stage.ask(stage.schemas.get, GetSchema(1, "t"), "r").schema_version == version(0)
-    assert stage.ask(stage.schemas.get, GetSchema(1, "t"), "stranger").error == ServerError.AUTHORIZATION
+    assert stage.ask(stage.facts.get_or_create_schema, asked, "r").error == ServerError.AUTHORIZATION
+    assert stage.ask(stage.facts.get_schema, GetSchema(1, "t"), "r").error == ServerError.TOPIC_NOT_FOUND
+    assert stage.ask(stage.facts.get_or_create_schema, asked, "rw").schema_version == version(0)
+    assert stage.ask(stage.facts.get_schema, GetSchema(1, "t"), "r").schema_version == version(0)
+    assert stage.ask(stage.facts.get_schema, GetSchema(1, "t"), "stranger").error == ServerError.AUTHORIZATION
 
 
 def test_two_schemas_at_one_time_get_two_versions(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that comes second finds the first and is compared with it."""
     store: DelayedStore = open_store()
     stage = Stage(store)
-    read, first = stage.schemas.versions, [True]
+    read, first = stage.facts.versions, [True]
 
     def overtaken(topic: object) -> object:
         found = read(topic)  # type: ignore[arg-type]
@@ -149,5 +149,5 @@ def test_two_schemas_at_one_time_get_two_versions(open_store: OpenStore, monkeyp
             stage.facts.schema_version("t", record("a"))
         return found
 
-    monkeypatch.setattr(stage.schemas, "versions", overtaken)
+    monkeypatch.setattr(stage.facts, "versions", overtaken)
     assert stage.facts.schema_version("t", record("b")) == version(1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.lookup.schemas import TopicFacts
+from duelog.broker.lookup.topic_facts import TopicFacts
 from duelog.broker.protocol import commands
 from tests.broker.admin.rest import administered
 from tests.broker.server.raw_client import RawClient
