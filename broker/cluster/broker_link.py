@@ -118,7 +118,6 @@ class BrokerLink(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """True once the link has failed or was closed."""
         return self._failure is not None
 
     async def ready(self) -> None:
@@ -162,26 +161,21 @@ class BrokerLink(asyncio.Protocol):
                     self._fail(Unreachable(self.address, "an answer was not read"))
 
     def respond(self, response: commands.AuthResponse) -> None:
-        """Pass on the client's answer to a challenge."""
         self._say(response)
 
     def close(self) -> None:
-        """End the connection."""
         self._fail(Unreachable(self.address, "the connection is closed"))
 
     # -- as the event loop sees it ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce the client."""
         self._transport = cast(asyncio.Transport, transport)
         self._say(self._connect)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The broker has ended it."""
         self._fail(Unreachable(self.address, "the connection is gone"))
 
     def data_received(self, data: bytes) -> None:
-        """Take answers."""
         self._frames.feed(data)
         self._process()
 
@@ -307,7 +301,6 @@ class ClientLinks:
         return link, await link.ask(command, request_id, sized)
 
     def close(self) -> None:
-        """The client is gone."""
         for task in self._links.values():
             task.add_done_callback(_close)
             task.cancel()

@@ -29,7 +29,7 @@ from .placement import KnownBrokers, PlacedBroker, PlacementFile, namespace_of_t
 Handler = Callable[[Any, Any, memoryview], Awaitable[None] | None]
 
 _ASK_S = 5.0
-"""What another broker has to answer a question over HTTP in."""
+"""Timeout of a question to another broker over HTTP."""
 
 _PASSED_ON = " by way of a broker"
 """Ends the client's version in a question that a broker has passed on: it is not passed on again."""
@@ -59,7 +59,6 @@ class Ownership:
         return None if owner.name == self._name else owner
 
     def is_own(self, namespace: str) -> bool:
-        """True if this broker serves the namespace."""
         owner = self.file.table.owner(namespace)
         return owner is not None and owner.name == self._name
 
@@ -149,7 +148,6 @@ class Ownership:
         return found
 
     def gone(self, peer: Peer) -> None:
-        """A connection has ended."""
         found = self._links.pop(peer.number, None)
         if found is not None:
             found.close()

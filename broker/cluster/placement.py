@@ -83,7 +83,6 @@ class PlacedBroker:
 
     @property
     def address(self) -> Address:
-        """The address in `url`."""
         return Address.parse(self.url)
 
 

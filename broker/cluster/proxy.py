@@ -77,7 +77,7 @@ class Proxy:
 
     async def _start(self) -> None:
         config, settings = self._config, self._config.connections()
-        self.limiter = DualMemoryLimiter(config.heap(), config.direct(), asyncio.get_running_loop())
+        self.limiter = DualMemoryLimiter(config.limits("heap"), config.limits("direct"), asyncio.get_running_loop())
         requests = Forwarding(self._brokers, self._links, config.max_concurrent_lookup_requests, self.limiter)
         self.gate = requests.gate
         listeners = self._listeners = Listeners(

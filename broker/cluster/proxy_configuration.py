@@ -28,7 +28,7 @@ class ProxyConfig:
     service_port_tls: int | None = 6651
     """Used if there is a certificate."""
     web_service_port: int | None = None
-    """Of metrics and health over HTTP. None: there is none. 0: one that is free."""
+    """Port of metrics and health over HTTP. None: there is none. 0: one that is free."""
     tls_certificate_file_path: Path | None = None
     """The certificate chain in PEM."""
     tls_key_file_path: Path | None = None
@@ -38,7 +38,7 @@ class ProxyConfig:
     broker_client_trust_certs_file_path: Path | None = None
     """Certificates that brokers' are checked by, for pulsar+ssl; None: those that this machine trusts."""
     tls_hostname_verification_enabled: bool = True
-    """Whether a broker's certificate has to be of its name."""
+    """True: a broker's certificate has to be for its name."""
     cluster_name: str = "standalone"
     """A label of metrics."""
     max_concurrent_inbound_connections: int = 10_000
@@ -48,11 +48,11 @@ class ProxyConfig:
     max_concurrent_lookup_requests: int = 50_000
     """Lookups and listings under way; those over it are answered TooManyRequests."""
     broker_proxy_connect_timeout_ms: int = 10_000
-    """What a broker has to take a connection in."""
+    """Timeout of a connection to a broker."""
     request_timeout_seconds: float = 30
-    """What a broker has to answer in."""
+    """Timeout of a request to a broker."""
     handshake_timeout_seconds: float = 30
-    """What a client has to have begun in."""
+    """Timeout of a client's handshake."""
     keep_alive_interval_seconds: float = 30
     """Silence before a PING; after as much again the connection is closed."""
     write_stall_seconds: float = 120
@@ -62,15 +62,15 @@ class ProxyConfig:
     write_low_mark: int = 1 << 18
     """Bytes that wait at which its broker is read again."""
     shutdown_timeout_seconds: float = 5
-    """What connections have to finish in when the proxy ends."""
+    """Time that connections have to finish when the proxy ends."""
     max_topic_list_in_flight_heap_mem_size_mb: int = 100
-    """Of topic lists that are read from brokers; 0: no limit."""
+    """Memory of topic lists that are read from brokers; 0: no limit."""
     max_topic_list_in_flight_direct_mem_size_mb: int = 100
-    """Of topic lists that are written to clients; 0: no limit."""
+    """Memory of topic lists that are written to clients; 0: no limit."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
-    """What a list may wait in for its share, until it is answered TooManyRequests."""
+    """Time that a list may wait for its share, until it is answered TooManyRequests."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
-    """What a frame may wait in for its share."""
+    """Time that a frame may wait for its share."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
     """Lists that may wait; 0: any number."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
@@ -92,7 +92,7 @@ class ProxyConfig:
         self.connections()
 
     def connections(self) -> BrokerConfig:
-        """What a broker's connections and listeners would have been set to. Raises InvalidArgument."""
+        """The settings of a broker whose connections and listeners are the proxy's. Raises InvalidArgument."""
         names = {
             "broker_service_port": "service_port",
             "broker_service_port_tls": "service_port_tls",
@@ -107,18 +107,12 @@ class ProxyConfig:
             own = {in_file(name): in_file(own) for name, own in names.items()}.get(error.field, error.field)
             raise InvalidArgument(own, error.value, error.reason) from error
 
-    def heap(self) -> Limits:
-        """Of lists of topics that are read from brokers."""
+    def limits(self, kind: str) -> Limits:
+        """Limits of topic lists that are read from brokers (`heap`) or written to clients (`direct`)."""
+        memory = f"max_topic_list_in_flight_{kind}_mem_size"
+        permits = f"{memory}_permits_acquire"
         return Limits(
-            self.max_topic_list_in_flight_heap_mem_size_mb << 20,
-            self.max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size,
-            self.max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis,
-        )
-
-    def direct(self) -> Limits:
-        """Of lists of topics that are written to clients."""
-        return Limits(
-            self.max_topic_list_in_flight_direct_mem_size_mb << 20,
-            self.max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size,
-            self.max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis,
+            getattr(self, f"{memory}_mb") << 20,
+            getattr(self, f"{permits}_queue_size"),
+            getattr(self, f"{permits}_timeout_millis"),
         )

@@ -38,10 +38,9 @@ class ProxyFigures:
     """Connections that go through to a broker now."""
     pieces: int = 0
     bytes: int = 0
-    """Of spliced connections, both ways."""
+    """Passed on by spliced connections, both ways."""
 
     def passed(self, size: int) -> None:
-        """Count what was passed on."""
         self.pieces += 1
         self.bytes += size
 
@@ -57,13 +56,11 @@ class Splice(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The broker is there."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_HIGH)
         self._transport.write(self._first)
 
     def write(self, data: bytes) -> None:
-        """Pass on what the client has sent."""
         if self._transport is not None:
             self._count(len(data))
             self._transport.write(data)
@@ -82,11 +79,9 @@ class Splice(asyncio.Protocol):
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """The broker takes no more."""
         self._client.pause_reading("broker")
 
     def resume_writing(self) -> None:
-        """The broker takes more."""
         self._client.resume_reading("broker")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -102,7 +97,7 @@ class Splice(asyncio.Protocol):
 
 
 class ProxyAdmission:
-    """Of one connection. Of the event loop's thread."""
+    """The admission of one connection. Of the event loop's thread."""
 
     role: str | None = None
     """Brokers know it; the proxy does not ask."""
@@ -173,13 +168,11 @@ class ProxyAdmission:
         self._unanswered.add(link)
 
     async def respond(self, command: commands.AuthResponse) -> None:
-        """Pass on the client's credentials."""
         links, self._unanswered = self._unanswered, set()
         for link in links:
             link.respond(command)
 
     def close(self) -> None:
-        """The client is gone."""
         self._closed = True
         self.links.close()
         if self._splice is not None:

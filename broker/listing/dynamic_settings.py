@@ -37,11 +37,9 @@ class DynamicSettings:
         self._tell()
 
     def on_change(self, listener: Callable[[], object]) -> None:
-        """Call after each change."""
         self._listeners.append(listener)
 
     def names(self) -> list[str]:
-        """Names of all settings, in order."""
         return list(NAMES)
 
     def values(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ _SPLITS = 10
 
 
 class Update(NamedTuple):
-    """What changed in a view, and the hash of its names after that."""
+    """The changes of a view, and the hash of its names after them."""
 
     new: Sequence[str]
     deleted: Sequence[str]
@@ -45,7 +45,7 @@ class View:
         self.names: list[str] = []
         """In order. Never changed, but replaced."""
         self.size = 0
-        """Of the names, by `list_bytes`."""
+        """Bytes of the names, by `list_bytes`."""
         self.hash = ""
         self.listeners: dict[object, Callable[[Update], object]] = {}
         self.users = 0
@@ -67,7 +67,6 @@ class View:
         self.hash = topics_hash(self.names)
 
     def note(self, name: str, created: bool) -> None:
-        """Note that a topic was created or deleted."""
         if name in self._pending and self.is_ready and self._splits < _SPLITS:
             self._splits += 1
             self._make_update()
@@ -77,7 +76,6 @@ class View:
             self._pending[name] = created
 
     def advance(self) -> None:
-        """Make an update of the changes that were noted."""
         self._splits = 0
         self._make_update()
 
@@ -218,7 +216,6 @@ class NameSets:
         return use
 
     def release(self, namespace: str, found: NameSet, pattern: str, view: View | None) -> None:
-        """End a use."""
         if view is not None:
             view.users -= 1
             if not view.users:

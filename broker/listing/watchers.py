@@ -79,7 +79,6 @@ class Watcher:
 
     @property
     def waiting(self) -> int:
-        """Changes that wait."""
         return sum(len(each.new) + len(each.deleted) for each in self._updates) + len(self._behind or ())
 
     @property
@@ -105,7 +104,6 @@ class Watcher:
         self._on_waiting()
 
     def take(self) -> Update | None:
-        """Return the next update to be sent."""
         if self._behind is not None:
             behind, self._behind = self._behind, None
             self._waiting = 0
@@ -147,7 +145,6 @@ class Watchers:
 
     @property
     def waiting(self) -> int:
-        """Changes that wait to be sent."""
         return sum(each.waiting for watchers in self._of_peer.values() for each in watchers.values())
 
     def watch(self, peer: Peer, command: WatchTopicList) -> None:
@@ -180,7 +177,6 @@ class Watchers:
         peer.send(Success(command.request_id))
 
     def gone(self, peer: Peer) -> None:
-        """End the watchers of a connection."""
         for watcher in self._of_peer.pop(peer.number, {}).values():
             _end(watcher)
 

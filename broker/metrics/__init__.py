@@ -1,1 +1,1 @@
-"""What a broker tells Prometheus, and the rates that REST tells as well. It counts nothing itself: services do."""
+"""Metrics of a broker for Prometheus, and the rates that REST reports too. It counts nothing itself: services do."""

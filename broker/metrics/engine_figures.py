@@ -92,7 +92,6 @@ class EngineFigures(engine.Instruments):
         self.histograms = {**self._buckets}
 
     def record_all(self, name: str, values: npt.NDArray[np.float64], attributes: engine.Attributes) -> None:
-        """Record many values in a histogram."""
         self._buckets[name].record_all(values, attributes)
 
     def forget_topic(self, topic: str) -> None:

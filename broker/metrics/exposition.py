@@ -91,7 +91,7 @@ class Exposition:
         self._scrape_s = 0.0
         self._scrape: _Scrape | None = None
         self.connections: Callable[[], Iterable[tuple[int, int, Collection[str]]]] = tuple
-        """Of each connection, bytes queued, requests under way, and why it is not read."""
+        """By connection: bytes queued, requests under way, and why it is not read."""
         self.connection_counts: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         """Connections admitted, refused and closed since the start."""
         self.watching: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)

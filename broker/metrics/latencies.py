@@ -36,7 +36,6 @@ class Durations:
         self.sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
@@ -58,7 +57,6 @@ class Durations:
         self.counts[high] += end
 
     def join(self, other: Durations) -> None:
-        """Count what another has counted."""
         self.counts = [old + new for old, new in zip(self.counts, other.counts, strict=True)]
         self.sum_s += other.sum_s
 
@@ -93,7 +91,7 @@ class PublishDurations:
 
     def __init__(self) -> None:
         self.before = Durations()
-        """Of all topics, in the last full period."""
+        """Durations of all topics in the last full period."""
         self.last: dict[str, Durations] = {}
         """By topic, in the last full period; of those that were sent to."""
         self._all = Durations()
@@ -123,7 +121,6 @@ class PublishDurations:
         self._noted, self._notes = {}, 0
 
     def turn(self) -> None:
-        """End a period."""
         self._count()
         self.last, self._now = self._now, {}
         self.before, self._since = self._since, Durations()
@@ -158,7 +155,6 @@ class LoopLag:
         return max(self._longest_s, self._before_s)
 
     def turn(self) -> None:
-        """End a period."""
         self._before_s, self._longest_s = self._longest_s, 0.0
 
     def start(self) -> None:

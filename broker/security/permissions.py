@@ -42,7 +42,6 @@ class Permissions:
         self._superusers = frozenset(superusers)
 
     def is_superuser(self, role: str | None) -> bool:
-        """True if the role may do everything."""
         return not self._enabled or role in self._superusers
 
     def administers(self, role: str | None, tenant: str) -> bool:
