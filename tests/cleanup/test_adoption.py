@@ -178,15 +178,6 @@ def test_a_topic_without_subscriptions_keeps_what_it_fired_for_the_next_one(
     assert not adopts(store)
 
 
-def test_a_subscription_that_left_does_not_matter(store: DelayedStore) -> None:
-    """The subscriptions that stay have acknowledged what was dropped."""
-    with store.topic("a").subscribe("two") as two:
-        two.ack(two.receive(20), durable=True)
-    finish(store)
-    store.topic("a").unsubscribe("two")
-    assert adopts(store)
-
-
 def test_a_deleted_topic_does_not_hold_adoption_up(store: DelayedStore, clock: ManualClock) -> None:
     """Its acknowledgements are asked for no more; here another topic holds the partition."""
     store.topic("b").subscribe("slow").close()
@@ -227,20 +218,6 @@ def test_a_lease_reads_on_and_the_next_one_reads_the_new_generation(store: Delay
         assert not old._closed
     assert old._closed
     assert partition.environment.path.name == "g000002"
-
-
-def test_a_lease_held_on_through_two_adoptions(store: DelayedStore) -> None:
-    """Every environment that was replaced is closed at the end."""
-    partitions, partition = store._engine.storage.partitions, partition_of(store)
-    with partitions.lease(partition):
-        first = partition.environment
-        finish(store)
-        assert store.tick().adopted == 1
-        finish(store)
-        second = partition.environment
-        assert store.tick().adopted == 1
-        assert second.path.name == "g000002"
-    assert (first._closed, second._closed, partition.is_open) == (True, True, False)
 
 
 def test_a_backup_holds_adoption_back(store: DelayedStore, tmp_path: Path) -> None:

@@ -18,16 +18,24 @@ from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, scatt
 PART_BYTES = 1_024
 
 
-@pytest.mark.parametrize("fired", [1, 7, 150, 399, 400])
-def test_what_fired_since_is_left_out(environment: Environment, fired: int) -> None:
+@pytest.mark.parametrize(
+    ("dues", "fired"),
+    [
+        *((scattered(500), fired) for fired in (1, 7, 150, 399, 400)),
+        (scattered(12_000), 700),  # each bucket is in several parts, by ranges of ids
+        ([START_MS + 50] * 1_000, 600),  # within entries of one due time
+    ],
+    ids=lambda value: str(value if isinstance(value, int) else len(value)),
+)
+def test_what_fired_since_is_left_out(environment: Environment, dues: list[int], fired: int) -> None:
     """The index is what a replay by the frontier of now would leave, wherever that lies."""
-    log = Log(scattered(500))
+    log = Log(dues)
     log.fire(100)
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
+    parts = write_snapshot(environment, log.cut(), PART_BYTES, 1).parts
+    assert len(dues) < 12_000 or parts > len({due_ms // BUCKET_MS for due_ms in dues})
     log.fire(fired)
-    restored = log.restored(environment)
-    assert drained(restored) == log.pending()
-    assert len(log.pending()) == 400 - fired
+    assert drained(log.restored(environment)) == log.pending()
+    assert len(log.pending()) == len(dues) - 100 - fired
 
 
 def test_due_times_are_read_of_the_frontiers_bucket_only_and_once(environment: Environment) -> None:
@@ -77,25 +85,6 @@ def test_later_buckets_are_restored_packed(environment: Environment) -> None:
     bucket_ms = log.frontier.due_ms - log.frontier.due_ms % BUCKET_MS
     assert packed_in(restored.pending) == list(range(bucket_ms + BUCKET_MS, START_MS + 2_000, BUCKET_MS))
     assert drained(restored) == log.pending()
-
-
-def test_a_bucket_in_several_parts_is_restored_whole(environment: Environment) -> None:
-    """Each of the large buckets is split by ranges of ids."""
-    log = Log(scattered(12_000))
-    parts = write_snapshot(environment, log.cut(), PART_BYTES, 1).parts
-    assert parts > len({due_ms // BUCKET_MS for due_ms in log.dues})
-    log.fire(700)
-    restored = log.restored(environment)
-    assert drained(restored) == log.pending()
-
-
-def test_many_entries_at_one_instant_are_cut_at_the_entry(environment: Environment) -> None:
-    """The frontier lies within entries of equal due time: the earlier ids have fired, the later not."""
-    log = Log([START_MS + 50] * 1_000)
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
-    log.fire(600)
-    restored = log.restored(environment)
-    assert [entry_id for _, entry_id in drained(restored)] == list(range(600, 1_000))
 
 
 def test_entries_after_the_tail_are_left_to_the_replay(environment: Environment) -> None:

@@ -87,36 +87,6 @@ def test_what_is_loaded_by_replay_is_packed_at_once(open_store: OpenStore) -> No
     assert packed(store) >= len(log._index._buckets) - 1 >= 19
 
 
-def test_a_packed_day_fires_all_in_order_and_survives_a_restart(open_store: OpenStore, clock: ManualClock) -> None:
-    """Sent in several goes with ticks in between, some of it cancelled; half is fired before the store is closed."""
-    config = StoreConfig(partition_ms=24 * HOUR_MS, durability="none", snapshot_every_entries=500)
-    store = open_store(config=config)
-    dues: list[int] = []
-    ids = []
-    with store.topic("t").subscribe("reader"):
-        pass
-    for seed in range(6):
-        source = np.random.default_rng(seed)
-        some = (START_MS + HOUR_MS + source.integers(0, 20 * MINUTE_MS, 300)).tolist()
-        ids += store.topic("t").send_batch([Message(b"%d" % due_ms, deliver_at=due_ms) for due_ms in some])
-        dues += some
-        store.tick()
-        assert packed(store) > 10
-    for at in range(0, 1_800, 90):
-        store.topic("t").cancel(ids[at])
-    expected = sorted(due_ms for at, due_ms in enumerate(dues) if at % 90)
-    found: list[int] = []
-    for until_ms in (HOUR_MS + 10 * MINUTE_MS, 2 * HOUR_MS):
-        clock.set(START_MS + until_ms)
-        reader = store.topic("t").subscribe("reader")
-        while batch := reader.receive(100, timeout=0):
-            found += [int(message.payload) for message in batch]
-            reader.ack(batch)
-        store.close()
-        store = open_store(config=config)
-    assert found == expected
-
-
 def test_appends_while_it_is_packed_are_not_lost(open_store: OpenStore, clock: ManualClock) -> None:
     """Two threads send while one packs buckets without a pause; all of it fires, in order."""
     store = open_store(config=CONFIG)

@@ -22,18 +22,6 @@ def column() -> Column:
     return Column()
 
 
-def test_an_entry_fires_on_its_very_tick_and_not_before(column: Column) -> None:
-    """One ms before its due time an entry is not due, at its due time it is; loaded or not, whole buckets too."""
-    index = DelayIndex(column, start_ms=START_MS)
-    edges = [0, 1, MINUTE_MS - 1, MINUTE_MS, MINUTE_MS + 1, DAY_MS - 1]
-    index.add(*column.put(0, [START_MS + edge for edge in edges]))
-    for entry_id, edge in enumerate(edges):
-        assert pairs(index.take(START_MS + edge - 1, 10)) == []
-        assert index.next_due_ms() is not None
-        assert pairs(index.take(START_MS + edge, 10)) == [(START_MS + edge, entry_id)]
-    assert index.next_due_ms() is None
-
-
 def test_a_dense_bucket_comes_out_in_order_within_bounded_memory(column: Column) -> None:
     """A bucket 200 times the window is taken in order, and each of its due times read a few times only."""
     index = DelayIndex(column, start_ms=START_MS, window_entries=100)
@@ -75,18 +63,6 @@ def test_the_last_entry_of_a_part_put_back_alone_comes_before_the_rest(column: C
         assert pairs(index.take(START_MS + 10, 1)) == [(START_MS + 10, entry_id)]
 
 
-def test_an_unreadable_entry_is_quarantined_and_the_rest_goes_on(column: Column) -> None:
-    """Damage in the due column costs its own entries only, in a small bucket, a split one and a crowded instant."""
-    dues = [START_MS + 10] * 40 + [START_MS + 70_000 + i for i in range(40)] + [START_MS + 130_000, START_MS + 130_001]
-    column.damaged = {3, 20, 39, 55, 79, 81}
-    index = DelayIndex(column, start_ms=START_MS, window_entries=8)
-    index.add(*column.put(0, dues))
-    expected = sorted((due, i) for i, due in enumerate(dues) if i not in column.damaged)
-    assert drain(index, START_MS + 200_000, 5) == expected
-    assert set(index.unreadable) == column.damaged
-    assert len(index) == 0
-
-
 @pytest.mark.parametrize("garbage", [-1, START_MS - 1, START_MS + OFFSET_LIMIT_MS])
 def test_a_bucket_of_nothing_but_unreadable_entries_is_passed(column: Column, garbage: int) -> None:
     """A due time outside the partition counts as unreadable, and the next bucket's entry is found at once."""
@@ -96,21 +72,6 @@ def test_a_bucket_of_nothing_but_unreadable_entries_is_passed(column: Column, ga
     assert index.exact_next_due_ms() == START_MS + 100_000
     assert list(index.unreadable) == list(range(9))
     assert len(index) == 1
-
-
-@pytest.mark.parametrize("good_calls", range(6))
-def test_a_column_that_fails_midway_loses_nothing(column: Column, good_calls: int) -> None:
-    """Whichever read raises, the take raises the same and has removed nothing."""
-    index = DelayIndex(column, start_ms=START_MS, window_entries=10)
-    dues = [START_MS + 5, START_MS + 6] + [START_MS + 60_000 + i % 97 for i in range(300)]
-    index.add(*column.put(0, dues))
-    column.good_calls = good_calls
-    with pytest.raises(OSError, match="cannot be read"):
-        index.take(START_MS + 90_000, 1_000)
-    column.good_calls = None
-    index._check()
-    assert len(index) == 302
-    assert drain(index, START_MS + 90_000, 1_000) == sorted(zip(dues, range(302), strict=True))
 
 
 def test_a_split_that_fails_midway_is_undone(column: Column, monkeypatch: pytest.MonkeyPatch) -> None:

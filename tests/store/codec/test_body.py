@@ -304,33 +304,12 @@ def test_threads_encode_side_by_side() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        [],
-        [NOW],
-        [NOW, b"p", None, None, None],
-        [NOW, b"p", None],
-        [NOW, b"p", "k", None],
-        [NOW, b"p", "k", {}, {}, 1],
-        ["1", b"p"],
-        [True, b"p"],
-        [-1, b"p"],
-        [1.5, b"p"],
-        [None, b"p"],
-        [NOW, "text"],
-        [NOW, None],
-        [NOW, b"p", b"k"],
-        [NOW, b"p", 5],
-        [NOW, b"p", None, ["a"]],
-        [NOW, b"p", None, {"a": 1}],
-        [NOW, b"p", None, {1: "a"}],
-        [NOW, b"p", None, {b"a": "a"}],
-        [NOW, b"p", None, None, ["a"]],
-        [NOW, b"p", None, None, {1: "a"}],
-        {"publish_ms": NOW},
-        None,
-        5,
-    ],
-)
+    [[], [NOW], [NOW, b"p", None, None, None], [NOW, b"p", None], [NOW, b"p", "k", None],
+     [NOW, b"p", "k", {}, {}, 1], ["1", b"p"], [True, b"p"], [-1, b"p"], [1.5, b"p"], [None, b"p"], [NOW, "text"],
+     [NOW, None], [NOW, b"p", b"k"], [NOW, b"p", 5], [NOW, b"p", None, ["a"]], [NOW, b"p", None, {"a": 1}],
+     [NOW, b"p", None, {1: "a"}], [NOW, b"p", None, {b"a": "a"}], [NOW, b"p", None, None, ["a"]],
+     [NOW, b"p", None, None, {1: "a"}], {"publish_ms": NOW}, None, 5],
+)  # fmt: skip
 def test_a_body_of_another_form_is_refused(fields: Any) -> None:
     """Well-formed msgpack that is no body raises ValueError."""
     with pytest.raises(ValueError, match=r"body"):

@@ -88,15 +88,6 @@ def tail(environment: Environment, ledger_id: int) -> int:
         return find_tail(raw, "main", ledger_id)
 
 
-def test_appends_of_one_commit_follow_each_other(environment: Environment) -> None:
-    """Each caller has its ids at once; each append is as few runs as the limits allow."""
-    log = Log(7)
-    works = [appending(log, [b"a"]), appending(log, [b"b"] * 5), appending(log, [b"c"])]
-    assert share(environment, works) == [0, 1, 6]
-    assert stored(environment, 7) == [(0, [b"a"]), (1, [b"b"] * 4), (5, [b"b"]), (6, [b"c"])]
-    assert log.ledger.entries == 7
-
-
 def test_a_unit_that_fails_leaves_no_gap(environment: Environment) -> None:
     """The ids it had taken go to the entries that are stored."""
     log = Log(7)
@@ -108,21 +99,6 @@ def test_a_unit_that_fails_leaves_no_gap(environment: Environment) -> None:
     outcomes = share(environment, [failing, appending(log, [b"a"]), appending(log, [b"b"])])
     assert outcomes[1:] == [0, 1]
     assert stored(environment, 7) == [(0, [b"a"]), (1, [b"b"])]
-
-
-def test_a_commit_that_fails_leaves_the_ledger_as_it_was(environment: Environment) -> None:
-    """The next append gets the ids that were not used."""
-    log = Log(7)
-    environment.write(appending(log, [b"a"]))
-
-    def failing(transaction: Transaction) -> None:
-        appending(log, [b"lost"] * 3)(transaction)
-        raise LookupError
-
-    with pytest.raises(LookupError):
-        environment.write(failing)
-    assert log.ledger.entries == 1
-    assert environment.write(appending(log, [b"b"])) == 1
 
 
 def test_conditional_entries_are_runs_of_their_own(environment: Environment) -> None:
