@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,15 +39,17 @@ from .lookup import find_marker
 from .pending_entries import FoundEntries, NewEntries, Outcome, PendingEntries
 
 
+@dataclass(eq=False, repr=False)
 class Withdrawals:
-    """Takes messages back from the partition logs of a store. Thread-safe; requests are committed in groups."""
+    """Takes messages back from the partition logs of a store. Thread-safe; requests are committed in groups.
 
-    def __init__(self, main: Environment, gate: ReaderGate, clock: Clock, entries: PendingEntries) -> None:
-        """`gate`: the one that firing is alone in."""
-        self._main = main
-        self._gate = gate
-        self._clock = clock
-        self._entries = entries
+    `_gate` is the one that firing is alone in.
+    """
+
+    _main: Environment
+    _gate: ReaderGate
+    _clock: Clock
+    _entries: PendingEntries
 
     def cancel(
         self, log: ManagedLedger, ids: Sequence[MessageId], *, keyed: bool = False, known: Partition | None = None
@@ -214,15 +217,14 @@ class Replacing(NamedTuple):
 _Found = tuple[list[FoundEntries], list[Outcome]]
 
 
+@dataclass(eq=False, repr=False)
 class Succession:
-    """Lets messages follow one another. Thread-safe."""
+    """Lets messages follow one another. Thread-safe. `_gate` is the one that firing is alone in."""
 
-    def __init__(self, main: Environment, gate: ReaderGate, clock: Clock, entries: PendingEntries) -> None:
-        """`gate`: the one that firing is alone in."""
-        self._main = main
-        self._gate = gate
-        self._clock = clock
-        self._entries = entries
+    _main: Environment
+    _gate: ReaderGate
+    _clock: Clock
+    _entries: PendingEntries
 
     def is_pending(self, log: ManagedLedger, message_id: MessageId) -> bool:
         with self._gate.reading(), self._entries.located(log, [message_id]) as (logs, outcomes):

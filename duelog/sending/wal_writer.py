@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from duelog.markers.firing.firing_batch import FiringBatch
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable
+from duelog.store.env.transaction import StagingTransaction
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
@@ -85,7 +85,7 @@ class WalWriter:
         value: T = self._queue.run(work)
         return value
 
-    def fire(self, firing: FiringBatch) -> None:
+    def fire(self, firing: Callable[[StagingTransaction], None]) -> None:
         """Store a firing, in the main environment where the log has no space: deliveries free some.
 
         Raises StoreFull, StoreFailed, ClosedError; then nothing has fired.

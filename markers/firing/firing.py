@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...partitions.partition import Partition
 from ...partitions.partition_set import PartitionSet
@@ -29,17 +30,24 @@ from ...store.codec.run import Int64s, UInt32s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.env.reader_gate import ReaderGate
-from ...store.env.transaction import Transaction
+from ...store.env.transaction import StagingTransaction, Transaction
 from ...store.errors import CorruptEntry, DamagedStore, StoreFull
 from ...store.files.failpoints import reach
 from ...store.files.pages import refuse_broken
 from ...store.listener import StoreListener, call_supplied
 from ...store.log import catalog
 from ...store.log.managed_ledger import ManagedLedger
-from .firing_batch import FiringBatch, FiringLog
 from .loaded import LoadedPartitions
 from .pending_log import PendingLog, Taken
 from .suspensions import Part
+
+
+class FiringLog(NamedTuple):
+    """The entries that one log fires, and the main log of their markers."""
+
+    pending: PendingLog
+    taken: Taken
+    main_log: ManagedLedger
 
 
 def _fire_part(log: PendingLog) -> Part:
@@ -63,8 +71,8 @@ class Firing:
     _main_log: Callable[[int], ManagedLedger | None]
     _quarantine: Callable[[CorruptEntry], object]
     _wake: Callable[[], None]
-    _write: Callable[[FiringBatch], object]
-    """Stores markers, frontiers and the clock mark together."""
+    _write: Callable[[Callable[[StagingTransaction], None]], object]
+    """Runs a unit of work, of a commit of the main environment or of a group of the write-ahead log, once or again."""
     _most: int
     """Entries of a batch."""
 
@@ -237,17 +245,35 @@ class Firing:
             partition = self._partitions.get(start_ms)
             if partition is not None:
                 partition.environment.sync()
+        by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
+        early_from_ms = now_ms if by_ms > now_ms else None  # some of it is not due yet, and is hidden until then
+        records: list[FrontierRecord] = []
+
+        def write(transaction: StagingTransaction) -> None:
+            records.clear()  # of a run before this one
+            for log, taken, main_log in batch:
+                entries, dues = taken.entries, taken.dues
+                segments = main_log.append_markers(
+                    transaction, log.ledger_id, log.start_ms, entries, dues, by_ms, early_from_ms
+                )
+                marker_entry = segments[-1].first_entry + segments[-1].length - 1
+                record = taken.frontier._replace(marker_ledger=segments[-1].ledger_id, marker_entry=marker_entry)
+                records.append(record)
+                transaction.put(fmt.frontier_key(log.topic_id, log.start_ms), record.pack())
+            transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(by_ms, self.recorded_ms, 0)))
+            transaction.after_commit(lambda: self._confirm(batch, records, by_ms))
+
         reach("fire.before")
-        self._write(FiringBatch(batch, now_ms, self.recorded_ms, self._confirm))
+        self._write(write)
         reach("fire.after")
         for listener in self._listeners:
             for log, taken, _ in batch:
                 call_supplied(listener.fired, log.topic_id, taken.dues, now_ms)
 
-    def _confirm(self, batch: FiringBatch) -> None:
-        """Markers and frontiers are on disk: have memory say so."""
-        self.recorded_ms = batch.mark_ms
-        for (log, taken, _), record in zip(batch.logs, batch.records, strict=True):
+    def _confirm(self, batch: Sequence[FiringLog], records: Sequence[FrontierRecord], by_ms: int) -> None:
+        """Markers and frontiers are on disk: have memory say so, whatever becomes of the caller."""
+        self.recorded_ms = max(by_ms, self.recorded_ms)
+        for (log, taken, _), record in zip(batch, records, strict=True):
             log.confirm(record)
             self.fired += len(taken.entries)
 

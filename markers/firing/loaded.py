@@ -35,7 +35,7 @@ from pyroaring import BitMap
 from ...partitions.cancellations import members
 from ...partitions.due_column import DueBatch, dues_of, scan_dues
 from ...partitions.index.delay_index import DelayIndex
-from ...partitions.partition import Listener, Partition, PartitionLog
+from ...partitions.partition import Partition, PartitionLog
 from ...partitions.partition_set import PartitionSet
 from ...snapshot.restore import Restored, RestoreStep, SnapshotSkipped, covered_by_snapshots, restore_steps
 from ...snapshot.snapshot_format import snapshot_keys
@@ -87,20 +87,10 @@ class LoadStep(Enum):
 
 @dataclass(eq=False, repr=False)
 class Loading:
-    """One partition on its way into memory. REQUIRES of the owner: a lease on it until it closes.
+    """One partition on its way into memory. REQUIRES of the owner: a lease on it until it closes."""
 
-    `registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
-    `exists`: whether a topic has not been deleted; `fires`: a log may fire.
-    """
-
-    main: Environment
+    owner: LoadedPartitions
     partition: Partition
-    bucket_ms: int
-    registered: Callable[[dict[int, PendingLog]], None]
-    listener: Listener
-    exists: Callable[[int], bool]
-    quarantine: Callable[[CorruptEntry], object]
-    fires: Callable[[PendingLog], object]
     _tails: dict[int, int] = field(default_factory=dict, init=False)
     _read: int = field(default=0, init=False)
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(_log), init=False)
@@ -118,9 +108,9 @@ class Loading:
         if not has_snapshot:
             yield from self._prefetch()
         for topic_id, log in list(logs.items()):
-            if topic_id in self._tails and self.exists(topic_id):
+            if topic_id in self._tails and self.owner.exists(topic_id):
                 yield from self._read_back(log, self._tails[topic_id])
-                self.fires(log)
+                self.owner.ready.arm(log, log.next_due_ms())
                 yield LoadStep.LOADED
         if self._read >= _MANY_ENTRIES:
             self.partition.dues_read = _MANY_ENTRIES
@@ -138,17 +128,17 @@ class Loading:
         def listen() -> None:
             # In the leader, between two commits, and two groups of the write-ahead log: what is there now is scanned,
             # what comes is heard.
-            partition, start_ms = self.partition, self.partition.start_ms
+            owner, partition, start_ms = self.owner, self.partition, self.partition.start_ms
             try:
                 with partition.memtable.publishing:
-                    with partition.environment.read() as raw, self.main.read() as main:
+                    with partition.environment.read() as raw, owner.main.read() as main:
                         for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
                             topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
                             frontier = catalog.frontier(main, topic_id, start_ms) or FrontierRecord.start(ledger_id)
                             self._tails[topic_id] = find_tail(raw, partition.name, ledger_id)
-                            logs[topic_id] = new_log(partition, topic_id, frontier, self.bucket_ms, loaded=False)
-                    self.registered(logs)
-                    partition.listener = self.listener
+                            logs[topic_id] = new_log(partition, topic_id, frontier, owner.bucket_ms, loaded=False)
+                    owner.logs[start_ms] = logs  # before the first append is heard
+                    partition.listener = functools.partial(owner.heard, partition)
             except BaseException as error:  # the commit it comes after stands: not the committers' business
                 failure.append(error)
 
@@ -159,21 +149,16 @@ class Loading:
 
     def _read_back(self, log: PendingLog, tail: int) -> Iterator[LoadStep | RestoreStep]:
         partition = self.partition
-        if tail < log.frontier.absorbed_end:
-            raise DamagedStore(
-                partition.path,
-                f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.absorbed_end}: "
-                "entries were lost",
-            )
         covered = covered_by_snapshots(partition.environment, log.ledger_id)
-        if tail < covered:
-            reason = f"ledger {log.ledger_id} ends at entry {tail}, a snapshot of it at {covered}: entries were lost"
-            raise DamagedStore(partition.path, reason)
+        for record, end in ("its frontier", log.frontier.absorbed_end), ("a snapshot of it", covered):
+            if tail < end:
+                reason = f"ledger {log.ledger_id} ends at entry {tail}, {record} at {end}: entries were lost"
+                raise DamagedStore(partition.path, reason)
         restored = yield from self._restore(log, tail)
         if restored is not None:
             log.restore_index(restored.pending, restored.tail)
             self._read += len(restored.pending)
-        with self.main.read() as raw:
+        with self.owner.main.read() as raw:
             cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
         log.discard(cancelled)
@@ -184,22 +169,20 @@ class Loading:
                 missing = range(log.tail, batch.first_entry)
                 if missing and not any(entry_id in missing for entry_id in damaged):
                     reason = f"entries {log.tail} to {batch.first_entry - 1} are missing"
-                    self.quarantine(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
+                    self.owner.quarantine(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
                 log.restore(batch.first_entry, batch.dues)
                 self._read += len(batch.dues)
             else:
                 damaged.append(batch.entry_id)
-                self.quarantine(batch)
+                self.owner.quarantine(batch)
             yield LoadStep.DUES_READ
         log.skip_unreadable(tail)
         log.finish_loading()
 
     def _restore(self, log: PendingLog, tail: int) -> Generator[RestoreStep, None, Restored | None]:
         """Take the steps of `restore_steps`, and log a snapshot that is refused."""
-        path, start_ms = self.partition.environment.path, self.partition.start_ms
-        steps = restore_steps(
-            self.partition.environment, log.frontier, tail, log.due_of, start_ms=start_ms, bucket_ms=self.bucket_ms
-        )
+        environment, start_ms, bucket_ms = self.partition.environment, self.partition.start_ms, self.owner.bucket_ms
+        steps = restore_steps(environment, log.frontier, tail, log.due_of, start_ms=start_ms, bucket_ms=bucket_ms)
         while True:
             try:
                 step = next(steps)
@@ -208,7 +191,7 @@ class Loading:
                 return restored
             if isinstance(step, SnapshotSkipped):
                 text = "%s: snapshot %d of ledger %d is refused, an older one or the messages are read: %s"
-                self._log.log(logging.WARNING, text, path, step.snapshot_id, log.ledger_id, step.reason)
+                self._log.log(logging.WARNING, text, environment.path, step.snapshot_id, log.ledger_id, step.reason)
             yield step
 
     def _admit(self, log: PendingLog, admitted: BitMap) -> None:
@@ -217,7 +200,8 @@ class Loading:
         ids = np.array(admitted, dtype=np.uint32)
         dues = dues_of(self.partition.environment, log.ledger_id, ids)
         for entry_id in ids[dues == UNREADABLE_DUE].tolist():
-            self.quarantine(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
+            name, reason = self.partition.name, "its due time cannot be read"
+            self.owner.quarantine(CorruptEntry(name, log.ledger_id, entry_id, reason))
         log.admit(ids[dues != UNREADABLE_DUE], dues[dues != UNREADABLE_DUE])
 
 
@@ -286,18 +270,19 @@ class LoadedPartitions:
     something has become the first to be due. `_listeners` hear of snapshots.
     """
 
-    _main: Environment
+    main: Environment
     _partitions: PartitionSet
     _config: StoreConfig
     suspensions: Suspensions
     """The parts of firing and upkeep that failed and are tried again later."""
     _listeners: Sequence[StoreListener]
     _main_log: Callable[[int], ManagedLedger | None]
-    _quarantine: Callable[[CorruptEntry], object]
+    quarantine: Callable[[CorruptEntry], object]
     _wake: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.ready = ReadyQueue()
+        self.bucket_ms = self._config.bucket_ms
         self.logs: dict[int, dict[int, PendingLog]] = {}
         self._loading: tuple[Partition, Iterator[LoadStep | RestoreStep]] | None = None
         self._stepping = False
@@ -305,7 +290,7 @@ class LoadedPartitions:
         self._leased: set[int] = set()
         self.unsure = False
         """True when firing, or looking for the next log, was interrupted: see `recover`."""
-        self.saving = Saving(self._main, self._config, self.suspensions, self._listeners)
+        self.saving = Saving(self.main, self._config, self.suspensions, self._listeners)
         self._to_pack: dict[PendingLog, None] = {}
         """Logs with so much in them that it is worth it to `pack`; added to by appends, by single operations."""
 
@@ -361,17 +346,7 @@ class LoadedPartitions:
             self._leased.add(partition.start_ms)
         partition.stop_evicting()
         self.saving.begin(partition.start_ms)
-        loading = Loading(
-            self._main,
-            partition,
-            self._config.bucket_ms,
-            registered=functools.partial(self.logs.__setitem__, partition.start_ms),
-            listener=functools.partial(self._heard, partition),
-            exists=lambda topic_id: self._main_log(topic_id) is not None,
-            quarantine=self._quarantine,
-            fires=lambda log: self.ready.arm(log, log.next_due_ms()),
-        )
-        self._loading = partition, loading.steps()
+        self._loading = partition, Loading(self, partition).steps()
 
     def _load_more(self) -> bool:
         """Take one step, and return whether the partition is loaded now."""
@@ -408,7 +383,7 @@ class LoadedPartitions:
                     if self.is_loading(partition):
                         self._loading = None
             logs_left = [log for logs in list(self.logs.values()) for log in list(logs.values())]
-            self.ready.arm_anew([log for log in logs_left if self._main_log(log.topic_id) is not None])
+            self.ready.arm_anew([log for log in logs_left if self.exists(log.topic_id)])
             self.unsure = False
 
     def is_loading(self, partition: Partition) -> bool:
@@ -417,14 +392,18 @@ class LoadedPartitions:
     def _loaded_logs(self, start_ms: int) -> list[PendingLog]:
         return [log for log in list(self.logs.get(start_ms, {}).values()) if log.loaded]
 
-    def _heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
+    def exists(self, topic_id: int) -> bool:
+        """Return whether a topic has not been deleted."""
+        return self._main_log(topic_id) is not None
+
+    def heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
         logs = self.logs.get(partition.start_ms)
         if logs is None:  # its loading failed this instant
             return
         log = logs.get(appended.topic_id)
         if log is None:
             frontier = FrontierRecord.start(appended.ledger_id)
-            log = new_log(partition, appended.topic_id, frontier, self._config.bucket_ms, loaded=True)
+            log = new_log(partition, appended.topic_id, frontier, self.bucket_ms, loaded=True)
             logs[appended.topic_id] = log
         log.hear(first_entry, dues)
         save = self.saving.heard(partition.start_ms, len(dues))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from duelog.store.files import lmdb_layout
+from duelog.store.files import pages
 from duelog.store.files.pages import PageWalk
 from tests.disaster.damage import CONFIG, Outcome, build, copy, flip, use
 from tests.disaster.running import forked
@@ -43,8 +43,8 @@ class Flips:
     def _in_use(self, file: Path) -> dict[int, list[int]]:
         """Branch pages (1) and leaf pages (2) of a file."""
         found: dict[int, list[int]] = {1: [], 2: []}
-        with lmdb_layout.open_file((self._whole / file).parent) as descriptor:
-            page_bytes, metas = lmdb_layout.meta_in_force(descriptor)
+        with pages.open_file((self._whole / file).parent) as descriptor:
+            page_bytes, metas = pages.meta_in_force(descriptor)
             assert page_bytes == PAGE
             walk = PageWalk(descriptor, PAGE, metas[-1].last_page)
             assert [*walk.rows(metas[-1].main), *walk.rows(metas[-1].free)]

@@ -15,7 +15,6 @@ import pytest
 
 from duelog.engine import Engine
 from duelog.markers.firing.firing import Firing
-from duelog.markers.firing.firing_batch import FiringBatch
 from duelog.metrics import SPECS
 from duelog.store.codec.body import decode_body
 from duelog.store.errors import StoreFull
@@ -63,12 +62,12 @@ def recorded() -> Iterator[Recorded]:
     confirms, messages, rolls = Firing._confirm, ManagedLedger.append_messages, ManagedLedger.roll
     expires = Expiry._expire
 
-    def confirm(firing: Firing, batch: FiringBatch) -> None:
-        confirms(firing, batch)
-        for pending, taken, log in batch.logs:
+    def confirm(firing: Firing, batch: Any, records: Any, by_ms: int) -> None:
+        confirms(firing, batch, records, by_ms)
+        for pending, taken, log in batch:
             ids = [MessageId(pending.ledger_id, entry) for entry in taken.entries.tolist()]
             found.setdefault(log.topic_id, []).extend(ids)
-            found.fired_ms.update(dict.fromkeys(ids, batch.by_ms))
+            found.fired_ms.update(dict.fromkeys(ids, by_ms))
 
     def append_messages(log: ManagedLedger, transaction: Any, dues: Any, bodies: Sequence[bytes], *rest: Any) -> Any:
         segments = messages(log, transaction, dues, bodies, *rest)

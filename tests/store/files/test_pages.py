@@ -15,7 +15,7 @@ import pytest
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore
-from duelog.store.files import lmdb_layout, pages
+from duelog.store.files import pages
 from duelog.store.files.pages import PageWalk, read_few, refuse_broken
 from tests.proof import length
 
@@ -64,8 +64,8 @@ def flipped(wide: Path, at: int, bit: int) -> Iterator[None]:
 def tree_pages(wide: Path, kind: int) -> list[int]:
     """Numbers of the branch (1) or leaf (2) pages that are in use."""
     content = (wide / "data.mdb").read_bytes()
-    with lmdb_layout.open_file(wide) as descriptor:
-        _, metas = lmdb_layout.meta_in_force(descriptor)
+    with pages.open_file(wide) as descriptor:
+        _, metas = pages.meta_in_force(descriptor)
         walk = PageWalk(descriptor, PAGE, len(content) // PAGE)
         assert len(list(walk.rows(metas[-1].main))) == metas[-1].main.entries
     kinds = {number: struct.unpack_from("<QHH", content, number * PAGE) for number in walk.used}
@@ -168,8 +168,8 @@ def test_a_flipped_bit_in_the_number_of_a_transaction_is_refused(wide: Path) -> 
 
 def test_a_flipped_bit_in_the_flags_of_a_tree_is_refused(wide: Path) -> None:
     """In the meta page in force. LMDB ended the process over a list of free pages that it took for another kind."""
-    with lmdb_layout.open_file(wide) as descriptor:
-        _, metas = lmdb_layout.meta_in_force(descriptor)
+    with pages.open_file(wide) as descriptor:
+        _, metas = pages.meta_in_force(descriptor)
     for tree in (40, 88):  # where those of the free pages, and of the records, begin
         for bit in range(48):  # the size of a page, flags
             with flipped(wide, metas[-1].number * PAGE + tree + bit // 8, bit % 8):
