@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.datasource import EqualTo, In
 
-from duelog.tools.columns.main_tables import SMALL, TABLES, read_small
+from duelog.tools.columns.main_tables import SMALL, TABLES
 from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.spark.session import SparkFailed, spark_errors
 from duelog.tools.spark.source import PushingDuelogReader, source_schema
@@ -53,7 +53,7 @@ def test_rows_of_several_stores_say_of_which_store_they_are(spark: SparkSession,
     rows = [
         {"store": str(each.path), **row, "reason": None}
         for each in fleet
-        for row in read_small(each.path, "partitions").to_pylist()
+        for row in plain_rows(each.path, "partitions")
     ]
     assert rows_of(load(spark, f"{fleet[0].path.parent}/*", table="partitions")) == ordered(rows)
 

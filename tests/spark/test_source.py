@@ -14,10 +14,8 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, IsNotNull, LessT
 
 from duelog.partitions.timespan import directory_name
 from duelog.tools.arrow import open_tables
-from duelog.tools.columns.main_tables import SMALL, TABLES, marker_ledgers, read_small, scan_markers
-from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
-from duelog.tools.columns.scan_plan import Wanted, plan_scan
-from duelog.tools.columns.sealed import open_main_to_read, sealed_generations
+from duelog.tools.columns.scan_plan import Wanted
+from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.spark import register
 from duelog.tools.spark.session import SparkFailed, spark_errors
 from duelog.tools.spark.source import PUSHDOWN, PushingDuelogReader, spark_schema
@@ -58,10 +56,10 @@ def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(plain, key=str)
 
 
-def plain_rows(store: Path) -> list[dict[str, Any]]:
-    """The messages of a store without Spark."""
-    plan = plan_scan(store, claims=True)
-    return ordered([row for part in plan for batch in scan_messages(part) for row in batch.to_pylist()])
+def plain_rows(store: Path, table: str = "messages") -> list[dict[str, Any]]:
+    """A table of a store without Spark."""
+    with open_tables(store, pending=False) as tables:
+        return ordered(tables.table(table).to_pylist())
 
 
 @pytest.fixture
@@ -74,26 +72,8 @@ def without_pushdown(spark: SparkSession) -> Iterator[SparkSession]:
     register(spark)
 
 
-def test_messages_are_those_of_a_plain_scan(spark: SparkSession, built: Built) -> None:
-    """Every column of every row, in however many tasks."""
-    frame = load(spark, built.path, slice_entries=200)
-    assert rows_of(frame) == plain_rows(built.path)
-
-
-def test_the_main_environments_tables_are_those_of_plain_reads(spark: SparkSession, built: Built) -> None:
-    """Markers in several tasks, the others in one."""
-    with open_main_to_read(built.path) as (_, main):
-        with main.read() as raw:
-            ledgers = marker_ledgers(raw)
-        markers = [row for ledger in ledgers for batch in scan_markers(ledger, main.read) for row in batch.to_pylist()]
-    assert len(markers) > 2_000
-    assert rows_of(load(spark, built.path, table="markers", slice_entries=500)) == ordered(markers)
-    for table in SMALL:
-        assert rows_of(load(spark, built.path, table=table)) == ordered(read_small(built.path, table).to_pylist())
-
-
 def test_every_table_is_that_of_the_arrow_extra(spark: SparkSession, tmp_path: Path) -> None:
-    """Pending messages, attempts and dead letters too: the same rows and columns, whichever way they are read."""
+    """Whichever way they are read: the same rows, and columns of the same types, in however many tasks."""
     made = fill(tmp_path / "store")
     with open_tables(made.path, as_of_ms=made.now_ms) as tables:
         expected = {name: tables.table(name) for name in tables.names}
@@ -241,10 +221,3 @@ def test_a_generation_that_goes_between_planning_and_reading_is_an_error(
         list(reader.read(plan[0]))
     with pytest.raises(SparkFailed, match="missing"), spark_errors():
         load(spark, store).count()
-
-
-def test_schemas_are_those_of_the_tables(spark: SparkSession, built: Built) -> None:
-    """Spark's schema of each table is that of its record batches; headers are columns of messages."""
-    for name, schema in TABLES.items():
-        assert load(spark, built.path, table=name).schema == spark_schema(schema)
-    assert set(MESSAGES.names) > HEADER_COLUMNS

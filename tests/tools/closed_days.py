@@ -36,7 +36,7 @@ class Built(NamedTuple):
 
     @property
     def sealed(self) -> list[Sent]:
-        """What lies in sealed partitions."""
+        """The messages in sealed partitions."""
         return [message for message in self.sent if message.due_ms < self.open_due_ms]
 
 

@@ -7,14 +7,12 @@ here). Where the export was filtered, entries that are not in it are not taken f
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -26,7 +24,7 @@ from ...survey.markers import UNTIMED, MarkerRun
 from ..transfer.export_layout import Export, ExportedFile, open_export
 from .audit_tables import Audit, finding
 from .facts import KeptLedger, StoreFacts, TopicFacts, count_letters
-from .partition_audit import Batch, Issue, LogResult, LogTask, PartitionResult, tally_log
+from .partition_audit import LogResult, LogTask, PartitionResult, between, consecutive, tally_log
 from .store_audit import Gathering, log_tasks
 
 _COLUMNS = [
@@ -134,16 +132,11 @@ def _markers(table: pa.Table, span_ms: int) -> dict[int, list[MarkerRun]]:
     for column in (ledgers, targets, bases, fired):
         breaks |= np.diff(column) != 0
     found: dict[int, list[MarkerRun]] = {}
-    for start, limit in _between(breaks):
+    for start, limit in between(breaks):
         run = MarkerRun(int(ids[start]), int(targets[start]), int(bases[start]), int(fired[start]),
                         entries[start:limit].astype(np.uint32), dues[start:limit])  # fmt: skip
         found.setdefault(int(ledgers[start]), []).append(run)
     return found
-
-
-def _between(breaks: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """[start, limit) of rows that belong together; breaks: whether a cut is after each row but the last."""
-    return itertools.pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
 
 
 def _logs(
@@ -156,30 +149,21 @@ def _logs(
     table = table.sort_by([("topic_id", "ascending"), ("ledger_id", "ascending"), ("entry_id", "ascending")])
     tasks = {task.frontier.ledger_id: task for task in log_tasks(facts, start_ms)}
     ledgers = table.column("ledger_id").to_numpy()
-    for start, limit in _between(np.diff(ledgers) != 0):
+    for start, limit in between(np.diff(ledgers) != 0):
         rows = table.slice(start, limit - start)
         ledger_id = int(ledgers[start])
         task = tasks.get(ledger_id)
         if task is None:
             withdrawn = bitmap_of(rows.filter(rows.column("withdrawn")).column("entry_id").to_numpy())
             task = LogTask.unknown(int(rows.column("topic_id")[0].as_py()), ledger_id, withdrawn, BitMap())
-        yield tally_log(_batches(rows), task, as_of_ms)
-
-
-def _batches(rows: pa.Table) -> Iterator[Batch | Issue]:
-    """The rows of one log, in order, cut where entries are missing."""
-    ids = rows.column("entry_id").to_numpy()
-    unreadable = rows.column("due_ms").is_null().to_numpy()
-    damaged = rows.column("reason").is_valid().to_numpy()
-    dues = rows.column("due_ms").fill_null(UNREADABLE_DUE).to_numpy()
-    sizes = rows.column("body_bytes").fill_null(0).to_numpy()
-    dropped = rows.column("dropped").fill_null(False).to_numpy()
-    sizes = np.where(dropped, 0, np.maximum(sizes, 1))
-    conditional = rows.column("conditional").fill_null(False).to_numpy()
-    breaks = (np.diff(ids) != 1) | unreadable[1:] | unreadable[:-1]
-    for start, limit in _between(breaks):
-        for index in (np.flatnonzero(damaged[start:limit]) + start).tolist():
-            reason = rows.column("reason")[index].as_py()
-            yield Issue("corrupt-entry", int(ids[index]), reason, 0 if unreadable[index] else 1)
-        if not unreadable[start]:
-            yield Batch(int(ids[start]), dues[start:limit], sizes[start:limit], conditional[start:limit])
+        sizes = rows.column("body_bytes").fill_null(0).to_numpy()
+        dropped = rows.column("dropped").fill_null(False).to_numpy()
+        damaged = np.flatnonzero(rows.column("reason").is_valid().to_numpy()).tolist()
+        batches = consecutive(
+            rows.column("entry_id").to_numpy(),
+            rows.column("due_ms").fill_null(UNREADABLE_DUE).to_numpy(),
+            np.where(dropped, 0, np.maximum(sizes, 1)),
+            rows.column("conditional").fill_null(False).to_numpy(),
+            {row: rows.column("reason")[row].as_py() for row in damaged},
+        )
+        yield tally_log(batches, task, as_of_ms)

@@ -13,6 +13,7 @@ topics and partitions by number only; store_audit.py names them.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,14 +30,15 @@ from ...cleanup.log_claims import bitmap_of, ids_of
 from ...snapshot.snapshot_format import SnapshotInfo, SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
 from ...store.codec.format import Table
-from ...store.codec.frontier import FrontierRecord
-from ...store.codec.run import Int64s, Run
+from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
+from ...store.codec.run import Int64s
 from ...store.env.environment import Environment
-from ...store.errors import CorruptEntry, CorruptRecord, DamagedStore
-from ...store.log.scan import runs
+from ...store.errors import CorruptRecord, DamagedStore
 from ...store.wal.followed_wal import FollowedWal
 from ...survey.contents import table_name
 from ...survey.markers import ranges_text
+from ..columns.scan_plan import LogRange
+from ..columns.scan_rows import batches
 from ..columns.sealed import Sealed, open_sealed
 from ..store_check import check_file
 from .audit_tables import DAY_MS, HOUR_MS, RetentionRow
@@ -191,6 +193,27 @@ class _Tally:
             self.days[day.day_ms] = day if known is None else known.plus(day)
 
 
+def between(breaks: Mask) -> Iterator[tuple[int, int]]:
+    """[start, limit) of rows that belong together; breaks: True where a cut is after a row, for each but the last."""
+    return itertools.pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
+
+
+def consecutive(
+    ids: Int64s, dues: Int64s, sizes: Int64s, conditional: Mask, reasons: Mapping[int, str]
+) -> Iterator[Batch | Issue]:
+    """Rows of one log cut into batches where entries are missing; rows that cannot be read, for `reasons`, as issues.
+
+    A row with UNREADABLE_DUE stands for a run that cannot be read.
+    """
+    unreadable = dues == UNREADABLE_DUE
+    damaged = np.array(sorted(reasons), dtype=np.int64)
+    for start, limit in between((np.diff(ids) != 1) | unreadable[1:] | unreadable[:-1]):
+        for row in damaged[np.searchsorted(damaged, start) : np.searchsorted(damaged, limit)].tolist():
+            yield Issue("corrupt-entry", int(ids[row]), reasons[row], 0 if unreadable[row] else 1)
+        if not unreadable[start]:
+            yield Batch(int(ids[start]), dues[start:limit], sizes[start:limit], conditional[start:limit])
+
+
 def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) -> LogResult:
     """The result of one log, whose entries come in order, what cannot be read as an Issue. O(entries), columns only.
 
@@ -267,9 +290,6 @@ T = TypeVar("T")
 
 PATIENCE_S = 1.0
 """A snapshot that is being written has grown or is complete after this long."""
-
-_BATCH_ENTRIES = 1 << 20
-_BATCH_RUNS = 1 << 14
 
 
 class PartitionTask(NamedTuple):
@@ -363,45 +383,22 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
 
 
 def _batches(environment: Environment, ledger_id: int, verify: bool) -> Iterator[Batch | Issue]:
-    """The entries of a log in batches, each a read transaction of its own; what is damaged as an Issue."""
-    start = 0
-    more = True
-    while more:
-        gathered: list[Run] = []
-        issues: list[Issue] = []
-        entries = 0
-        more = False
+    """The entries of a log, each batch in a read transaction of its own; `verify`: bodies too are looked at."""
+    left: tuple[LogRange, ...] = (LogRange(0, None, ledger_id, 0, fmt.MAX_ENTRY_ID),)
+    while left:
         with environment.read() as raw:
-            for run in runs(raw, environment.name, ledger_id, start):
-                full = entries >= _BATCH_ENTRIES or len(gathered) >= _BATCH_RUNS
-                if gathered and (full or isinstance(run, CorruptEntry) or run.first_entry != start):
-                    more = True
-                    break
-                if isinstance(run, CorruptEntry):
-                    issues.append(Issue("corrupt-entry", run.entry_id, run.reason, 0))
-                    start = run.entry_id + 1
-                    continue
-                gathered.append(run)
-                entries += run.count
-                start = run.limit
-                if verify:
-                    issues += [Issue("corrupt-entry", entry_id, reason, 1) for entry_id, reason in run.damaged_bodies()]
-            batch = _together(gathered) if gathered else None
-        yield from issues
-        if batch is not None:
-            yield batch
-
-
-def _together(gathered: list[Run]) -> Batch:
-    """The columns of runs that follow each other."""
-    counts = np.fromiter((run.count for run in gathered), np.int64, len(gathered))
-    bases = np.fromiter((run.base_ms for run in gathered), np.int64, len(gathered))
-    dues = np.concatenate([run.due_offsets() for run in gathered]).astype(np.int64) + np.repeat(bases, counts)
-    ends = np.concatenate([run.ends() for run in gathered]).astype(np.int64)
-    sizes = np.diff(ends, prepend=0)
-    starts = np.cumsum(counts) - counts
-    sizes[starts] = ends[starts]
-    return Batch(gathered[0].first_entry, dues, sizes, np.repeat([run.conditional for run in gathered], counts))
+            batch = next(batches(raw, environment.name, left, bodies=verify), None)
+            if batch is None:
+                return
+            reasons, row = dict(batch.damage()), 0
+            for piece in batch.pieces if verify else ():
+                if piece.run is not None:
+                    at = row - piece.first_entry
+                    reasons |= {at + entry_id: reason for entry_id, reason in piece.run.damaged_bodies()}
+                row += piece.high - piece.low
+            columns = batch.entry_ids(), batch.dues, batch.body_spans()[1], batch.conditional()
+            left = batch.rest()
+        yield from consecutive(*columns, reasons)
 
 
 def _incomplete_snapshots(environment: Environment, patience_s: float) -> list[Issue]:

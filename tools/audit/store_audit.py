@@ -14,7 +14,6 @@ from pathlib import Path
 from pyroaring import BitMap
 
 from ...check.check_store import LATE_MS
-from ...partitions.partition import partition_path
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.env.environment import Environment
 from ...store.files.directory import disk_parts
@@ -247,7 +246,7 @@ def _partitions(
     done = 0
 
     def task_of(start_ms: int) -> PartitionTask:
-        sealed = _descriptor(path, start_ms, facts.partitions[start_ms])
+        sealed = Sealed.of(path, start_ms, facts.partitions[start_ms])  # gone: opening it says so
         return PartitionTask(sealed, store_id, as_of_ms, verify, log_tasks(facts, start_ms), dict(left))
 
     def take(result: PartitionResult, scope: str) -> None:
@@ -293,14 +292,6 @@ def log_tasks(facts: StoreFacts, start_ms: int) -> tuple[LogTask, ...]:
         judged = ledger_id not in facts.unjudged_ledgers
         found.append(LogTask(topic_id, frontier, judged, topic.kept_since_ms, *withdrawn, marked, acknowledged))
     return tuple(found)
-
-
-def _descriptor(path: Path, start_ms: int, record: PartitionRecord) -> Sealed:
-    try:
-        file_bytes = (partition_path(path, start_ms, record.generation) / "data.mdb").stat().st_size
-    except FileNotFoundError:  # it has just gone: opening it says so
-        file_bytes = 0
-    return Sealed(str(path.absolute()), start_ms, record.end_ms, record.generation, file_bytes)
 
 
 def _now(main: Environment, start_ms: int) -> PartitionRecord | None:

@@ -10,7 +10,7 @@ them; the store's delivery log has it, for the case that the process is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,6 @@ from pyroaring import BitMap
 
 from ...cleanup.log_claims import acknowledged_by_all
 from ...partitions import cancellations
-from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerState, PartitionState, Table
@@ -35,7 +34,7 @@ from ...store.log.scan import runs
 from .held_letters import Unreadable, held_letters
 from .scan_arrow import MESSAGES
 from .scan_plan import Wanted
-from .sealed import open_main_to_read
+from .sealed import Sealed
 
 MARKERS = pa.schema(
     [
@@ -165,7 +164,8 @@ KEYS = pa.schema(
     ]
 )
 
-Rows = list[dict[str, Any]]
+Rows = Iterator[tuple[object, ...]]
+"""Values in the order of the table's schema."""
 
 _RUNS_A_TRANSACTION = 2_000
 _BATCH_ROWS = 10_000
@@ -182,170 +182,97 @@ class MarkerLedger(NamedTuple):
     entries: int
 
 
-def partitions(raw: Reads, store: Path) -> Rows:
-    """Every registered partition, by start."""
-    rows = []
+def _partitions(raw: Reads, store: Path) -> Rows:
     for start_ms, record in catalog.partitions(raw):
-        path = partition_path(store, start_ms, record.generation) / "data.mdb"
-        try:
-            file_bytes = path.stat().st_size
-        except FileNotFoundError:
-            file_bytes = None
-        row = record._asdict() | {"partition": directory_name(start_ms), "start_ms": start_ms, "file_bytes": file_bytes}
-        row["state"] = record.state.name.lower()
-        row["holders"] = None if record.state is PartitionState.OPEN else record.references
-        rows.append(row)
-    return rows
+        file_bytes = Sealed.of(store, start_ms, record).file_bytes or None
+        references = None if record.state is PartitionState.OPEN else record.references
+        yield (directory_name(start_ms), start_ms, record.end_ms, record.generation, record.state.name.lower(),
+               references, record.created_ms, file_bytes)  # fmt: skip
 
 
-def subscriptions(raw: Reads, store: Path) -> Rows:
-    """Every subscription, by topic."""
-    rows = []
+def _subscriptions(raw: Reads, store: Path) -> Rows:
     for topic_id, name, record in catalog.cursors(raw):
-        after = sum(len(BitMap.deserialize(fields)) for _, fields in catalog.acked(raw, record.subscription_id))
-        rows.append(
-            {
-                "topic": catalog.topic_name(raw, topic_id),
-                "topic_id": topic_id,
-                "subscription": name,
-                "subscription_id": record.subscription_id,
-                "created_ms": record.created_ms,
-                "mark_delete_ledger": record.mark_delete.ledger_id,
-                "mark_delete_entry": record.mark_delete.entry_id,
-                "acknowledged_after": after,
-                "paused": bool(record.flags & _PAUSED),
-            }
-        )
-    return rows
+        topic, number, mark = catalog.topic_name(raw, topic_id), record.subscription_id, record.mark_delete
+        after = sum(len(BitMap.deserialize(fields)) for _, fields in catalog.acked(raw, number))
+        paused = bool(record.flags & _PAUSED)
+        yield topic, topic_id, name, number, record.created_ms, mark.ledger_id, mark.entry_id, after, paused
 
 
-def frontiers(raw: Reads, store: Path) -> Rows:
-    """Every partition log of which something has fired, with what main says of its entries."""
-    rows = []
+def _frontiers(raw: Reads, store: Path) -> Rows:
     for topic_id, start_ms, record in catalog.frontiers(raw):
-        row = record._asdict() | {"topic_id": topic_id, "start_ms": start_ms, "partition": directory_name(start_ms)}
-        row["topic"] = catalog.topic_name(raw, topic_id)
-        row["seen"] = record.absorbed_end
-        row["released"] = bool(record.released)
-        for name, table in (("cancelled", Table.CANCELLED), ("admitted", Table.ADMITTED)):
-            row[name] = cancellations.members(raw, table, record.ledger_id).serialize()
-        rows.append(row)
-    return rows
+        ledger_id, due_ms, entry_id, seen, fired, marker_ledger, marker_entry, released = record
+        cancelled, admitted = (
+            cancellations.members(raw, table, ledger_id).serialize() for table in (Table.CANCELLED, Table.ADMITTED)
+        )
+        yield (catalog.topic_name(raw, topic_id), topic_id, directory_name(start_ms), start_ms, ledger_id, due_ms,
+               entry_id, seen, fired, marker_ledger, marker_entry, bool(released), cancelled, admitted)  # fmt: skip
 
 
-def ledgers(raw: Reads, store: Path) -> Rows:
-    """Every ledger of a main log, by topic and age."""
-    rows = []
+def _ledgers(raw: Reads, store: Path) -> Rows:
     for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
         topic_id, record = fmt.leading_u32(key), fmt.LedgerRecord.unpack(fields)
-        row = record._asdict() | {"topic_id": topic_id, "ledger_id": fmt.trailing_u64(key)}
-        rows.append(row | {"topic": catalog.topic_name(raw, topic_id), "state": record.state.name.lower()})
-    return rows
+        yield (catalog.topic_name(raw, topic_id), topic_id, fmt.trailing_u64(key), record.created_ms, record.closed_ms,
+               record.entries, record.stored_bytes, record.state.name.lower())  # fmt: skip
 
 
-def acknowledgements(raw: Reads, store: Path) -> Rows:
-    """What subscriptions have acknowledged after their mark-delete positions, by subscription and ledger."""
-    rows = []
+def _acknowledgements(raw: Reads, store: Path) -> Rows:
     for topic_id, _, record in catalog.cursors(raw):
         for ledger_id, fields in catalog.acked(raw, record.subscription_id):
-            row = {"topic_id": topic_id, "subscription_id": record.subscription_id, "ledger_id": ledger_id}
-            rows.append(row | {"entries": fields})
-    return rows
+            yield topic_id, record.subscription_id, ledger_id, fields
 
 
-def keys(raw: Reads, store: Path) -> Iterator[dict[str, Any]]:
-    """The record of every deduplication key, by topic and key, also of messages that have fired or were cancelled."""
+def _keys(raw: Reads, store: Path) -> Rows:
+    """Also those of messages that have fired or were cancelled."""
     for key, fields in catalog.rows(raw, fmt.prefix(Table.KEY)):
         (topic_id, name), record = fmt.split_named_key(key), KeyRecord.unpack(fields)
-        yield {
-            "topic": catalog.topic_name(raw, topic_id),
-            "topic_id": topic_id,
-            "dedup_key": name,
-            "partition": None if record.start_ms == IN_MAIN else directory_name(record.start_ms),
-            "ledger_id": record.ledger_id,
-            "entry_id": record.entry_id,
-            "until_ms": record.until_ms or None,
-        }
+        partition = None if record.start_ms == IN_MAIN else directory_name(record.start_ms)
+        topic, until_ms = catalog.topic_name(raw, topic_id), record.until_ms or None
+        yield topic, topic_id, name, partition, record.ledger_id, record.entry_id, until_ms
 
 
-def attempts(raw: Reads, store: Path) -> Iterator[dict[str, Any]]:
-    """A row for each message and subscription, by subscription and position."""
+def _attempts(raw: Reads, store: Path) -> Rows:
     for topic_id, name, cursor in catalog.cursors(raw):
-        acknowledged = dict(catalog.acked(raw, cursor.subscription_id))
-        for ledger_id, rows in catalog.attempts(raw, cursor.subscription_id):
+        topic, number = catalog.topic_name(raw, topic_id), cursor.subscription_id
+        acknowledged = dict(catalog.acked(raw, number))
+        for ledger_id, rows in catalog.attempts(raw, number):
             done = acknowledged_by_all([(cursor, acknowledged)], ledger_id, max(rows) + 1)
             for entry_id, (failed, first_ms, last_ms) in sorted(rows.items()):
                 if entry_id not in done:
-                    yield {
-                        "topic": catalog.topic_name(raw, topic_id),
-                        "topic_id": topic_id,
-                        "subscription": name,
-                        "subscription_id": cursor.subscription_id,
-                        "ledger_id": ledger_id,
-                        "entry_id": entry_id,
-                        "failed": failed,
-                        "first_ms": first_ms,
-                        "last_ms": last_ms,
-                    }
+                    yield topic, topic_id, name, number, ledger_id, entry_id, failed, first_ms, last_ms
 
 
-def dead_letters(raw: Reads, store: Path) -> Iterator[dict[str, Any]]:
-    """A row for each letter that is held, by dead-letter topic and position."""
+def _dead_letters(raw: Reads, store: Path) -> Rows:
     for letter in held_letters(raw):
         if isinstance(letter, Unreadable):
-            topic, (ledger_id, entry_id), reason = letter
-            yield {"dead_letter_topic": topic, "ledger_id": ledger_id, "entry_id": entry_id, "reason": reason}
-            continue
-        yield {
-            "dead_letter_topic": letter.dead_letter_topic,
-            "ledger_id": letter.position.ledger_id,
-            "entry_id": letter.position.entry_id,
-            "topic": letter.topic,
-            "subscription": letter.subscription,
-            "message_ledger": letter.message_id.ledger_id,
-            "message_entry": letter.message_id.entry_id,
-            "due_ms": letter.due_ms,
-            "publish_ms": letter.publish_ms,
-            "key": letter.key,
-            "properties": letter.properties,
-            "payload": letter.payload,
-            "cause": letter.reason,
-            "attempts": letter.attempts,
-            "first_ms": letter.first_ms,
-            "last_ms": letter.last_ms,
-            "dead_ms": letter.dead_ms,
-        }
+            yield letter.topic, *letter.position, *[None] * 14, letter.reason
+        else:
+            yield (letter.dead_letter_topic, *letter.position, letter.topic, letter.subscription,
+                   *letter.message_id[:2], letter.due_ms, letter.publish_ms, letter.key, letter.properties,
+                   letter.payload, letter.reason, letter.attempts, letter.first_ms, letter.last_ms, letter.dead_ms,
+                   None)  # fmt: skip
 
 
-SMALL: dict[str, tuple[pa.Schema, Callable[[Reads, Path], Iterable[dict[str, Any]]]]] = {
-    "partitions": (PARTITIONS, partitions),
-    "subscriptions": (SUBSCRIPTIONS, subscriptions),
-    "frontiers": (FRONTIERS, frontiers),
-    "ledgers": (LEDGERS, ledgers),
-    "acknowledgements": (ACKNOWLEDGEMENTS, acknowledgements),
-    "attempts": (ATTEMPTS, attempts),
-    "dead_letters": (DEAD_LETTERS, dead_letters),
-    "keys": (KEYS, keys),
+SMALL: dict[str, tuple[pa.Schema, Callable[[Reads, Path], Rows]]] = {
+    "partitions": (PARTITIONS, _partitions),
+    "subscriptions": (SUBSCRIPTIONS, _subscriptions),
+    "frontiers": (FRONTIERS, _frontiers),
+    "ledgers": (LEDGERS, _ledgers),
+    "acknowledgements": (ACKNOWLEDGEMENTS, _acknowledgements),
+    "attempts": (ATTEMPTS, _attempts),
+    "dead_letters": (DEAD_LETTERS, _dead_letters),
+    "keys": (KEYS, _keys),
 }
 """Tables that one transaction reads."""
 
 
-def read_small(store: Path, table: str) -> pa.Table:
-    """One of the tables in SMALL, as of now. Raises InvalidArgument for what is no store or no table."""
-    if table not in SMALL:
-        raise InvalidArgument("table", table, f"expected one of {', '.join(SMALL)}")
-    with open_main_to_read(store) as (_, main), main.read() as raw:
-        return pa.Table.from_batches(small_batches(raw, store, table), SMALL[table][0])
-
-
 def small_batches(raw: Reads, store: Path, table: str) -> Iterator[pa.RecordBatch]:
-    """The same in a transaction of the caller's, some rows at a time."""
+    """The rows of one of these tables, some at a time."""
     schema, rows = SMALL[table]
-    found: Rows = []
+    found: list[dict[str, Any]] = []
     size = 0
-    for row in rows(raw, store):
-        found.append(row)
-        size += len(row.get("payload") or b"")
+    for values in rows(raw, store):
+        found.append(dict(zip(schema.names, values, strict=True)))
+        size += len(found[-1].get("payload") or b"")
         if len(found) == _BATCH_ROWS or size >= _BATCH_BYTES:
             yield pa.RecordBatch.from_pylist(found, schema=schema)
             found, size = [], 0

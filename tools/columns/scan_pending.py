@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from ...opening import Identity
 from ...partitions import cancellations
-from ...partitions.partition import Partition, partition_path
+from ...partitions.partition import Partition
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerRecord, LedgerState, PartitionRecord, PartitionState, Table
 from ...store.codec.frontier import UNREADABLE_DUE
@@ -128,14 +128,8 @@ def pending_in(
 
 def _open_ones(store: Path, listed: Iterable[tuple[int, PartitionRecord]]) -> Iterator[tuple[Sealed, PartitionRecord]]:
     for start_ms, record in listed:
-        if record.state is PartitionState.OPEN:
-            try:
-                path = partition_path(store, start_ms, record.generation) / "data.mdb"
-                file_bytes = path.stat().st_size
-            except FileNotFoundError:  # opening it says so
-                file_bytes = 0
-            place = os.fspath(store.absolute())
-            yield Sealed(place, start_ms, record.end_ms, record.generation, file_bytes), record
+        if record.state is PartitionState.OPEN:  # one that is not there: opening it says so
+            yield Sealed.of(store, start_ms, record), record
 
 
 def _logs_of(sealed: Sealed, store_id: bytes, wal: FollowedWal) -> Logs:
@@ -214,7 +208,7 @@ def scan_pending(
             found = None
             with environment.read() as of_batch:
                 for batch in batches(of_batch, environment.name, left, rows=rows, bodies=bodies):
-                    left_then = _left_after(batch, left)
+                    left_then = batch.rest()
                     batch.keep(_is_pending(batch))
                     batch.keep_due(wanted)
                     if batch.rows:
@@ -225,12 +219,6 @@ def scan_pending(
             left = left_then
             if found is not None:
                 yield found
-
-
-def _left_after(batch: Batch, ranges: tuple[LogRange, ...]) -> tuple[LogRange, ...]:
-    """What of the ranges comes after a batch."""
-    place, _, _, first, low, high, _ = batch.pieces[-1]
-    return (ranges[place]._replace(start=first + high - low), *ranges[place + 1 :])
 
 
 def _is_pending(batch: Batch) -> Bools:
@@ -251,7 +239,7 @@ def _is_pending(batch: Batch) -> Bools:
 def _open_unsealed(sealed: Sealed, store_id: bytes, wal: FollowedWal) -> Iterator[Environment]:
     """An open partition's environment inside the block, under locks. Raises DamagedStore; also where it has gone."""
     path = sealed.path
-    if not (path / "data.mdb").exists():
+    if sealed.size() is None:
         raise DamagedStore(path, "is missing: deleted or replaced since the job began")
     follow = wal.of(sealed.start_ms)
     with closing(Environment(path, name=sealed.name, read_only=True, follow=follow)) as environment:

@@ -81,6 +81,11 @@ class Batch:
         self.dues += bases[0] if (bases == bases[0]).all() else np.repeat(bases, self._counts)
         self.kept: npt.NDArray[np.intp] | None = None
 
+    def rest(self) -> Ranges:
+        """The part of the ranges that comes after the batch."""
+        place, _, _, first, low, high, _ = self.pieces[-1]
+        return (self.ranges[place]._replace(start=first + high - low), *self.ranges[place + 1 :])
+
     @property
     def rows(self) -> int:
         """Rows that are left."""

@@ -41,24 +41,36 @@ class Sealed(NamedTuple):
     generation: int
     file_bytes: int
 
+    @classmethod
+    def of(cls, store: Path, start_ms: int, record: PartitionRecord) -> Sealed:
+        """A generation of the catalog, closed or open; `file_bytes` 0: its file is not there."""
+        sealed = cls(os.fspath(store.absolute()), start_ms, record.end_ms, record.generation, 0)
+        return sealed._replace(file_bytes=sealed.size() or 0)
+
+    def size(self) -> int | None:
+        """Bytes of its file now; None: it is not there."""
+        try:
+            return (self.path / "data.mdb").stat().st_size
+        except FileNotFoundError:
+            return None
+
     @property
     def path(self) -> Path:
-        """Directory of the generation."""
         return partition_path(Path(self.store), self.start_ms, self.generation)
 
     @property
     def partition(self) -> str:
-        """What the partition's directory is called: `20261120T000000Z`."""
+        """The name of the partition's directory: `20261120T000000Z`."""
         return directory_name(self.start_ms)
 
     @property
     def name(self) -> str:
-        """What errors and findings call it."""
+        """Its name in errors and findings."""
         return f"partition {self.partition}"
 
 
 def identity_of(store: Path) -> Identity:
-    """The STORE file of an existing store. Raises InvalidArgument, FormatMismatch, DamagedStore."""
+    """Read the STORE file of an existing store. Raises InvalidArgument, FormatMismatch, DamagedStore."""
     require_store(store)
     return stored_identity(store)
 
@@ -85,7 +97,7 @@ def sealed_generations(store: Path) -> list[Sealed]:
 
 
 def read_sealed(store: Path, work: Callable[[Reads, Identity, list[Sealed]], T]) -> T:
-    """What `work` makes of one read transaction of the main environment and the generations sealed as of it.
+    """Have `work` done in one read transaction of the main environment, with the generations sealed as of it.
 
     It is run again where one of them has gone meanwhile because the store deleted or replaced it; so it changes
     nothing. Keep it short. Raises DamagedStore for a registered generation whose file is not there.
@@ -105,18 +117,11 @@ def read_sealed(store: Path, work: Callable[[Reads, Identity, list[Sealed]], T])
 
 def sealed_in(store: Path, partitions: list[tuple[int, PartitionRecord]]) -> list[Sealed]:
     """The sealed ones of a catalog's partitions, within a read transaction that is open already."""
-    found = []
-    for start_ms, record in partitions:
-        if record.state is not PartitionState.CLOSED:
-            continue
-        path = partition_path(store, start_ms, record.generation)
-        try:
-            file_bytes = (path / "data.mdb").stat().st_size
-        except FileNotFoundError as error:
-            raise DamagedStore(path, "is registered in the catalog, and is missing") from error
-        absolute = os.fspath(store.absolute())
-        found.append(Sealed(absolute, start_ms, record.end_ms, record.generation, file_bytes))
-    return found
+    closed = [Sealed.of(store, *row) for row in partitions if row[1].state is PartitionState.CLOSED]
+    for sealed in closed:
+        if not sealed.file_bytes:
+            raise DamagedStore(sealed.path, "is registered in the catalog, and is missing")
+    return closed
 
 
 @contextmanager
@@ -126,11 +131,9 @@ def open_sealed(sealed: Sealed, store_id: bytes) -> Iterator[Environment]:
     Size and identity are verified first. Raises DamagedStore for one that is missing, short, of another size than it
     was listed with, or of another store, partition or generation.
     """
-    path = sealed.path
-    try:
-        file_bytes = (path / "data.mdb").stat().st_size
-    except FileNotFoundError as error:
-        raise DamagedStore(path, "is missing: deleted or replaced since the job began") from error
+    path, file_bytes = sealed.path, sealed.size()
+    if file_bytes is None:
+        raise DamagedStore(path, "is missing: deleted or replaced since the job began")
     if file_bytes != sealed.file_bytes:
         raise DamagedStore(path / "data.mdb", f"is {file_bytes} bytes, was {sealed.file_bytes} when the job began")
     with closing(Environment(path, name=sealed.name, read_only=True, lock=False)) as environment:

@@ -18,7 +18,8 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.partitions.timespan import directory_name
 from duelog.store.errors import DamagedStore, InvalidArgument
 from duelog.store.files.directory import remove_tree
-from duelog.tools.columns.main_tables import SMALL, read_small
+from duelog.tools.arrow import open_tables
+from duelog.tools.columns.main_tables import SMALL
 from duelog.tools.columns.scan_arrow import scan_messages
 from duelog.tools.columns.scan_plan import Wanted, plan_scan
 from duelog.tools.columns.sealed import sealed_generations
@@ -111,8 +112,9 @@ def test_a_topic_of_any_name_has_a_directory() -> None:
 def test_the_other_tables_are_those_of_the_main_environment(built: Built, exported: tuple[Path, Exported]) -> None:
     """Markers of the open day too: an audit needs all of them."""
     export = open_export(exported[0])
-    for name in SMALL:
-        assert export.table(name).to_pylist() == read_small(built.path, name).to_pylist()
+    with open_tables(built.path, pending=False) as tables:
+        for name in SMALL:
+            assert export.table(name).to_pylist() == tables.table(name).to_pylist()
     fired = [sent for sent in built.sent if sent.due_ms <= built.now_ms]
     assert export.table("markers").num_rows == len(fired) - sum(
         s.due_ms <= built.now_ms for s in built.sent[:CANCELLED]
