@@ -105,7 +105,6 @@ def check(
 
 
 def _suspended(suspensions: Suspensions) -> Iterator[Finding]:
-    """Find the work that this process has stopped, if it is the one that writes."""
     for found in suspensions.all():
         message = f"is suspended since {found.since_ms}, after {found.failures} failures: {found.reason}"
         yield error("suspended", str(found), message, "mend the cause; it is tried again by itself")
@@ -279,7 +278,6 @@ def _counters(survey: Survey) -> Iterator[Finding]:
 
 
 def _document_versions(raw: Reads) -> Iterator[int]:
-    """Versions of the documents that can be read; the others are findings of their own."""
     for key in keys(raw, fmt.prefix(Table.DOCUMENT)):
         with suppress(CorruptRecord):
             yield Document.unpack(fmt.unseal(key, raw.get(key, b""))).version

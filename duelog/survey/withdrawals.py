@@ -49,7 +49,6 @@ class Conditionals:
         self._runs: list[tuple[int, int, npt.NDArray[np.uint64], UInt32s]] = []
 
     def add(self, run: Run) -> None:
-        """Take in a run, of any kind."""
         if run.kind == RunKind.MESSAGES and run.conditional:
             ledgers, entries = run.replaced()
             self._runs.append((run.ledger_id, run.first_entry, ledgers.copy(), entries.copy()))

@@ -1,4 +1,4 @@
-"""What is said where a package for tables is not installed."""
+"""The error raised where a package for tables is not installed."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...opening import Identity
-from ...store.env.memtable import Reads
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.files.directory import flush_file, move, refuse_inside
 from ...store.log import catalog
@@ -28,23 +25,25 @@ from ..columns.main_tables import (
     table_schema,
 )
 from ..columns.scan_arrow import needs_claims, scan_messages, schema_of
-from ..columns.scan_pending import Known, logs_now, pending_in, scan_pending
+from ..columns.scan_pending import logs_now, pending_in, scan_pending
 from ..columns.scan_plan import Wanted, plan_in
 from ..columns.sealed import open_main_to_read, sealed_in
-from ..transfer.export_layout import PENDING, Export, open_export
+from ..transfer.export_layout import PENDING, open_export
 from .missing import NeedsArrow
 
 Batches = Iterator[pa.RecordBatch]
 
 
-class Tables(ABC):
+class Tables:
     """The tables of a store or an export. For one thread at a time, one table at a time, and while the block lasts."""
 
     names = tuple(TABLES)
     """All of them; docs/arrow.md says what is in each."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read: Callable[[str, list[str], Wanted], Batches]) -> None:
+        """read: gives the rows of a table that are wanted, with these columns."""
         self.path = path
+        self._read = read
         self._closed = False
         self._reading: list[Batches] = []
 
@@ -138,69 +137,6 @@ class Tables(ABC):
         for batches in self._reading:
             batches.close()  # type: ignore[attr-defined]
 
-    @abstractmethod
-    def _read(self, table: str, columns: list[str], wanted: Wanted) -> Batches:
-        """The rows of a table, with these columns."""
-
-
-class StoreTables(Tables):
-    """Those of a store, as of one read transaction."""
-
-    def __init__(self, path: Path, raw: Reads, identity: Identity, known: Known | None, as_of_ms: int | None) -> None:
-        super().__init__(path)
-        self._raw = raw
-        self._identity = identity
-        self._known = known
-        self._as_of_ms = as_of_ms
-
-    def _read(self, table: str, columns: list[str], wanted: Wanted) -> Batches:
-        raw, store, store_id = self._raw, self.path, self._identity.store_id
-        if table == "messages":
-            generations = sealed_in(store, catalog.partitions(raw))
-            for part in plan_in(raw, store_id, generations, wanted, needs_claims(columns)):
-                yield from scan_messages(part, columns, wanted)
-        elif table == PENDING:
-            if self._known is None:
-                raise InvalidArgument("table", table, "open_tables was told pending=False")
-            wal = FollowedWal(store, store_id)
-            for each in pending_in(raw, store, self._identity, self._known, wanted, self._as_of_ms):
-                yield from scan_pending(each, columns, wanted, wal=wal, raw=raw)
-        elif table == "markers":
-            for ledger in marker_ledgers(raw, wanted.topics):
-                for batch in scan_markers(ledger, lambda: nullcontext(raw)):
-                    yield narrowed(batch, table, wanted, columns)
-        else:
-            for batch in small_batches(raw, store, table):
-                yield narrowed(batch, table, wanted, columns)
-
-
-class ExportTables(Tables):
-    """Those of an export. One of an earlier version has no attempts and no dead letters: these have no rows."""
-
-    def __init__(self, export: Export) -> None:
-        super().__init__(export.directory)
-        self._export = export
-
-    def _read(self, table: str, columns: list[str], wanted: Wanted) -> Batches:
-        export = self._export
-        if table == PENDING and not export.has(table):
-            raise InvalidArgument("table", table, "the export was made without it; `duelog export --pending` has it")
-        if table != "messages":
-            for batch in export.batches(table):
-                yield narrowed(batch, table, wanted, columns)
-            return
-        for file in export.message_files:
-            if wanted.topics is not None and file.topic not in wanted.topics:
-                continue
-            if wanted.partitions is not None and file.partition not in wanted.partitions:
-                continue
-            asked = list(dict.fromkeys([*columns, "due_ms"]))
-            for batch in export.message_batches(file, [name for name in asked if name != "topic"]):
-                topic = pa.repeat(pa.scalar(file.topic, pa.string()), batch.num_rows)
-                arrays = [topic if name == "topic" else batch.column(name) for name in asked]
-                whole = pa.RecordBatch.from_arrays(arrays, schema=schema_of(asked))
-                yield narrowed(whole, table, wanted._replace(topics=None, partitions=None), columns)
-
 
 def _several(names: str | Collection[str] | None) -> Collection[str] | None:
     return [names] if isinstance(names, str) else names
@@ -214,10 +150,30 @@ def _writer(path: Path, schema: pa.Schema) -> Any:
 
 @contextmanager
 def open_store_tables(path: Path, *, pending: bool, as_of_ms: int | None) -> Iterator[Tables]:
-    """Those of a store, while the block lasts."""
+    """Those of a store, as of one read transaction, while the block lasts."""
     known = logs_now(path) if pending else None
     with open_main_to_read(path) as (identity, main), main.read() as raw:
-        tables = StoreTables(path, raw, identity, known, as_of_ms)
+
+        def read(table: str, columns: list[str], wanted: Wanted) -> Batches:
+            if table == "messages":
+                generations = sealed_in(path, catalog.partitions(raw))
+                for part in plan_in(raw, identity.store_id, generations, wanted, needs_claims(columns)):
+                    yield from scan_messages(part, columns, wanted)
+            elif table == PENDING:
+                if known is None:
+                    raise InvalidArgument("table", table, "open_tables was told pending=False")
+                wal = FollowedWal(path, identity.store_id)
+                for each in pending_in(raw, path, identity, known, wanted, as_of_ms):
+                    yield from scan_pending(each, columns, wanted, wal=wal, raw=raw)
+            elif table == "markers":
+                for ledger in marker_ledgers(raw, wanted.topics):
+                    for batch in scan_markers(ledger, lambda: nullcontext(raw)):
+                        yield narrowed(batch, table, wanted, columns)
+            else:
+                for batch in small_batches(raw, path, table):
+                    yield narrowed(batch, table, wanted, columns)
+
+        tables = Tables(path, read)
         try:
             yield tables
         finally:
@@ -226,8 +182,29 @@ def open_store_tables(path: Path, *, pending: bool, as_of_ms: int | None) -> Ite
 
 @contextmanager
 def open_export_tables(path: Path) -> Iterator[Tables]:
-    """Those of an export, while the block lasts."""
-    tables = ExportTables(open_export(path))
+    """Those of an export, while the block lasts. A table that an earlier version did not write has no rows."""
+    export = open_export(path)
+
+    def read(table: str, columns: list[str], wanted: Wanted) -> Batches:
+        if table == PENDING and not export.has(table):
+            raise InvalidArgument("table", table, "the export was made without it; `duelog export --pending` has it")
+        if table != "messages":
+            for batch in export.batches(table):
+                yield narrowed(batch, table, wanted, columns)
+            return
+        asked = list(dict.fromkeys([*columns, "due_ms"]))
+        for file in export.message_files:
+            if wanted.topics is not None and file.topic not in wanted.topics:
+                continue
+            if wanted.partitions is not None and file.partition not in wanted.partitions:
+                continue
+            for batch in export.message_batches(file, [name for name in asked if name != "topic"]):
+                topic = pa.repeat(pa.scalar(file.topic, pa.string()), batch.num_rows)
+                arrays = [topic if name == "topic" else batch.column(name) for name in asked]
+                whole = pa.RecordBatch.from_arrays(arrays, schema=schema_of(asked))
+                yield narrowed(whole, table, wanted._replace(topics=None, partitions=None), columns)
+
+    tables = Tables(path, read)
     try:
         yield tables
     finally:

@@ -18,10 +18,9 @@ from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, Parti
 from ...store.files.directory import children
 from ...store.message import MAX_DUE_MS
 from ...store.position import Position
-from ...survey.markers import Marks, ranges_text
 from ..values import iso_time
 from .audit_tables import AuditFinding, HeldRow, finding
-from .facts import KeptLedger, StoreFacts, TopicFacts, log_address, partition_name
+from .facts import KeptLedger, Marks, StoreFacts, TopicFacts, log_address, partition_name, ranges_text
 
 SETTLED_S = 60.0
 """A directory under partitions/ that is older would be in the catalog by now if its process lived."""

@@ -275,7 +275,6 @@ def _findings(audit: Audit) -> str:
 
 
 def _kind(code: str, found: Sequence[AuditFinding]) -> str:
-    """All findings of one kind: the first few open, the rest folded."""
     known = CODES[code]
     kind = "bad" if known.severity == ERROR else "so-so"
     number = f" \N{MULTIPLICATION SIGN} {len(found):,}" if len(found) > 1 else ""
@@ -400,7 +399,6 @@ def _retention(audit: Audit) -> str:
 
 
 def _sums(counts: Iterable[tuple[T, int]]) -> Counter[T]:
-    """Counts of the same thing added up."""
     found: Counter[T] = Counter()
     for what, count in counts:
         found[what] += count

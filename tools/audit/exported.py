@@ -20,10 +20,9 @@ from ...cleanup.log_claims import bitmap_of
 from ...partitions.timespan import parse_directory_name
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
-from ...survey.markers import UNTIMED, MarkerRun
 from ..transfer.export_layout import Export, ExportedFile, open_export
 from .audit_tables import Audit, finding
-from .facts import KeptLedger, StoreFacts, TopicFacts, count_letters
+from .facts import UNTIMED, KeptLedger, MarkerRun, StoreFacts, TopicFacts, count_letters
 from .partition_audit import LogResult, LogTask, PartitionResult, between, consecutive, tally_log
 from .store_audit import Gathering, log_tasks
 
@@ -62,7 +61,6 @@ def audit_export(path: Path, *, as_of_ms: int | None = None) -> Audit:
 
 
 def _facts(export: Export) -> StoreFacts:
-    """Read the facts of the main environment from the tables of an export."""
     facts = StoreFacts()
     for row in _rows(export, "partitions"):
         state = PartitionState[row["state"].upper()]
@@ -142,7 +140,6 @@ def _markers(table: pa.Table, span_ms: int) -> dict[int, list[MarkerRun]]:
 def _logs(
     export: Export, files: list[ExportedFile], facts: StoreFacts, start_ms: int, as_of_ms: int
 ) -> Iterator[LogResult]:
-    """The result of each log of a partition that the export has rows of."""
     if not files:
         return
     table = pa.concat_tables([export.messages(file, _COLUMNS) for file in files])

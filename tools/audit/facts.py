@@ -1,7 +1,7 @@
-"""Facts that an audit takes from the main environment, all of one point in time.
+"""Facts that an audit takes from the main environment, all of one point in time, markers as columns.
 
-`read_facts` copies it out of one short read transaction and works on it afterwards. A record that cannot be read is a
-finding, and what depends on it is not judged.
+`read_facts` copies them out of one short read transaction and works on them afterwards; no object is made per marker. A
+record that cannot be read is a finding, and what depends on it is not judged.
 """
 
 from __future__ import annotations
@@ -13,33 +13,127 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pyroaring import BitMap
 
-from ...cleanup.log_claims import acknowledged_by_all
+from ...cleanup.log_claims import acknowledged_by_all, bitmap_of, ids_of
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table, unpack_attempts
 from ...store.codec.frontier import FrontierRecord
-from ...store.codec.run import Run, RunKind
+from ...store.codec.run import Int64s, Run, RunKind, UInt32s
 from ...store.env.environment import Environment
 from ...store.env.memtable import Reads, unapplied_records
 from ...store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
 from ...store.log.ledger import find_tail
-from ...store.log.scan import runs
 from ...store.names import TopicName
 from ...store.policy.policy_records import effective
 from ...survey.contents import Gap, dense_runs
-from ...survey.markers import MarkerRun, Marks, TopicMarkers, copy_markers
 from ...topics.dead_letters import DeadLetter
 from ...topics.subscription_state import KEEPER
 from ..columns.held_letters import read_letters
 from .audit_tables import AuditFinding, DeadLetterRow, LatenessRow, SubscriptionRow, TopicRow, finding
 
+_MOST_SHOWN = 10
+
+UNTIMED = -1
+"""Stands for the time of markers written by a version that did not store it."""
+
+LATENESS_EDGES_MS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000,
+    21_600_000, 86_400_000, 604_800_000,
+)  # fmt: skip
+"""Upper bounds of the bins of lateness, exclusive; one more bin has none."""
+
+_EDGES = np.array(LATENESS_EDGES_MS, dtype=np.int64)
+
+
+class MarkerRun(NamedTuple):
+    """The markers of one run, copied."""
+
+    first_entry: int
+    target: int
+    base_ms: int
+    fired_ms: int
+    entries: UInt32s
+    dues: Int64s
+
+    @classmethod
+    def copied(cls, run: Run) -> MarkerRun:
+        """The columns of a run, to be kept after its transaction."""
+        fired_ms = run.fired_ms()
+        timed = UNTIMED if fired_ms is None else fired_ms
+        return cls(run.first_entry, run.target, run.base_ms, timed, run.targets().copy(), run.dues())
+
+
+class Marks(NamedTuple):
+    """The markers in kept ledgers that point into one partition log.
+
+    `markers` counts them, doubled ones too. `start_ms`: the partition that they name.
+    """
+
+    start_ms: int
+    markers: int
+    marked: BitMap
+    doubled: BitMap
+    acknowledged: BitMap
+
+
+class TopicMarkers:
+    """The markers of one topic, gathered ledger by ledger."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[tuple[int, int], list[tuple[UInt32s, npt.NDArray[np.bool_]]]] = {}
+        self._bins = np.zeros(len(_EDGES) + 1, dtype=np.int64)
+        self._untimed = 0
+
+    def add_ledger(self, runs: list[MarkerRun], tail: int, acknowledged: BitMap) -> None:
+        """The markers of one main-log ledger of `tail` entries, those in `acknowledged` acknowledged by all."""
+        done = np.zeros(tail, dtype=np.bool_)
+        done[ids_of(acknowledged)] = True
+        for run in runs:
+            limit = run.first_entry + len(run.entries)
+            piece = run.entries, done[run.first_entry : limit]
+            self._pieces.setdefault((run.target, run.base_ms), []).append(piece)
+        timed = [run for run in runs if run.fired_ms != UNTIMED]
+        self._untimed += sum(len(run.entries) for run in runs) - sum(len(run.entries) for run in timed)
+        if timed:
+            fired = np.repeat([run.fired_ms for run in timed], [len(run.entries) for run in timed])
+            late = fired - np.concatenate([run.dues for run in timed])
+            self._bins += np.bincount(np.searchsorted(_EDGES, late, side="right"), minlength=len(self._bins))
+
+    def by_target(self) -> dict[int, list[Marks]]:
+        """Marks by the ledger that they point into; more than one where they name several partitions for it."""
+        found: dict[int, list[Marks]] = {}
+        for (target, start_ms), pieces in self._pieces.items():
+            entries = np.concatenate([piece[0] for piece in pieces])
+            done = np.concatenate([piece[1] for piece in pieces])
+            marked = bitmap_of(entries)
+            doubled = BitMap()
+            if len(marked) < len(entries):
+                values, counts = np.unique(entries, return_counts=True)
+                doubled = bitmap_of(values[counts > 1])
+            acknowledged = marked - bitmap_of(entries[~done])
+            found.setdefault(target, []).append(Marks(start_ms, len(entries), marked, doubled, acknowledged))
+        return found
+
+    def lateness(self) -> dict[int, int]:
+        """Markers by the upper bound of their bin: UNTIMED unknown, 0 without a bound. Empty bins are left out."""
+        counts = {UNTIMED: self._untimed, **dict(zip((*LATENESS_EDGES_MS, 0), self._bins.tolist(), strict=True))}
+        return {below_ms: count for below_ms, count in counts.items() if count}
+
+
+def ranges_text(entries: BitMap) -> str:
+    """Some entry ids for people: `3, 5, 7 and 12 more`."""
+    shown = ", ".join(str(entry_id) for entry_id in entries[:_MOST_SHOWN])
+    return shown if len(entries) <= _MOST_SHOWN else f"{shown} and {len(entries) - _MOST_SHOWN:,} more"
+
+
 NEVER_KEPT = 1 << 62
 """`kept_since_ms` of a topic whose main log cannot be read whole: no missing marker proves a loss."""
 
 _LETTERS_A_TRANSACTION = 1_000
-_RUNS_A_TRANSACTION = 512
 
 T = TypeVar("T")
 Rows = list[tuple[bytes, bytes]]
@@ -110,7 +204,6 @@ class StoreFacts:
         return None if topic is None else topic.name
 
     def topic_rows(self) -> list[TopicRow]:
-        """A row for each topic."""
         return [
             TopicRow(
                 topic.name,
@@ -124,7 +217,6 @@ class StoreFacts:
         ]
 
     def subscription_rows(self) -> list[SubscriptionRow]:
-        """A row for each subscription, in order."""
         found = []
         for topic in self.topics.values():
             for name, record in topic.subscriptions:
@@ -178,18 +270,20 @@ class _LedgerCopy(NamedTuple):
     damage: list[AuditFinding]
 
 
-class _Copy(NamedTuple):
-    """Rows and ledgers copied out of the transaction."""
-
-    rows: dict[int, Rows]
-    ledgers: dict[int, _LedgerCopy]
-
-
 def read_facts(main: Environment) -> StoreFacts:
     """The facts of a store. O(catalog and headers of main logs)."""
     with main.read() as raw:
-        copied = _copy(raw, main.name)
-    return _Reader(copied).facts()
+        rows: dict[int, Rows] = {}
+        for key, value in records_before(raw, fmt.RUN_PREFIX):
+            rows.setdefault(key[0], []).append((key, value))
+        ledgers = {}
+        for key, value in rows.get(Table.LEDGER, []):
+            trimming = False
+            with suppress(ValueError):
+                trimming = LedgerRecord.unpack(fmt.unseal(key, value)).state is LedgerState.TRIMMING
+            if not trimming:
+                ledgers[fmt.trailing_u64(key)] = _copy_ledger(raw, main.name, fmt.trailing_u64(key))
+    return _Reader(rows, ledgers).facts()
 
 
 def records_before(raw: Reads, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -213,20 +307,6 @@ def records_before(raw: Reads, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
     yield from before(limit)
 
 
-def _copy(raw: Reads, name: str) -> _Copy:
-    rows: dict[int, Rows] = {}
-    for key, value in records_before(raw, fmt.RUN_PREFIX):
-        rows.setdefault(key[0], []).append((key, value))
-    ledgers = {}
-    for key, value in rows.get(Table.LEDGER, []):
-        trimming = False
-        with suppress(ValueError):
-            trimming = LedgerRecord.unpack(fmt.unseal(key, value)).state is LedgerState.TRIMMING
-        if not trimming:
-            ledgers[fmt.trailing_u64(key)] = _copy_ledger(raw, name, fmt.trailing_u64(key))
-    return _Copy(rows, ledgers)
-
-
 def _copy_ledger(raw: Reads, name: str, ledger_id: int) -> _LedgerCopy:
     markers: list[MarkerRun] = []
     damage: list[AuditFinding] = []
@@ -239,7 +319,7 @@ def _copy_ledger(raw: Reads, name: str, ledger_id: int) -> _LedgerCopy:
         else:
             stored += run.stored_bytes
             if run.kind == RunKind.MARKERS:
-                markers.append(copy_markers(run))
+                markers.append(MarkerRun.copied(run))
             else:
                 messages += run.count
     return _LedgerCopy(find_tail(raw, name, ledger_id), stored, messages, markers, damage)
@@ -251,10 +331,11 @@ def _gap(ledger_id: int, start: int, limit: int) -> AuditFinding:
 
 
 class _Reader:
-    """Makes facts of what was copied."""
+    """Makes facts of the rows, by table, and the ledgers that were copied."""
 
-    def __init__(self, copied: _Copy) -> None:
-        self._copied = copied
+    def __init__(self, rows: dict[int, Rows], ledgers: dict[int, _LedgerCopy]) -> None:
+        self._rows = rows
+        self._ledgers = ledgers
         self._facts = StoreFacts()
 
     def facts(self) -> StoreFacts:
@@ -268,34 +349,30 @@ class _Reader:
         for table in Table:
             if table not in read_elsewhere:
                 self._read(table, parsers.get(table, bytes))
-        facts.clock_ms = dict(self._read(Table.COUNTER, fmt.unpack_u64)).get(fmt.counter_key("clock_mark"), 0)
-        partitions, damaged = self._read_or_not(Table.PARTITION, PartitionRecord.unpack)
+        facts.clock_ms = dict(self._read(Table.COUNTER, fmt.unpack_u64)[0]).get(fmt.counter_key("clock_mark"), 0)
+        partitions, damaged = self._read(Table.PARTITION, PartitionRecord.unpack)
         facts.partitions = {fmt.trailing_u64(key): record for key, record in partitions}
         facts.unreadable_partitions = {fmt.trailing_u64(key) for key in damaged}
         self._topics()
-        frontiers, damaged = self._read_or_not(Table.FRONTIER, FrontierRecord.unpack)
+        frontiers, damaged = self._read(Table.FRONTIER, FrontierRecord.unpack)
         facts.frontiers = {_place(key): frontier for key, frontier in frontiers}
         facts.unjudged = {_place(key) for key in damaged}
         for table, at in ((Table.CANCELLED, 0), (Table.ADMITTED, 1)):
-            bitmaps, damaged = self._read_or_not(table, BitMap.deserialize)
+            bitmaps, damaged = self._read(table, BitMap.deserialize)
             facts.unjudged_ledgers |= {fmt.leading_u64(key) for key in damaged}
             for key, entries in bitmaps:
                 facts.withdrawn.setdefault(fmt.leading_u64(key), (BitMap(), BitMap()))[at].update(entries)
-        for key, reason in self._read(Table.SET_ASIDE, bytes):
+        for key, reason in self._read(Table.SET_ASIDE, bytes)[0]:
             facts.quarantined[fmt.leading_u64(key), fmt.trailing_u32(key)] = reason.decode(errors="replace")
-        for key, row in self._read(Table.ACKED, lambda fields: BitMap.deserialize(fields).serialize()):
+        for key, row in self._read(Table.ACKED, lambda fields: BitMap.deserialize(fields).serialize())[0]:
             facts.acknowledged.setdefault(fmt.leading_u32(key), {})[fmt.trailing_u64(key)] = row
         self._main_logs(self._cursors())
         return facts
 
-    def _read(self, table: Table, parse: Callable[[bytes], T]) -> list[tuple[bytes, T]]:
-        """(key, record) of a table; a damaged one is a finding."""
-        return self._read_or_not(table, parse)[0]
-
-    def _read_or_not(self, table: Table, parse: Callable[[bytes], T]) -> tuple[list[tuple[bytes, T]], list[bytes]]:
-        """The same, and the keys of the damaged ones."""
+    def _read(self, table: Table, parse: Callable[[bytes], T]) -> tuple[list[tuple[bytes, T]], list[bytes]]:
+        """(key, record) of a table, and the keys of damaged ones, each of which is a finding."""
         found, damaged = [], []
-        for key, value in self._copied.rows.get(table, []):
+        for key, value in self._rows.get(table, []):
             try:
                 found.append((key, parse(fmt.unseal(key, value))))
             except (CorruptRecord, ValueError) as error:
@@ -305,8 +382,8 @@ class _Reader:
 
     def _topics(self) -> None:
         topics = self._facts.topics
-        sealed = dict(self._copied.rows.get(Table.POLICY, []))
-        names, damaged = self._read_or_not(Table.TOPIC_NAME, bytes)
+        sealed = dict(self._rows.get(Table.POLICY, []))
+        names, damaged = self._read(Table.TOPIC_NAME, bytes)
         for topic_id in map(fmt.trailing_u32, damaged):
             topics[topic_id] = TopicFacts(topic_id, f"topic {topic_id}")
         for key, name in names:
@@ -318,7 +395,7 @@ class _Reader:
 
     def _cursors(self) -> set[int]:
         """Give the topics their subscriptions; ids of those that have one that is damaged."""
-        cursors, damaged = self._read_or_not(Table.CURSOR, CursorRecord.unpack)
+        cursors, damaged = self._read(Table.CURSOR, CursorRecord.unpack)
         for key, record in cursors:
             topic = self._facts.topics.get(fmt.leading_u32(key))
             if topic is not None:
@@ -326,28 +403,22 @@ class _Reader:
         return {fmt.leading_u32(key) for key in damaged}
 
     def _main_logs(self, damaged_cursors: set[int]) -> None:
-        facts, copied = self._facts, self._copied.ledgers
-        ledgers, damaged = self._read_or_not(Table.LEDGER, LedgerRecord.unpack)
+        facts = self._facts
+        ledgers, damaged = self._read(Table.LEDGER, LedgerRecord.unpack)
         for key, record in (*ledgers, *((key, None) for key in damaged)):
             topic_id, ledger_id = _place(key)
-            if topic_id in facts.topics and ledger_id in copied:  # else it is being trimmed
-                kept = KeptLedger(ledger_id, record, *copied[ledger_id][:3])
-                facts.topics[topic_id].ledgers.append(kept)
-        markers = {ledger_id: ledger.markers for ledger_id, ledger in copied.items()}
+            if topic_id in facts.topics and ledger_id in self._ledgers:  # else it is being trimmed
+                topic, copied = facts.topics[topic_id], self._ledgers[ledger_id]
+                topic.ledgers.append(KeptLedger(ledger_id, record, *copied[:3]))
+                gone = list(copied.damage)
+                closed = record is not None and record.state is LedgerState.CLOSED
+                if record is not None and closed and not gone and copied.tail != record.entries:
+                    gone.append(_gap(ledger_id, copied.tail, record.entries))
+                facts.findings += gone
+                topic.complete &= record is not None and not gone
+        markers = {ledger_id: ledger.markers for ledger_id, ledger in self._ledgers.items()}
         for topic in facts.topics.values():
             facts.take_markers(topic, markers, known=topic.topic_id not in damaged_cursors)
-            for ledger in topic.ledgers:
-                self._complete(topic, ledger, copied[ledger.ledger_id].damage)
-
-    def _complete(self, topic: TopicFacts, ledger: KeptLedger, damage: list[AuditFinding]) -> None:
-        """Note what of a ledger is gone; it is a finding, and the topic is not complete."""
-        findings, record = self._facts.findings, ledger.record
-        findings += damage
-        if record is None or damage:
-            topic.complete = False
-        elif record.state is LedgerState.CLOSED and ledger.entries != record.entries:
-            topic.complete = False
-            findings.append(_gap(ledger.ledger_id, ledger.entries, record.entries))
 
 
 def _place(key: bytes) -> tuple[int, int]:
@@ -382,33 +453,6 @@ def _held_letters(main: Environment, facts: StoreFacts) -> Iterator[DeadLetter]:
                 acknowledged = facts.acknowledged_of([cursor], ledger)
                 left = (each for each in range(ledger.entries) if each not in acknowledged)
                 while some := list(islice(left, _LETTERS_A_TRANSACTION)):
-                    yield from _read_letters(main, topic.name, ledger.ledger_id, some)
-
-
-def _read_letters(main: Environment, name: str, ledger_id: int, entries: list[int]) -> list[DeadLetter]:
-    with main.read() as raw:
-        return [each for each in read_letters(raw, name, ledger_id, entries) if isinstance(each, DeadLetter)]
-
-
-def main_body_findings(main: Environment, facts: StoreFacts) -> Iterator[AuditFinding]:
-    """Damaged messages of main logs. What was trimmed meanwhile is not looked at. O(bytes)."""
-    for topic in facts.topics.values():
-        for ledger in topic.ledgers:
-            if ledger.messages:
-                for entry_id, reason in _damaged(main, ledger.ledger_id, ledger.entries):
-                    address = f"main, ledger {ledger.ledger_id}, entry {entry_id}"
-                    yield finding("corrupt-entry", address, reason, 1)
-
-
-def _damaged(main: Environment, ledger_id: int, limit: int) -> Iterator[tuple[int, str]]:
-    start = 0
-    while start < limit:
-        found: list[tuple[int, str]] = []
-        with main.read() as raw:
-            some = list(islice(runs(raw, main.name, ledger_id, start, limit), _RUNS_A_TRANSACTION))
-            for run in some:
-                if isinstance(run, Run) and run.kind == RunKind.MESSAGES:
-                    found += run.damaged_bodies()
-            last = some[-1] if len(some) == _RUNS_A_TRANSACTION else None
-            start = limit if last is None else last.limit if isinstance(last, Run) else last.entry_id + 1
-        yield from found
+                    with main.read() as raw:
+                        letters = list(read_letters(raw, topic.name, ledger.ledger_id, some))
+                    yield from (letter for letter in letters if isinstance(letter, DeadLetter))

@@ -36,13 +36,12 @@ from ...store.env.environment import Environment
 from ...store.errors import CorruptRecord, DamagedStore
 from ...store.wal.followed_wal import FollowedWal
 from ...survey.contents import table_name
-from ...survey.markers import ranges_text
 from ..columns.scan_plan import LogRange
 from ..columns.scan_rows import batches
 from ..columns.sealed import Sealed, open_sealed
 from ..store_check import check_file
 from .audit_tables import DAY_MS, HOUR_MS, RetentionRow
-from .facts import records_before
+from .facts import ranges_text, records_before
 
 NO_ENTRY = -1
 
@@ -375,14 +374,14 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
             log = None
         if log is None:
             log = LogTask.unknown(topic_id, ledger_id, *task.withdrawn.get(ledger_id, (BitMap(), BitMap())))
-        results.append(tally_log(_batches(environment, ledger_id, task.verify), log, task.as_of_ms))
+        results.append(tally_log(log_batches(environment, ledger_id, task.verify), log, task.as_of_ms))
     if not issues:
         for log in known.values():  # the log table has none of them
             results.append(tally_log([], log, task.as_of_ms))
     return results, issues
 
 
-def _batches(environment: Environment, ledger_id: int, verify: bool) -> Iterator[Batch | Issue]:
+def log_batches(environment: Environment, ledger_id: int, verify: bool) -> Iterator[Batch | Issue]:
     """The entries of a log, each batch in a read transaction of its own; `verify`: bodies too are looked at."""
     left: tuple[LogRange, ...] = (LogRange(0, None, ledger_id, 0, fmt.MAX_ENTRY_ID),)
     while left:

@@ -19,7 +19,6 @@ from ...store.env.environment import Environment
 from ...store.files.directory import disk_parts
 from ...store.log import catalog
 from ...store.wal.followed_wal import FollowedWal
-from ...survey.markers import UNTIMED
 from ..columns.sealed import Sealed, open_main_to_read
 from ..store_check import check_file
 from ..values import iso_time, require_store
@@ -32,7 +31,7 @@ from .audit_findings import (
     reference_findings,
 )
 from .audit_tables import NO_TOPIC, Audit, AuditFinding, PartitionRow, RetentionRow, UpcomingRow, finding
-from .facts import StoreFacts, dead_letter_rows, log_address, main_body_findings, partition_name, read_facts
+from .facts import UNTIMED, StoreFacts, dead_letter_rows, log_address, partition_name, read_facts
 from .partition_audit import (
     PATIENCE_S,
     Issue,
@@ -42,6 +41,7 @@ from .partition_audit import (
     PartitionTask,
     audit_open,
     audit_partition,
+    log_batches,
     still_there,
 )
 
@@ -73,7 +73,6 @@ class Gathering:
         self._row(start_ms, scope, result)
 
     def not_read(self, start_ms: int, found: AuditFinding, file_bytes: int = 0) -> None:
-        """A partition that nothing can be said of."""
         self.audit.findings.append(found)
         self._row(start_ms, "not read", PartitionResult(start_ms, "", file_bytes, [], []))
 
@@ -125,7 +124,6 @@ class Gathering:
         )
 
     def _lateness(self) -> Iterator[AuditFinding]:
-        """Find what is overdue, and what fired late, by topic."""
         for topic, (count, oldest_ms) in self._overdue.items():
             yield finding(
                 "overdue", topic, f"{count:,} have not fired, the oldest due since {iso_time(oldest_ms)}", count
@@ -212,7 +210,7 @@ def audit_store(
         audit = Audit(str(path), as_of_ms, taken_ms, "store")
         audit.disk = disk_parts(path)
         if verify:
-            audit.findings += main_body_findings(main, facts)
+            audit.findings += _damaged_bodies(main, facts)
         audit.dead_letters = dead_letter_rows(main, facts)
         gathering = Gathering(facts, audit)
         _partitions(path, main, identity.store_id, facts, gathering, (as_of_ms, verify, run, progress, patience_s))
@@ -278,6 +276,15 @@ def _partitions(
             take(result, scope)
 
 
+def _damaged_bodies(main: Environment, facts: StoreFacts) -> Iterator[AuditFinding]:
+    """Damaged messages of main logs. What was trimmed meanwhile is not looked at. O(bytes)."""
+    for ledger in (ledger for topic in facts.topics.values() for ledger in topic.ledgers if ledger.messages):
+        for issue in log_batches(main, ledger.ledger_id, verify=True):
+            if isinstance(issue, Issue) and issue.entries:  # runs that cannot be read are among the facts
+                address = f"main, ledger {ledger.ledger_id}, entry {issue.entry_id}"
+                yield finding("corrupt-entry", address, issue.message, 1)
+
+
 def log_tasks(facts: StoreFacts, start_ms: int) -> tuple[LogTask, ...]:
     """Make the tasks for the logs of one partition of which something has fired."""
     found = []
@@ -295,7 +302,6 @@ def log_tasks(facts: StoreFacts, start_ms: int) -> tuple[LogTask, ...]:
 
 
 def _now(main: Environment, start_ms: int) -> PartitionRecord | None:
-    """Read what the catalog has of a partition by now."""
     with main.read() as raw:
         return dict(catalog.partitions(raw)).get(start_ms)
 

@@ -69,7 +69,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def needs_claims(columns: Sequence[str]) -> bool:
-    """Whether `plan_scan` has to read what main says of entries."""
+    """True where `plan_scan` has to read what main says of entries."""
     return not CLAIM_COLUMNS.isdisjoint(columns)
 
 
@@ -110,7 +110,6 @@ class _Columns:
         return _MAKERS[name](self)
 
     def _of_range(self, values: list[object], kind: pa.DataType) -> pa.Array:
-        """A column whose rows have the value of their range."""
         array = pa.array(values, type=kind)
         return array.take(pa.array(self._batch.places())) if len(values) > 1 else pa.repeat(array[0], self._batch.rows)
 
@@ -288,7 +287,6 @@ def _nulls(missing: Bools) -> pa.Buffer | None:
 
 
 def _ends(lengths: npt.NDArray[Any]) -> pa.Buffer:
-    """Where each value begins, and where the last ends."""
     ends = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=ends[1:])
     return pa.py_buffer(ends.tobytes())

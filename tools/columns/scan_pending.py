@@ -46,7 +46,7 @@ Known = dict[int, Logs]
 
 
 class PendingSlice(NamedTuple):
-    """What one task reads: ranges of the logs of an open partition, or, `sealed` None, of main logs. Picklable."""
+    """The ranges that one task reads: of the logs of an open partition, or, `sealed` None, of main logs. Picklable."""
 
     store: str
     store_id: bytes
@@ -138,7 +138,7 @@ def _logs_of(sealed: Sealed, store_id: bytes, wal: FollowedWal) -> Logs:
 
 
 def _ranges(raw: Reads, start_ms: int, logs: Logs, tails: dict[int, int], wanted: Wanted) -> Iterator[LogRange]:
-    """What may be pending of the logs of one partition; of entries that were not known only those that are admitted."""
+    """Ranges that may be pending in one partition; of entries that were not known only those that are admitted."""
     for topic_id, ledger_id, tail in logs:
         topic = catalog.topic_name(raw, topic_id)
         if topic is None or (wanted.topics is not None and topic not in wanted.topics):
@@ -222,7 +222,7 @@ def scan_pending(
 
 
 def _is_pending(batch: Batch) -> Bools:
-    """Of each row whether it is still to come; one that cannot be read may be."""
+    """True for the rows that are still to come; one that cannot be read may be."""
     ids, places, conditional = batch.entry_ids(), batch.places(), batch.conditional()
     waiting: Bools = ~batch.withdrawn()
     for place in np.unique(places).tolist():

@@ -1,4 +1,4 @@
-"""What a scan of sealed generations reads, cut into slices that tasks read on their own.
+"""The plan of a scan of sealed generations, cut into slices that tasks read on their own.
 
 Everything that comes from the main environment is read here, in one read transaction: which generations there are,
 what their topics are called, which entries never fire. A slice carries what its task needs of it, is picklable, and
@@ -50,7 +50,7 @@ class LogRange(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What one task reads: ranges of the logs of one sealed generation."""
+    """The part of a scan that one task reads: ranges of the logs of one sealed generation."""
 
     sealed: Sealed
     store_id: bytes
@@ -58,12 +58,11 @@ class Slice(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Entry ids in the ranges."""
         return sum(each.limit - each.start for each in self.ranges)
 
 
 class Wanted(NamedTuple):
-    """What a scan is asked for; rows outside it are not read.
+    """The rows that a scan is asked for; those outside it are not read.
 
     topics: full names; partitions: directory names; None: all. due_from_ms is inclusive, due_until_ms exclusive.
     """
@@ -96,11 +95,10 @@ class Wanted(NamedTuple):
 
     @property
     def every_due(self) -> bool:
-        """Whether no due time is left out, that of entries that cannot be read included."""
+        """True where no due time is left out, that of entries that cannot be read included."""
         return self.due_from_ms <= 0 and self.due_until_ms > MAX_DUE_MS
 
     def has_partition(self, sealed: Sealed) -> bool:
-        """Whether a generation may hold a wanted row."""
         if self.partitions is not None and sealed.partition not in self.partitions:
             return False
         return sealed.start_ms < self.due_until_ms and self.due_from_ms < sealed.end_ms

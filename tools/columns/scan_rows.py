@@ -88,7 +88,6 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """Rows that are left."""
         return len(self.dues)
 
     def keep(self, mask: Bools) -> None:
@@ -107,11 +106,10 @@ class Batch:
         return column if self.kept is None else column[self.kept]
 
     def _each(self, values: list[int], dtype: npt.DTypeLike) -> Column:
-        """A column whose rows all have the value of their run."""
         return self._left(np.repeat(np.array(values, dtype=dtype), self._counts))
 
     def places(self) -> npt.NDArray[np.int32]:
-        """Of each row the number of its range in the slice."""
+        """The number of each row's range in the slice."""
         return self._each([each.place for each in self.pieces], np.int32)
 
     def ledger_ids(self) -> Int64s:
@@ -125,7 +123,7 @@ class Batch:
         return self._left(ids)
 
     def conditional(self) -> Bools:
-        """Whether the entry fires only if its reschedule was recorded."""
+        """True for entries that fire only if their reschedule was recorded."""
         return self._each([each.run is not None and each.run.conditional for each in self.pieces], np.bool_)
 
     def body_spans(self) -> tuple[Int64s, Int64s]:
@@ -139,7 +137,7 @@ class Batch:
         return self._left(starts), self._left(limits - starts)
 
     def dropped(self, sizes: Int64s) -> Bools:
-        """Whether compaction dropped the body, from the sizes that `body_spans` gives."""
+        """True where compaction dropped the body, from the sizes that `body_spans` gives."""
         gone: Bools = (sizes == 0) & (self.dues != UNREADABLE_DUE)
         return gone
 
@@ -155,7 +153,7 @@ class Batch:
         return self._left(ledgers), self._left(entries)
 
     def withdrawn(self) -> Bools:
-        """Whether the entry never fires: cancelled, replaced, or a reschedule that was not recorded.
+        """True for entries that never fire: cancelled, replaced, or a reschedule that was not recorded.
 
         REQUIRES: the slice was planned with `claims`.
         """

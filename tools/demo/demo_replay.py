@@ -36,7 +36,7 @@ _MOST_TICKS_AFTER = 1_000
 
 @dataclass(slots=True)
 class Course:
-    """What was measured while a trace was replayed.
+    """The measurements of one replay of a trace.
 
     times_ms, pending, disk_bytes: samples over the trace's time, of equal number, as the store gives them; one
     is taken where the trace has its peak of pending messages. miscounted: samples whose pending messages are not
@@ -123,14 +123,12 @@ class Replay:
             count += len(messages)
 
     def _tick(self) -> int | None:
-        """Let the store do what is due; returns when the next thing is."""
         result = self._store.tick()
         self.course.partitions_deleted += result.deleted
         self.course.ledgers_trimmed += result.trimmed
         return result.next_due_ms
 
     def _run_out(self) -> None:
-        """Move the clock on until the store has nothing left to do."""
         for _ in range(_MOST_TICKS_AFTER):
             self._drain()
             next_ms = self._tick()

@@ -31,7 +31,7 @@ PLOT = Path("duelog-demo.png")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replay came to. Counts of messages, unless a name says otherwise; times in epoch ms.
+    """The result of a replay. Counts of messages, unless a name says otherwise; times in epoch ms.
 
     delayed: due after they were written. steps: times that something was sent or became due; each is durable
     before the next begins, and that is what takes the time. peak_pending: most that were written and not due
@@ -69,7 +69,7 @@ class Report:
 
     @property
     def problems(self) -> dict[str, int]:
-        """What should be 0 and is not, by name."""
+        """The counts that should be 0 and are not, by name."""
         names = [field.name for field in fields(self)]
         counts = {name: int(getattr(self, name)) for name in names[names.index("early") :]}
         return {name: count for name, count in counts.items() if count}

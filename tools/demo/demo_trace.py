@@ -22,7 +22,7 @@ Times = npt.NDArray[np.int64]
 
 
 class Step(NamedTuple):
-    """What happens between two changes of order: messages are written, or messages become due.
+    """Messages that are written, or become due, between two changes of order.
 
     first_ms, last_ms: the times of the first and the last of them. start, limit: the rows that are written,
     start inclusive, limit exclusive; none where messages become due.
@@ -63,7 +63,7 @@ class Trace:
         return np.maximum(self.written_ms, self.due_ms)
 
     def last_years(self, years: int) -> Trace:
-        """What was written in the last `years` calendar years, counted back from the last message."""
+        """The messages written in the last `years` calendar years, counted back from the last message."""
         if not len(self):
             return self
         last = datetime.fromtimestamp(int(self.written_ms[-1]) / 1000, UTC)
@@ -77,7 +77,6 @@ class Trace:
         return Trace(self.written_ms[rows], self.due_ms[rows], self.ids[rows])
 
     def due_days(self, span_ms: int) -> int:
-        """How many spans of due time (by default days) the delayed messages touch: the partitions they need."""
         return len(np.unique(self.due_ms[self.delayed] // span_ms))
 
     def pending_at(self, now_ms: int) -> int:
@@ -179,7 +178,6 @@ class Audit:
         self._asked_ms = now_ms
 
     def verdict(self) -> Verdict:
-        """What was found, now that nothing more is coming."""
         return Verdict(
             early=self._early,
             late=self._late,

@@ -153,7 +153,6 @@ class WalRepair:
         self._account.say(f"{DIRECTORY}: {self._damage}; what can be read of it is applied, and it is begun anew")
 
     def _discard(self, name: str, *files: Path) -> None:
-        """Move files to the trash."""
         trash = self._path / "trash" / name
         remove_tree(trash)
         make_directory(trash)
@@ -268,7 +267,6 @@ def entries_told(value: bytes) -> int | None:
 
 
 def _ranges(entries: BitMap) -> list[tuple[int, int]]:
-    """The entries as half-open ranges."""
     ids = np.array(entries, dtype=np.int64)
     pieces = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
     return [(int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece)]
@@ -446,5 +444,4 @@ def _acknowledge(
 
 
 def _unacked(acks: AckSet, ledger_id: int, entries: BitMap) -> BitMap:
-    """Those of `entries` that a subscription has not acknowledged."""
     return entries & acks.unacked(ledger_id, entries.min(), entries.max() + 1) if entries else BitMap()

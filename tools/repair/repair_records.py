@@ -411,7 +411,6 @@ def mend_cursors(transaction: Transaction, lost: list[bytes], account: Account) 
 
 
 def _begin(transaction: Transaction, topic_id: int, key: bytes, number: int | None, account: Account) -> None:
-    """Write a cursor before the first ledger that is kept."""
     raw = transaction.raw
     kept = kept_ledgers(raw, topic_id)
     entries = sum(find_tail(raw, "main", ledger_id) for ledger_id in kept)
@@ -490,11 +489,9 @@ class Marked(NamedTuple):
         return BitMap(self.entries)
 
     def place(self, at: int) -> tuple[int, int]:
-        """(due, entry) of a marker."""
         return int(self.dues[at]), int(self.entries[at])
 
     def latest(self) -> tuple[int, int]:
-        """The largest (due, entry)."""
         return self.place(int(np.lexsort((self.entries, self.dues))[-1])) if len(self.entries) else NOTHING_FIRED
 
 

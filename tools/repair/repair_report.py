@@ -81,7 +81,6 @@ class Account:
         return environment.write(noted)
 
     def say(self, action: str) -> None:
-        """Note a step."""
         self.report.actions.append(action)
 
     def count(self, kind: str, found: int, discarded: int) -> None:

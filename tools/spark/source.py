@@ -89,7 +89,7 @@ _BOUNDS: dict[type[Filter], Callable[[int], tuple[int, int]]] = {
 
 
 def narrow(wanted: Wanted, condition: Filter) -> tuple[Wanted, bool]:
-    """What is wanted of `wanted` under a condition too, and whether every row of that meets it.
+    """Narrow `wanted` by a condition; True: every row that is left meets it.
 
     `IsNotNull` of a due time, which Spark adds to every comparison, is left to Spark: it says nothing about what to
     read.
@@ -143,7 +143,7 @@ _UNREADABLE = ("row", "error")
 
 
 class Part(NamedTuple):
-    """What one task reads of one store; `planned` None: nothing, as the store cannot be read, for a `reason`."""
+    """The part of one store that a task reads; `planned` None: nothing, as the store cannot be read, for a `reason`."""
 
     store: str
     planned: Any
@@ -187,7 +187,7 @@ class DuelogReader(DataSourceReader):
         self.as_of_ms = _number(options, "as_of_ms")
 
     def partitions(self) -> Sequence[InputPartition]:
-        """What each task reads. Spark asks once for each query."""
+        """Plan the tasks. Spark asks once for each query."""
         if not self.fleet:
             (store,) = self.stores
             return [InputPartition(Part(str(store), each)) for each in self._plan(store)]
@@ -203,7 +203,6 @@ class DuelogReader(DataSourceReader):
         return [InputPartition(part) for part in found]
 
     def _plan(self, store: Path) -> Sequence[Any]:
-        """What tasks read of one store."""
         if self.table == "messages":
             return plan_scan(
                 store,
@@ -236,7 +235,6 @@ class DuelogReader(DataSourceReader):
         return plan
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task as Arrow record batches."""
         part = partition.value
         if part is None:  # Spark's way to ask for nothing
             return
@@ -312,22 +310,18 @@ class DuelogSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `spark.read.format` calls it."""
         return "duelog"
 
     @property
     def table(self) -> str:
-        """The table that is read."""
         name = self.options.get("table", "messages")
         table_schema(name)
         return name
 
     def schema(self) -> StructType:
-        """All columns of the table."""
         return spark_schema(source_schema(self.table, is_fleet(_given(self.options))))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns of `schema`."""
         options = dict(self.options)
         for name in options:
             if name not in _OPTIONS:
@@ -343,7 +337,7 @@ class PushingDuelogSource(DuelogSource):
 
 
 def _given(options: Mapping[str, str]) -> list[str]:
-    """What `load` was given: a path, or several. Raises InvalidArgument for none."""
+    """The path, or several, that `load` was given. Raises InvalidArgument for none."""
     if options.get("paths"):
         return list(json.loads(options["paths"]))
     if not options.get("path"):

@@ -31,11 +31,9 @@ class TaskSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `spark.read.format` calls it."""
         return "duelog-tasks"
 
     def schema(self) -> str:
-        """The number of the task, and what it answered."""
         return "place bigint, answer binary"
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -57,17 +55,15 @@ class TaskReader(DataSourceReader):
         return {"_function": self._function, "_values": []}
 
     def partitions(self) -> Sequence[InputPartition]:
-        """A task for each value."""
         return [InputPartition(each) for each in enumerate(self._values)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
-        """Call the function."""
         place, value = partition.value
         yield place, pickle.dumps(self._function(value))
 
 
 def run_tasks(spark: SparkSession, function: Callable[[T], R], values: Sequence[T]) -> list[R]:
-    """What `function` answers for each of `values`, in their order. Raises SparkFailed once a task has failed for good.
+    """Call `function` with each of `values`; the answers in order. Raises SparkFailed: a task has failed for good.
 
     Values and answers are picklable. The function is called on workers, perhaps more than once for a value, perhaps at
     the same time; of the attempts for one value one answer is taken.

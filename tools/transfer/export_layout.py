@@ -1,4 +1,4 @@
-"""What an export looks like on disk: written by parquet_export.py, read by imports and audits.
+"""The layout of an export on disk: written by parquet_export.py, read by imports and audits.
 
     DIR/messages/topic=<quoted>/day=2026-09-22/<partition>-g000001-l<ledger>-e<first entry>.parquet
     DIR/<table>.parquet     markers, partitions, subscriptions, frontiers, ledgers, acknowledgements, attempts,
@@ -96,7 +96,7 @@ class Export:
         self.message_files = files
 
     def has(self, name: str) -> bool:
-        """Whether the export has a table other than messages: earlier versions had fewer, `pending` is asked for."""
+        """True where the export has a table other than messages: earlier versions had fewer, `pending` is asked for."""
         return name in self.manifest["tables"]
 
     def table(self, name: str) -> pa.Table:

@@ -32,7 +32,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class ImportedReminders:
-    """What an import did: messages sent, reminders already past, reminders that have no time.
+    """The result of an import: messages sent, reminders already past, reminders that have no time.
 
     Of those of an earlier import: reminders that were replaced, that are as they were, and that were cancelled.
     """
@@ -139,7 +139,7 @@ def _update(
 
 
 def _prefix(uid: str) -> str:
-    """What the deduplication keys of an event begin with, and of no other: of its UID, which may be of any length."""
+    """The beginning of the deduplication keys of one event alone: of its UID, which may be of any length."""
     return f"ics/{hashlib.sha256(uid.encode(errors='replace')).hexdigest()[:32]}/"
 
 

@@ -75,7 +75,6 @@ class Import:
 
     @property
     def topics(self) -> int:
-        """Topics that got messages."""
         return len(self._counts)
 
     def run(self, file: IO[bytes], progress: Callable[[], object] = lambda: None) -> None:
@@ -205,7 +204,7 @@ def _time(fields: dict[str, Any], name: str, read: Callable[[str, str], float]) 
 
 
 _PIECE_BYTES = 768 << 10
-"""Of one request: a socket takes lines of 1 MiB and the largest message."""
+"""The most in one request: a socket takes lines of 1 MiB and the largest message."""
 
 _DELAYS = 10_000
 

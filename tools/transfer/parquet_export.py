@@ -59,7 +59,7 @@ class StagedFile(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """What an export holds: rows, of them such without a body, such that never fire, such that cannot be read."""
+    """The contents of an export: rows, of them such without a body, such that never fire, such that cannot be read."""
 
     partitions: int
     files: int
@@ -71,7 +71,7 @@ class Exported(NamedTuple):
 
 
 def fleet_row(outcome: Outcome[Exported]) -> dict[str, Any]:
-    """What became of one store of several: where its export is, or why there is none."""
+    """The outcome of one store of several: where its export is, or why there is none."""
     head = {"store": str(outcome.store)}
     if outcome.result is None:
         return head | {"reason": outcome.reason}

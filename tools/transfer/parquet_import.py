@@ -44,7 +44,7 @@ class Imported:
 
     messages: int = 0
     pending: int = 0
-    """Of them those that were still to come."""
+    """The number of them that were still to come."""
     dropped: int = 0
     withdrawn: int = 0
     damaged: int = 0
@@ -100,7 +100,6 @@ def import_export(
 
 
 def _make(store: DelayedStore, topic: str, names: dict[str, list[str]], done: Imported) -> None:
-    """Make a topic's subscriptions before its first message."""
     if topic not in done.topics:
         done.topics.add(topic)
         for name in names.get(topic, []):

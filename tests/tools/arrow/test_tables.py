@@ -196,7 +196,7 @@ def test_a_table_is_written_whole_or_not_at_all(filled: Filled, tmp_path: Path, 
         found = pq.read_table(target) if suffix == "parquet" else pa.ipc.open_file(target).read_all()
         assert found.equals(tables.table("pending"))
         before = target.read_bytes()
-        tables._read = lambda *_: iter([1])  # type: ignore[method-assign]
+        tables._read = lambda *_: iter([1])
         with pytest.raises(Exception, match="RecordBatch"):
             tables.write("pending", target)
         for wrong in (tmp_path / "pending.csv", filled.path / "x.parquet"):
