@@ -146,7 +146,7 @@ def start(hour: int) -> int:
 
 
 def name(hour: int) -> str:
-    """What the directory of an hour is called."""
+    """The name of an hour's directory."""
     return directory_name(start(hour))
 
 
@@ -361,7 +361,7 @@ def orphan_generation(victim: Victim) -> list[Expected]:
 
 
 def leftovers(victim: Victim) -> list[Expected]:
-    """What a crash leaves in staging/ and trash/."""
+    """Things that a crash leaves in staging/ and trash/."""
     _leave(victim.path / "staging" / "compact-x")
     _leave(victim.path / "trash" / "old")
     return [Expected("leftover", "staging/compact-x", 0), Expected("leftover", "trash/old", 0)]

@@ -1,4 +1,4 @@
-"""What a process does to the store while an audit runs is no finding."""
+"""A process that writes the store while an audit runs, or has not applied its write-ahead log, makes no finding."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from duelog.tools.audit import audit_store, partition_audit
 from duelog.tools.audit.partition_audit import PartitionResult, PartitionTask, audit_environment
 from duelog.tools.audit.store_audit import run_here
 from tests.audit.histories import CONFIG, SLOW, damage
+from tests.duelog.writing_process import HOUR_MS, WritingProcess
 
 _COMPACT = """
 import sys
@@ -84,7 +85,7 @@ def test_partitions_that_are_deleted_meanwhile_are_left_out(healthy: tuple[Path,
 def test_an_open_partition_that_closes_and_goes_while_it_is_read_is_no_finding(
     healthy: tuple[Path, int], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was opened is read to its end, though its file has no name any more; the others are left out."""
+    """One that was opened is read to its end, though its file has no name any more; the others are left out."""
     drain = [Meanwhile(_DRAIN, store, healthy[1])]
 
     def read(*arguments: Any) -> Any:
@@ -109,3 +110,19 @@ def test_the_process_that_has_the_store_open_is_told_to_let_another_one_audit(
         for verify in (True, False):
             with pytest.raises(AlreadyOpen, match="this process has"):
                 audit_store(store, verify=verify)
+
+
+def test_what_has_fired_and_is_not_applied_is_not_missing(tmp_path: Path) -> None:
+    """The markers are in the main environment, the messages in the write-ahead log alone."""
+    with WritingProcess(tmp_path / "store", ledger_max_entries=2) as writer:
+        writer.do("subscribe", "a", "mailer")
+        writer.send("a", "x", 0, 0, 1_000, HOUR_MS)
+        assert writer.do("advance", 1_500) == 1  # the partition is loaded
+        writer.send("a", "x", 0, 0, 0, 0, 500, 600, 60_000)  # ledgers that the log alone knows
+        assert writer.do("advance", 1_000) == 2
+        writer.do("drain", "a", "mailer")
+        writer.send("a", "x", 0, 0, 0, 0, 0)
+        audit = audit_store(tmp_path / "store")
+        assert damage(audit.findings) == []
+        assert [(row.messages, row.pending) for row in audit.partitions] == [(4, 1), (1, 1)]
+        assert [row.backlog for row in audit.subscriptions] == [5]

@@ -90,7 +90,7 @@ class History:
                 raise AssertionError(f"no such step: {step}")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS, retention=st.sampled_from((0, HOUR_MS)), ledger=st.sampled_from((3, 10, 50_000)),
        later=st.sampled_from((0, 10 * HOUR_MS)))  # fmt: skip
 def test_no_healthy_store_has_a_finding(steps: list[tuple[Any, ...]], retention: int, ledger: int, later: int) -> None:

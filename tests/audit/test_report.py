@@ -1,4 +1,4 @@
-"""What an audit is written down as: JSON and Parquet with every row, a page that stands alone and escapes its text."""
+"""The forms of an audit: JSON and Parquet with every row, a page that stands alone and escapes its text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NASTY = '<script>alert("x")</script>&\x1b[2J'
 
 @pytest.fixture
 def audit(tmp_path: Path) -> Audit:
-    """Of a store whose subscription has a name to be escaped."""
+    """An audit of a store whose subscription has a name to be escaped."""
     clock = ManualClock(START_MS)
     with DelayedStore.open(tmp_path / "s", StoreConfig(partition_ms=HOUR_MS, background=False), clock=clock) as store:
         store.topic("t").subscribe("<b>&").close()

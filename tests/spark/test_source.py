@@ -1,4 +1,4 @@
-"""The data source `duelog`: its rows are those of plain scans, and what is not wanted is not read."""
+"""The data source `duelog`, of one store and of several: its rows are those of plain scans, whatever is damaged."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, IsNotNull, LessThan
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNotNull, LessThan
 
 from duelog.partitions.timespan import directory_name
 from duelog.tools.arrow import open_tables
+from duelog.tools.columns.main_tables import SMALL, TABLES
 from duelog.tools.columns.scan_plan import Wanted
 from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.spark import register
 from duelog.tools.spark.session import SparkFailed, spark_errors
-from duelog.tools.spark.source import PUSHDOWN, PushingDuelogReader, spark_schema
+from duelog.tools.spark.source import PUSHDOWN, PushingDuelogReader, source_schema, spark_schema
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.arrow.every_table import fill
-from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built
+from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,14 +30,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def load(spark: SparkSession, store: Path, schema: str | None = None, **options: object) -> DataFrame:
-    """A table of a store."""
-    reader = spark.read.format("duelog")
-    for name, value in options.items():
-        reader = reader.option(name, str(value))
-    if schema is not None:
-        reader = reader.schema(schema)
-    return reader.load(str(store))
+def load(spark: SparkSession, given: Path | str | list[str], schema: str | None = None, **options: object) -> DataFrame:
+    """A table of a store, or of several."""
+    reader = spark.read.format("duelog").options(**{name: str(value) for name, value in options.items()})
+    reader = reader if schema is None else reader.schema(schema)
+    return reader.load(given if isinstance(given, list) else str(given))
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
@@ -177,7 +175,7 @@ def test_a_frame_that_was_filtered_once_still_has_all_of_its_rows(without_pushdo
 
 
 def test_a_store_that_a_process_has_open_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
-    """What has closed is there, each time it is looked at; what has not is not."""
+    """A closed partition is there, each time it is looked at; an open one is not."""
     store = tmp_path / "store"
     with WritingProcess(store) as process:
         process.do("subscribe", "t", "slow")
@@ -221,3 +219,88 @@ def test_a_generation_that_goes_between_planning_and_reading_is_an_error(
         list(reader.read(plan[0]))
     with pytest.raises(SparkFailed, match="missing"), spark_errors():
         load(spark, store).count()
+
+
+# -- several stores ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> list[Built]:
+    """Three stores of two days each, of which one is closed."""
+    parent = tmp_path_factory.mktemp("fleet")
+    return [build(parent / name, messages=200, days=2, seed=seed) for seed, name in enumerate(("a", "b", "c"))]
+
+
+@pytest.fixture
+def damaged(fleet: list[Built], tmp_path: Path) -> Path:
+    """Copies of the three; the main environment of `b` is gone."""
+    for built in fleet:
+        shutil.copytree(built.path, tmp_path / built.path.name)
+    (tmp_path / "b" / "main" / "data.mdb").write_bytes(b"nothing")
+    return tmp_path
+
+
+def test_rows_of_several_stores_say_of_which_store_they_are(spark: SparkSession, fleet: list[Built]) -> None:
+    """By a list and by a glob: every column of every message, and every small table."""
+    expected = ordered([{"store": str(each.path), **row} for each in fleet for row in plain_rows(each.path)])
+    assert rows_of(load(spark, [str(each.path) for each in fleet])) == expected
+    assert rows_of(load(spark, f"{fleet[0].path.parent}/*")) == expected
+    rows = [
+        {"store": str(each.path), **row, "reason": None}
+        for each in fleet
+        for row in plain_rows(each.path, "partitions")
+    ]
+    assert rows_of(load(spark, f"{fleet[0].path.parent}/*", table="partitions")) == ordered(rows)
+
+
+def test_a_damaged_store_is_a_row_with_its_reason_and_hides_no_other(
+    spark: SparkSession, fleet: list[Built], damaged: Path
+) -> None:
+    """In messages, markers and a small table; as an error, with the store's name, where that is asked for."""
+    for table in ("messages", "subscriptions"):
+        frame = load(spark, f"{damaged}/*", table=table)
+        (left,) = frame.filter("topic is null").collect()
+        assert left.store == str(damaged / "b")
+        assert left.reason
+        assert {row.store for row in frame.select("store").collect()} == {str(damaged / name) for name in "abc"}
+    with pytest.raises(SparkFailed, match=str(damaged / "b")), spark_errors():
+        load(spark, f"{damaged}/*", table="markers", unreadable="error").count()
+    sealed = [len(each.sealed) for each in fleet]
+    assert load(spark, f"{damaged}/*").filter("topic is not null").count() == sealed[0] + sealed[2]
+
+
+def test_a_partition_that_goes_while_it_is_read_is_a_row_of_its_store(
+    spark: SparkSession, fleet: list[Built], damaged: Path
+) -> None:
+    """The rows of other tasks are there; a single store raises in this case."""
+    options = {"paths": f'["{damaged / "a"}", "{damaged / "c"}"]'}
+    reader = PushingDuelogReader("messages", options, ["store", "due_ms", "reason"])
+    plan = reader.partitions()
+    shutil.rmtree(sealed_generations(damaged / "a")[0].path)
+    rows = [row for part in plan for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [row["store"] for row in rows if row["reason"]] == [str(damaged / "a")]
+    assert "deleted or replaced" in next(row["reason"] for row in rows if row["reason"])
+    assert sum(row["store"] == str(damaged / "c") for row in rows) == len(fleet[2].sealed)
+
+
+def test_a_filter_of_the_store_leaves_out_the_others_before_they_are_opened(
+    spark: SparkSession, fleet: list[Built], damaged: Path
+) -> None:
+    """A damaged store that the filter leaves out is not looked at; narrow schemas read no bodies."""
+    frame = load(spark, f"{damaged}/*", "store string", unreadable="error").filter(f"store = '{damaged / 'c'}'")
+    assert frame.count() == len(fleet[2].sealed)
+    reader = PushingDuelogReader("messages", {"path": f"{damaged}/*"}, ["store"])
+    condition = In(("store",), (str(damaged / "a"), "none"))
+    assert list(reader.pushFilters([condition, EqualTo(("topic",), "x")])) == [condition, EqualTo(("topic",), "x")]
+    assert reader.stores == [damaged / "a"]
+    assert reader.partitions() == []
+
+
+def test_every_table_of_several_stores_has_store_and_reason() -> None:
+    """First the store; a table that has no reason of its own gets one."""
+    for table in TABLES:
+        names = source_schema(table, True).names
+        assert names[0] == "store"
+        assert names.count("reason") == 1
+        assert source_schema(table, False) == TABLES[table]
+    assert set(SMALL) < set(TABLES)

@@ -50,7 +50,7 @@ def test_what_a_task_raises_is_the_error(spark: SparkSession) -> None:
 
 
 def test_a_task_gets_its_own_value_and_no_other() -> None:
-    """What every task is sent holds none of the values."""
+    """The reader that every task is sent holds none of the values."""
     source = TaskSource({"tasks": ""})
     assert source.options
     reader = TaskReader(bytes, [b"one", b"two"])

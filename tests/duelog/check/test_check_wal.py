@@ -47,7 +47,7 @@ def crashed(open_store: OpenStore, tmp_path: Path) -> Path:
 
 
 def opened(path: Path) -> list[Finding]:
-    """What the check of the store opened read-only finds."""
+    """The findings of the store opened read-only."""
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS), read_only=True) as store:
         return list(store.check())
 

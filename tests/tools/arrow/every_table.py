@@ -60,7 +60,7 @@ def fill(path: Path, seed: int = 3, rounds: int = 12) -> Filled:
 
 
 def listed(store: DelayedStore) -> list[tuple[Any, ...]]:
-    """What is still to come, as the engine says it."""
+    """The messages still to come, as the engine says it."""
     found = [
         (topic.name, *each.message_id, each.due_ms, each.payload, each.key, each.properties)
         for topic in store.topics()

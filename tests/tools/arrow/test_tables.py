@@ -73,7 +73,7 @@ def test_every_table_has_rows_of_its_schema(filled: Filled) -> None:
 
 
 def test_failed_deliveries_and_dead_letters_are_rows(filled: Filled, tmp_path: Path) -> None:
-    """As the store counts them; a letter has all that `store.dead_letters` says."""
+    """Counted as the store does; a letter has all that `store.dead_letters` says."""
     with open_tables(filled.path) as tables:
         attempts = tables.table("attempts").to_pylist()
         letters = tables.table("dead_letters").to_pylist()
@@ -188,7 +188,7 @@ def test_a_message_that_is_moved_while_the_view_begins_is_in_it_once(tmp_path: P
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_a_table_is_written_whole_or_not_at_all(filled: Filled, tmp_path: Path, suffix: str) -> None:
-    """What is read of the file is the table; where writing fails, the file before it stays, and nothing beside it."""
+    """The file has the table; where writing fails, the file before it stays, and nothing beside it."""
     target = tmp_path / f"pending.{suffix}"
     with open_tables(filled.path, as_of_ms=filled.now_ms) as tables:
         assert tables.write("pending", target, topics=TOPICS[0]) == tables.table("pending", topics=TOPICS[0]).num_rows
@@ -206,7 +206,7 @@ def test_a_table_is_written_whole_or_not_at_all(filled: Filled, tmp_path: Path, 
 
 
 def test_the_command_writes_a_table(filled: Filled, tmp_path: Path) -> None:
-    """As the call does; what there is not is named."""
+    """The same as the call; a name that there is not is refused by name."""
     target = tmp_path / "letters.parquet"
     ok("table", filled.path, "dead_letters", "-o", target, "--column", "cause", "--topic", TOPICS[0])
     assert pq.read_table(target).to_pydict() == {"cause": ["redeliveries"] * 3}

@@ -85,7 +85,7 @@ def one_by_one(piece: Piece) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_bodies_by_column_are_those_one_by_one(data: st.DataObject) -> None:
     """Usual and unusual forms, dropped and damaged ones, runs that cannot be read among them."""

@@ -17,7 +17,7 @@ from tests.disaster.damage import CONFIG, Facts, Outcome, build, copy, use
 from tests.disaster.running import forked
 
 SEED = 7
-TRIALS = 40
+TRIALS = 15
 PAGE = 4096
 
 
@@ -34,7 +34,7 @@ def facts(place: Path) -> Facts:
 
 
 def after(store: Path, report: Path) -> Outcome:
-    """What a store gives when it is used."""
+    """The outcome of using a store."""
     fields, died = forked(lambda: use(store), report)
     assert not died
     assert isinstance(fields, dict)

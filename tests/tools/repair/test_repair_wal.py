@@ -64,7 +64,7 @@ class Crashed:
         return report
 
     def delivered(self, known: Set[str] | None = None) -> dict[str, str]:
-        """What comes out of it, by id, once all is due, of what was sent before the damage.
+        """Payloads by id that come out of it once all is due, of those sent before the damage.
 
         What is sent after it is not lost, and gets new ids, but for those that nothing knows any more.
         """
@@ -223,7 +223,7 @@ def test_a_log_and_a_partition_damaged_together_are_repaired(crashed: Crashed, t
     broken = crashed.groups()[4]
     in_log = {each for group in crashed.groups() for each in group} - set(broken)
     left = 0
-    for number in range(20):
+    for number in range(6):
         trial = Crashed(tmp_path / "trial", crashed.sent, tmp_path / f"given-up-{number}")
         shutil.rmtree(trial.path, ignore_errors=True)
         copy_store(crashed.path, trial.path)
@@ -246,7 +246,7 @@ def test_a_log_and_a_partition_damaged_together_are_repaired(crashed: Crashed, t
         delivered = trial.delivered()
         assert delivered.items() <= crashed.sent.items(), number
         assert in_log <= delivered.keys(), number
-    assert left < 5
+    assert left < 2
 
 
 def test_a_log_of_a_later_version_is_not_repaired(crashed: Crashed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def exported(built: Built, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def alive(built: Built) -> list[Sent]:
-    """What an import brings back: what is sealed and was not cancelled."""
+    """The messages that an import brings back: those sealed and not cancelled."""
     cancelled = {sent[1:3] for sent in built.sent[:CANCELLED]}
     return [sent for sent in built.sealed if sent[1:3] not in cancelled]
 
@@ -122,7 +122,7 @@ def test_the_other_tables_are_those_of_the_main_environment(built: Built, export
 
 
 def test_a_part_of_a_store_is_exported_by_topic_and_partition(built: Built, tmp_path: Path) -> None:
-    """What is not wanted is not read."""
+    """Nothing else is read."""
     export_store(built.path, tmp_path / "a", wanted=Wanted.of([TOPICS[2]], [directory_name(FIRST_MS + DAY_MS)]))
     export = open_export(tmp_path / "a")
     assert [(file.topic, file.day) for file in export.message_files] == [(TOPICS[2], day_of(FIRST_MS + DAY_MS))]
@@ -296,7 +296,7 @@ def test_an_export_into_the_store_is_refused(open_store: OpenStore, place: str) 
 
 
 def test_keys_are_exported_and_are_of_the_same_messages_after_an_import(tmp_path: Path) -> None:
-    """Of pending messages, of those that were rescheduled, and of what has fired where the key still holds."""
+    """Keys of pending messages, of rescheduled ones, and of fired ones where the key still holds."""
     clock = ManualClock(FIRST_MS)
     hours = StoreConfig(partition_ms=3_600_000, background=False)
     with DelayedStore.open(tmp_path / "store", hours, clock=clock) as store:

@@ -1,8 +1,9 @@
-"""Audit, export and compaction of several stores on Spark are those of each store without it."""
+"""The audit by Spark's tasks against the same audit in a loop: every row of every table."""
 
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,48 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.functions import expr
+
 from duelog.tools.audit import audit_store
-from duelog.tools.spark.spark_jobs import audit_fleet, compact_fleet, export_fleet
+from duelog.tools.spark.spark_jobs import audit_fleet, audit_with_spark, compact_fleet, export_fleet, export_with_spark
 from duelog.tools.transfer.export_layout import open_export
-from tests.tools.closed_days import build_half_acknowledged
+from duelog.tools.transfer.parquet_export import export_store
+from tests.audit.histories import build, damage
+from tests.audit.planting import PLANTS, Victim
+from tests.tools.closed_days import Built, build_half_acknowledged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def test_a_damaged_store_audited_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    """All kinds of damage at once, in an order from a fixed seed; the same tables without Spark, but for the time."""
+    victim = Victim(tmp_path / "store", 3)
+    as_of_ms = build(victim.path)
+    expected = [want for plant in random.Random(3).sample(PLANTS, len(PLANTS)) for want in plant(victim)]
+    there = audit_with_spark(victim.path, spark=spark, as_of_ms=as_of_ms, patience_s=0)
+    assert replace(audit_store(victim.path, as_of_ms=as_of_ms, patience_s=0), taken_ms=there.taken_ms) == there
+    assert sorted(want.code for want in expected) == sorted(found.code for found in damage(there.findings))
+
+
+def content(path: Path) -> list[tuple[str, list[dict[str, object]]]]:
+    """Every file of messages and its rows."""
+    export = open_export(path)
+    return [(file.path, export.messages(file).to_pylist()) for file in export.message_files]
+
+
+def test_tasks_write_the_same_files(spark: SparkSession, built: Built, tmp_path: Path) -> None:
+    """Rows and places; and Spark itself reads them, topic and day as columns."""
+    plain = export_store(built.path, tmp_path / "plain")
+    over_spark = export_with_spark(built.path, tmp_path / "spark", spark=spark)
+    assert over_spark._replace(bytes=0) == plain._replace(bytes=0)
+    assert content(tmp_path / "spark") == content(tmp_path / "plain")
+    frame = spark.read.parquet(str(tmp_path / "spark" / "messages"))
+    # Spark takes each encoded byte of a path for a character: docs/spark.md.
+    frame = frame.withColumn("topic", expr("decode(encode(topic, 'ISO-8859-1'), 'UTF-8')"))
+    counts = {(row.topic, str(row.day)): row["count"] for row in frame.groupBy("topic", "day").count().collect()}
+    expected = {(file.topic, file.day): file.rows for file in open_export(tmp_path / "plain").message_files}
+    assert counts == expected
 
 
 @pytest.fixture
