@@ -149,15 +149,13 @@ class WalRepair:
         Segment(directory, self._last + 1, self._store_id, MIB).close()
         begins = fmt.pack_u64(self._last + 1)
         main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), begins))
-        self._discard("repair-wal", *(directory / file_name(at) for at in numbers_in(directory) if at <= self._last))
-        self._account.say(f"{DIRECTORY}: {self._damage}; what can be read of it is applied, and it is begun anew")
-
-    def _discard(self, name: str, *files: Path) -> None:
-        trash = self._path / "trash" / name
+        trash = self._path / "trash" / "repair-wal"
         remove_tree(trash)
         make_directory(trash)
-        for file in files:
-            move(file, trash / file.name)
+        for number in numbers_in(directory):
+            if number <= self._last:
+                move(directory / file_name(number), trash / file_name(number))
+        self._account.say(f"{DIRECTORY}: {self._damage}; what can be read of it is applied, and it is begun anew")
 
 
 def _run(row: Row) -> Run:
@@ -190,15 +188,9 @@ class Mended(NamedTuple):
 
 
 def mend_ledger(
-    transaction: Transaction,
-    name: str,
-    ledger_id: int,
-    *,
-    least_entries: int,
-    base_ms: int = 0,
-    dues: Mapping[int, int],
-    discard: Callable[[Discarded], object],
-) -> Mended:
+    transaction: Transaction, name: str, ledger_id: int, least_entries: int, dues: Mapping[int, int],
+    discard: Callable[[Discarded], object], *, base_ms: int = 0,
+) -> Mended:  # fmt: skip
     """Make the entries [0, tail) of a ledger dense and readable; tail is at least `least_entries`.
 
     name: of the environment. base_ms: of runs that fill a hole. dues: due times known from elsewhere (markers) of
@@ -310,12 +302,8 @@ def _mend_log(main: Environment, log: PartitionLog, marked: Marked, account: Acc
         *tails,
     )
     mended = account.write(
-        environment,
-        lambda transaction: mend_ledger(
-            transaction, environment.name, ledger_id,
-            least_entries=least, base_ms=start_ms, dues=known, discard=account.discard,
-        ),
-    )  # fmt: skip
+        environment, mend_ledger, environment.name, ledger_id, least, known, account.discard, base_ms=start_ms
+    )
     fired = fired_in(due_column(environment, ledger_id, admitted), frontier)
     unfired = (mended.holes | mended.bodies) - BitMap(known) - (fired & mended.bodies)
 
@@ -390,7 +378,7 @@ def _reconcile_topic(
         least += [
             max(BitMap.deserialize(rows[ledger_id]), default=-1) + 1 for rows in singly.values() if ledger_id in rows
         ]
-        mended = mend_ledger(transaction, "main", ledger_id, least_entries=max(least), dues={}, discard=account.discard)
+        mended = mend_ledger(transaction, "main", ledger_id, max(least), {}, account.discard)
         holes[ledger_id], discarded[ledger_id] = mended.holes, mended.bodies
         found += mended.entries
         if closed and mended.entries != record.entries:

@@ -543,45 +543,41 @@ def mend_frontiers(
     lost: Iterable[bytes], markers: Mapping[int, Marked], account: Account,
 ) -> None:  # fmt: skip
     """Make the frontiers of a partition anew that are lost: those of `lost` keys, and of logs that have markers."""
+    raw = transaction.raw
     here = [key for key in lost if key[0] == Table.FRONTIER and fmt.trailing_u64(key) == start_ms]
     damaged = {fmt.leading_u32(key) for key in here}
-    for topic_id, ledger_id in logs.items():
-        raw = transaction.raw
-        if catalog.frontier(raw, topic_id, start_ms) is None and catalog.topic_name(raw, topic_id) is not None:
-            marked = markers.get(ledger_id, NO_MARKERS)
-            if len(marked.entries) or topic_id in damaged:
-                log = PartitionLog(environment, topic_id, start_ms, ledger_id)
-                _mend_frontier(transaction, log, partition, marked, account)
-
-
-def _mend_frontier(
-    transaction: Transaction, log: PartitionLog, partition: PartitionRecord, marked: Marked, account: Account
-) -> None:
-    environment, topic_id, start_ms, ledger_id = log
-    dues = due_column(environment, ledger_id, cancellations.members(transaction.raw, Table.ADMITTED, ledger_id))
-    known, reached = marked.bitmap(), marked.latest()
-    for snapshot in inspect_snapshots(environment, ledger_id):
-        if snapshot.state is SnapshotState.COMPLETE and snapshot.metadata is not None:
-            metadata = snapshot.metadata
-            place = (metadata.due_ms, metadata.entry_id)
-            known |= _passed_in(dues[: metadata.absorbed_end], place)
-            reached = max(reached, place)
     closed = partition.state is PartitionState.CLOSED
-    if closed:  # then all of it has fired
-        reached = (partition.end_ms, 0)
-    passed = _passed_in(dues, reached) - cancellations.members(transaction.raw, Table.CANCELLED, ledger_id)
-    first = marked.place(0) if len(marked.entries) else NOTHING_FIRED
-    again = BitMap() if closed else passed - known - _passed_in(dues, first)
-    if reached[0] >= 0:
-        last = _append_markers(transaction, log, again, dues) if again else marked.last
-        released = int(closed and not len(marked.entries))
-        record = FrontierRecord(ledger_id, *reached, len(dues), len(passed), *last, released)
-        transaction.put(fmt.frontier_key(topic_id, start_ms), record.pack())
-    account.report.again += len(again)
-    account.say(
-        f"{environment.name}, ledger {ledger_id}: its frontier was lost, {len(passed)} entries have fired by what is "
-        f"there, {len(again)} of them may come twice"
-    )
+    for topic_id, ledger_id in logs.items():
+        if catalog.frontier(raw, topic_id, start_ms) is not None or catalog.topic_name(raw, topic_id) is None:
+            continue
+        marked = markers.get(ledger_id, NO_MARKERS)
+        any_marked = len(marked.entries) > 0
+        if not any_marked and topic_id not in damaged:
+            continue
+        dues = due_column(environment, ledger_id, cancellations.members(raw, Table.ADMITTED, ledger_id))
+        known, reached = marked.bitmap(), marked.latest()
+        for snapshot in inspect_snapshots(environment, ledger_id):
+            if snapshot.state is SnapshotState.COMPLETE and snapshot.metadata is not None:
+                metadata = snapshot.metadata
+                place = (metadata.due_ms, metadata.entry_id)
+                known |= _passed_in(dues[: metadata.absorbed_end], place)
+                reached = max(reached, place)
+        if closed:  # then all of it has fired
+            reached = (partition.end_ms, 0)
+        passed = _passed_in(dues, reached) - cancellations.members(raw, Table.CANCELLED, ledger_id)
+        first = marked.place(0) if any_marked else NOTHING_FIRED
+        again = BitMap() if closed else passed - known - _passed_in(dues, first)
+        if reached[0] >= 0:
+            log = PartitionLog(environment, topic_id, start_ms, ledger_id)
+            last = _append_markers(transaction, log, again, dues) if again else marked.last
+            released = int(closed and not any_marked)
+            record = FrontierRecord(ledger_id, *reached, len(dues), len(passed), *last, released)
+            transaction.put(fmt.frontier_key(topic_id, start_ms), record.pack())
+        account.report.again += len(again)
+        account.say(
+            f"{environment.name}, ledger {ledger_id}: its frontier was lost, {len(passed)} entries have fired by what "
+            f"is there, {len(again)} of them may come twice"
+        )
 
 
 def _append_markers(transaction: Transaction, log: PartitionLog, entries: BitMap, dues: Int64s) -> Position:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ... import Finding
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.errors import BrokenInvariant
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -67,7 +68,9 @@ class Account:
         self._output = output
         self.report = RepairReport()
 
-    def write(self, environment: Environment, work: Callable[[Transaction], T]) -> T:
+    def write(
+        self, environment: Environment, step: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs
+    ) -> T:
         """Have a step done in one transaction, and noted once, though it may run more than once."""
         before = self.report
         size = self._output.stat().st_size if self._output.exists() else 0
@@ -76,7 +79,7 @@ class Account:
             self.report = deepcopy(before)
             if self._output.exists():
                 os.truncate(self._output, size)
-            return work(transaction)
+            return step(transaction, *args, **named)
 
         return environment.write(noted)
 

@@ -102,22 +102,22 @@ class _Repair:
             wal = WalRepair(path, self._store_id, catalog.oldest_segment(main), account)
             wal.apply(main, MAIN)
             lost_in = {place: self._mend_generation(place, directory) for place, directory in generations(path)}
-            account.write(main, lambda transaction: mend_topics(transaction, self._logs.values(), account))
-            account.write(main, lambda transaction: mend_counters(transaction, self._logs, account))
-            account.write(main, lambda transaction: mend_partitions(transaction, path, account))
+            account.write(main, mend_topics, self._logs.values(), account)
+            account.write(main, mend_counters, self._logs, account)
+            account.write(main, mend_partitions, path, account)
             self._name_logs(main, wal, lost_in)
-            account.write(main, lambda transaction: mend_ledgers(transaction, lost, self._logs, account))
+            account.write(main, mend_ledgers, lost, self._logs, account)
             self._mend_fired(main, lost)
-            account.write(main, lambda transaction: mend_cursors(transaction, lost, account))
-            account.write(main, lambda transaction: drop_strangers(transaction, account))
-            account.write(main, lambda transaction: mend_counters(transaction, self._logs, account))
+            account.write(main, mend_cursors, lost, account)
+            account.write(main, drop_strangers, account)
+            account.write(main, mend_counters, self._logs, account)
             self._mend_entries(main)
-            account.write(main, lambda transaction: recount_references(transaction, account))
+            account.write(main, recount_references, account)
             wal.end(main)
 
     def _mend_generation(self, place: Place, directory: Path) -> list[bytes]:
-        """Mend the records of a generation, registered or not; the keys of lost ones."""
-        self._rewrite(place, directory)
+        """Mend the records of a generation, registered or not; the keys of those that are lost."""
+        rewrite_broken(self._path, directory, _name(place.start_ms), self._about(place), self._account)
         with closing(Environment(directory, name=_name(place.start_ms))) as environment:
             describe(environment, self._about(place), self._account)
             lost = mend_records(environment, self._account)
@@ -132,15 +132,12 @@ class _Repair:
         self._partitions = {start: record for start, record in rows if record.state is not PartitionState.DELETING}
         for start_ms, record in self._partitions.items():
             place = Place(start_ms, record.generation)
-            self._rewrite(place, partition_path(self._path, *place))  # if it is missing
+            directory = partition_path(self._path, *place)  # may be missing
+            rewrite_broken(self._path, directory, _name(start_ms), self._about(place), self._account)
             with self._open(start_ms) as environment:
                 wal.apply(environment, start_ms)
-                here = self._account.write(
-                    main,
-                    lambda transaction: mend_logs(
-                        transaction, environment, start_ms, lost_in.get(place, []), self._logs, self._account  # noqa: B023
-                    ),
-                )  # fmt: skip
+                lost = lost_in.get(place, [])
+                here = self._account.write(main, mend_logs, environment, start_ms, lost, self._logs, self._account)
             self._of_partition[start_ms] = here
             self._logs.update({ledger_id: topic_id for topic_id, ledger_id in here.items()})
 
@@ -152,17 +149,9 @@ class _Repair:
         for start_ms, record in self._partitions.items():
             logs = self._of_partition[start_ms]
             with self._open(start_ms) as environment:
-                account.write(
-                    main,
-                    lambda transaction: mend_frontiers(
-                        transaction, environment, start_ms, record, logs, lost, markers, account  # noqa: B023
-                    ),
-                )  # fmt: skip
+                account.write(main, mend_frontiers, environment, start_ms, record, logs, lost, markers, account)
                 conditionals.add_all(environment, logs.values())
-        account.write(
-            main,
-            lambda transaction: mend_withdrawals(transaction, lost, conditionals, markers, self._open_log, account),
-        )
+        account.write(main, mend_withdrawals, lost, conditionals, markers, self._open_log, account)
 
     def _mend_entries(self, main: Environment) -> None:
         with main.read() as raw:
@@ -171,7 +160,7 @@ class _Repair:
         for start_ms, logs in self._of_partition.items():
             with self._open(start_ms) as environment:
                 discarded |= mend_partition(main, environment, start_ms, logs, markers, self._account)
-        self._account.write(main, lambda transaction: reconcile(transaction, discarded, self._open_log, self._account))
+        self._account.write(main, reconcile, discarded, self._open_log, self._account)
 
     @contextmanager
     def _open_log(self, ledger_id: int) -> Iterator[PartitionLog | None]:
@@ -186,9 +175,6 @@ class _Repair:
     def _open(self, start_ms: int) -> AbstractContextManager[Environment]:
         path = partition_path(self._path, start_ms, self._partitions[start_ms].generation)
         return closing(Environment(path, name=_name(start_ms)))
-
-    def _rewrite(self, place: Place, directory: Path) -> None:
-        rewrite_broken(self._path, directory, _name(place.start_ms), self._about(place), self._account)
 
     def _about(self, place: Place) -> PartitionInfo:
         end_ms = place.start_ms + self._partition_ms
