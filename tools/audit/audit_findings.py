@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from ...cleanup.log_claims import kept_of
 from ...partitions.partition import partition_path
@@ -20,7 +19,7 @@ from ...store.message import MAX_DUE_MS
 from ...store.position import Position
 from ..values import iso_time
 from .audit_tables import AuditFinding, HeldRow, finding
-from .facts import KeptLedger, Marks, StoreFacts, TopicFacts, log_address, partition_name, ranges_text
+from .facts import KeptLedger, StoreFacts, TopicFacts, log_address, partition_name, ranges_text
 
 SETTLED_S = 60.0
 """A directory under partitions/ that is older would be in the catalog by now if its process lived."""
@@ -35,37 +34,34 @@ def marker_findings(facts: StoreFacts) -> Iterator[AuditFinding]:
     for topic_id, start_ms in facts.frontiers:
         if start_ms not in facts.partitions and start_ms not in facts.unreadable_partitions:
             gone[topic_id, start_ms] = 0
-    for topic in facts.topics.values():
-        for target, marks in sorted(topic.marks.items()):
-            for mark in marks:
-                address = f"{log_address(topic.name, topic.topic_id, mark.start_ms)}, ledger {target}"
-                if mark.doubled:
-                    message = f"more than one marker: entries {ranges_text(mark.doubled)}"
-                    yield finding("doubled-marker", address, message, len(mark.doubled))
-                yield from _targets(facts, topic, target, mark, address, gone)
+    marks = [
+        (topic, target, mark)
+        for topic in facts.topics.values()
+        for target, of_target in sorted(topic.marks.items())
+        for mark in of_target
+    ]
+    for topic, target, mark in marks:
+        address = f"{log_address(topic.name, topic.topic_id, mark.start_ms)}, ledger {target}"
+        if mark.doubled:
+            message = f"more than one marker: entries {ranges_text(mark.doubled)}"
+            yield finding("doubled-marker", address, message, len(mark.doubled))
+        place = topic.topic_id, mark.start_ms
+        frontier = facts.frontiers.get(place)
+        if mark.start_ms in facts.unreadable_partitions or place in facts.unjudged:
+            continue
+        if mark.start_ms not in facts.partitions:
+            gone[place] = gone.get(place, 0) + mark.markers
+        elif frontier is None:
+            message = f"{mark.markers:,} markers point into a log of which nothing has fired"
+            yield finding("dangling-marker", address, message, mark.markers)
+        elif frontier.ledger_id != target:
+            message = f"{mark.markers:,} markers; the topic's log in that partition is ledger {frontier.ledger_id}"
+            yield finding("dangling-marker", address, message, mark.markers)
     for (topic_id, start_ms), markers in sorted(gone.items()):
         address = log_address(facts.topic_name(topic_id), topic_id, start_ms)
         what = f"{markers:,} markers that are kept point" if markers else "the record of what has fired points"
         message = f"the partition is not in the catalog; {what} into it"
         yield finding("deleted-too-early", address, message, markers)
-
-
-def _targets(
-    facts: StoreFacts, topic: TopicFacts, target: int, mark: Marks, address: str, gone: dict[tuple[int, int], int]
-) -> Iterator[AuditFinding]:
-    place = topic.topic_id, mark.start_ms
-    if mark.start_ms in facts.unreadable_partitions or place in facts.unjudged:
-        return
-    if mark.start_ms not in facts.partitions:
-        gone[place] = gone.get(place, 0) + mark.markers
-        return
-    frontier = facts.frontiers.get(place)
-    if frontier is None:
-        message = f"{mark.markers:,} markers point into a log of which nothing has fired"
-        yield finding("dangling-marker", address, message, mark.markers)
-    elif frontier.ledger_id != target:
-        message = f"{mark.markers:,} markers; the topic's log in that partition is ledger {frontier.ledger_id}"
-        yield finding("dangling-marker", address, message, mark.markers)
 
 
 def quarantine_findings(facts: StoreFacts, known: Iterable[AuditFinding]) -> Iterator[AuditFinding]:
@@ -155,32 +151,26 @@ def missing_findings(store: Path, facts: StoreFacts) -> Iterator[tuple[int, Audi
             yield start_ms, finding("missing-partition", address, f"{path.relative_to(store)}/data.mdb is not there")
 
 
-class Judged(NamedTuple):
-    """The reasons that hold partitions, and the partitions that nothing holds."""
-
-    rows: list[HeldRow]
-    findings: list[tuple[int, AuditFinding]]
-    """(start, finding) of each partition that should have been deleted."""
-
-
-def judge_holding(facts: StoreFacts, pending: Mapping[tuple[int, int], int], as_of_ms: int) -> Judged:
-    """Every partition that ended by `as_of_ms`, and what holds it.
+def judge_holding(
+    facts: StoreFacts, pending: Mapping[tuple[int, int], int], as_of_ms: int
+) -> tuple[list[HeldRow], list[tuple[int, AuditFinding]]]:
+    """Every partition that ended by `as_of_ms`: the reasons that hold it, or (start, finding) where nothing does.
 
     pending: messages by (topic id, start) that have not fired.
     """
-    judged = Judged([], [])
+    held: list[HeldRow] = []
+    findings = []
     for start_ms, record in facts.partitions.items():
         if record.end_ms > as_of_ms:
             continue
         if record.state is PartitionState.OPEN:
-            judged.rows.extend(_open(facts, start_ms, pending))
+            held += _open(facts, start_ms, pending)
             continue
         rows, why_not = _closed(facts, start_ms, record, as_of_ms)
-        judged.rows.extend(rows)
+        held += rows
         if not rows:
-            address = f"partition {partition_name(start_ms)}"
-            judged.findings.append((start_ms, finding("not-deleted", address, why_not)))
-    return judged
+            findings.append((start_ms, finding("not-deleted", f"partition {partition_name(start_ms)}", why_not)))
+    return held, findings
 
 
 def _open(facts: StoreFacts, start_ms: int, pending: Mapping[tuple[int, int], int]) -> Iterator[HeldRow]:

@@ -121,12 +121,8 @@ def time_bars(series: Sequence[Series], finest_ms: int, label: str) -> str:
     bars = "".join(
         _stack(at, counts, highest, series, moment(first + at * width)) for at, counts in enumerate(bins) if any(counts)
     )
-    ends = (
-        (first, first + (number - 1) * width)
-        if number < 12
-        else (first, first + number // 2 * width, first + (number - 1) * width)
-    )
-    axis = "".join(f"<span>{moment(each, with_time=width < DAY_MS)}</span>" for each in dict.fromkeys(ends))
+    labelled = dict.fromkeys((0, number - 1) if number < 12 else (0, number // 2, number - 1))
+    axis = "".join(f"<span>{moment(first + at * width, with_time=width < DAY_MS)}</span>" for at in labelled)
     shown = [each for each in series if any(each.counts.values())]
     legend = "".join(f'<span><i class="c-{each.colour}"></i>{escape(each.name)}</span>' for each in shown)
     narrow = f' style="max-width:{5 * number}rem"' if number < 12 else ""
@@ -193,20 +189,8 @@ MOST_FINDINGS = 100
 
 def page(audit: Audit) -> str:
     """The page. Its length is bounded, however large the store: long tables are cut, and say so."""
-    sections = (
-        _verdict(audit),
-        _figures(audit),
-        _findings(audit),
-        _upcoming(audit),
-        _lateness(audit),
-        _retention(audit),
-        _held(audit),
-        _subscriptions(audit),
-        _dead_letters(audit),
-        _skew(audit),
-        _partitions(audit),
-        _words(audit),
-    )
+    sections = (_verdict, _figures, _findings, _upcoming, _lateness, _retention, _held, _subscriptions, _dead_letters,
+                _skew, _partitions, _words)  # fmt: skip
     title = f"Audit of {escape(printable(audit.store))}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -215,7 +199,7 @@ def page(audit: Audit) -> str:
         f'<header><h1>{title}</h1><p class="soft">Judged as of {moment(audit.as_of_ms)} UTC'
         f"{'' if audit.as_of_ms == audit.taken_ms else f', made at {moment(audit.taken_ms)} UTC'}"
         f"{', from an export' if audit.source == 'export' else ''}. All times are UTC.</p></header>"
-        f"{''.join(sections)}</main></body></html>\n"
+        f"{''.join(section(audit) for section in sections)}</main></body></html>\n"
     )
 
 

@@ -316,19 +316,10 @@ class PartitionResult(NamedTuple):
     issues: list[Issue]
 
 
-def audit_partition(task: PartitionTask) -> PartitionResult:
-    """Audit one sealed partition. O(headers), with `verify` O(bytes). Raises nothing for what the files hold."""
-    return _audit(task, None)
+def audit_partition(task: PartitionTask, wal: FollowedWal | None = None, patience_s: float = 0) -> PartitionResult:
+    """Audit one partition. O(headers), with `verify` O(bytes). Raises nothing for what the files hold.
 
-
-def audit_open(task: PartitionTask, wal: FollowedWal, patience_s: float = PATIENCE_S) -> PartitionResult:
-    """Audit a partition that a process may be writing to, and has in `wal`. Bodies are not read."""
-    return _audit(task, wal, patience_s)
-
-
-def _audit(task: PartitionTask, wal: FollowedWal | None, patience_s: float = 0) -> PartitionResult:
-    """wal: what is not applied of the store; None: the partition is sealed.
-
+    wal: what is not applied of the store, for an open partition, whose bodies are not read; None: it is sealed.
     patience_s: how long an unfinished snapshot of an open one is watched.
     """
     sealed = task.sealed

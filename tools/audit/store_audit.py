@@ -39,7 +39,6 @@ from .partition_audit import (
     LogTask,
     PartitionResult,
     PartitionTask,
-    audit_open,
     audit_partition,
     log_batches,
     still_there,
@@ -144,20 +143,20 @@ class Gathering:
         stands: whether a partition, by its start, is still as the facts have it.
         """
         audit, facts = self.audit, self._facts
-        judged = judge_holding(facts, self.pending, audit.as_of_ms)
+        held, not_deleted = judge_holding(facts, self.pending, audit.as_of_ms)
         found = [
             *audit.findings,
             *facts.findings,
             *marker_findings(facts),
             *reference_findings(facts),
-            *(each for start_ms, each in judged.findings if stands(start_ms)),
+            *(each for start_ms, each in not_deleted if stands(start_ms)),
             *self._lateness(),
         ]
         audit.findings = sorted({*found, *quarantine_findings(facts, found)})
         audit.retention = [row._replace(topic=topic) for (topic, _), row in sorted(self._days.items())]
         audit.ahead = [UpcomingRow(*each) for each in sorted(self._hours.items())]
         audit.partitions.sort(key=lambda row: row.start_ms)
-        audit.held = sorted(judged.rows)
+        audit.held = sorted(held)
         audit.lateness = sorted(facts.lateness)
         audit.subscriptions = facts.subscription_rows()
         audit.topics = facts.topic_rows()
@@ -206,74 +205,68 @@ def audit_store(
         return audit
     with open_main_to_read(path) as (identity, main):
         facts = read_facts(main)
-        as_of_ms = max(taken_ms, facts.clock_ms) if as_of_ms is None else as_of_ms
-        audit = Audit(str(path), as_of_ms, taken_ms, "store")
+        judged_ms = max(taken_ms, facts.clock_ms) if as_of_ms is None else as_of_ms
+        audit = Audit(str(path), judged_ms, taken_ms, "store")
         audit.disk = disk_parts(path)
         if verify:
             audit.findings += _damaged_bodies(main, facts)
         audit.dead_letters = dead_letter_rows(main, facts)
         gathering = Gathering(facts, audit)
-        _partitions(path, main, identity.store_id, facts, gathering, (as_of_ms, verify, run, progress, patience_s))
-        audit.findings += _directories(path, main, facts, patience_s)
+        records = {
+            start: record for start, record in facts.partitions.items() if record.state is not PartitionState.DELETING
+        }
+        for start_ms, found in list(missing_findings(path, facts)):
+            record = _now(main, start_ms)
+            if record is not None and _is_newer(record, records[start_ms]):
+                facts.partitions[start_ms] = records[start_ms] = record
+            elif record == records.pop(start_ms):
+                gathering.not_read(start_ms, found)
+            else:
+                gathering.gone(start_ms)
+        left = dict(facts.withdrawn)
+        for frontier in facts.frontiers.values():
+            left.pop(frontier.ledger_id, None)
+        done = 0
+
+        def task_of(start_ms: int) -> PartitionTask:
+            sealed = Sealed.of(path, start_ms, facts.partitions[start_ms])  # gone: opening it says so
+            return PartitionTask(sealed, identity.store_id, judged_ms, verify, log_tasks(facts, start_ms), dict(left))
+
+        def take(result: PartitionResult, scope: str) -> None:
+            nonlocal done
+            start_ms = result.start_ms
+            if result.unreadable and _now(main, start_ms) != facts.partitions[start_ms]:
+                gathering.gone(start_ms)
+            else:
+                gathering.take(result, scope)
+            done += 1
+            if progress is not None:
+                progress(done, len(records))
+
+        wal = FollowedWal(path, identity.store_id)
+        for start_ms, record in records.items():
+            if record.state is PartitionState.OPEN:
+                result = audit_partition(task_of(start_ms), wal, patience_s)
+                for log in result.logs:
+                    left.pop(log.ledger_id, None)
+                take(result, "open")
+        scope = "whole" if verify else "headers"
+        closed = [start_ms for start_ms, record in records.items() if record.state is PartitionState.CLOSED]
+        for result in run([task_of(start_ms) for start_ms in closed]):
+            record = _now(main, result.start_ms) if result.unreadable else None
+            if record is not None and _is_newer(record, facts.partitions[result.start_ms]):
+                facts.partitions[result.start_ms] = record
+                take(audit_partition(task_of(result.start_ms)), scope)
+            else:
+                take(result, scope)
+
+        def strange_directories() -> list[AuditFinding]:
+            with main.read() as raw:
+                known = dict(catalog.partitions(raw))
+            return list(directory_findings(path, known, facts.unreadable_partitions))
+
+        audit.findings += still_there(strange_directories, patience_s)
         return gathering.finish(lambda start_ms: _now(main, start_ms) == facts.partitions[start_ms])
-
-
-def _partitions(
-    path: Path,
-    main: Environment,
-    store_id: bytes,
-    facts: StoreFacts,
-    gathering: Gathering,
-    options: tuple[int, bool, Runner, Progress | None, float],
-) -> None:
-    as_of_ms, verify, run, progress, patience_s = options
-    records = {
-        start: record for start, record in facts.partitions.items() if record.state is not PartitionState.DELETING
-    }
-    for start_ms, found in list(missing_findings(path, facts)):
-        record = _now(main, start_ms)
-        if record is not None and _is_newer(record, records[start_ms]):
-            facts.partitions[start_ms] = records[start_ms] = record
-        elif record == records.pop(start_ms):
-            gathering.not_read(start_ms, found)
-        else:
-            gathering.gone(start_ms)
-    left = dict(facts.withdrawn)
-    for frontier in facts.frontiers.values():
-        left.pop(frontier.ledger_id, None)
-    done = 0
-
-    def task_of(start_ms: int) -> PartitionTask:
-        sealed = Sealed.of(path, start_ms, facts.partitions[start_ms])  # gone: opening it says so
-        return PartitionTask(sealed, store_id, as_of_ms, verify, log_tasks(facts, start_ms), dict(left))
-
-    def take(result: PartitionResult, scope: str) -> None:
-        nonlocal done
-        start_ms = result.start_ms
-        if result.unreadable and _now(main, start_ms) != facts.partitions[start_ms]:
-            gathering.gone(start_ms)
-        else:
-            gathering.take(result, scope)
-        done += 1
-        if progress is not None:
-            progress(done, len(records))
-
-    wal = FollowedWal(path, store_id)
-    for start_ms, record in records.items():
-        if record.state is PartitionState.OPEN:
-            result = audit_open(task_of(start_ms), wal, patience_s)
-            for log in result.logs:
-                left.pop(log.ledger_id, None)
-            take(result, "open")
-    scope = "whole" if verify else "headers"
-    closed = [start_ms for start_ms, record in records.items() if record.state is PartitionState.CLOSED]
-    for result in run([task_of(start_ms) for start_ms in closed]):
-        record = _now(main, result.start_ms) if result.unreadable else None
-        if record is not None and _is_newer(record, facts.partitions[result.start_ms]):
-            facts.partitions[result.start_ms] = record
-            take(audit_partition(task_of(result.start_ms)), scope)
-        else:
-            take(result, scope)
 
 
 def _damaged_bodies(main: Environment, facts: StoreFacts) -> Iterator[AuditFinding]:
@@ -309,14 +302,3 @@ def _now(main: Environment, start_ms: int) -> PartitionRecord | None:
 def _is_newer(record: PartitionRecord, known: PartitionRecord) -> bool:
     """True where compaction has given a partition a newer generation than in the facts."""
     return record.state is PartitionState.CLOSED and record.generation != known.generation
-
-
-def _directories(path: Path, main: Environment, facts: StoreFacts, patience_s: float) -> list[AuditFinding]:
-    """Find directories that the catalog does not know; look twice, as a process may be at one."""
-
-    def look() -> list[AuditFinding]:
-        with main.read() as raw:
-            known = dict(catalog.partitions(raw))
-        return list(directory_findings(path, known, facts.unreadable_partitions))
-
-    return still_there(look, patience_s)

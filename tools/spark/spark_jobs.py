@@ -51,12 +51,12 @@ def export_with_spark(
 
     spark: a session to use; else one is made as `master` says, and stopped. Raises SparkUnavailable, SparkFailed.
     """
-    from ..transfer.parquet_export import export_packed, export_store
+    from ..transfer.parquet_export import export_slice, export_store
 
     with session_for("duelog export", spark, master) as session:
         from .tasks import run_tasks
 
-        return export_store(store, dest, run=lambda tasks: run_tasks(session, export_packed, tasks), **how)
+        return export_store(store, dest, run=lambda tasks: run_tasks(session, export_slice, tasks), **how)
 
 
 def compact_with_spark(

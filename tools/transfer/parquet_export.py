@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from ...cleanup.log_claims import retention_by_topic
 from ...opening import Identity
 from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument
-from ...store.files.directory import make_directory, refuse_inside, remove_tree, sync_directory, write_file
+from ...store.files.directory import flush_file, make_directory, refuse_inside, remove_tree, sync_directory, write_file
 from ...store.wal.followed_wal import FollowedWal
 from ..columns.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_batches
 from ..columns.scan_arrow import MESSAGES, scan_messages, schema_of
@@ -41,8 +40,8 @@ STAGING = ".staging"
 STORES = "STORES.json"
 _DAY_MS = 86_400_000
 
-Runner = Callable[[Sequence[bytes]], Iterable[bytes]]
-"""Answers of `export_packed` for each of some tasks, in their order."""
+Task = tuple[Slice, str]
+"""A slice, and the directory of staged files. Picklable."""
 
 Progress = Callable[[int, int], object]
 """Told the slices that are done, of how many."""
@@ -56,6 +55,10 @@ class StagedFile(NamedTuple):
     dropped: int
     withdrawn: int
     damaged: int
+
+
+Runner = Callable[[Sequence[Task]], Iterable[list[StagedFile]]]
+"""Answers of `export_slice` for each of some tasks, in their order."""
 
 
 class Exported(NamedTuple):
@@ -104,18 +107,13 @@ def export_stores(
     sync_directory(dest)
 
 
-def run_here(tasks: Sequence[bytes]) -> Iterable[bytes]:
-    """Export one slice after the other in this process."""
-    return map(export_packed, tasks)
-
-
 def export_store(
     store: Path,
     dest: Path,
     *,
     wanted: Wanted | None = None,
     pending: bool = False,
-    run: Runner = run_here,
+    run: Runner = lambda tasks: map(export_slice, tasks),
     progress: Progress = lambda done, total: None,
 ) -> Exported:
     """Export what is sealed, or what of it is `wanted`, into `dest`, which is empty or not there yet.
@@ -160,22 +158,21 @@ def _export(store: Path, dest: Path, wanted: Wanted, pending: bool, run: Runner,
     identity, generations, plan, retention = read_sealed(store, read_main)
     staging = dest / STAGING
     make_directory(staging)
-    tasks = [pickle.dumps((part, str(staging))) for part in plan]
+    tasks = [(part, str(staging)) for part in plan]
     found: list[StagedFile] = []
     for done, answer in enumerate(run(tasks), 1):
-        found += pickle.loads(answer)
+        found += answer
         progress(done, len(tasks))
     _publish(dest, found)
     rows_of = dict.fromkeys((sealed.partition for sealed in generations if wanted.has_partition(sealed)), 0)
     for each in found:
         rows_of[each.file.partition] += each.file.rows
     partitions = [
-        {**sealed._asdict(), "partition": sealed.partition, "rows": rows_of[sealed.partition]}
+        {"start_ms": sealed.start_ms, "end_ms": sealed.end_ms, "generation": sealed.generation,
+         "file_bytes": sealed.file_bytes, "partition": sealed.partition, "rows": rows_of[sealed.partition]}
         for sealed in generations
         if sealed.partition in rows_of
-    ]
-    for row in partitions:
-        del row["store"]
+    ]  # fmt: skip
     write_manifest(
         dest,
         {
@@ -204,15 +201,7 @@ def _write(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> 
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for batch in batches:
             writer.write_batch(batch)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush_file(path)
 
 
 def _publish(dest: Path, found: list[StagedFile]) -> None:
@@ -240,15 +229,10 @@ def _remove_staging(dest: Path) -> None:
 # -- one slice -----------------------------------------------------------------------------------
 
 
-def export_packed(task: bytes) -> bytes:
-    """`export_slice` from and to a pickle, as tasks want it."""
-    part, staging = pickle.loads(task)
-    return pickle.dumps(export_slice(part, Path(staging)))
-
-
-def export_slice(part: Slice, staging: Path) -> list[StagedFile]:
-    """Write the messages of a slice into a directory in `staging` that no other attempt has, on disk."""
-    directory = staging / uuid.uuid4().hex
+def export_slice(task: Task) -> list[StagedFile]:
+    """Write the messages of a slice into a directory among the staged ones that no other attempt has, on disk."""
+    part, staging = task
+    directory = Path(staging) / uuid.uuid4().hex
     directory.mkdir()
     try:
         found = [file for each in part.ranges for file in _export_log(part, each, directory)]
@@ -292,7 +276,7 @@ def _export_log(part: Slice, log: LogRange, directory: Path) -> list[StagedFile]
     name = f"{sealed.partition}-g{sealed.generation:06d}-l{log.ledger_id}-e{log.start}.parquet"
     found = []
     for day, written in sorted(days.items()):
-        _sync(written.path)
+        flush_file(written.path)
         text = day_of(day * _DAY_MS)
         size = written.path.stat().st_size
         path = message_path(log.topic, text, name)

@@ -24,7 +24,7 @@ from duelog.tools.columns.scan_arrow import scan_messages
 from duelog.tools.columns.scan_plan import Wanted, plan_scan
 from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.transfer.export_layout import TABLE_SCHEMAS, day_of, message_path, open_export
-from duelog.tools.transfer.parquet_export import Exported, export_packed, export_store
+from duelog.tools.transfer.parquet_export import Exported, StagedFile, Task, export_slice, export_store
 from duelog.tools.transfer.parquet_import import import_export
 from tests.conftest import OpenStore
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, Sent, build
@@ -143,7 +143,7 @@ def test_an_export_that_fails_leaves_the_destination_as_it_was(built: Built, tmp
     """Half of the slices are written, then one fails."""
 
     def fails(tasks: Any) -> Any:
-        yield export_packed(tasks[0])
+        yield export_slice(tasks[0])
         raise OSError("no")
 
     (tmp_path / "there").mkdir()
@@ -158,19 +158,19 @@ def test_a_task_that_goes_on_when_an_export_has_failed_leaves_nothing_in_its_des
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark fails a job when one task has failed; the others may still be writing while all of it is removed."""
-    tasks_left: list[bytes] = []
+    tasks_left: list[Task] = []
     late: list[str] = []
 
     def removing(path: Path) -> None:
         try:
-            export_packed(tasks_left[0])
+            export_slice(tasks_left[0])
         except FileNotFoundError as error:
             late.append(str(error))
         remove_tree(path)
 
-    def fails(tasks: Sequence[bytes]) -> Iterator[bytes]:
+    def fails(tasks: Sequence[Task]) -> Iterator[list[StagedFile]]:
         tasks_left.extend(tasks)
-        yield export_packed(tasks[0])
+        yield export_slice(tasks[0])
         monkeypatch.setattr("duelog.tools.transfer.parquet_export.remove_tree", removing)
         raise OSError("the disk says no")
 
@@ -185,8 +185,8 @@ def test_of_two_attempts_of_one_slice_one_is_kept(built: Built, tmp_path: Path) 
 
     def twice(tasks: Any) -> Any:
         for task in tasks:
-            export_packed(task)
-            yield export_packed(task)
+            export_slice(task)
+            yield export_slice(task)
 
     assert export_store(built.path, tmp_path / "a", run=twice).rows == len(built.sealed)
     export = open_export(tmp_path / "a")
