@@ -9,8 +9,8 @@ data source over both workers. Takes a minute or two, so it is run by hand, befo
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -67,17 +67,15 @@ def main() -> int:
         }
         environment.pop("PYTHONPATH", None)
         archive = zipped_wheel(place)
-        url = f"spark://127.0.0.1:{free_port()}"
-        stack.enter_context(cluster(url, place, environment))
+        url = stack.enter_context(cluster(place, environment))
         store = build_half_acknowledged(place / "store", 2_000)
         (place / "query.py").write_text(QUERY)
         submit = [str(HOME / "bin" / "spark-submit"), "--master", url, "--py-files", str(archive)]
         jobs = [
             [str(place / "query.py"), str(store.path)],
-            [str(ROOT / "tools" / "spark" / "submit.py"), "audit", str(store.path), "--spark"],
-            [str(ROOT / "tools" / "spark" / "submit.py"), "compact", str(store.path), "--spark"],
-            [str(ROOT / "tools" / "spark" / "submit.py"), "export", str(store.path), str(place / "archive"), "--spark"],
-        ]
+            *([str(ROOT / "tools" / "spark" / "submit.py"), name, str(store.path), *more, "--spark"]
+              for name, *more in (("audit",), ("compact",), ("export", str(place / "archive")))),
+        ]  # fmt: skip
         return max(run([*submit, *job], place, environment) for job in jobs)
 
 
@@ -104,50 +102,42 @@ def zipped_wheel(place: Path) -> Path:
 
 
 @contextmanager
-def cluster(url: str, place: Path, environment: dict[str, str]) -> Iterator[None]:
-    """A master and two workers, until the block ends."""
-    host, port = url.removeprefix("spark://").split(":")
-    spark_class = str(HOME / "bin" / "spark-class")
-    master = ["org.apache.spark.deploy.master.Master", "--host", host, "--port", port, "--webui-port", "0"]
-    worker = ["org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0", url]
+def cluster(place: Path, environment: dict[str, str]) -> Iterator[str]:
+    """A master and two workers, until the block ends; gives the master's address."""
+    log = place / "cluster.log"
     processes: list[subprocess.Popen[bytes]] = []
-    with (place / "cluster.log").open("wb") as log:
-        try:
-            processes.append(subprocess.Popen([spark_class, *master], env=environment, stdout=log, stderr=log))
-            wait_for(host, int(port))
-            processes += [
-                subprocess.Popen([spark_class, *worker], env=environment, stdout=log, stderr=log) for _ in range(2)
-            ]
-            deadline = time.monotonic() + WAIT_S
-            while (place / "cluster.log").read_text().count("Registering worker") < len(processes) - 1:
-                if time.monotonic() > deadline:
-                    raise RuntimeError("the workers did not register")
-                time.sleep(0.2)
-            yield
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait(30)
 
+    def begin(kind: str, *arguments: str) -> None:
+        command = [
+            str(HOME / "bin" / "spark-class"),
+            f"org.apache.spark.deploy.{kind}",
+            "--webui-port",
+            "0",
+            *arguments,
+        ]
+        with log.open("ab") as output:
+            processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
 
-def wait_for(host: str, port: int) -> None:
-    """Until a process listens there."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, port)) == 0:
-                return
-        time.sleep(0.2)
-    raise RuntimeError("the master does not listen")
+    def said(pattern: str, times: int = 1) -> str:
+        deadline = time.monotonic() + WAIT_S
+        while len(found := re.findall(pattern, log.read_text())) < times:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the cluster did not say {pattern!r}")
+            time.sleep(0.2)
+        return str(found[0])
 
-
-def free_port() -> int:
-    """A port that no process listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    try:
+        begin("master.Master", "--host", "127.0.0.1", "--port", "0")
+        url = said(r"Starting Spark master at (spark://\S+)")
+        for _ in range(2):
+            begin("worker.Worker", "--cores", "1", "--memory", "1g", url)
+        said("Registering worker", 2)
+        yield url
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
 
 
 if __name__ == "__main__":
