@@ -6,22 +6,23 @@ demo_replay.py decides what is sent when, demo_trace.py what counts as wrong.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 from duelog import DelayedStore, ManualClock
 
 from ...store.errors import InvalidArgument
-from ..output import say, write_json
+from ..output import progress_bar, say, write_json
 from .demo_replay import CONFIG, Course, Replay
 from .demo_trace import Audit, Trace, Verdict, load_trace
 
@@ -76,7 +77,7 @@ class Report:
 
 
 def replay_trace(path: Path, trace: Trace, progress: Callable[[int], None] = lambda _: None) -> tuple[Report, Course]:
-    """Replay `trace` through a new store in `path`; `progress` hears of messages sent and received, as they are.
+    """Replay `trace` through a new store in `path`; `progress` is told how many messages were sent and received.
 
     REQUIRES: at least one message, and no store in `path` yet. Raises what the store raises.
     """
@@ -84,7 +85,7 @@ def replay_trace(path: Path, trace: Trace, progress: Callable[[int], None] = lam
     audit = Audit(trace)
     with DelayedStore.open(path, CONFIG, clock=clock) as store:
         replay = Replay(store, clock, trace, audit)
-        for done in replay.run():
+        for done in itertools.accumulate(replay.run()):
             progress(done)
     return _report(trace, replay.course, audit.verdict()), replay.course
 
@@ -131,8 +132,10 @@ def run_demo(
     trace = load_trace()
     if not all_:
         trace = trace.last_years(years)
-    with _directory(store) as path, _progress(2 * len(trace)) as advance:
-        report, course = replay_trace(path, trace, advance)
+    with ExitStack() as stack:
+        progress = stack.enter_context(progress_bar("sent and received", TaskProgressColumn(), TimeRemainingColumn()))
+        path = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duelog-demo-"))) / "store"
+        report, course = replay_trace(path, trace, lambda done: progress(done, 2 * len(trace)))
     drawn = _draw(report, course, plot)
     if json_:
         write_json({**asdict(report), "plot": str(plot) if drawn else None, "ok": not report.problems})
@@ -143,28 +146,6 @@ def run_demo(
     if store is not None:
         say(f"the store is {store}")
     return not report.problems
-
-
-@contextmanager
-def _directory(store: Path | None) -> Iterator[Path]:
-    if store is not None:
-        yield store
-        return
-    with tempfile.TemporaryDirectory(prefix="duelog-demo-") as name:
-        yield Path(name) / "store"
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    columns = (
-        TextColumn("sent and received"),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done: progress.advance(task, done)
 
 
 def _draw(report: Report, course: Course, plot: Path) -> bool:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from duelog import Message, MessageId, ReceivedMessage, Subscription, Topic
 from duelog.tools.demo import demo_run as demo
@@ -21,8 +18,6 @@ from duelog.tools.demo.demo_run import replay_trace, run_demo
 from duelog.tools.demo.demo_trace import Audit, Trace, load_trace
 from tests.tools.command_line import refused
 
-SENT = list[tuple[int, int]]
-
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
@@ -30,7 +25,7 @@ def trace() -> Trace:
     return load_trace()[77_263 : 77_263 + 50]
 
 
-def made(pairs: SENT) -> Trace:
+def made(pairs: list[tuple[int, int]]) -> Trace:
     """A trace of (written, due) in seconds, ordered by the first."""
     times = np.array(sorted(pairs), np.int64).reshape(-1, 2) * 1000
     return Trace(times[:, 0], times[:, 1], [f"{row:012x}" for row in range(len(pairs))])
@@ -43,41 +38,7 @@ def pending_counted(trace: Trace, now_ms: int) -> int:
     )
 
 
-pairs = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 20)), min_size=1, max_size=30)
-
-
 # -- the trace -------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
-@given(pairs)
-def test_the_peak_of_pending_is_the_highest_of_all_instants(sent: SENT) -> None:
-    """The peak found by sorting changes is the highest count found by looking at every instant."""
-    trace = made(sent)
-    highest, at_ms = trace.peak_pending()
-    counts = {now_ms: pending_counted(trace, now_ms) for now_ms in range(0, 21_000, 1000)}
-    assert highest == max(counts.values())
-    assert not highest or counts[at_ms] == highest
-    assert {now_ms: trace.pending_at(now_ms) for now_ms in counts} == counts
-
-
-@settings(max_examples=60)
-@given(pairs)
-def test_steps_keep_the_order_of_everything_written_and_due(sent: SENT) -> None:
-    """Every row is written in one step, in order, after all that was due before and before all that is due after."""
-    trace = made(sent)
-    steps = list(trace.steps())
-    assert [row for step in steps for row in range(step.start, step.limit)] == list(range(len(trace)))
-    assert all(one.writes != other.writes for one, other in pairwise(steps))
-    dues = sorted(trace.due_ms[trace.delayed].tolist())
-    for step in steps:
-        assert step.first_ms <= step.last_ms
-        if step.writes:
-            assert trace.written_ms[[step.start, step.limit - 1]].tolist() == [step.first_ms, step.last_ms]
-            assert not [due for due in dues if step.first_ms < due <= step.last_ms]
-        else:
-            assert step.first_ms in dues
-            assert step.last_ms in dues
 
 
 def test_the_last_five_years_are_counted_back_from_the_last_message() -> None:
@@ -110,7 +71,8 @@ def test_a_slice_of_the_trace_goes_through_and_verifies(trace: Trace, tmp_path: 
     report, course = replay_trace(tmp_path / "store", trace, heard.append)
     assert report.problems == {}
     assert (report.messages, report.delayed) == (50, sum((trace.due_ms > trace.written_ms).tolist()))
-    assert sum(heard) == 100
+    assert heard == sorted(heard)
+    assert heard[-1] == 100
     days = {due // DAY_MS for due in trace.due_ms[trace.delayed].tolist()}
     assert report.partitions_created == report.partitions_deleted == len(days) > 5
     assert report.peak_pending == max(pending_counted(trace, int(now_ms)) for now_ms in trace.written_ms)

@@ -18,8 +18,6 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.partitions.timespan import directory_name
 from duelog.store.errors import DamagedStore, InvalidArgument
 from duelog.store.files.directory import remove_tree
-from duelog.tools.arrow import open_tables
-from duelog.tools.columns.main_tables import SMALL
 from duelog.tools.columns.scan_arrow import scan_messages
 from duelog.tools.columns.scan_plan import Wanted, plan_scan
 from duelog.tools.columns.sealed import sealed_generations
@@ -109,18 +107,6 @@ def test_a_topic_of_any_name_has_a_directory() -> None:
     assert paths[0] != paths[1]
 
 
-def test_the_other_tables_are_those_of_the_main_environment(built: Built, exported: tuple[Path, Exported]) -> None:
-    """Markers of the open day too: an audit needs all of them."""
-    export = open_export(exported[0])
-    with open_tables(built.path, pending=False) as tables:
-        for name in SMALL:
-            assert export.table(name).to_pylist() == tables.table(name).to_pylist()
-    fired = [sent for sent in built.sent if sent.due_ms <= built.now_ms]
-    assert export.table("markers").num_rows == len(fired) - sum(
-        s.due_ms <= built.now_ms for s in built.sent[:CANCELLED]
-    )
-
-
 def test_a_part_of_a_store_is_exported_by_topic_and_partition(built: Built, tmp_path: Path) -> None:
     """Nothing else is read."""
     export_store(built.path, tmp_path / "a", wanted=Wanted.of([TOPICS[2]], [directory_name(FIRST_MS + DAY_MS)]))
@@ -194,10 +180,14 @@ def test_of_two_attempts_of_one_slice_one_is_kept(built: Built, tmp_path: Path) 
     assert len(list((tmp_path / "a" / "messages").rglob("*.parquet"))) == len(export.message_files)
 
 
+@pytest.mark.parametrize("small", [False, True], ids=["at once", "in windows"])
 def test_an_import_gives_back_every_message_equal_and_in_order(
-    built: Built, exported: tuple[Path, Exported], tmp_path: Path
+    built: Built, exported: tuple[Path, Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    """Payload, key, properties, due time and publish time; in order of due time, equal ones in append order."""
+    """Every field, in order of due time, equal ones in append order; also where memory holds a part of a day."""
+    if small:
+        monkeypatch.setattr("duelog.tools.transfer.parquet_import._WINDOW_ROWS", 13)
+        monkeypatch.setattr("duelog.tools.transfer.parquet_import._BATCH_ROWS", 7)
     clock = ManualClock(built.now_ms)
     with DelayedStore.open(tmp_path / "store", StoreConfig(), clock=clock) as store:
         done = import_export(store, open_export(exported[0]))
@@ -209,18 +199,6 @@ def test_an_import_gives_back_every_message_equal_and_in_order(
         assert list(store.check(deep=True)) == []
         with pytest.raises(InvalidArgument, match="empty store"):
             import_export(store, open_export(exported[0]))
-
-
-def test_a_large_day_is_imported_in_windows(
-    built: Built, exported: tuple[Path, Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory is bounded by due times read in turn; the order is the same."""
-    monkeypatch.setattr("duelog.tools.transfer.parquet_import._WINDOW_ROWS", 13)
-    monkeypatch.setattr("duelog.tools.transfer.parquet_import._BATCH_ROWS", 7)
-    with DelayedStore.open(tmp_path / "store", StoreConfig(), clock=ManualClock(built.now_ms)) as store:
-        import_export(store, open_export(exported[0]), subscriptions=["a", "b"])
-        expected = sorted(alive(built), key=lambda sent: (TOPICS.index(sent.topic), sent.due_ms))
-        assert received(store, "b") == [sent._replace(ledger_id=0, entry_id=0) for sent in expected]
 
 
 def test_an_export_that_is_damaged_is_refused(exported: tuple[Path, Exported], tmp_path: Path) -> None:
