@@ -49,10 +49,10 @@ from ..survey.contents import (
     main_ledgers,
     marker_runs,
     read_logs,
+    read_record,
     table_name,
     topic_names,
     unreadable_bodies,
-    verify_record,
     was_used,
 )
 from ..survey.withdrawals import Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
@@ -403,7 +403,7 @@ def check_records(raw: Reads, name: str, ledgers: Collection[int]) -> Iterator[F
                 if table == Table.COPY:  # what it says is told of the record that it is the copy of
                     fmt.unseal(key, value)
                 else:
-                    verify_record(key, value)
+                    read_record(key, value)
             except ValueError as reason:
                 yield error("corrupt-record", address, str(reason))
             if table == Table.COPY and raw.get(copied_key(key)) is None:

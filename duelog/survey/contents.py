@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyroaring import BitMap, BitMap64
 
@@ -50,16 +50,16 @@ _READERS: dict[int, Callable[[bytes], object]] = {
 # -- small records -----------------------------------------------------------------------------
 
 
-def verify_record(key: bytes, value: bytes | memoryview) -> bytes:
-    """The fields of a small record or of its copy. Raises ValueError (CorruptRecord is one): it cannot be read."""
+def read_record(key: bytes, value: bytes | memoryview) -> tuple[bytes, Any]:
+    """(fields, what they say) of a small record or of its copy; without a form of their own they say themselves.
+
+    Raises ValueError (CorruptRecord is one): it cannot be read.
+    """
     fields = fmt.unseal(key, value)
     table = key[1] if key[0] == Table.COPY else key[0]
-    reader = _READERS.get(table)
-    if reader is not None:
-        reader(fields)
-    elif table == Table.NUMBERED:
-        unpack_numbered(fmt.trailing_u64(key), fields)
-    return fields
+    if table == Table.NUMBERED:
+        return fields, unpack_numbered(fmt.trailing_u64(key), fields)
+    return fields, _READERS.get(table, bytes)(fields)
 
 
 def table_name(key: bytes) -> str:

@@ -6,12 +6,12 @@ record that cannot be read is a finding, and what depends on it is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from ...cleanup.log_claims import acknowledged_by_all, bitmap_of, ids_of
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table, unpack_attempts
+from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
 from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, Run, RunKind, UInt32s
 from ...store.env.environment import Environment
@@ -29,7 +29,7 @@ from ...store.errors import CorruptEntry, CorruptRecord, FormatMismatch, Invalid
 from ...store.log.ledger import find_tail
 from ...store.names import TopicName
 from ...store.policy.policy_records import effective
-from ...survey.contents import Gap, dense_runs
+from ...survey.contents import Gap, dense_runs, read_record, table_name
 from ...topics.dead_letters import DeadLetter
 from ...topics.subscription_state import KEEPER
 from ..columns.held_letters import read_letters
@@ -134,9 +134,6 @@ NEVER_KEPT = 1 << 62
 """`kept_since_ms` of a topic whose main log cannot be read whole: no missing marker proves a loss."""
 
 _LETTERS_A_TRANSACTION = 1_000
-
-T = TypeVar("T")
-Rows = list[tuple[bytes, bytes]]
 
 
 class KeptLedger(NamedTuple):
@@ -270,22 +267,6 @@ class _LedgerCopy(NamedTuple):
     damage: list[AuditFinding]
 
 
-def read_facts(main: Environment) -> StoreFacts:
-    """The facts of a store. O(catalog and headers of main logs)."""
-    with main.read() as raw:
-        rows: dict[int, Rows] = {}
-        for key, value in records_before(raw, fmt.RUN_PREFIX):
-            rows.setdefault(key[0], []).append((key, value))
-        ledgers = {}
-        for key, value in rows.get(Table.LEDGER, []):
-            trimming = False
-            with suppress(ValueError):
-                trimming = LedgerRecord.unpack(fmt.unseal(key, value)).state is LedgerState.TRIMMING
-            if not trimming:
-                ledgers[fmt.trailing_u64(key)] = _copy_ledger(raw, main.name, fmt.trailing_u64(key))
-    return _Reader(rows, ledgers).facts()
-
-
 def records_before(raw: Reads, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(key, value) of every record whose key is below `limit`: copied, with the checksum that it has. By key."""
     unapplied = sorted(unapplied_records(raw, b"").items(), reverse=True)
@@ -330,95 +311,72 @@ def _gap(ledger_id: int, start: int, limit: int) -> AuditFinding:
     return finding("missing-entries", f"main, ledger {ledger_id}", message, max(limit - start, 0))
 
 
-class _Reader:
-    """Makes facts of the rows, by table, and the ledgers that were copied."""
+def read_facts(main: Environment) -> StoreFacts:
+    """The facts of a store. O(catalog and headers of main logs)."""
+    copied = {}
+    with main.read() as raw:
+        rows = list(records_before(raw, fmt.RUN_PREFIX))
+        for key, value in rows:
+            if key[0] == Table.LEDGER:
+                ledger_id, trimming = fmt.trailing_u64(key), False
+                with suppress(ValueError):
+                    trimming = LedgerRecord.unpack(fmt.unseal(key, value)).state is LedgerState.TRIMMING
+                if not trimming:
+                    copied[ledger_id] = _copy_ledger(raw, main.name, ledger_id)
+    facts = StoreFacts()
+    records: dict[int, list[tuple[bytes, Any]]] = defaultdict(list)
+    damaged: dict[int, list[bytes]] = defaultdict(list)
+    for key, value in rows:
+        try:
+            records[key[0]].append((key, read_record(key, value)[1]))
+        except ValueError as error:
+            facts.findings.append(finding("corrupt-record", f"main, {table_name(key)} {key.hex()}", str(error)))
+            damaged[key[0]].append(key)
+    facts.clock_ms = dict(records[Table.COUNTER]).get(fmt.counter_key("clock_mark"), 0)
+    facts.partitions = {fmt.trailing_u64(key): record for key, record in records[Table.PARTITION]}
+    facts.unreadable_partitions = {fmt.trailing_u64(key) for key in damaged[Table.PARTITION]}
+    facts.frontiers = {_place(key): frontier for key, frontier in records[Table.FRONTIER]}
+    facts.unjudged = {_place(key) for key in damaged[Table.FRONTIER]}
+    for at, table in enumerate((Table.CANCELLED, Table.ADMITTED)):
+        facts.unjudged_ledgers |= {fmt.leading_u64(key) for key in damaged[table]}
+        for key, entries in records[table]:
+            facts.withdrawn.setdefault(fmt.leading_u64(key), (BitMap(), BitMap()))[at].update(entries)
+    for key, reason in records[Table.SET_ASIDE]:
+        facts.quarantined[fmt.leading_u64(key), fmt.trailing_u32(key)] = reason.decode(errors="replace")
+    for key, entries in records[Table.ACKED]:
+        facts.acknowledged.setdefault(fmt.leading_u32(key), {})[fmt.trailing_u64(key)] = entries.serialize()
+    policies = {key: value for key, value in rows if key[0] == Table.POLICY}
+    for topic_id in map(fmt.trailing_u32, damaged[Table.TOPIC_NAME]):
+        facts.topics[topic_id] = TopicFacts(topic_id, f"topic {topic_id}")
+    for key, name in records[Table.TOPIC_NAME]:
+        topic = facts.topics[fmt.trailing_u32(key)] = TopicFacts(fmt.trailing_u32(key), name)
+        with suppress(CorruptRecord, FormatMismatch, InvalidArgument):
+            in_force = effective(policies, TopicName.parse(name))
+            topic.retention = in_force.retention_ms, in_force.retention_bytes
+    for key, cursor in records[Table.CURSOR]:
+        if (owner := facts.topics.get(fmt.leading_u32(key))) is not None:
+            owner.subscriptions.append((fmt.split_named_key(key, "replace")[1], cursor))
+    _read_main_logs(facts, [*records[Table.LEDGER], *((key, None) for key in damaged[Table.LEDGER])], copied)
+    unknown = {fmt.leading_u32(key) for key in damaged[Table.CURSOR]}
+    markers = {ledger_id: ledger.markers for ledger_id, ledger in copied.items()}
+    for topic in facts.topics.values():
+        facts.take_markers(topic, markers, known=topic.topic_id not in unknown)
+    return facts
 
-    def __init__(self, rows: dict[int, Rows], ledgers: dict[int, _LedgerCopy]) -> None:
-        self._rows = rows
-        self._ledgers = ledgers
-        self._facts = StoreFacts()
 
-    def facts(self) -> StoreFacts:
-        facts = self._facts
-        read_elsewhere = {Table.COUNTER, Table.PARTITION, Table.TOPIC_NAME, Table.FRONTIER, Table.LEDGER,
-                          Table.CURSOR, Table.ACKED, Table.CANCELLED, Table.ADMITTED, Table.SET_ASIDE}  # fmt: skip
-        parsers: dict[Table, Callable[[bytes], object]] = {
-            Table.ATTEMPTS: partial(unpack_attempts, 0),
-            Table.PAUSE: fmt.unpack_u64,
-        }
-        for table in Table:
-            if table not in read_elsewhere:
-                self._read(table, parsers.get(table, bytes))
-        facts.clock_ms = dict(self._read(Table.COUNTER, fmt.unpack_u64)[0]).get(fmt.counter_key("clock_mark"), 0)
-        partitions, damaged = self._read(Table.PARTITION, PartitionRecord.unpack)
-        facts.partitions = {fmt.trailing_u64(key): record for key, record in partitions}
-        facts.unreadable_partitions = {fmt.trailing_u64(key) for key in damaged}
-        self._topics()
-        frontiers, damaged = self._read(Table.FRONTIER, FrontierRecord.unpack)
-        facts.frontiers = {_place(key): frontier for key, frontier in frontiers}
-        facts.unjudged = {_place(key) for key in damaged}
-        for table, at in ((Table.CANCELLED, 0), (Table.ADMITTED, 1)):
-            bitmaps, damaged = self._read(table, BitMap.deserialize)
-            facts.unjudged_ledgers |= {fmt.leading_u64(key) for key in damaged}
-            for key, entries in bitmaps:
-                facts.withdrawn.setdefault(fmt.leading_u64(key), (BitMap(), BitMap()))[at].update(entries)
-        for key, reason in self._read(Table.SET_ASIDE, bytes)[0]:
-            facts.quarantined[fmt.leading_u64(key), fmt.trailing_u32(key)] = reason.decode(errors="replace")
-        for key, row in self._read(Table.ACKED, lambda fields: BitMap.deserialize(fields).serialize())[0]:
-            facts.acknowledged.setdefault(fmt.leading_u32(key), {})[fmt.trailing_u64(key)] = row
-        self._main_logs(self._cursors())
-        return facts
-
-    def _read(self, table: Table, parse: Callable[[bytes], T]) -> tuple[list[tuple[bytes, T]], list[bytes]]:
-        """(key, record) of a table, and the keys of damaged ones, each of which is a finding."""
-        found, damaged = [], []
-        for key, value in self._rows.get(table, []):
-            try:
-                found.append((key, parse(fmt.unseal(key, value))))
-            except (CorruptRecord, ValueError) as error:
-                self._facts.findings.append(finding("corrupt-record", f"main, {table.name} {key.hex()}", str(error)))
-                damaged.append(key)
-        return found, damaged
-
-    def _topics(self) -> None:
-        topics = self._facts.topics
-        sealed = dict(self._rows.get(Table.POLICY, []))
-        names, damaged = self._read(Table.TOPIC_NAME, bytes)
-        for topic_id in map(fmt.trailing_u32, damaged):
-            topics[topic_id] = TopicFacts(topic_id, f"topic {topic_id}")
-        for key, name in names:
-            topic_id = fmt.trailing_u32(key)
-            topic = topics[topic_id] = TopicFacts(topic_id, name.decode(errors="replace"))
-            with suppress(CorruptRecord, FormatMismatch, InvalidArgument):
-                policies = effective(sealed, TopicName.parse(topic.name))
-                topic.retention = policies.retention_ms, policies.retention_bytes
-
-    def _cursors(self) -> set[int]:
-        """Give the topics their subscriptions; ids of those that have one that is damaged."""
-        cursors, damaged = self._read(Table.CURSOR, CursorRecord.unpack)
-        for key, record in cursors:
-            topic = self._facts.topics.get(fmt.leading_u32(key))
-            if topic is not None:
-                topic.subscriptions.append((fmt.split_named_key(key, "replace")[1], record))
-        return {fmt.leading_u32(key) for key in damaged}
-
-    def _main_logs(self, damaged_cursors: set[int]) -> None:
-        facts = self._facts
-        ledgers, damaged = self._read(Table.LEDGER, LedgerRecord.unpack)
-        for key, record in (*ledgers, *((key, None) for key in damaged)):
-            topic_id, ledger_id = _place(key)
-            if topic_id in facts.topics and ledger_id in self._ledgers:  # else it is being trimmed
-                topic, copied = facts.topics[topic_id], self._ledgers[ledger_id]
-                topic.ledgers.append(KeptLedger(ledger_id, record, *copied[:3]))
-                gone = list(copied.damage)
-                closed = record is not None and record.state is LedgerState.CLOSED
-                if record is not None and closed and not gone and copied.tail != record.entries:
-                    gone.append(_gap(ledger_id, copied.tail, record.entries))
-                facts.findings += gone
-                topic.complete &= record is not None and not gone
-        markers = {ledger_id: ledger.markers for ledger_id, ledger in self._ledgers.items()}
-        for topic in facts.topics.values():
-            facts.take_markers(topic, markers, known=topic.topic_id not in damaged_cursors)
+def _read_main_logs(
+    facts: StoreFacts, ledgers: list[tuple[bytes, LedgerRecord | None]], copied: dict[int, _LedgerCopy]
+) -> None:
+    for key, record in ledgers:
+        topic_id, ledger_id = _place(key)
+        if topic_id in facts.topics and ledger_id in copied:  # else it is being trimmed
+            topic, ledger = facts.topics[topic_id], copied[ledger_id]
+            topic.ledgers.append(KeptLedger(ledger_id, record, *ledger[:3]))
+            gone = list(ledger.damage)
+            if record is not None and record.state is LedgerState.CLOSED and not gone and ledger.tail != record.entries:
+                gone.append(_gap(ledger_id, ledger.tail, record.entries))
+            facts.findings += gone
+            topic.complete &= record is not None and not gone
 
 
 def _place(key: bytes) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from ...store.codec.run import Int64s
 from ...store.env.environment import Environment
 from ...store.errors import CorruptRecord, DamagedStore
 from ...store.wal.followed_wal import FollowedWal
-from ...survey.contents import table_name
+from ...survey.contents import read_record, table_name
 from ..columns.scan_plan import LogRange
 from ..columns.scan_rows import batches
 from ..columns.sealed import Sealed, open_sealed
@@ -350,9 +350,9 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
         # A snapshot says of itself whether it is whole, and runs are read below.
         for key, value in records_before(raw, fmt.prefix(Table.SNAPSHOT_PART)):
             try:
-                fields = fmt.unseal(key, value)
+                _, record = read_record(key, value)
                 if key[0] == Table.LOG:
-                    found[fmt.trailing_u32(key)] = fmt.unpack_u64(fields)
+                    found[fmt.trailing_u32(key)] = record
             except ValueError as error:
                 issues.append(Issue("corrupt-record", NO_ENTRY, f"{table_name(key)} {key.hex()}: {error}", 0))
     known = {log.topic_id: log for log in task.logs}

@@ -75,10 +75,10 @@ from ...survey.contents import (
     main_ledgers,
     marker_runs,
     read_logs,
+    read_record,
     run_ledgers,
     table_name,
     topic_ids,
-    verify_record,
     was_used,
 )
 from ...survey.withdrawals import (
@@ -115,7 +115,7 @@ def mend_records(environment: Environment, account: Account) -> list[bytes]:
                 break
             if key[0] not in SNAPSHOTS:
                 try:
-                    whole[key] = verify_record(key, value)
+                    whole[key], _ = read_record(key, value)
                 except (CorruptRecord, ValueError) as error:
                     damaged[key] = bytes(value), str(error)
         keys = {copied_key(key) if key[0] == Table.COPY else key for key in (*whole, *damaged)}
