@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from duelog.tools.columns.main_tables import TABLES
 from duelog.tools.columns.scan_arrow import BODY_COLUMNS, MESSAGES
-from duelog.tools.columns.scan_plan import SLICE_BYTES, SLICE_ENTRIES
+from duelog.tools.columns.scan_plan import USUAL
 from duelog.tools.spark.source import _OPTIONS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
@@ -50,5 +50,5 @@ def test_every_option_is_described() -> None:
     assert set(_OPTIONS) - {"path", "paths"} == {
         name for names in re.findall(r"^\| (`.*?) \|", reading, re.MULTILINE) for name in re.findall(r"`(\w+)`", names)
     } - {"option"}
-    assert f"{SLICE_ENTRIES:,} entries or {SLICE_BYTES >> 20} MiB" in reading
+    assert f"{USUAL.entries:,} entries or {USUAL.bytes >> 20} MiB" in reading
     assert all(f"`{name}`" in reading for name in BODY_COLUMNS)

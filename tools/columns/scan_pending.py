@@ -37,7 +37,7 @@ from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from ...store.wal.followed_wal import FollowedWal
 from .scan_arrow import BODY_COLUMNS, MESSAGES, record_batch, schema_of
-from .scan_plan import SLICE_BYTES, SLICE_ENTRIES, LogRange, Logs, Wanted, cut, logs_of
+from .scan_plan import USUAL, LogRange, Logs, Sizes, Wanted, cut, logs_of
 from .scan_rows import BATCH_ROWS, Batch, Bools, batches
 from .sealed import Sealed, open_main_to_read, read_sealed
 
@@ -63,14 +63,13 @@ def plan_pending(
     wanted: Wanted | None = None,
     *,
     as_of_ms: int | None = None,
-    slice_entries: int = SLICE_ENTRIES,
-    slice_bytes: int = SLICE_BYTES,
+    sizes: Sizes = USUAL,
 ) -> list[PendingSlice]:
     """Slices of what is pending and `wanted`. O(logs of open partitions, runs of main logs)."""
     known = logs_now(store)
 
     def plan(raw: Reads, identity: Identity, _: list[Sealed]) -> list[PendingSlice]:
-        return pending_in(raw, store, identity, known, wanted or Wanted(), as_of_ms, slice_entries, slice_bytes)
+        return pending_in(raw, store, identity, known, wanted or Wanted(), as_of_ms, sizes)
 
     return read_sealed(store, plan)
 
@@ -99,8 +98,7 @@ def pending_in(
     known: Known,
     wanted: Wanted,
     as_of_ms: int | None = None,
-    slice_entries: int = SLICE_ENTRIES,
-    slice_bytes: int = SLICE_BYTES,
+    sizes: Sizes = USUAL,
 ) -> list[PendingSlice]:
     """The plan in a read transaction of main that began after `known` was read.
 
@@ -118,10 +116,10 @@ def pending_in(
             tails = {ledger_id: tail for _, ledger_id, tail in known.get(sealed.start_ms, [])}
             logs = _logs_of(sealed, identity.store_id, wal)
             ranges = _ranges(raw, sealed.start_ms, logs, tails, wanted)
-            parts = cut(ranges, sealed.file_bytes, slice_entries, slice_bytes)
+            parts = cut(ranges, sealed.file_bytes, sizes)
             found += [PendingSlice(place, identity.store_id, sealed, part, as_of_ms) for part in parts]
     if wanted.partitions is None:
-        parts = cut(_main_ranges(raw, wanted), 0, slice_entries, slice_bytes)
+        parts = cut(_main_ranges(raw, wanted), 0, sizes)
         found += [PendingSlice(place, identity.store_id, None, part, as_of_ms) for part in parts]
     return found
 

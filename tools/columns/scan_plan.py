@@ -26,8 +26,15 @@ from ...store.message import MAX_DUE_MS
 from ...store.names import TopicName
 from .sealed import Sealed, open_sealed, read_sealed
 
-SLICE_ENTRIES = 1 << 20
-SLICE_BYTES = 64 << 20
+
+class Sizes(NamedTuple):
+    """About how much one task reads: entries, or bytes of a file."""
+
+    entries: int = 1 << 20
+    bytes: int = 64 << 20
+
+
+USUAL = Sizes()
 
 
 class LogRange(NamedTuple):
@@ -109,16 +116,15 @@ def plan_scan(
     wanted: Wanted | None = None,
     *,
     claims: bool = False,
-    slice_entries: int = SLICE_ENTRIES,
-    slice_bytes: int = SLICE_BYTES,
+    sizes: Sizes = USUAL,
 ) -> list[Slice]:
-    """Slices of everything `wanted` that is sealed: about `slice_entries` entries or `slice_bytes` of file each.
+    """Slices of everything `wanted` that is sealed.
 
     `claims`: read what main says of cancelled and admitted entries too. O(partition logs).
     """
 
     def plan(raw: Reads, identity: Identity, generations: list[Sealed]) -> list[Slice]:
-        return plan_in(raw, identity.store_id, generations, wanted or Wanted(), claims, slice_entries, slice_bytes)
+        return plan_in(raw, identity.store_id, generations, wanted or Wanted(), claims, sizes)
 
     return read_sealed(store, plan)
 
@@ -129,8 +135,7 @@ def plan_in(
     generations: Iterable[Sealed],
     wanted: Wanted,
     claims: bool,
-    slice_entries: int = SLICE_ENTRIES,
-    slice_bytes: int = SLICE_BYTES,
+    sizes: Sizes = USUAL,
 ) -> list[Slice]:
     """The same in a read transaction of the caller's (`read_sealed`)."""
     found: list[Slice] = []
@@ -139,9 +144,7 @@ def plan_in(
             with open_sealed(sealed, store_id) as environment:
                 logs = logs_of(environment)
             ranges = _ranges(raw, logs, wanted, claims)
-            found += [
-                Slice(sealed, store_id, part) for part in cut(ranges, sealed.file_bytes, slice_entries, slice_bytes)
-            ]
+            found += [Slice(sealed, store_id, part) for part in cut(ranges, sealed.file_bytes, sizes)]
     return found
 
 
@@ -170,16 +173,14 @@ def _ranges(raw: Reads, logs: Logs, wanted: Wanted, claims: bool) -> Iterator[Lo
             yield LogRange(topic_id, topic, ledger_id, 0, tail)
 
 
-def cut(
-    ranges: Iterable[LogRange], file_bytes: int, slice_entries: int, slice_bytes: int
-) -> Iterator[tuple[LogRange, ...]]:
-    """The ranges in parts of at most as many entries as `slice_entries`, and `slice_bytes` at the file's average, hold.
+def cut(ranges: Iterable[LogRange], file_bytes: int, sizes: Sizes) -> Iterator[tuple[LogRange, ...]]:
+    """The ranges in parts of at most as many entries as `sizes` allow, their bytes at the file's average.
 
     file_bytes: the length of the file that they all lie in.
     """
     ranges = list(ranges)
     entries = sum(each.limit - each.start for each in ranges)
-    most = max(1, min(slice_entries, entries * slice_bytes // max(file_bytes, 1)))
+    most = max(1, min(sizes.entries, entries * sizes.bytes // max(file_bytes, 1)))
     most = -(-entries // max(1, -(-entries // most)))  # the last part is no smaller than the others
     part: list[LogRange] = []
     room = most

@@ -66,7 +66,7 @@ from ..columns.main_tables import (
 )
 from ..columns.scan_arrow import needs_claims, scan_messages
 from ..columns.scan_pending import plan_pending, scan_pending
-from ..columns.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Wanted, plan_scan
+from ..columns.scan_plan import USUAL, Sizes, Wanted, plan_scan
 from ..columns.sealed import open_main_to_read
 from ..fleet import FAILURES, attempt, is_fleet, reason_of, stores_of
 from ..output import say
@@ -182,8 +182,8 @@ class DuelogReader(DataSourceReader):
             _number(options, "due_from_ms"),
             _number(options, "due_until_ms"),
         )
-        self.slice_entries = _number(options, "slice_entries") or SLICE_ENTRIES
-        self.slice_bytes = _number(options, "slice_bytes") or SLICE_BYTES
+        sizes = _number(options, "slice_entries"), _number(options, "slice_bytes")
+        self.sizes = Sizes(sizes[0] or USUAL.entries, sizes[1] or USUAL.bytes)
         self.as_of_ms = _number(options, "as_of_ms")
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -204,16 +204,9 @@ class DuelogReader(DataSourceReader):
 
     def _plan(self, store: Path) -> Sequence[Any]:
         if self.table == "messages":
-            return plan_scan(
-                store,
-                self.wanted,
-                claims=needs_claims(self._of_table()),
-                slice_entries=self.slice_entries,
-                slice_bytes=self.slice_bytes,
-            )
+            return plan_scan(store, self.wanted, claims=needs_claims(self._of_table()), sizes=self.sizes)
         if self.table == "pending":
-            sizes = {"slice_entries": self.slice_entries, "slice_bytes": self.slice_bytes}
-            return plan_pending(store, self.wanted, as_of_ms=self.as_of_ms, **sizes)
+            return plan_pending(store, self.wanted, as_of_ms=self.as_of_ms, sizes=self.sizes)
         if self.table == "markers":
             return self._plan_markers(store)
         if self.fleet:
@@ -229,7 +222,7 @@ class DuelogReader(DataSourceReader):
         for ledger in ledgers:
             if room <= 0:
                 plan.append([])
-                room = min(_MARKER_ENTRIES, self.slice_entries)
+                room = min(_MARKER_ENTRIES, self.sizes.entries)
             plan[-1].append(ledger)
             room -= max(ledger.entries, 1)
         return plan

@@ -22,7 +22,7 @@ from duelog.tools.columns import scan_rows
 from duelog.tools.columns.main_tables import TABLES
 from duelog.tools.columns.scan_arrow import HEADER_COLUMNS
 from duelog.tools.columns.scan_pending import logs_now, pending_in, plan_pending, scan_pending
-from duelog.tools.columns.scan_plan import Wanted
+from duelog.tools.columns.scan_plan import Sizes, Wanted
 from duelog.tools.columns.sealed import read_sealed
 from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store
@@ -58,7 +58,7 @@ def test_what_is_pending_is_what_the_engine_says(seed: int, tmp_path: Path) -> N
     assert any(row["conditional"] for row in rows)
     assert all(row["reason"] is None and not row["withdrawn"] for row in rows)
     assert headers.to_pylist() == [{name: row[name] for name in headers.column_names} for row in rows]
-    plan = plan_pending(made.path, as_of_ms=made.now_ms, slice_entries=17)
+    plan = plan_pending(made.path, as_of_ms=made.now_ms, sizes=Sizes(17))
     sliced = [each for part in plan for batch in scan_pending(part, rows=5) for each in batch.to_pylist()]
     assert sorted(sliced, key=str) == sorted(rows, key=str)
 

@@ -19,7 +19,7 @@ from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DamagedStore, InvalidArgument
 from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
-from duelog.tools.columns.scan_plan import Slice, Wanted, plan_scan
+from duelog.tools.columns.scan_plan import Sizes, Slice, Wanted, plan_scan
 from duelog.tools.columns.sealed import identity_of, open_sealed, sealed_generations
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, Sent, build
@@ -72,7 +72,7 @@ def test_slices_of_any_size_give_the_same_rows(built: Built, entries: int, size:
                 for part in plan for each in part.ranges for at in range(0, each.limit)]  # fmt: skip
         whole = [row for row in rows_of(plan_scan(built.path)) if row["partition"] == directory_name(FIRST_MS)]
     else:
-        plan = plan_scan(built.path, slice_entries=entries, slice_bytes=size)
+        plan = plan_scan(built.path, sizes=Sizes(entries, size))
         whole = rows_of(plan_scan(built.path))
         assert len(plan) > len(plan_scan(built.path))
         assert all(part.entries <= entries for part in plan)
