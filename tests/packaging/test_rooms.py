@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": {"tools.columns"},
     "tools.columns": {"tools"},
     "tools.transfer": {"tools", "tools.columns"},
-    "tools.arrow": {"tools", "tools.columns", "tools.transfer"},
+    "tools.arrow": {"tools.columns", "tools.transfer"},
     "tools.remote": {"tools", "tools.cli"},
     "tools.repair": {"tools"},
     "tools.audit": {"tools", "tools.columns", "tools.transfer"},

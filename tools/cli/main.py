@@ -22,7 +22,6 @@ from typer.completion import completion_init, get_completion_script  # type: ign
 from typer.core import TyperGroup
 
 from ...store.errors import DuelogError, InvalidArgument
-from ..arrow import cli_tables
 from ..consuming import cli_backlog, cli_receive
 from ..output import drop_output, flush_output, say, write_line
 from ..remote import cli_drain, cli_figures, cli_policies, cli_topics
@@ -206,7 +205,7 @@ for command in (
     cli_upkeep.compact,
     cli_upkeep.tick,
     cli_export.export,
-    cli_tables.table,
+    cli_export.table,
     cli_drain.drain,
     cli_serve.serve,
     cli_serve.proxy,
