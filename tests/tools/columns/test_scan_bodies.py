@@ -18,6 +18,7 @@ from duelog.store.codec.run import Run, pack_messages
 from duelog.tools.columns.scan_arrow import read_bodies
 from duelog.tools.columns.scan_plan import LogRange
 from duelog.tools.columns.scan_rows import Batch, Piece
+from tests.proof import length
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
@@ -85,7 +86,8 @@ def one_by_one(piece: Piece) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_BODIES", 100, 300), deadline=None)
 @given(st.data())
 def test_bodies_by_column_are_those_one_by_one(data: st.DataObject) -> None:
     """Usual and unusual forms, dropped and damaged ones, runs that cannot be read among them."""

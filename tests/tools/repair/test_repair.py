@@ -15,9 +15,10 @@ from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.store_check import check_store
 from tests.disaster.damage import CONFIG, Facts, Outcome, build, copy, use
 from tests.disaster.running import forked
+from tests.proof import length
 
 SEED = 7
-TRIALS = 15
+TRIALS = length("DUELOG_REPAIR_TRIALS", 15, 40)
 PAGE = 4096
 
 
@@ -119,6 +120,7 @@ def test_a_missing_partition_is_discarded(place: Path, facts: Facts, tmp_path: P
     assert check_store(store, deep=True) == []
 
 
+@pytest.mark.series
 def test_random_damage_is_repaired_or_said_to_be_left(place: Path, facts: Facts, tmp_path: Path) -> None:
     """After a repair that left nothing, the store opens, delivers no wrong payload, and a check finds nothing."""
     random_ = random.Random(SEED)
