@@ -50,14 +50,6 @@ def test_findings_give_status_1(healthy: tuple[Path, int], tmp_path: Path) -> No
     assert f"findings: {1 + warnings}\n" in result.stderr
 
 
-def test_json_is_one_value_with_all_tables(healthy: tuple[Path, int]) -> None:
-    """And judged by the time that was asked for."""
-    found = json_of("audit", healthy[0], "--as-of", healthy[1])
-    assert found["as_of_ms"] == healthy[1]
-    assert damage(found["findings"]) == []
-    assert sum(row["messages"] for row in found["retention"]) > 3_000
-
-
 def test_output_is_written_into_a_directory(healthy: tuple[Path, int], tmp_path: Path) -> None:
     """Made if need be; a second audit replaces what is there."""
     for _ in range(2):

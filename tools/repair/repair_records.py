@@ -100,44 +100,40 @@ RECOVERED = "recovered"
 # -- rule one: the copy ------------------------------------------------------------------------
 
 
-def mend_records(environment: Environment, account: Account) -> list[bytes]:
+def mend_records(transaction: Transaction, name: str, account: Account) -> list[bytes]:
     """Mend the records of an environment; the keys of those that are lost, which are removed. O(small records).
 
     Those of snapshots are not looked at: a snapshot that is not whole is removed, and made again from its log.
     """
-
-    def work(transaction: Transaction) -> list[bytes]:
-        whole: dict[bytes, bytes] = {}
-        damaged: dict[bytes, tuple[bytes, str]] = {}
-        for view, value in transaction.raw.cursor():
-            key = bytes(view)
-            if key[0] == Table.RUN:
-                break
-            if key[0] not in SNAPSHOTS:
-                try:
-                    whole[key], _ = read_record(key, value)
-                except (CorruptRecord, ValueError) as error:
-                    damaged[key] = bytes(value), str(error)
-        keys = {copied_key(key) if key[0] == Table.COPY else key for key in (*whole, *damaged)}
-        lost = [key for key in sorted(keys) if key not in whole and copy_key(key) not in whole]
-        anew = [key for key in sorted(keys - {*lost}) if key not in whole or copy_key(key) in damaged]
-        for key in lost:
-            stands = key if key in damaged else copy_key(key)
-            value, reason = damaged[stands]
-            account.discard(Discarded(environment.name, 0, None, reason, stands + value))
-            transaction.delete(key)
-        for key in anew:
-            transaction.put(key, whole[key] if key in whole else whole[copy_key(key)])
-        account.count("records", len(keys), len(lost))
-        for found, fate in (
-            (anew, "made anew, one of the two places told the other"),
-            (lost, "could not be read and have no copy"),
-        ):
-            for table, count in sorted(Counter(map(table_name, found)).items()):
-                account.say(f"{environment.name}: {count} {table} records {fate}")
-        return lost
-
-    return account.write(environment, work)
+    whole: dict[bytes, bytes] = {}
+    damaged: dict[bytes, tuple[bytes, str]] = {}
+    for view, value in transaction.raw.cursor():
+        key = bytes(view)
+        if key[0] == Table.RUN:
+            break
+        if key[0] not in SNAPSHOTS:
+            try:
+                whole[key], _ = read_record(key, value)
+            except (CorruptRecord, ValueError) as error:
+                damaged[key] = bytes(value), str(error)
+    keys = {copied_key(key) if key[0] == Table.COPY else key for key in (*whole, *damaged)}
+    lost = [key for key in sorted(keys) if key not in whole and copy_key(key) not in whole]
+    anew = [key for key in sorted(keys - {*lost}) if key not in whole or copy_key(key) in damaged]
+    for key in lost:
+        stands = key if key in damaged else copy_key(key)
+        value, reason = damaged[stands]
+        account.discard(Discarded(name, 0, None, reason, stands + value))
+        transaction.delete(key)
+    for key in anew:
+        transaction.put(key, whole[key] if key in whole else whole[copy_key(key)])
+    account.count("records", len(keys), len(lost))
+    for found, fate in (
+        (anew, "made anew, one of the two places told the other"),
+        (lost, "could not be read and have no copy"),
+    ):
+        for table, count in sorted(Counter(map(table_name, found)).items()):
+            account.say(f"{name}: {count} {table} records {fate}")
+    return lost
 
 
 def _counter(raw: Reads, name: str) -> int | None:
@@ -174,13 +170,9 @@ def mend_topics(transaction: Transaction, logs: Iterable[int], account: Account)
 
 
 def recover_topic(
-    transaction: Transaction,
-    suffix: str,
-    account: Account,
-    *,
-    topic_id: int | None = None,
+    transaction: Transaction, suffix: str, account: Account, *, topic_id: int | None = None,
     first_ledger: int | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Make a topic for messages whose topic nothing tells, with a subscription that holds them; returns its id."""
     name = f"persistent://public/default/{RECOVERED}-{suffix}"
     if topic_id is not None:  # which is the next that the counter gives out, or a later one

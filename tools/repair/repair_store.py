@@ -98,7 +98,7 @@ class _Repair:
         rewrite_broken(path, path / "main", "main", about_main, account)
         with closing(Environment(path / "main", name="main")) as main:
             describe(main, about_main, account)
-            lost = mend_records(main, account)
+            lost = account.write(main, mend_records, main.name, account)
             wal = WalRepair(path, self._store_id, catalog.oldest_segment(main), account)
             wal.apply(main, MAIN)
             lost_in = {place: self._mend_generation(place, directory) for place, directory in generations(path)}
@@ -120,7 +120,7 @@ class _Repair:
         rewrite_broken(self._path, directory, _name(place.start_ms), self._about(place), self._account)
         with closing(Environment(directory, name=_name(place.start_ms))) as environment:
             describe(environment, self._about(place), self._account)
-            lost = mend_records(environment, self._account)
+            lost = self._account.write(environment, mend_records, environment.name, self._account)
             with environment.read() as raw:
                 self._logs.update({ledger_id: topic_id for topic_id, ledger_id in read_logs(raw).items()})
         return lost
