@@ -80,50 +80,6 @@ class Marks(NamedTuple):
     acknowledged: BitMap
 
 
-class TopicMarkers:
-    """The markers of one topic, gathered ledger by ledger."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[tuple[int, int], list[tuple[UInt32s, npt.NDArray[np.bool_]]]] = {}
-        self._bins = np.zeros(len(_EDGES) + 1, dtype=np.int64)
-        self._untimed = 0
-
-    def add_ledger(self, runs: list[MarkerRun], tail: int, acknowledged: BitMap) -> None:
-        """The markers of one main-log ledger of `tail` entries, those in `acknowledged` acknowledged by all."""
-        done = np.zeros(tail, dtype=np.bool_)
-        done[ids_of(acknowledged)] = True
-        for run in runs:
-            limit = run.first_entry + len(run.entries)
-            piece = run.entries, done[run.first_entry : limit]
-            self._pieces.setdefault((run.target, run.base_ms), []).append(piece)
-        timed = [run for run in runs if run.fired_ms != UNTIMED]
-        self._untimed += sum(len(run.entries) for run in runs) - sum(len(run.entries) for run in timed)
-        if timed:
-            fired = np.repeat([run.fired_ms for run in timed], [len(run.entries) for run in timed])
-            late = fired - np.concatenate([run.dues for run in timed])
-            self._bins += np.bincount(np.searchsorted(_EDGES, late, side="right"), minlength=len(self._bins))
-
-    def by_target(self) -> dict[int, list[Marks]]:
-        """Marks by the ledger that they point into; more than one where they name several partitions for it."""
-        found: dict[int, list[Marks]] = {}
-        for (target, start_ms), pieces in self._pieces.items():
-            entries = np.concatenate([piece[0] for piece in pieces])
-            done = np.concatenate([piece[1] for piece in pieces])
-            marked = bitmap_of(entries)
-            doubled = BitMap()
-            if len(marked) < len(entries):
-                values, counts = np.unique(entries, return_counts=True)
-                doubled = bitmap_of(values[counts > 1])
-            acknowledged = marked - bitmap_of(entries[~done])
-            found.setdefault(target, []).append(Marks(start_ms, len(entries), marked, doubled, acknowledged))
-        return found
-
-    def lateness(self) -> dict[int, int]:
-        """Markers by the upper bound of their bin: UNTIMED unknown, 0 without a bound. Empty bins are left out."""
-        counts = {UNTIMED: self._untimed, **dict(zip((*LATENESS_EDGES_MS, 0), self._bins.tolist(), strict=True))}
-        return {below_ms: count for below_ms, count in counts.items() if count}
-
-
 def ranges_text(entries: BitMap) -> str:
     """Some entry ids for people: `3, 5, 7 and 12 more`."""
     shown = ", ".join(str(entry_id) for entry_id in entries[:_MOST_SHOWN])
@@ -157,6 +113,7 @@ class TopicFacts:
     """Every run of the kept ledgers could be read."""
     subscriptions: list[tuple[str, CursorRecord]] = field(default_factory=list)
     marks: dict[int, list[Marks]] = field(default_factory=dict)
+    """By the ledger that they point into; more than one where they name several partitions for it."""
     retention: tuple[int, int] | None = None
     """The policies `retention_ms` and `retention_bytes` in force; None: not known."""
 
@@ -228,18 +185,39 @@ class StoreFacts:
         return sorted(found)
 
     def take_markers(self, topic: TopicFacts, markers: Mapping[int, list[MarkerRun]], *, known: bool = True) -> None:
-        """Gather the markers of a topic, by the ledger that they stand in.
+        """Gather the markers of a topic, by the ledger that they stand in: marks by target, and how late they were.
 
         known False: a subscription that cannot be read may have acknowledged nothing.
         """
         topic.ledgers.sort()
-        gathered = TopicMarkers()
         cursors = [record for _, record in topic.subscriptions] if known else []
+        pieces: dict[tuple[int, int], list[tuple[UInt32s, npt.NDArray[np.bool_]]]] = defaultdict(list)
+        bins = np.zeros(len(_EDGES) + 1, dtype=np.int64)
+        untimed = 0
         for ledger in topic.ledgers:
-            done = self.acknowledged_of(cursors, ledger)
-            gathered.add_ledger(markers.get(ledger.ledger_id, []), ledger.entries, done)
-        topic.marks = gathered.by_target()
-        self.lateness += [LatenessRow(topic.name, *each) for each in sorted(gathered.lateness().items())]
+            done = np.zeros(ledger.entries, dtype=np.bool_)
+            done[ids_of(self.acknowledged_of(cursors, ledger))] = True
+            late = []
+            for run in markers.get(ledger.ledger_id, []):
+                count = len(run.entries)
+                pieces[run.target, run.base_ms].append((run.entries, done[run.first_entry : run.first_entry + count]))
+                if run.fired_ms == UNTIMED:
+                    untimed += count
+                else:
+                    late.append(run.fired_ms - run.dues)
+            if late:
+                bins += np.bincount(np.searchsorted(_EDGES, np.concatenate(late), side="right"), minlength=len(bins))
+        for (target, start_ms), parts in pieces.items():
+            entries, acknowledged = (np.concatenate(column) for column in zip(*parts, strict=True))
+            marked = bitmap_of(entries)
+            doubled = BitMap()
+            if len(marked) < len(entries):
+                values, counts = np.unique(entries, return_counts=True)
+                doubled = bitmap_of(values[counts > 1])
+            marks = Marks(start_ms, len(entries), marked, doubled, marked - bitmap_of(entries[~acknowledged]))
+            topic.marks.setdefault(target, []).append(marks)
+        by_bin = {UNTIMED: untimed, **dict(zip((*LATENESS_EDGES_MS, 0), bins.tolist(), strict=True))}
+        self.lateness += [LatenessRow(topic.name, *each) for each in sorted(by_bin.items()) if each[1]]
 
     def acknowledged_of(self, cursors: Sequence[CursorRecord], ledger: KeptLedger) -> BitMap:
         rows = [(cursor, self.acknowledged.get(cursor.subscription_id, {})) for cursor in cursors]

@@ -92,74 +92,41 @@ def scan_messages(
 def record_batch(batch: Batch, place: Sealed | None, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of `schema`, of a batch of a generation; None: of main logs. REQUIRES: the batch's transaction."""
     bodies = None if BODY_COLUMNS.isdisjoint(schema.names) else read_bodies(batch)
-    made = _Columns(batch, place, bodies)
-    return pa.RecordBatch.from_arrays([made.get(name) for name in schema.names], schema=schema)
 
-
-class _Columns:
-    """The columns of one batch, made when they are asked for."""
-
-    def __init__(self, batch: Batch, place: Sealed | None, bodies: Bodies | None) -> None:
-        self._batch = batch
-        self._place = place
-        self._bodies = bodies
-
-    def get(self, name: str) -> pa.Array:
-        if name in BODY_COLUMNS:
-            return getattr(self._bodies, name)
-        return _MAKERS[name](self)
-
-    def _of_range(self, values: list[object], kind: pa.DataType) -> pa.Array:
+    def of_range(values: list[object], kind: pa.DataType) -> pa.Array:
         array = pa.array(values, type=kind)
-        return array.take(pa.array(self._batch.places())) if len(values) > 1 else pa.repeat(array[0], self._batch.rows)
+        return array.take(pa.array(batch.places())) if len(values) > 1 else pa.repeat(array[0], batch.rows)
 
-    def topic(self) -> pa.Array:
-        return self._of_range([each.topic for each in self._batch.ranges], pa.string())
+    def of_place(value: object, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(value, kind), batch.rows)
 
-    def topic_id(self) -> pa.Array:
-        return self._of_range([each.topic_id for each in self._batch.ranges], pa.int64())
+    def due_ms() -> pa.Array:
+        unreadable = batch.dues == UNREADABLE_DUE
+        return pa.array(batch.dues, mask=unreadable if unreadable.any() else None)
 
-    def partition(self) -> pa.Array:
-        name = None if self._place is None else self._place.partition
-        return pa.repeat(pa.scalar(name, pa.string()), self._batch.rows)
-
-    def generation(self) -> pa.Array:
-        number = None if self._place is None else self._place.generation
-        return pa.repeat(pa.scalar(number, pa.int64()), self._batch.rows)
-
-    def due_ms(self) -> pa.Array:
-        dues = self._batch.dues
-        unreadable = dues == UNREADABLE_DUE
-        return pa.array(dues, mask=unreadable if unreadable.any() else None)
-
-    def body_bytes(self) -> pa.Array:
-        return pa.array(self._batch.body_spans()[1])
-
-    def dropped(self) -> pa.Array:
-        return pa.array(self._batch.dropped(self._batch.body_spans()[1]))
-
-    def replaces(self, which: int) -> pa.Array:
-        conditional = self._batch.conditional()
+    def replaces(which: int) -> pa.Array:
+        conditional = batch.conditional()
         if not conditional.any():
-            return pa.nulls(self._batch.rows, pa.int64())
-        return pa.array(self._batch.replaced()[which], mask=np.logical_not(conditional))
+            return pa.nulls(batch.rows, pa.int64())
+        return pa.array(batch.replaced()[which], mask=np.logical_not(conditional))
 
-
-_MAKERS: dict[str, Callable[[_Columns], pa.Array]] = {
-    "topic": _Columns.topic,
-    "topic_id": _Columns.topic_id,
-    "partition": _Columns.partition,
-    "generation": _Columns.generation,
-    "ledger_id": lambda columns: pa.array(columns._batch.ledger_ids()),
-    "entry_id": lambda columns: pa.array(columns._batch.entry_ids()),
-    "due_ms": _Columns.due_ms,
-    "body_bytes": _Columns.body_bytes,
-    "dropped": _Columns.dropped,
-    "withdrawn": lambda columns: pa.array(columns._batch.withdrawn()),
-    "conditional": lambda columns: pa.array(columns._batch.conditional()),
-    "replaces_ledger": lambda columns: columns.replaces(0),
-    "replaces_entry": lambda columns: columns.replaces(1),
-}
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "topic": lambda: of_range([each.topic for each in batch.ranges], pa.string()),
+        "topic_id": lambda: of_range([each.topic_id for each in batch.ranges], pa.int64()),
+        "partition": lambda: of_place(None if place is None else place.partition, pa.string()),
+        "generation": lambda: of_place(None if place is None else place.generation, pa.int64()),
+        "ledger_id": lambda: pa.array(batch.ledger_ids()),
+        "entry_id": lambda: pa.array(batch.entry_ids()),
+        "due_ms": due_ms,
+        "body_bytes": lambda: pa.array(batch.body_spans()[1]),
+        "dropped": lambda: pa.array(batch.dropped(batch.body_spans()[1])),
+        "withdrawn": lambda: pa.array(batch.withdrawn()),
+        "conditional": lambda: pa.array(batch.conditional()),
+        "replaces_ledger": lambda: replaces(0),
+        "replaces_entry": lambda: replaces(1),
+    }
+    arrays = [getattr(bodies, name) if name in BODY_COLUMNS else makers[name]() for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 _PAD = bytes(16)
