@@ -32,7 +32,7 @@ from .topics.dead_letters import DeadLetter
 from .topics.seeking import LogPositions, PublishedAt
 from .topics.topic_events import TopicEvent
 from .upkeep.maintenance import TickResult
-from .upkeep.schedule_record import Schedule
+from .upkeep.schedule import Schedule
 from .workers.worker import Worker
 
 __version__ = version("duelog")

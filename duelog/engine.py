@@ -34,8 +34,7 @@ from duelog.store.wal.write_ahead_log import WriteAheadLog
 from .control.control_server import ControlServer, MakeOperations
 from .keyed_messages import KeyedMessages, TopicKeys
 from .metrics import Instruments, StoreMetrics, instruments
-from .opening import OpenState
-from .recovery import Recovered, recover
+from .opening import OpenState, Recovered, recover
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter

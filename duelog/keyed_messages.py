@@ -32,6 +32,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -242,30 +243,19 @@ def _by_row(rows_of: Mapping[int, Sequence[int]], placed: Sequence[Sequence[Plac
     return {row: where for rows, here in pairs for row, where in zip(rows, here, strict=True)}
 
 
+@dataclass(eq=False, repr=False)
 class KeyedMessages:
     """The messages with keys of an open store: sent, found and cancelled. Thread-safe."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        partitions: PartitionSet,
-        policies: DelayPolicies,
-        quotas: PendingQuotas,
-        sender: Sender,
-        keys: TopicKeys,
-        withdrawals: Withdrawals,
-        succession: Succession,
-        listeners: Sequence[StoreListener],
-    ) -> None:
-        self._topics = topics
-        self._partitions = partitions
-        self._policies = policies
-        self._quotas = quotas
-        self._sender = sender
-        self._keys = keys
-        self._withdrawals = withdrawals
-        self._succession = succession
-        self._listeners = listeners
+    _topics: Topics
+    _partitions: PartitionSet
+    _policies: DelayPolicies
+    _quotas: PendingQuotas
+    _sender: Sender
+    _keys: TopicKeys
+    _withdrawals: Withdrawals
+    _succession: Succession
+    _listeners: Sequence[StoreListener]
 
     def send(self, name: TopicName, encoded: EncodedMessage, dedup: Dedup, writing_at: Callable[[], int]) -> MessageId:
         """Send one message as `Topic.send` does. writing_at: returns the time; raises if the store takes no writes."""

@@ -32,9 +32,8 @@ from duelog.store.position import Position
 
 from .topics.inline import InlineMessages, unacknowledged
 from .topics.seeking import first_due
-from .topics.subscription_state import DeliveryCounts, SubscriptionState
 from .topics.topic_list import Topics
-from .topics.topic_state import TopicState
+from .topics.topic_state import DeliveryCounts, SubscriptionState, TopicState
 from .upkeep.quarantine import Quarantine
 
 

@@ -28,8 +28,7 @@ from .sending.sender import Sender
 from .stats import SubscriptionStats
 from .subscription_admin import SubscriptionAdmin
 from .topics.seeking import SeekTarget, go_to
-from .topics.subscription_state import Part, SubscriptionState
-from .topics.topic_state import TopicState
+from .topics.topic_state import Part, SubscriptionState, TopicState
 
 _NONE = ReceivedMessages("", "")
 _NO_FACTS = Facts(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from pyroaring import BitMap
@@ -16,12 +17,12 @@ from .delivery.position_set import group_places
 from .engine import Engine
 from .stats import SubscriptionStats
 from .topics.seeking import SeekTarget, expired, go_to
-from .topics.subscription_state import FOR_EVER_MS, SubscriptionState
-from .topics.topic_state import TopicState
+from .topics.topic_state import FOR_EVER_MS, SubscriptionState, TopicState
 
 _AT_ONCE = 64
 
 
+@dataclass(eq=False, repr=False)
 class SubscriptionAdmin:
     """A subscription of a topic, whether consumers are attached or not. Made by Topic.subscription; thread-safe.
 
@@ -29,10 +30,9 @@ class SubscriptionAdmin:
     changes something raises StoreFull and StoreFailed too. `peek` and `stats` are for stores open read-only as well.
     """
 
-    def __init__(self, engine: Engine, topic: TopicState, state: SubscriptionState) -> None:
-        self._engine = engine
-        self._topic = topic
-        self._state = state
+    _engine: Engine
+    _topic: TopicState
+    _state: SubscriptionState
 
     @property
     def name(self) -> str:

@@ -33,8 +33,7 @@ from .subscription_admin import SubscriptionAdmin
 from .topics.seeking import LogPositions, SeekTarget, log_positions
 from .topics.topic_state import TopicState
 from .upkeep.recurring import first_occurrence
-from .upkeep.schedule_record import Schedule
-from .upkeep.timetable import DEFAULT_GRACE, MISFIRES, WITH_GRACE, Misfires, Timetable
+from .upkeep.schedule import DEFAULT_GRACE, MISFIRES, WITH_GRACE, Misfires, Schedule, Timetable
 
 
 class Topic:

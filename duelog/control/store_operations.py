@@ -29,8 +29,7 @@ from ..topic import Topic
 from ..topics.dead_letters import DeadLetter, Letters
 from ..topics.seeking import PublishedAt, SeekTarget
 from ..upkeep.maintenance import TickResult
-from ..upkeep.schedule_record import Schedule
-from ..upkeep.timetable import Misfires
+from ..upkeep.schedule import Misfires, Schedule
 
 _log = logging.getLogger("duelog.control")
 

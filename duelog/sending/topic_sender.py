@@ -46,7 +46,7 @@ class SendKeyed(Protocol):
 
 
 EncodedMessage = tuple[int, bytes, int]
-"""Of one message the due time that it asks for, its body, and the time at which it was encoded (epoch ms)."""
+"""The due time that one message asks for, its body, and the time at which it was encoded (epoch ms)."""
 
 DeliverAt = Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None
 """Due times of payloads: for each (ints, or an integer array), or one for all."""

@@ -22,7 +22,7 @@ from duelog.store.log import catalog
 from duelog.store.log.documents import Document
 from duelog.store.log.scan import runs
 
-from ..upkeep.schedule_record import unpack_schedule
+from ..upkeep.schedule import unpack_schedule
 
 SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 """Tables of snapshots: a snapshot says of itself whether it is whole."""

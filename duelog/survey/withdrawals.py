@@ -27,7 +27,7 @@ from duelog.store.env.memtable import Reads
 from duelog.store.errors import CorruptRecord
 from duelog.store.log.scan import runs
 
-from ..upkeep.schedule_record import schedule_rows, unpack_schedule
+from ..upkeep.schedule import schedule_rows, unpack_schedule
 
 ByLedger = dict[int, BitMap]
 """Entries by the ledger id of their log."""

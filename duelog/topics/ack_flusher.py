@@ -16,9 +16,8 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files.failpoints import reach
 
-from .subscription_state import SubscriptionState
 from .topic_list import TrimAgenda
-from .topic_state import TopicState
+from .topic_state import SubscriptionState, TopicState
 
 Acknowledged = tuple[TopicState, SubscriptionState, Mapping[int, BitMap]]
 """Acknowledged entries of a subscription of a topic, by ledger id."""

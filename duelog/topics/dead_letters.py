@@ -49,9 +49,8 @@ from duelog.store.position import MessageId, Position
 
 from ..delivery.position_set import group_by_ledger
 from .ack_flusher import AckFlusher, Acknowledged, Moves
-from .subscription_state import SubscriptionState
 from .topic_list import Topics
-from .topic_state import TopicState
+from .topic_state import SubscriptionState, TopicState
 
 KEEPER = "dead-letters"
 """Name of the subscription that holds the letters of a dead-letter topic."""

@@ -32,8 +32,7 @@ from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId, Position
 
 from .ack_flusher import AckFlusher
-from .subscription_state import SubscriptionState
-from .topic_state import TopicState
+from .topic_state import SubscriptionState, TopicState
 
 _DUE = attrgetter("due_ms")
 

@@ -22,8 +22,7 @@ from duelog.store.message import ReceivedMessage, at_ms
 from duelog.store.position import BEFORE_FIRST, MessageId, Position, position_at
 
 from .inline import InlineMessages
-from .subscription_state import SubscriptionState
-from .topic_state import TopicState
+from .topic_state import SubscriptionState, TopicState
 
 _AT_ONCE = 64
 """Messages read in one go in search of a publish time: payloads may be large."""

@@ -24,9 +24,8 @@ from duelog.store.names import TopicName
 from duelog.store.position import BEFORE_FIRST, Position
 from duelog.store.timer_queue import TimerQueue
 
-from .subscription_state import FOR_EVER_MS, KEEPER, PAUSED, SubscriptionState
 from .topic_events import TopicEvents
-from .topic_state import TopicState
+from .topic_state import FOR_EVER_MS, KEEPER, PAUSED, SubscriptionState, TopicState
 
 
 class TrimAgenda:

@@ -1,24 +1,347 @@
-"""A topic in memory: its main log, its subscriptions, and the condition on which its receivers wait."""
+"""A topic in memory: its main log, its subscriptions, and the condition on which its receivers wait.
+
+A subscription has its acknowledgements, what is handed out, and its consumers, all guarded by its `lock`, which no
+thread holds while waiting for a commit.
+"""
 
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from pyroaring import BitMap
 
-from duelog.delivery.acks import AckSet
+from duelog.delivery.acks import AckChanges, AckSet, LedgerList
+from duelog.delivery.attempt_counts import AttemptCounts
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.store.clock import Monitor
-from duelog.store.codec.format import CursorRecord
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import CursorRecord, attempts_key
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.names import TopicName
+from duelog.store.policy.policies import EffectivePolicies, merge
 from duelog.store.position import BEFORE_FIRST, Position
+from duelog.store.received_messages import ReceivedMessages
 
-from .subscription_state import SubscriptionState
+from ..delivery.consumer_arguments import Failover, chosen
+from ..delivery.dispatcher import Dispatcher, SubscriptionType
+from ..delivery.due_reader import DueReader
+from ..delivery.key_slots import KeyShared, check_apart
+
+_NONE: Mapping[tuple[int, int], bytes | None] = {}
+PAUSED = 0x01
+"""Flag of a cursor: the subscription is paused."""
+
+FOR_EVER_MS = 2**63 - 1
+"""The end of a pause that has none."""
+
+KEEPER = 0x02
+"""Flag of a cursor: the subscription holds dead letters (dead_letters.py)."""
+
+
+Part = Failover | KeyShared | None
+"""How a consumer takes part, where its type has more than one way."""
+
+
+@dataclass(slots=True)
+class DeliveryCounts:
+    """How many messages a subscription was handed, acknowledged and lost to other ends since its store was opened.
+
+    Counted by the batch, under the subscription's lock; statistics and metrics read the same numbers.
+
+    received: handed to consumers, each time again. redelivered: those of them that had been handed out before.
+
+    acknowledged: by consumers, and skipped. dead_lettered: moved to the dead-letter topic. expired: acknowledged
+    because their time to live was over. None counts twice among the last three.
+    """
+
+    received: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    dead_lettered: int = 0
+    expired: int = 0
+
+    def hand_out(self, batch: ReceivedMessages) -> None:
+        self.received += len(batch)
+        counts = batch.redelivery_counts
+        if any(counts):
+            self.redelivered += len(counts) - counts.count(0)
+
+    def __add__(self, other: DeliveryCounts) -> DeliveryCounts:
+        return DeliveryCounts(*map(operator.add, astuple(self), astuple(other)))
+
+
+class SubscriptionState:
+    """One subscription of a topic of an open store; one that is not `durable`, a reader, is nowhere else."""
+
+    def __init__(
+        self,
+        topic_id: int,
+        topic: str,
+        name: str,
+        record: CursorRecord,
+        acks: AckSet,
+        *,
+        durable: bool = True,
+        attempts: AttemptCounts | None = None,
+    ) -> None:
+        self.topic_id = topic_id
+        self.topic = topic
+        self.name = name
+        self.record = record
+        self.acks = acks
+        self.attempts = AttemptCounts() if attempts is None else attempts
+        """The failed deliveries, also while there is no consumer."""
+        self.counts = DeliveryCounts()
+        self.durable = durable
+        self.lock = threading.Lock()
+        self.deleted = False
+        self.paused_until_ms = FOR_EVER_MS if record.flags & PAUSED else 0
+        """When its pause ends (epoch ms); in the past: it is not paused."""
+        self.keeper = bool(record.flags & KEEPER)
+        self.policies: EffectivePolicies = merge(())
+        """The policies in force, from its first consumer on; replaced when they change."""
+        self._dispatcher: Dispatcher | None = None
+        self.reader: DueReader | None = None
+        self.gone: list[Position] = []
+        """Positions that the reader met whose messages do not exist any more: to be acknowledged."""
+        self.type: SubscriptionType | None = None
+        """The type of its consumers; None while it has had none since the store was opened."""
+        self._key_shared = KeyShared()
+        """How its consumers order keys, their ranges apart."""
+        self._consumers: dict[int, Part] = {}
+        """By id, in the order in which they came."""
+        self.running: dict[int, Callable[[], int | None]] = {}
+        """By consumer that is a worker's: since when its longest running handler runs (epoch ms); None: none does."""
+        self._told: dict[int, bool] = {}
+        """By consumer, the state it was last notified of: True if a failover subscription serves it."""
+        self._ids = itertools.count(1)
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many messages one consumer may hold; 0: any number, as of readers."""
+        return self.policies.max_in_flight if self.durable else 0
+
+    def expired_ms(self, policies: EffectivePolicies, now_ms: int) -> int:
+        """The latest due time of a message that has outlived the policies' time to live by now; -1: there is none.
+
+        Neither a reader's messages expire by it, nor what a keeper of dead letters holds.
+        """
+        return now_ms - policies.ttl_ms if policies.ttl_ms and self.durable and not self.keeper else -1
+
+    @property
+    def consumers(self) -> int:
+        return len(self._consumers)
+
+    @property
+    def dispatcher(self) -> Dispatcher | None:
+        """Its deliveries, None before the first consumer; mended where they were torn. REQUIRES: the lock."""
+        dispatcher = self._dispatcher
+        if dispatcher is not None and dispatcher.torn and self.reader is not None:
+            dispatcher.mend(sorted(self._consumers), self.reader.rewind)
+        return dispatcher
+
+    def attach(
+        self,
+        type_: SubscriptionType,
+        reader: Callable[[], DueReader],
+        ledgers: LedgerList,
+        policies: Callable[[], EffectivePolicies],
+        part: Part,
+        now_ms: int,
+    ) -> int:
+        """Add a consumer; returns its id. Raises UnknownSubscription once deleted, ConsumerBusy, InvalidArgument.
+
+        Busy: exclusive and taken, or of another type. Invalid: what a Failover chooses, or
+        ranges of a KeyShared that are another consumer's.
+        """
+        with self.lock:
+            if self.deleted:
+                raise UnknownSubscription(self.topic, self.name)
+            if self._consumers and self.type != type_:
+                raise ConsumerBusy(self.topic, self.name, f"its consumers are {self.type}, asked for {type_}")
+            if self._consumers and type_ == "exclusive":
+                raise ConsumerBusy(self.topic, self.name, "it is exclusive and has a consumer")
+            key_shared = part if isinstance(part, KeyShared) else KeyShared()
+            if self._consumers:
+                self._check_keys(key_shared)
+            self.policies = policies()
+            dispatcher = self.dispatcher
+            fits = self.type == type_ and key_shared.goes_with(self._key_shared)
+            if dispatcher is None or self.reader is None or not fits:
+                if self.reader is not None:
+                    self.reader.close()
+                self.reader = reader()
+                timeout_ms = self.policies.ack_timeout_ms or None
+                dispatcher = Dispatcher(
+                    self.acks,
+                    self.reader,
+                    ledgers,
+                    type=type_,
+                    ack_timeout_ms=timeout_ms,
+                    key_shared=key_shared,
+                    counts=self.attempts,
+                )
+                self._dispatcher = dispatcher
+                self.type = type_
+                self._key_shared = key_shared
+            elif not self._consumers:
+                mark_delete = self.acks.mark_delete
+                self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
+            consumer = next(self._ids)
+            self._consumers[consumer] = part
+            try:
+                active = self._chosen() if type_ == "failover" else None
+                dispatcher.add_consumer(consumer, key_shared.ranges)
+            except BaseException:
+                del self._consumers[consumer]
+                raise
+            if active is not None:
+                self._activate(dispatcher, active, now_ms)
+            return consumer
+
+    def _check_keys(self, key_shared: KeyShared) -> None:
+        """Raise ConsumerBusy, InvalidArgument for what does not go with the consumers that are there."""
+        if not key_shared.goes_with(self._key_shared):
+            reason = "its consumers order keys in another way, or have ranges where this one has not, or none"
+            raise ConsumerBusy(self.topic, self.name, reason)
+        parts = [part for part in self._consumers.values() if isinstance(part, KeyShared)]
+        check_apart(key_shared.ranges or (), [pair for part in parts for pair in part.ranges or ()])
+
+    def _chosen(self) -> int:
+        parts = self._consumers.items()
+        return chosen({each: part if isinstance(part, Failover) else Failover() for each, part in parts})
+
+    def _activate(self, dispatcher: Dispatcher, active: int, now_ms: int) -> None:
+        """Have a failover subscription serve this consumer, and tell those for which that is new."""
+        if dispatcher.active != active:
+            dispatcher.activate(active, now_ms)
+        told, self._told = self._told, {consumer: consumer == active for consumer in self._consumers}
+        for consumer, is_active in self._told.items():
+            part = self._consumers[consumer]
+            on_change = part.on_change if isinstance(part, Failover) else None
+            if on_change is not None and told.get(consumer) != is_active:
+                call_supplied(on_change, is_active)
+
+    def follow(self, policies: Callable[[], EffectivePolicies], now_ms: int) -> None:
+        with self.lock:
+            self.policies = policies()
+            if self.dispatcher is not None:
+                self.dispatcher.set_ack_timeout(self.policies.ack_timeout_ms or None, now_ms)
+
+    def detach(self, consumer: int, now_ms: int, *, failed: bool = True) -> None:
+        """Remove a consumer; what it has not acknowledged is handed out again, with `failed` as failed deliveries."""
+        with self.lock:
+            self.running.pop(consumer, None)
+            if consumer in self._consumers and self.dispatcher is not None:
+                if consumer in self.dispatcher.consumers:
+                    self.dispatcher.remove_consumer(consumer, now_ms, failed=failed)
+                del self._consumers[consumer]
+                if self._consumers and self.type == "failover":
+                    active = next(iter(self._consumers))
+                    with suppress(InvalidArgument):
+                        active = self._chosen()
+                    self._activate(self.dispatcher, active, now_ms)
+                if not self._consumers and self.reader is not None:
+                    self.reader.close()
+                    self.deleted |= not self.durable
+
+    def seek(self, mark_delete: Position, not_due: Mapping[int, BitMap], ledgers: LedgerList) -> None:
+        """Go to just after `mark_delete`; what of `not_due` lies before it comes too. REQUIRES: the lock."""
+        if self.dispatcher is None or self.reader is None:
+            self.acks.begin(mark_delete, not_due, ledgers)
+            self.attempts.clear()
+        else:
+            self.dispatcher.seek(mark_delete, not_due)
+            self.reader.rewind(self.dispatcher.read_position)
+
+    def trimmed(self, first_ledger: int, ledgers: LedgerList) -> None:
+        """The ledgers before `first_ledger` are gone. REQUIRES: the lock."""
+        if self.dispatcher is not None:
+            self.dispatcher.trimmed(first_ledger)
+        else:
+            self.acks.trim_to(first_ledger, ledgers)
+            self.attempts.forget_through(Position(first_ledger, BEFORE_FIRST))
+
+    def acknowledge(self, entries: Mapping[int, BitMap], ledgers: LedgerList) -> int:
+        """Acknowledge entries by ledger id in memory, wherever they are; how many were not before.
+
+        REQUIRES: the lock.
+        """
+        if self.dispatcher is not None:
+            return self.dispatcher.ack_entries(None, entries)
+        for ledger_id, of_ledger in entries.items():
+            self.attempts.forget(ledger_id, of_ledger)
+        return sum(self.acks.ack(ledger_id, of_ledger, ledgers) for ledger_id, of_ledger in entries.items())
+
+    def log_held(self) -> None:
+        with self.lock:
+            if self.dispatcher is not None:
+                self.dispatcher.outstanding.log_held()
+
+    def take_gone(self) -> list[Position]:
+        """Empty `gone` and return what was in it. REQUIRES: the lock."""
+        gone = self.gone.copy()
+        self.gone.clear()
+        return gone
+
+    def pause_ends_ms(self, now_ms: int) -> int | None:
+        """When its pause ends by itself; None: it does not, or there is none."""
+        return self.paused_until_ms if now_ms < self.paused_until_ms < FOR_EVER_MS else None
+
+    def write_paused(self, transaction: Transaction, until_ms: int) -> None:
+        """Record until when the subscription is paused; 0: it is not."""
+        key = fmt.cursor_key(self.topic_id, self.name)
+        fields = transaction.get(key)
+        if fields is None:
+            raise UnknownSubscription(self.topic, self.name)
+        record = CursorRecord.unpack(fields)
+        flags = record.flags | PAUSED if until_ms else record.flags & ~PAUSED
+        transaction.put(key, record._replace(flags=flags).pack())
+        pause_key = fmt.pause_key(record.subscription_id)
+        if 0 < until_ms < FOR_EVER_MS:
+            transaction.put(pause_key, fmt.pack_u64(until_ms))
+        else:
+            transaction.delete(pause_key)
+
+        def paused() -> None:
+            self.paused_until_ms = until_ms
+
+        transaction.after_commit(paused)
+
+    def write_changes(
+        self, transaction: Transaction, changes: AckChanges, attempts: Mapping[tuple[int, int], bytes | None] = _NONE
+    ) -> None:
+        """Put what `acks` and `attempts` gave into a transaction; a no-op once the subscription is deleted."""
+        key = fmt.cursor_key(self.topic_id, self.name)
+        fields = transaction.get(key)
+        if fields is None:
+            return
+        record = CursorRecord.unpack(fields)
+        if changes.mark_delete_changed:
+            position = changes.mark_delete
+            record = record._replace(ledger_id=position.ledger_id, next_entry=position.entry_id + 1)
+            transaction.put(key, record.pack())
+        for ledger_id, bitmap in changes.acked.items():
+            acked_key = fmt.acked_key(record.subscription_id, ledger_id)
+            if bitmap is None:
+                transaction.delete(acked_key)
+            else:
+                transaction.put(acked_key, bitmap)
+        for (ledger_id, block), rows in attempts.items():
+            row_key = attempts_key(record.subscription_id, ledger_id, block)
+            if rows is None:
+                transaction.delete(row_key)
+            else:
+                transaction.put(row_key, rows)
 
 
 class TopicState:

@@ -20,9 +20,8 @@ from duelog.store.policy.policy_records import Scope
 from ..sending.delay_policies import DelayPolicies
 from ..topics.ack_flusher import AckFlusher
 from ..topics.seeking import expired
-from ..topics.subscription_state import SubscriptionState
 from ..topics.topic_list import Topics, TrimAgenda
-from ..topics.topic_state import TopicState
+from ..topics.topic_state import SubscriptionState, TopicState
 
 _PARTS = 16
 _LEAST_MS = 1_000

@@ -252,6 +252,7 @@ _PAUSE_MS = 60_000
 _PAUSE_TIMES = 100
 
 
+@dataclass(eq=False, repr=False)
 class IdSweep:
     """Removes records of keys and of numbered messages whose messages are gone, a page at a time.
 
@@ -261,10 +262,11 @@ class IdSweep:
     processor. Without such records a pass is one look into the main environment. For the tick alone.
     """
 
-    def __init__(self, main: Environment, partitions: PartitionSet, topics: Topics) -> None:
-        self._main = main
-        self._partitions = partitions
-        self._topics = topics
+    _main: Environment
+    _partitions: PartitionSet
+    _topics: Topics
+
+    def __post_init__(self) -> None:
         self.is_wanted = False
         """True when a partition or a ledger was removed after the last pass began."""
         self._next: bytes | None = None

@@ -35,8 +35,7 @@ from duelog.store.position import MessageId
 
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
-from .schedule_record import Schedule, pack_schedule, schedule_rows, unpack_schedule
-from .timetable import Due
+from .schedule import Due, Schedule, pack_schedule, schedule_rows, unpack_schedule
 
 _log = logging.getLogger("duelog.maintenance")
 

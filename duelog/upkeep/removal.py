@@ -21,7 +21,7 @@ from ..topics.topic_list import Topics, TrimAgenda
 from ..topics.topic_state import TopicState
 from .maintenance import Maintenance
 from .policies_in_force import PolicyChanges
-from .schedule_record import schedule_rows
+from .schedule import schedule_rows
 
 
 @dataclass(eq=False, repr=False)

@@ -50,7 +50,7 @@ class Table(IntEnum):
     SEQUENCE = 0x52  # main: topic id, producer name, block -> roaring bitmap
     KEY = 0x53  # main: topic id, deduplication key -> its message (sent_ids.py)
     NUMBERED = 0x54  # main: topic id, producer name, last number -> the ids of the messages (sent_ids.py)
-    RECURRENCE = 0x55  # main: topic id, schedule name -> msgpack (duelog/upkeep/schedule_record.py)
+    RECURRENCE = 0x55  # main: topic id, schedule name -> msgpack (duelog/upkeep/schedule.py)
     SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
     SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps (snapshot/snapshot_format.py)
     SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> snapshot/snapshot_format.py: Metadata

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from duelog import recovery
+from duelog import opening
 from duelog.cleanup import adoption, log_claims
 from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
@@ -183,7 +183,7 @@ def ack_before_disk() -> None:
 
 def no_sweep() -> None:
     """Opening does not finish what a crash left."""
-    _patch(recovery, "sweep", lambda _: lambda path, main: None)
+    _patch(opening, "sweep", lambda _: lambda path, main: None)
 
 
 def remove_before_record() -> None:
@@ -233,12 +233,12 @@ def released_before_applying() -> None:
 
 def no_replay() -> None:
     """Opening leaves what the write-ahead log holds where it is, and goes on behind it."""
-    _patch(recovery, "fill_memtables", lambda _: lambda *arguments: None)
+    _patch(opening, "fill_memtables", lambda _: lambda *arguments: None)
 
 
 def replays_what_is_applied() -> None:
     """Opening takes every row of the write-ahead log for unapplied."""
-    _patch(recovery, "applied_position", lambda _: lambda raw: -1)
+    _patch(opening, "applied_position", lambda _: lambda raw: -1)
 
 
 def group_in_parts() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from duelog import DelayedStore, ManualClock, Message
 from duelog.store.config import Durability
 from duelog.topics.dead_letters import DeadLetters
-from duelog.topics.subscription_state import SubscriptionState
+from duelog.topics.topic_state import SubscriptionState
 from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, START_MS, say
 

@@ -24,7 +24,7 @@ from duelog import DelayedStore, ManualClock, Schedule, Topic
 from duelog.errors import InvalidArgument
 from duelog.markers.withdrawal import Succession
 from duelog.store.config import Durability
-from duelog.upkeep.timetable import MISFIRES, WITH_GRACE
+from duelog.upkeep.schedule import MISFIRES, WITH_GRACE
 from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, START_MS, say
 from tests.duelog.upkeep.twin_schedule import Asked, TwinSchedule

@@ -15,7 +15,7 @@ from duelog.markers.firing.pending_log import LogState, PendingLog
 from duelog.markers.firing.suspensions import Suspensions
 from duelog.store.clock import Monitor
 from duelog.store.errors import DuelogError
-from duelog.topics.subscription_state import SubscriptionState
+from duelog.topics.topic_state import SubscriptionState
 from duelog.upkeep.maintenance import Maintenance
 from duelog.upkeep.scheduler import Scheduler
 

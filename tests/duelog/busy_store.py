@@ -38,7 +38,7 @@ def config(durability: Durability = "none", wal_bytes: int = 64 << 20) -> StoreC
 
 
 class Twin(NamedTuple):
-    """What is to be delivered: due times by topic and payload, and what each subscription has acknowledged for good."""
+    """Messages to deliver: due times by topic and payload, and what each subscription has acknowledged for good."""
 
     now_ms: int
     due: dict[tuple[str, bytes], int]
@@ -64,7 +64,7 @@ class BusyStore:
                 self.store.topic(topic).subscribe(name).close()
 
     def twin(self) -> Twin:
-        """What is to be delivered as of now."""
+        """A twin of the messages to be delivered now."""
         acknowledged = {name: set(found) for name, found in self._acknowledged.items()}
         return Twin(self.clock.now_ms(), dict(self._due), acknowledged)
 

@@ -30,7 +30,7 @@ def received(consumer: Subscription, most: int = 1_000) -> list[bytes]:
 
 
 def payloads_of(store: DelayedStore, *topics: str) -> list[bytes]:
-    """What subscription `s` of each topic has to receive now, acknowledged durably."""
+    """Payloads that subscription `s` of each topic receives now, acknowledged durably."""
     found = []
     for topic in topics or ("t",):
         with store.topic(topic).subscribe("s", type="shared") as consumer:

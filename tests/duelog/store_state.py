@@ -77,5 +77,5 @@ def main_of(path: Path) -> Environment:
 
 
 def shown(error: DuelogError, value: object) -> bool:
-    """Whether an error's text has the value in it, shortened where it is long."""
+    """True if an error's text has the value in it, shortened where it is long."""
     return repr(value)[:100] in str(error)

@@ -1,13 +1,12 @@
 """Backups at any instant of a busy store are that instant: each copy is drained against a twin of it.
 
 What else is done comes between any two steps of a backup, one thing after the other and by a seed, so that what fails
-can be repeated. `DUELOG_BACKUPS=200` has so many made instead of 30, a third of them by another process.
+can be repeated. `DUELOG_BACKUPS=200` has so many made instead of 8, a third of them by another process.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,14 +20,15 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from tests.duelog.backup_windows import AFTER, BEFORE, COPY, DONE, INSTANT, saying_where, trusting_what_is_newer
 from tests.duelog.busy_store import HOUR_MS, START_MS, SUBSCRIPTIONS, BusyStore, Twin, assert_is
+from tests.proof import length
 
-BACKUPS = int(os.environ.get("DUELOG_BACKUPS", "30"))
-A_STORE = 5
+BACKUPS = length("DUELOG_BACKUPS", 8, 30)
+A_STORE = 4
 """Backups of one store; the next ones are of another."""
 
 
 class Meanwhile:
-    """What is done to a busy store while a backup is made of it, and the twin of the instant that it is of."""
+    """Actions on a busy store while a backup is made of it, and the twin of its instant."""
 
     def __init__(self, busy: BusyStore, seed: int) -> None:
         self._busy = busy
@@ -104,9 +104,10 @@ class OtherProcess:
         self._process.stdout.close()
 
 
+@pytest.mark.series
 @pytest.mark.parametrize("seed", range(-(-BACKUPS * 2 // 3 // A_STORE)))
 def test_a_backup_is_the_store_at_one_instant(tmp_path: Path, seed: int) -> None:
-    """What was stored, fired, cancelled, rescheduled and acknowledged by then is so in the copy, and nothing later."""
+    """The copy has what was stored, fired, cancelled, rescheduled and acknowledged by then, and nothing later."""
     busy = BusyStore(tmp_path / "store", seed)
     for number in range(A_STORE):
         busy.act(30)
@@ -119,6 +120,7 @@ def test_a_backup_is_the_store_at_one_instant(tmp_path: Path, seed: int) -> None
     assert busy.done.keys() >= {"fired", "closed", "snapshots", "cancel", "reschedule"}
 
 
+@pytest.mark.series
 @pytest.mark.parametrize("seed", range(1_000, 1_000 + -(-BACKUPS // 3 // A_STORE)))
 def test_a_backup_by_another_process_is_the_store_at_one_instant(tmp_path: Path, seed: int) -> None:
     """Also while the process that writes deletes partitions and goes over to compacted ones."""
@@ -175,7 +177,7 @@ def test_partitions_that_another_process_replaces_and_deletes_while_it_is_backed
 def test_what_is_done_while_backups_are_made_is_of_every_kind(tmp_path: Path) -> None:
     """Else the others would prove little: partitions are deleted and replaced by compaction, too."""
     done: Counter[str] = Counter()
-    for seed in range(4):
+    for seed in range(2):
         busy = BusyStore(tmp_path / f"store{seed}", seed)
         busy.act(300)
         done.update(busy.done)
@@ -203,7 +205,7 @@ def test_an_engine_that_trusts_what_is_newer_than_the_instant_is_found_out(tmp_p
 
 
 def test_an_instant_too_close_to_a_commit_does_not_count(tmp_path: Path) -> None:
-    """What is sent right after it may be in a partition that was looked at before: another one is found."""
+    """A message sent right after it may be in a partition that was looked at before: another one is found."""
     busy = BusyStore(tmp_path / "store", 0)
     busy.store.topic("a").send(b"before", deliver_after=60)
     places = []

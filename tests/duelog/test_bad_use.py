@@ -91,7 +91,7 @@ def test_a_bad_number_of_messages_is_refused(reader: Subscription, count: Any) -
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, "1", True, 1e12, timedelta(seconds=-1)])
 def test_a_bad_time_to_wait_is_refused(reader: Subscription, seconds: Any) -> None:
-    """As a timeout of a receive and as a delay of a nack."""
+    """For the timeout of a receive and the delay of a nack."""
     with pytest.raises(InvalidArgument, match="timeout="):
         reader.receive(1, timeout=seconds)
     with pytest.raises(InvalidArgument, match="delay="):

@@ -54,9 +54,8 @@ def test_what_is_sent_counts_whatever_way_it_takes(topic: Topic, collector: Coll
     assert collector.value(SENT, pulsar_topic=topic.name) == 12
 
 
-def test_a_batch_for_several_topics_counts_for_each(open_store: OpenStore) -> None:
+def test_a_batch_for_several_topics_counts_for_each(store: DelayedStore) -> None:
     """And for the store their sum."""
-    store = open_store(config=CONFIG)
     store.send_batch([("a", Message(b"x")), ("b", Message(b"x", deliver_after=60)), ("a", Message(b"x"))])
     assert [store.topic(name).stats().sent for name in "ab"] == [2, 1]
     assert store.stats().sent == 3
@@ -121,7 +120,7 @@ def test_what_is_for_another_subscription_is_not_received(topic: Topic, clock: M
 def test_the_age_of_the_oldest_unacknowledged_is_how_long_it_has_been_due(
     topic: Topic, clock: ManualClock, collector: Collector
 ) -> None:
-    """Of a delayed message from its due time on; of the next one once it is acknowledged; 0 where none is left."""
+    """A delayed message counts from its due time on; then the next one; 0 where none is left."""
 
     def age() -> int:
         found = topic.subscription("s").stats().oldest_unacknowledged_ms
@@ -167,7 +166,7 @@ def used(tmp_path: Path) -> Path:
 
 
 def test_counters_begin_anew_with_each_opening_and_the_age_does_not(used: Path) -> None:
-    """As Prometheus expects of counters; how old the backlog is says the store itself."""
+    """Counters begin at 0, as Prometheus expects; the store itself says how old the backlog is."""
     with DelayedStore.open(used, CONFIG, clock=ManualClock(START_MS + 9_000)) as store:
         stats = store.topic("t").stats()
         assert stats.sent == 0

@@ -27,11 +27,13 @@ from duelog.tools.dump import open_environment, rows
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.aio.test_aio import in_a_loop
 from tests.duelog.side_by_side import crashed
+from tests.proof import length
 
 
-def test_a_document_is_read_as_it_was_put_and_is_there_after_opening_again(open_store: OpenStore) -> None:
+def test_a_document_is_read_as_it_was_put_and_is_there_after_opening_again(
+    open_store: OpenStore, store: DelayedStore
+) -> None:
     """Value and version; what is deleted is gone."""
-    store = open_store()
     documents = store.documents
     assert documents.get("a") is None
     version = documents.put("a", b"one")
@@ -137,9 +139,8 @@ def test_documents_come_in_order_of_key_and_only_those_of_a_prefix(open_store: O
     assert all(found.value.startswith(key.encode()) for key, found in documents.items())
 
 
-def test_a_read_only_store_reads_documents_and_changes_none(open_store: OpenStore) -> None:
+def test_a_read_only_store_reads_documents_and_changes_none(open_store: OpenStore, store: DelayedStore) -> None:
     """A closed one does neither."""
-    store = open_store()
     store.documents.put("a", b"1")
     store.close()
     reader = open_store(read_only=True)
@@ -155,9 +156,10 @@ def test_a_read_only_store_reads_documents_and_changes_none(open_store: OpenStor
         reader.documents.items()
 
 
-def test_a_backup_has_the_documents_and_dump_shows_them(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_backup_has_the_documents_and_dump_shows_them(
+    open_store: OpenStore, store: DelayedStore, tmp_path: Path
+) -> None:
     """With version and length."""
-    store = open_store()
     version = store.documents.put("settings/a", b"value")
     store.backup(tmp_path / "copy")
     copy = open_store(tmp_path / "copy")
@@ -174,9 +176,8 @@ def _damaged(store: DelayedStore, key: bytes) -> None:
     store._engine.storage.main.write(lambda transaction: transaction.raw.put(key, b"xx"))
 
 
-def test_a_damaged_document_is_an_error_and_a_finding(open_store: OpenStore) -> None:
+def test_a_damaged_document_is_an_error_and_a_finding(store: DelayedStore) -> None:
     """Never a value that was not put."""
-    store = open_store()
     store.documents.put("a", b"1")
     _damaged(store, fmt.document_key(b"a"))
     with pytest.raises(CorruptRecord):
@@ -187,9 +188,8 @@ def test_a_damaged_document_is_an_error_and_a_finding(open_store: OpenStore) -> 
     assert store.documents.delete("a")
 
 
-def test_a_counter_behind_the_versions_is_a_finding(open_store: OpenStore) -> None:
+def test_a_counter_behind_the_versions_is_a_finding(store: DelayedStore) -> None:
     """A version would be given out twice."""
-    store = open_store()
     store.documents.put("a", b"1")
     last = store.documents.put("a", b"1")
     key = fmt.counter_key(catalog.DOCUMENTS)
@@ -303,7 +303,9 @@ class DocumentMachine(RuleBasedStateMachine):
 
 
 DocumentMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=20, derandomize=True, database=None, deadline=None,
+    max_examples=length("DUELOG_EXAMPLES", 15, 40),
+    stateful_step_count=20,
+    deadline=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
-TestDocuments = DocumentMachine.TestCase
+)
+TestDocuments = pytest.mark.series(DocumentMachine.TestCase)

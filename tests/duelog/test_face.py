@@ -11,8 +11,7 @@ import pytest
 
 import duelog
 import duelog.errors
-from duelog import DuelogError
-from tests.conftest import OpenStore
+from duelog import DelayedStore, DuelogError
 from tests.packaging.tree import FLOORS, ROOT, dotted, modules
 
 NAMES = [
@@ -50,7 +49,7 @@ NAMES = [
     "TopicEvent",
     "Worker",
 ]
-"""What `from duelog import ...` gives. A name that goes is a break, one that comes is a promise."""
+"""The names of `from duelog import ...`. A name that goes is a break, one that comes is a promise."""
 
 
 def test_the_face_has_these_names_and_no_others() -> None:
@@ -96,9 +95,8 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 5
 
 
-def test_listing_topics_leaves_nothing_to_the_garbage_collector(open_store: OpenStore) -> None:
+def test_listing_topics_leaves_nothing_to_the_garbage_collector(store: DelayedStore) -> None:
     """A list of 100,000 topics took 50 MB that stayed until a full collection."""
-    store = open_store()
     store.create_topics([f"t{number}" for number in range(200)])
     gc.collect()
     gc.disable()

@@ -38,7 +38,7 @@ class Consumers:
         return self.topic.subscribe("s", type="failover", failover=Failover(priority, name, choose, on_change))
 
     def news(self) -> list[tuple[str, bool]]:
-        """What was told since it was last asked."""
+        """The calls since it was last asked."""
         told, self.told = self.told, []
         return told
 
@@ -96,7 +96,7 @@ def test_the_next_one_gets_what_the_one_before_held_in_order(topic: Topic) -> No
 
 
 def test_without_a_choice_the_first_that_came_is_served(topic: Topic) -> None:
-    """As ever."""
+    """The others wait."""
     one, other = (topic.subscribe("s", type="failover") for _ in range(2))
     topic.send_payloads(SEND)
     assert received(other) == []

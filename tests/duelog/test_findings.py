@@ -1,4 +1,4 @@
-"""What the model test and its relatives found in the engine, each as small as it gets."""
+"""Findings of the model test and its relatives in the engine, each as small as it gets."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def keep_hundred(store: DelayedStore) -> None:
 
 
 def all_again(reader: Subscription) -> list[bytes]:
-    """What there is to go back to; acknowledged again."""
+    """Messages that there are to go back to; acknowledged again."""
     reader.seek("earliest")
     messages = reader.receive(200, timeout=0)
     reader.ack(messages, durable=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 import threading
@@ -18,15 +17,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, aio
+from duelog import (
+    DelayedDeliveryPolicies,
+    DelayedStore,
+    ManualClock,
+    Message,
+    MessageId,
+    Policies,
+    StoreConfig,
+    Topic,
+    aio,
+)
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage, QuotaExceeded
 from duelog.sending.outbox import PutOutcome
 from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import START_MS, OpenStore
+from tests.proof import length
 
-HOURS = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False, durability="none")
+CONFIG = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False, durability="none")
 TOPICS = ("t", "u")
-EXAMPLES = int(os.environ.get("DUELOG_KEYED_BATCHES", "10"))
+EXAMPLES = length("DUELOG_KEYED_BATCHES", 5, 10)
 """Sequences of batches for each way of sending."""
 
 
@@ -40,7 +50,7 @@ class Asked(NamedTuple):
     replace: bool
 
     def message(self, payload: bytes, at_once: float) -> Message:
-        """What is due before `at_once`, and has no key, is due now."""
+        """A message without a key that is due before `at_once` is due now."""
         if self.key is None:
             return Message(payload, deliver_after=self.delay if self.delay >= at_once else 0)
         return Message(payload, deliver_after=self.delay, dedup_key=self.key, dedup_for=self.hold, replace=self.replace)
@@ -104,7 +114,7 @@ def without_waiting(store: DelayedStore, batch: list[tuple[str, Message]]) -> li
 
 
 class held_up:
-    """What is put in meanwhile is one group, but for a message that takes up the thread."""
+    """Messages put in meanwhile are one group, but for one that takes up the thread."""
 
     def __init__(self, store: DelayedStore) -> None:
         self._go, self._store = threading.Event(), store
@@ -120,7 +130,7 @@ class held_up:
 
 
 def seen(store: DelayedStore, ids: list[tuple[str, MessageId]]) -> object:
-    """What there is to be seen, ids by their places."""
+    """The visible messages, ids by their places."""
     first: dict[tuple[str, MessageId], int] = {}
     for place, each in enumerate(ids):
         first.setdefault(each, place)
@@ -166,7 +176,7 @@ def test_messages_sent_together_are_as_if_each_were_sent_alone(
 
     But that a message without a key does not wait inline where one beside it takes another's place.
     """
-    config = replace(HOURS, inline_delay_ms=inline_ms)
+    config = replace(CONFIG, inline_delay_ms=inline_ms)
     where = Path(tempfile.mkdtemp())
     try:
         clocks = [ManualClock(START_MS), ManualClock(START_MS)]
@@ -204,7 +214,7 @@ def test_a_batch_with_keys_is_there_as_a_whole_after_a_crash_or_not_at_all(
     open_store: OpenStore, tmp_path: Path, replaces: bool
 ) -> None:
     """At each step that writes: messages of several days and topics with their keys, and what they replace."""
-    store = open_store(config=replace(HOURS, durability="commit"))
+    store = open_store(config=replace(CONFIG, durability="commit"))
     store.topic("t").send(b"old", deliver_after=7_200, dedup_key="k")
     copies: list[Path] = []
 
@@ -227,7 +237,7 @@ def test_a_batch_with_keys_is_there_as_a_whole_after_a_crash_or_not_at_all(
     before, after = [b"old"], [b"new", b"new", b"plain"] if replaces else [b"new", b"old", b"plain"]
     found = []
     for copy in copies:
-        with DelayedStore.open(copy, HOURS, clock=ManualClock(START_MS)) as left:
+        with DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS)) as left:
             topics = list(left.topics())
             found.append(sorted(each.payload for topic in topics for each in topic.scheduled()))
             by_key = [each.payload for topic in topics for key in topic.keys() if (each := topic.find(key))]  # noqa: SIM118
@@ -238,10 +248,8 @@ def test_a_batch_with_keys_is_there_as_a_whole_after_a_crash_or_not_at_all(
     assert {tuple(each) for each in found} == {tuple(before), tuple(after)}
 
 
-def test_a_batch_looks_its_keys_up_once(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_looks_its_keys_up_once(store: DelayedStore, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two read transactions of the main environment, however many keys there are, and one group."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     messages = [Message(b"x", deliver_after=7_200, dedup_key=f"k{number}") for number in range(500)]
     first = topic.send_batch(messages[:250])
     reads, groups = [0], [0]
@@ -265,10 +273,8 @@ def test_a_batch_looks_its_keys_up_once(open_store: OpenStore, monkeypatch: pyte
     assert reads[0] < 10
 
 
-def test_a_put_hears_the_id_that_its_key_is_of(open_store: OpenStore) -> None:
+def test_a_put_hears_the_id_that_its_key_is_of(open_store: OpenStore, store: DelayedStore, topic: Topic) -> None:
     """With messages that have numbers and with others, in the order in which they were put in."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     first = topic.send(b"0", deliver_after=7_200, dedup_key="k")
     heard: list[tuple[Any, PutOutcome]] = []
     with held_up(store):
@@ -281,7 +287,7 @@ def test_a_put_hears_the_id_that_its_key_is_of(open_store: OpenStore) -> None:
     store.close()
     assert [token for token, _ in heard] == [1, 2, 3, 4, 5, 6]
     assert heard[2][1] == first
-    store = open_store(config=HOURS)
+    store = open_store(config=CONFIG)
     found = store.topic("t").find("l")
     assert found is not None
     assert (found.payload, found.message_id) == (b"5", heard[4][1])
@@ -294,7 +300,7 @@ def test_a_loop_sends_under_keys(tmp_path: Path) -> None:
     """duelog.aio: side by side, and in a batch."""
 
     async def main() -> None:
-        async with await aio.DelayedStore.open(tmp_path / "store", HOURS, clock=ManualClock(START_MS)) as store:
+        async with await aio.DelayedStore.open(tmp_path / "store", CONFIG, clock=ManualClock(START_MS)) as store:
             topic = store.topic("t")
             ids = await asyncio.gather(*(topic.send(b"x", deliver_after=60, dedup_key="k") for _ in range(20)))
             assert len(set(ids)) == 1
@@ -305,10 +311,10 @@ def test_a_loop_sends_under_keys(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_threads_that_send_batches_of_the_same_keys_store_one_message_of_each(open_store: OpenStore) -> None:
+def test_threads_that_send_batches_of_the_same_keys_store_one_message_of_each(
+    store: DelayedStore, topic: Topic
+) -> None:
     """In any order of keys, with sends that are not waited for, cancellations and rescheduling between them."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
 
     def work(number: int) -> None:
         for at in range(12):
@@ -333,9 +339,8 @@ def test_threads_that_send_batches_of_the_same_keys_store_one_message_of_each(op
     assert list(store.check(deep=True)) == []
 
 
-def test_a_quota_counts_what_a_batch_with_keys_adds(open_store: OpenStore) -> None:
+def test_a_quota_counts_what_a_batch_with_keys_adds(store: DelayedStore) -> None:
     """Not what is answered or replaced; a batch that is too much is refused whole."""
-    store = open_store(config=HOURS)
     store.set_policies(Policies(max_pending=3), topic="t")
     topic = store.topic("t")
 
@@ -351,10 +356,8 @@ def test_a_quota_counts_what_a_batch_with_keys_adds(open_store: OpenStore) -> No
     assert sorted(topic.keys()) == ["a", "b", "c"]
 
 
-def test_a_policy_has_no_say_in_what_keys_of_a_batch_hold_back(open_store: OpenStore) -> None:
+def test_a_policy_has_no_say_in_what_keys_of_a_batch_hold_back(store: DelayedStore, topic: Topic) -> None:
     """A maximum that was lowered refuses a batch for what it would store."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     held = Message(b"x", deliver_after=7_200, dedup_key="k")
     ids = topic.send_batch([held])
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=60_000), topic="t")
@@ -378,10 +381,9 @@ def test_a_policy_has_no_say_in_what_keys_of_a_batch_hold_back(open_store: OpenS
     ids=str,
 )
 def test_a_key_of_a_batch_that_cannot_be_taken_is_refused_by_name(
-    open_store: OpenStore, arguments: dict[str, Any], field: str
+    store: DelayedStore, arguments: dict[str, Any], field: str
 ) -> None:
     """Nothing of the batch is stored, whichever way it is sent; nothing is put."""
-    store = open_store(config=HOURS)
     with pytest.raises(InvalidMessage) as caught:
         store.send_batch([("t", Message(b"x")), ("t", Message(b"x", **arguments))])
     assert caught.value.field == f"messages[1].{field}"
@@ -394,10 +396,8 @@ def test_a_key_of_a_batch_that_cannot_be_taken_is_refused_by_name(
     assert not store.topic("t").exists()
 
 
-def test_a_number_and_a_key_do_not_go_together(open_store: OpenStore) -> None:
+def test_a_number_and_a_key_do_not_go_together(topic: Topic) -> None:
     """Each says what is stored once; nothing is stored, and the number is free."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     producer = topic.producer("p")
     with pytest.raises(InvalidMessage, match="dedup_key"):
         producer.send(Message(b"x", dedup_key="k"), sequence_id=4)
@@ -408,7 +408,7 @@ def test_a_number_and_a_key_do_not_go_together(open_store: OpenStore) -> None:
 
 def test_a_batch_with_keys_that_no_group_takes_is_several(open_store: OpenStore) -> None:
     """Decided on as one that a group takes; one of several topics is refused whole."""
-    store = open_store(config=replace(HOURS, wal_bytes=1 << 20))
+    store = open_store(config=replace(CONFIG, wal_bytes=1 << 20))
     topic = store.topic("t")
     messages = [Message(bytes(1 << 20), deliver_after=60, dedup_key=f"k{number % 7}") for number in range(8)]
     ids = topic.send_batch(messages)
@@ -420,10 +420,10 @@ def test_a_batch_with_keys_that_no_group_takes_is_several(open_store: OpenStore)
     assert not store.topic("u").exists()
 
 
-def test_what_is_replaced_within_a_batch_is_never_delivered(open_store: OpenStore, clock: ManualClock) -> None:
+def test_what_is_replaced_within_a_batch_is_never_delivered(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """By the process that sent it, whose index has not been read anew; it is cancelled, and counted as such."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     topic.send(b"", deliver_after=1)
     clock.advance(1_000)
     store.tick()  # the index is in memory

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, StoreConfig
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, StoreConfig, Topic
 from duelog.errors import DelayTooLong, InvalidArgument, UnknownTopic
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
@@ -20,7 +20,7 @@ from duelog.store.files.failpoints import arm, disarm
 from duelog.store.log import catalog
 from tests.conftest import OpenStore
 
-HOURS = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False)
+CONFIG = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False)
 ROOT = Path(__file__).parents[3]
 
 
@@ -45,16 +45,16 @@ def delivered(store: DelayedStore, clock: ManualClock) -> list[bytes]:
     return found
 
 
-def test_a_key_that_holds_answers_with_the_first_ones_id(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_key_that_holds_answers_with_the_first_ones_id(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """Whatever day the second is for, over a restart, and by topic; a message without a key is another one."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     first = topic.send(b"first", deliver_after=7_200, dedup_key="order-17", key="customer")
     assert topic.send(b"again", deliver_after=80_000, dedup_key="order-17") == first
     assert topic.send(b"without", deliver_after=7_200, key="order-17") != first
     assert store.topic("other").send(b"x", deliver_after=7_200, dedup_key="order-17") != first
     store.close()
-    store = open_store(config=HOURS)
+    store = open_store(config=CONFIG)
     topic = store.topic("t")
     assert topic.send(b"again", dedup_key="order-17") == first
     found = topic.find("order-17")
@@ -63,10 +63,8 @@ def test_a_key_that_holds_answers_with_the_first_ones_id(open_store: OpenStore, 
     assert delivered(store, clock) == [b"first", b"without"]
 
 
-def test_a_key_is_free_when_its_message_has_fired(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_key_is_free_when_its_message_has_fired(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """Without `dedup_for`: before its partition is closed, and after that; one that is due at once holds nothing."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     ids = [topic.send(b"0", deliver_after=10, dedup_key="k")]
     clock.advance(10_000)
     store.tick()
@@ -81,17 +79,15 @@ def test_a_key_is_free_when_its_message_has_fired(open_store: OpenStore, clock: 
 
 
 def test_a_key_holds_for_as_long_as_was_asked_though_its_message_has_fired(
-    open_store: OpenStore, clock: ManualClock
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
     """Seconds or a timedelta, from when it was sent; also one that is due at once, and over a restart."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     delayed = topic.send(b"0", deliver_after=10, dedup_key="k", dedup_for=60)
     direct = topic.send(b"1", dedup_key="d", dedup_for=timedelta(minutes=1))
     clock.advance(59_999)
     store.tick()
     store.close()
-    store = open_store(config=HOURS)
+    store = open_store(config=CONFIG)
     topic = store.topic("t")
     assert topic.send(b"2", dedup_key="k") == delayed
     assert topic.send(b"3", dedup_key="d") == direct
@@ -102,10 +98,8 @@ def test_a_key_holds_for_as_long_as_was_asked_though_its_message_has_fired(
 
 
 @pytest.mark.parametrize("by", ["key", "id"])
-def test_cancelling_frees_the_key_at_once(open_store: OpenStore, clock: ManualClock, by: str) -> None:
+def test_cancelling_frees_the_key_at_once(store: DelayedStore, topic: Topic, clock: ManualClock, by: str) -> None:
     """By the key or by the id, also where `dedup_for` has not passed; what is sent then is another message."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     first = topic.send(b"0", deliver_after=7_200, dedup_key="k", dedup_for=90_000)
     assert topic.cancel_key("k") if by == "key" else topic.cancel(first)
     assert keys_of(store) == 0
@@ -117,15 +111,15 @@ def test_cancelling_frees_the_key_at_once(open_store: OpenStore, clock: ManualCl
     assert delivered(store, clock) == [b"1"]
 
 
-def test_a_key_goes_with_its_message_when_that_is_rescheduled(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_key_goes_with_its_message_when_that_is_rescheduled(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """To another day, to now, and over a restart: the key is of the new id."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     first = topic.send(b"0", deliver_after=7_200, dedup_key="k", dedup_for=7_200)
     moved = topic.reschedule(first, deliver_after=80_000)
     assert topic.send(b"1", dedup_key="k") == moved
     store.close()
-    store = open_store(config=HOURS)
+    store = open_store(config=CONFIG)
     topic = store.topic("t")
     found = topic.find("k")
     assert found is not None
@@ -137,10 +131,10 @@ def test_a_key_goes_with_its_message_when_that_is_rescheduled(open_store: OpenSt
     assert delivered(store, clock) == [b"0"]
 
 
-def test_replacing_cancels_what_is_pending_and_sends_the_other(open_store: OpenStore, clock: ManualClock) -> None:
+def test_replacing_cancels_what_is_pending_and_sends_the_other(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """To an earlier day, a later one, and to now; where nothing is pending it is a send."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     ids = [topic.send(b"0", deliver_after=7_200, dedup_key="k", replace=True)]
     for number, delay in enumerate((80_000, 60, 3_600), 1):
         ids.append(topic.send(b"%d" % number, deliver_after=delay, dedup_key="k", replace=True))
@@ -156,9 +150,8 @@ def test_replacing_cancels_what_is_pending_and_sends_the_other(open_store: OpenS
     assert delivered(store, clock) == [b"now", b"late"]
 
 
-def test_what_replaces_another_and_was_due_before_keeps_its_due_time(open_store: OpenStore, clock: ManualClock) -> None:
-    """As what replaces nothing does; it was due now, and lived longer than its time to live says."""
-    topic = open_store(config=HOURS).topic("t")
+def test_what_replaces_another_and_was_due_before_keeps_its_due_time(topic: Topic, clock: ManualClock) -> None:
+    """Like one that replaces nothing; it was due now, and lived longer than its time to live says."""
     dues = []
     for key, waits in (("a", True), ("b", False)):
         if waits:
@@ -170,10 +163,10 @@ def test_what_replaces_another_and_was_due_before_keeps_its_due_time(open_store:
     assert dues == [clock.now_ms() - 100] * 2
 
 
-def test_finding_a_message_by_its_key_is_no_scan(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_a_message_by_its_key_is_no_scan(
+    store: DelayedStore, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither finding nor cancelling reads a message but its own, or a partition but its own."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     topic.send_batch([Message(b"%d" % number, deliver_after=7_200 + number) for number in range(2_000)])
     topic.send(b"this", deliver_after=10_000, dedup_key="k")
     topic.send(b"that", deliver_after=50_000, dedup_key="l")
@@ -193,10 +186,10 @@ def test_finding_a_message_by_its_key_is_no_scan(open_store: OpenStore, monkeypa
     assert len(set(opened)) == 1
 
 
-def test_keys_of_pending_messages_are_listed_by_their_beginning(open_store: OpenStore, clock: ManualClock) -> None:
+def test_keys_of_pending_messages_are_listed_by_their_beginning(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """In order, of this topic alone, without those whose messages have fired or were cancelled."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     for number in (2, 1, 3, 4):
         topic.send(b"x", deliver_after=7_200 if number != 4 else 5, dedup_key=f"order/{number}", dedup_for=90_000)
     topic.send(b"x", deliver_after=7_200, dedup_key="other")
@@ -211,7 +204,7 @@ def test_keys_of_pending_messages_are_listed_by_their_beginning(open_store: Open
 
 def test_a_key_waits_in_its_partition_where_others_wait_inline(open_store: OpenStore, clock: ManualClock) -> None:
     """So that it can be cancelled, however short its delay is."""
-    store = open_store(config=replace(HOURS, inline_delay_ms=60_000))
+    store = open_store(config=replace(CONFIG, inline_delay_ms=60_000))
     topic = store.topic("t")
     topic.send(b"0", deliver_after=10, dedup_key="k")
     topic.send(b"1", deliver_after=10)
@@ -221,11 +214,9 @@ def test_a_key_waits_in_its_partition_where_others_wait_inline(open_store: OpenS
 
 @pytest.mark.parametrize("point", ["wal.before", "wal.after"])
 def test_after_a_crash_key_and_message_are_both_there_or_neither(
-    open_store: OpenStore, clock: ManualClock, tmp_path: Path, point: str
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path, point: str
 ) -> None:
     """The process dies before the group is written, or after: what is sent again with the key comes once."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     topic.send(b"x", deliver_after=7_200)
 
     def die() -> None:
@@ -239,7 +230,7 @@ def test_after_a_crash_key_and_message_are_both_there_or_neither(
     finally:
         disarm()
         store.close()
-    store = open_store(tmp_path / "died", config=HOURS)
+    store = open_store(tmp_path / "died", config=CONFIG)
     topic = store.topic("t")
     found = topic.find("k")
     assert (found is None) == (point == "wal.before")
@@ -251,11 +242,9 @@ def test_after_a_crash_key_and_message_are_both_there_or_neither(
 @pytest.mark.parametrize("at", range(1, 5))
 @pytest.mark.parametrize("point", ["commit.before", "commit.after"])
 def test_after_a_crash_amid_a_replacement_one_of_the_two_is_pending(
-    open_store: OpenStore, clock: ManualClock, tmp_path: Path, point: str, at: int
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path, point: str, at: int
 ) -> None:
     """At whatever commit it dies, the key is of the message that comes, and only one comes."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     topic.send(b"old", deliver_after=7_200, dedup_key="k")
     left = at
 
@@ -276,16 +265,16 @@ def test_after_a_crash_amid_a_replacement_one_of_the_two_is_pending(
         store.close()
     if left > 0:
         pytest.skip(f"a replacement has {at - left} commits")
-    store = open_store(tmp_path / "died", config=HOURS)
+    store = open_store(tmp_path / "died", config=CONFIG)
     assert list(store.check(deep=True)) == []
     found = store.topic("t").find("k")
     assert found is not None
     assert delivered(store, clock) == [found.payload]
 
 
-def test_threads_that_send_one_key_store_one_message(open_store: OpenStore, clock: ManualClock) -> None:
+def test_threads_that_send_one_key_store_one_message(open_store: OpenStore) -> None:
     """Those that replace it leave one, and one moves it, however they meet; ids that were given out are of messages."""
-    store = open_store(config=replace(HOURS, durability="none"))
+    store = open_store(config=replace(CONFIG, durability="none"))
     topic = store.topic("t")
     ids: list[tuple[str, MessageId]] = []
 
@@ -317,10 +306,8 @@ def test_threads_that_send_one_key_store_one_message(open_store: OpenStore, cloc
     assert list(store.check(deep=True)) == []
 
 
-def test_a_policy_has_no_say_in_what_a_key_holds_back(open_store: OpenStore) -> None:
+def test_a_policy_has_no_say_in_what_a_key_holds_back(store: DelayedStore, topic: Topic) -> None:
     """A maximum that was lowered refuses what would be stored, not what is answered with the first one's id."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     first = topic.send(b"0", deliver_after=7_200, dedup_key="k")
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=60_000), topic="t")
     assert topic.send(b"1", deliver_after=7_200, dedup_key="k") == first
@@ -346,10 +333,9 @@ def test_a_policy_has_no_say_in_what_a_key_holds_back(open_store: OpenStore) -> 
     ids=str,
 )
 def test_a_key_that_cannot_be_taken_is_refused_by_name(
-    open_store: OpenStore, arguments: dict[str, object], field: str
+    store: DelayedStore, arguments: dict[str, object], field: str
 ) -> None:
     """Nothing is stored, and the topic has not come into being."""
-    store = open_store(config=HOURS)
     with pytest.raises(InvalidArgument) as caught:
         store.topic("t").send(b"x", **arguments)  # type: ignore[arg-type]
     assert caught.value.field == field
@@ -357,19 +343,16 @@ def test_a_key_that_cannot_be_taken_is_refused_by_name(
         store.topic("t").find("k")
 
 
-def test_keys_of_a_deleted_topic_are_gone(open_store: OpenStore) -> None:
+def test_keys_of_a_deleted_topic_are_gone(store: DelayedStore) -> None:
     """A topic of the same name begins anew."""
-    store = open_store(config=HOURS)
     first = store.topic("t").send(b"0", deliver_after=7_200, dedup_key="k" * 256)
     store.delete_topic("t")
     assert keys_of(store) == 0
     assert store.topic("t").send(b"0", deliver_after=7_200, dedup_key="k" * 256) != first
 
 
-def test_records_of_keys_do_not_pile_up(open_store: OpenStore, clock: ManualClock) -> None:
+def test_records_of_keys_do_not_pile_up(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """When a partition has closed they go; those of other days and those that still hold stay."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     for number in range(2_500):
         topic.send(b"x", deliver_after=10, dedup_key=f"fired-{number}")
     topic.send(b"x", deliver_after=10, dedup_key="held", dedup_for=90_000)
@@ -383,22 +366,22 @@ def test_records_of_keys_do_not_pile_up(open_store: OpenStore, clock: ManualCloc
     assert list(store.check(deep=True)) == []
 
 
-def test_a_key_holds_in_a_backup(open_store: OpenStore, clock: ManualClock, tmp_path: Path) -> None:
+def test_a_key_holds_in_a_backup(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path
+) -> None:
     """A copy has the keys of the messages that it has."""
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
     first = topic.send(b"0", deliver_after=7_200, dedup_key="k")
     store.backup(tmp_path / "copy")
     topic.cancel_key("k")
     store.close()
-    store = open_store(tmp_path / "copy", config=HOURS)
+    store = open_store(tmp_path / "copy", config=CONFIG)
     assert store.topic("t").send(b"1", dedup_key="k") == first
     assert delivered(store, clock) == [b"0"]
 
 
 def test_a_read_only_store_finds_what_another_process_has_just_sent(tmp_path: Path, clock: ManualClock) -> None:
     """By its key, from the write-ahead log of the process that writes."""
-    with DelayedStore.open(tmp_path / "store", HOURS, clock=clock) as store:
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
         store.topic("t").send(b"0", deliver_after=90_000, dedup_key="k")
         program = (
             "import sys; sys.path.append(sys.argv[2])\n"

@@ -39,7 +39,7 @@ DAY_MS = 86_400_000
 
 
 class Collector:
-    """What a reader collects, by instrument."""
+    """The points that a reader collects, by instrument."""
 
     def __init__(self, reader: InMemoryMetricReader) -> None:
         self._reader = reader
@@ -226,7 +226,7 @@ def test_messages_that_waited_inline_are_fired_once_whatever_the_subscriptions(
 def test_delayed_and_backlog_of_a_subscription_move_as_messages_fall_due(
     collector: Collector, open_store: OpenStore, clock: ManualClock, inline_ms: int
 ) -> None:
-    """What is not due is delayed for every subscription; what is due and not acknowledged is its backlog."""
+    """Messages not due are delayed for every subscription; those due and not acknowledged are its backlog."""
     store = open_store(config=StoreConfig(inline_delay_ms=inline_ms))
     topic = store.topic("t")
     with topic.subscribe("a") as first, topic.subscribe("b"):
@@ -284,7 +284,7 @@ def test_commits_tell_their_time_their_entries_and_their_callers(
 
 
 def test_snapshots_are_counted_with_size_and_time(collector: Collector, open_store: OpenStore) -> None:
-    """As many as the ticks say they wrote."""
+    """The number is the one that the ticks return."""
     store = open_store(config=StoreConfig(snapshot_every_entries=10))
     store.topic("t").send(b"x", deliver_after=60)
     written = store.tick().snapshots

@@ -11,13 +11,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, aio, opening
-from duelog.errors import DamagedStore, StoreLocked
+from duelog.errors import AlreadyOpen, DamagedStore, StoreLocked
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
 from duelog.store.env.environment import Environment
@@ -50,7 +51,7 @@ def test_a_new_store_is_made_with_its_parents(tmp_path: Path, open_store: OpenSt
 def test_a_relative_path_stays_the_same_store_when_the_directory_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
 ) -> None:
-    """What is opened by a relative path goes on in the same place."""
+    """A store opened by a relative path goes on in the same place."""
     monkeypatch.chdir(tmp_path)
     store = open_store(Path("store"), CONFIG)
     monkeypatch.chdir("/")
@@ -60,7 +61,7 @@ def test_a_relative_path_stays_the_same_store_when_the_directory_changes(
 
 
 def test_opening_and_closing_changes_no_record(path: Path, open_store: OpenStore) -> None:
-    """What is there is read; nothing is due."""
+    """The content is read; nothing is due."""
     fill(path)
     before = files(path)
     with open_store(path, CONFIG) as store:
@@ -206,7 +207,7 @@ def test_a_second_writing_process_is_refused(path: Path) -> None:
     ids=["of another container", "its number given out again", "gone", "half", "of an earlier version"],
 )
 def test_a_lock_names_no_process_but_the_one_that_has_it(path: Path, said: object, shown: str, pid: int | None) -> None:
-    """What one that was killed left in the file names nobody; a process of another container is named with its host."""
+    """The file of a killed process names nobody; a process of another container is named with its host."""
     fill(path)
     with (path / "LOCK").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -309,3 +310,64 @@ def test_an_opening_that_is_refused_holds_nothing(path: Path, open_store: OpenSt
     assert set(os.listdir("/proc/self/fd")) <= descriptors
     (path.parent / "kept").rename(victim)
     assert open_store(path, CONFIG).stats().pending == 3
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["to write", "to read"])
+@pytest.mark.parametrize("first", [False, True], ids=["written", "read"])
+@pytest.mark.parametrize("way", ["same", "relative", "dots", "link"])
+def test_a_second_opening_in_one_process_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, first: bool, second: bool
+) -> None:
+    """By the same path, a relative one, one with dots or a symbolic link; for writing and for reading."""
+    path = tmp_path / "store"
+    fill(path)
+    (tmp_path / "link").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    other = {"same": path, "relative": Path("store"), "dots": path / ".." / "store", "link": tmp_path / "link"}[way]
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS), read_only=first) as store:
+        descriptors = set(os.listdir("/proc/self/fd"))
+        with pytest.raises(AlreadyOpen, match="this process has this store open already") as caught:
+            DelayedStore.open(other, CONFIG, read_only=second)
+        assert caught.value.path == other.absolute()
+        assert isinstance(caught.value, StoreLocked)
+        assert set(os.listdir("/proc/self/fd")) <= descriptors
+        assert store.stats().pending == 3
+    DelayedStore.open(other, CONFIG, read_only=second).close()
+
+
+def test_of_threads_that_open_one_store_at_once_one_gets_it_and_others_hear_why(tmp_path: Path) -> None:
+    """None takes another thread of its own process for another process."""
+    path = tmp_path / "store"
+    fill(path)
+    start, errors, stores = threading.Barrier(8), list[Exception](), list[DelayedStore]()
+
+    def open_it() -> None:
+        start.wait()
+        try:
+            stores.append(DelayedStore.open(path, CONFIG))
+        except StoreLocked as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stores) == 1
+    assert [type(error) for error in errors] == [AlreadyOpen] * 7
+    stores[0].close()
+
+
+def test_a_child_of_a_process_that_has_the_store_open_hears_of_another_process(tmp_path: Path) -> None:
+    """A child cannot share what its parent holds."""
+    path = tmp_path / "store"
+    fill(path)
+    with DelayedStore.open(path, CONFIG):
+        child = os.fork()
+        if not child:
+            try:
+                DelayedStore.open(path, CONFIG)
+            except StoreLocked as error:
+                os._exit(0 if type(error) is StoreLocked else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -95,7 +95,7 @@ def test_a_store_of_a_later_format_is_refused_with_both_versions(path: Path, ver
     "content", [b"", b"\0" * 100, b"not json", b"[]", b"{}", b"5", b"\xff\xfe", b'{"format": 2, "crc": 0}'], ids=repr
 )
 def test_a_damaged_store_file_is_refused_by_name(path: Path, content: bytes) -> None:
-    """What was found is in the error."""
+    """The error has what was found."""
     fill(path)
     (path / "STORE").write_bytes(content)
     error = refused(path, DamagedStore)

@@ -26,7 +26,7 @@ from tests.model.driver import armed
 
 LIMIT_S = 60.0
 GONE = "unknown"
-"""What is said of a message whose partition has been deleted."""
+"""The answers about a message whose partition has been deleted."""
 
 CONFIG = StoreConfig(partition_ms=50, preload_ms=20, ledger_max_entries=9, ack_flush_ms=1, bucket_ms=3, fire_batch=3)
 

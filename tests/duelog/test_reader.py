@@ -17,6 +17,7 @@ from duelog.store.errors import ClosedError, ConsumerBusy, InvalidArgument, Unkn
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import each_received, payloads, received
 from tests.duelog.store_state import records
+from tests.proof import length
 
 CONFIG = StoreConfig(ledger_max_entries=2, ack_flush_ms=0, partition_ms=3_600_000)
 SEND = [b"%d" % number for number in range(6)]
@@ -91,7 +92,7 @@ def test_what_is_trimmed_before_a_reader_comes_to_it_is_passed_over(
 
 
 def test_consumers_of_one_name_share_a_reader(topic: Topic) -> None:
-    """As consumers of a subscription do, until the last has left."""
+    """Like consumers of a subscription, until the last has left."""
     topic.subscribe("keeps").close()
     topic.send_payloads(SEND)
     one = topic.reader(name="r", type="shared")
@@ -140,7 +141,7 @@ def test_a_reader_follows_policies_and_buries_nothing(store: DelayedStore, topic
 
 
 def test_a_reader_of_a_topic_that_is_deleted_is_told(store: DelayedStore, topic: Topic) -> None:
-    """As a subscription is."""
+    """Like a subscription."""
     topic.send(b"x")
     reader = topic.reader()
     store.delete_topic("t")
@@ -240,7 +241,7 @@ class ReaderMachine(RuleBasedStateMachine):
             assert list(topic.subscriptions) == ["s"]
 
     def teardown(self) -> None:
-        """What is not trimmed comes to every reader in the end."""
+        """Every reader gets what is not trimmed in the end."""
         self.clock.advance(200_000)
         self.observe()
         log = self.store._engine.topics.get(self.topic._name).log
@@ -256,14 +257,14 @@ class ReaderMachine(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-ReaderMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-TestReaders = ReaderMachine.TestCase
+ReaderMachine.TestCase.settings = settings(
+    max_examples=length("DUELOG_EXAMPLES", 15, 40), stateful_step_count=30, deadline=None
+)
+TestReaders = pytest.mark.series(ReaderMachine.TestCase)
 
 
-def test_a_reader_survives_no_restart(open_store: OpenStore) -> None:
+def test_a_reader_survives_no_restart(open_store: OpenStore, store: DelayedStore, topic: Topic) -> None:
     """It is gone, and what it acknowledged comes to the next one."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     topic.subscribe("keeps").close()
     topic.send_payloads(SEND)
     reader = topic.reader(name="r")

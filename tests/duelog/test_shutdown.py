@@ -46,7 +46,7 @@ def test_each_step_is_taken_whatever_the_others_raise() -> None:
 
 
 def test_a_first_step_that_refuses_leaves_the_others_to_another_time() -> None:
-    """As closing in a callback of `send_async` does."""
+    """Like closing in a callback of `send_async`."""
     taken: list[int] = []
     errors: list[Exception] = [DuelogError("not here")]
 
@@ -65,10 +65,9 @@ def test_a_first_step_that_refuses_leaves_the_others_to_another_time() -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("owner", "name"), [(Partition, "detach"), (Environment, "close"), (Environment, "write")])
 def test_a_store_whose_closing_was_interrupted_can_be_opened_again(
-    open_store: OpenStore, plant: Plant, owner: type, name: str, after: bool
+    open_store: OpenStore, store: DelayedStore, plant: Plant, owner: type, name: str, after: bool
 ) -> None:
     """No environment is left open in this process, and the lock is given back."""
-    store = open_store()
     with store.topic("t").subscribe("s") as subscription:
         store.topic("t").send(b"x")
         store.topic("t").send(b"later", deliver_after=60)
@@ -115,7 +114,7 @@ def test_an_interrupt_between_being_let_in_and_the_block_leaves_no_thread_inside
 
 
 def test_own_reads_do_not_keep_a_thread_from_being_alone() -> None:
-    """What an interrupt has left of its own may be there as long as the interrupt is handled; others wait."""
+    """An interrupt's own objects may be there as long as it is handled; others wait."""
     gate = ReaderGate()
     left = gate.reading()
     left.__enter__()
@@ -138,7 +137,7 @@ def test_own_reads_do_not_keep_a_thread_from_being_alone() -> None:
 def test_a_manual_store_is_closed_in_a_handler_of_an_interrupt(
     open_store: OpenStore, clock: ManualClock, plant: Plant
 ) -> None:
-    """As `with DelayedStore.open(...)` does when Ctrl-C comes inside the block."""
+    """Like `with DelayedStore.open(...)` when Ctrl-C comes inside the block."""
     store: DelayedStore = open_store()
     store.topic("t").send(b"x", deliver_after=1)
     plant(Firing, "_fire", KeyboardInterrupt(), after=False)

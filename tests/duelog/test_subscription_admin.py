@@ -19,6 +19,7 @@ from duelog.store.log import scan
 from duelog.store.position import Position
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import each_received, payloads, received
+from tests.proof import length
 
 SEND = [b"%d" % number for number in range(6)]
 CONFIG = StoreConfig(ledger_max_entries=3, partition_ms=60_000, inline_delay_ms=2_000)
@@ -67,7 +68,7 @@ class AdminMachine(RuleBasedStateMachine):
         return sorted(Entry(places[payload], payload, *self.sent[payload]) for payload in places)
 
     def readable(self) -> list[Entry]:
-        """What `peek` may show: due, and not acknowledged."""
+        """The messages that `peek` may show: due, and not acknowledged."""
         return [each for each in self.log() if each.due_ms <= self.now_ms and each.payload not in self.acked]
 
     @rule(delay_ms=st.sampled_from([0, 0, 0, 700, 1_900, 5_000, 130_000]), count=st.integers(1, 4))
@@ -165,7 +166,7 @@ class AdminMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """What was done is on disk."""
+        """All that was done is on disk."""
         self.store.close()
         self.open()
 
@@ -175,7 +176,7 @@ class AdminMachine(RuleBasedStateMachine):
         assert self.topic.subscription("s").stats().backlog == len(self.readable())
 
     def teardown(self) -> None:
-        """What is not acknowledged comes, once."""
+        """Each message that is not acknowledged comes, once."""
         self.clock.advance(400_000)
         if self.consumer is not None:
             self.consumer.close()
@@ -189,12 +190,14 @@ class AdminMachine(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-AdminMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-TestAdmin = AdminMachine.TestCase
+AdminMachine.TestCase.settings = settings(
+    max_examples=length("DUELOG_EXAMPLES", 12, 40), stateful_step_count=30, deadline=None
+)
+TestAdmin = pytest.mark.series(AdminMachine.TestCase)
 
 
 def test_peeking_and_skipping_beside_consumers(topic: Topic) -> None:
-    """What a consumer holds is shown, and skipped: it does not come again, and what comes next does."""
+    """Messages that a consumer holds are shown, and skipped: they do not come again, and the next do."""
     consumer = topic.subscribe("s", type="key_shared")
     topic.send_batch([Message(payload, key="k") for payload in SEND])
     held = consumer.receive(2)
@@ -270,7 +273,7 @@ def test_a_delayed_message_is_found_by_when_it_was_published(
 def test_whole_ledgers_closed_before_the_time_are_not_read(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a hundred ledgers the last is read."""
+    """The last of a hundred ledgers is read."""
     topic = open_store(config=StoreConfig(ledger_max_entries=1)).topic("t")
     topic.subscribe("s").close()
     for number in range(100):

@@ -1,4 +1,4 @@
-"""What the exception sweep found (tests/disaster/exception_sweep.py), one by one."""
+"""Findings of the exception sweep (tests/disaster/exception_sweep.py), one by one."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_partition_whose_making_broke_off_is_there_or_leaves_nothing(
 def test_a_deletion_that_broke_off_is_finished_and_no_longer_suspended(
     fired: DelayedStore, clock: ManualClock, plant: Plant, name: str
 ) -> None:
-    """What is recorded is what memory goes by, whatever was raised after it."""
+    """Memory goes by what is recorded, whatever was raised after it."""
     payloads_of(fired)
     clock.advance(SPAN_MS)
     plant(deletion, name, MemoryError())
@@ -139,7 +139,7 @@ def test_a_store_whose_closing_failed_at_a_partition_leaves_none_open(
 def test_acknowledgements_of_a_flush_that_broke_off_are_written_by_the_next(
     open_store: OpenStore, fired: DelayedStore, plant: Plant
 ) -> None:
-    """What was taken to be written is not forgotten, nor which subscriptions have something to write."""
+    """Changes taken to be written are not forgotten, nor which subscriptions have something to write."""
     with fired.topic("t").subscribe("s") as subscription:
         payloads(subscription)
     plant(AckFlusher, "_write", KeyboardInterrupt(), after=False)

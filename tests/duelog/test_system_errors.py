@@ -85,7 +85,7 @@ def test_opening_a_path_that_cannot_be_used_says_so(tmp_path: Path, unusable: st
 
 
 def test_a_path_with_a_nul_character_is_refused() -> None:
-    """As an argument."""
+    """Passed as an argument."""
     with pytest.raises(InvalidArgument, match="NUL"):
         DelayedStore.open("a\0b")
 

@@ -22,8 +22,9 @@ from duelog.store.wal.wal_reader import DIRECTORY
 from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, in_wal, send, unapplied
+from tests.proof import length
 
-ROOM = replace(CONFIG, wal_bytes=1 << 20)
+CONFIG = replace(CONFIG, wal_bytes=1 << 20)
 
 
 def messages(*hours: int) -> list[Message]:
@@ -47,7 +48,7 @@ def rewrite(path: Path, change: Callable[[list[list[Row]]], Sequence[Sequence[Ro
     """Have the last segment of a store that is not open hold other groups."""
     file = max((path / DIRECTORY).glob("*.wal"))
     number = int(file.stem)
-    with DelayedStore.open(path, ROOM, clock=ManualClock(START_MS), read_only=True) as store:
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS), read_only=True) as store:
         store_id = store._engine.storage.store_id
     groups: list[Group] = read_segment(path / DIRECTORY, number, store_id).groups
     rows = [list(single_rows(group.rows())) for group in groups]
@@ -59,7 +60,8 @@ def rewrite(path: Path, change: Callable[[list[list[Row]]], Sequence[Sequence[Ro
     segment.close()
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_EXAMPLES", 10, 25), deadline=None)
 @given(
     steps=st.lists(
         st.one_of(
@@ -77,7 +79,7 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
     path = tmp_path_factory.mktemp("replay")
     clock = ManualClock(START_MS)
     opened, sent = 0, list[bytes]()
-    store = DelayedStore.open(path / "0", replace(ROOM, ledger_max_entries=3), clock=clock)
+    store = DelayedStore.open(path / "0", replace(CONFIG, ledger_max_entries=3), clock=clock)
     try:
         for step in [*steps, "crash", "crash"]:
             engine = store._engine
@@ -93,7 +95,7 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
                 opened += 1
                 crashed(store, path / str(opened))
                 store.close()
-                store = DelayedStore.open(path / str(opened), replace(ROOM, ledger_max_entries=3), clock=clock)
+                store = DelayedStore.open(path / str(opened), replace(CONFIG, ledger_max_entries=3), clock=clock)
             else:
                 partition = engine.storage.partitions.get(FIRST_MS + int(step[-1]) * HOUR_MS)
                 if partition is not None:
@@ -105,11 +107,12 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
         store.close()
 
 
-def test_what_is_unapplied_after_a_crash_stays_so_until_it_is_time(open_store: OpenStore, tmp_path: Path) -> None:
+def test_what_is_unapplied_after_a_crash_stays_so_until_it_is_time(
+    open_store: OpenStore, store: DelayedStore, tmp_path: Path
+) -> None:
     """Opening applies nothing; ids go on behind, and the next checkpoint applies all."""
-    store = open_store(config=ROOM)
     sent = {send(store, number, number % 3): b"%d" % number for number in range(9)}
-    again = open_store(crashed(store, tmp_path / "copy"), ROOM)
+    again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
     assert len(unapplied(again)) == 3
     assert held(again) == sent
     sent[send(again, 9)] = b"9"
@@ -128,7 +131,7 @@ def test_a_last_run_of_many_entries_is_no_reason_to_refuse_a_store(
 ) -> None:
     """Its columns are read as far as they go, whichever way a partition is looked up."""
     monkeypatch.setattr(file_pages, "FEW_PAGES", pages)
-    config = replace(ROOM, run_entries=2_000, run_bytes=1 << 20)
+    config = replace(CONFIG, run_entries=2_000, run_bytes=1 << 20)
     store = open_store(config=config)
     sent = dict.fromkeys((send(store, number) for number in range(count)), True)
     assert store._engine.sending.wal_writer is not None
@@ -142,7 +145,7 @@ def test_the_ledgers_of_a_main_log_that_were_rolled_in_the_log_are_there_after_a
     open_store: OpenStore, tmp_path: Path, clock: ManualClock
 ) -> None:
     """Their records and their runs; the next message goes behind them."""
-    config = replace(ROOM, ledger_max_entries=3)
+    config = replace(CONFIG, ledger_max_entries=3)
     store = open_store(config=config)
     ids = list(store.topic("a").send_payloads([b"%d" % number for number in range(8)]))
     assert len({id_.ledger_id for id_ in ids}) == 3
@@ -153,15 +156,14 @@ def test_the_ledgers_of_a_main_log_that_were_rolled_in_the_log_are_there_after_a
 
 
 def test_the_numbers_of_a_producer_are_there_after_a_crash_if_its_messages_are(
-    open_store: OpenStore, tmp_path: Path, clock: ManualClock
+    open_store: OpenStore, store: DelayedStore, tmp_path: Path, clock: ManualClock
 ) -> None:
     """No written group is stored again, however much of it was applied."""
-    store = open_store(config=ROOM)
     producer = store.topic("a").producer("p")
     before = producer.send_batch(messages(0, 1, 2))
     store._engine.storage.main.apply()
     after = producer.send_batch(messages(1, 0), first_sequence_id=7)
-    again = open_store(crashed(store, tmp_path / "copy"), ROOM)
+    again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
     producer = again.topic("a").producer("p")
     assert producer.last_sequence_id == 8
     found = [producer.send(message, sequence_id=at) for at, message in enumerate(messages(*[3] * 9))]
@@ -170,10 +172,9 @@ def test_the_numbers_of_a_producer_are_there_after_a_crash_if_its_messages_are(
 
 
 def test_a_row_of_a_partition_that_has_closed_or_is_gone_is_passed_over(
-    open_store: OpenStore, clock: ManualClock
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock
 ) -> None:
     """It was applied before that was recorded: it is not applied again."""
-    store = open_store(config=ROOM)
     store.topic("a").subscribe("s")
     store.topic("a").send_batch(messages(1, 2))
     rows = [row for group in in_wal(store) for row in single_rows(group.rows()) if row.start_ms == FIRST_MS + HOUR_MS]
@@ -183,17 +184,16 @@ def test_a_row_of_a_partition_that_has_closed_or_is_gone_is_passed_over(
     store.close()
     gone = [row._replace(start_ms=FIRST_MS + 9 * HOUR_MS) for row in rows]
     rewrite(store.path, lambda _: [rows, gone])
-    again = open_store(config=ROOM)
+    again = open_store(config=CONFIG)
     assert not unapplied(again)
     assert delivered(again, clock) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("lost", [[0], [1], [0, 1]])
 def test_a_store_that_has_lost_groups_before_others_is_refused(
-    open_store: OpenStore, tmp_path: Path, lost: list[int]
+    store: DelayedStore, tmp_path: Path, lost: list[int]
 ) -> None:
     """Else an id would be given out twice; nothing is changed, and the error says what is missing."""
-    store = open_store(config=ROOM)
     for number in range(4):
         send(store, number)
     copy = crashed(store, tmp_path / "copy")
@@ -201,7 +201,7 @@ def test_a_store_that_has_lost_groups_before_others_is_refused(
     first = max(lost) + 1
     for _ in range(2):
         with pytest.raises(DamagedStore, match=rf"holds entry {first} .* which ends at entry \d: entries were lost"):
-            DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+            DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS))
     assert len(list((copy / DIRECTORY).glob("*.wal"))) == 1
 
 
@@ -213,9 +213,10 @@ def looked_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("looked_up")
-def test_a_store_that_has_lost_a_batch_before_another_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_store_that_has_lost_a_batch_before_another_is_refused(
+    open_store: OpenStore, store: DelayedStore, tmp_path: Path
+) -> None:
     """In one of the logs that it had messages for: the error says which, and where it ends."""
-    store = open_store(config=ROOM)
     for _ in range(3):
         ids = store.topic("a").send_batch(messages(1, 2, 2, 3))
     copy = crashed(store, tmp_path / "copy")
@@ -226,12 +227,12 @@ def test_a_store_that_has_lost_a_batch_before_another_is_refused(open_store: Ope
         return [[row for row in group if row.key != second] for group in groups]
 
     rewrite(copy, lambda groups: groups)
-    assert held(open_store(copy, ROOM)) == held(store)
+    assert held(open_store(copy, CONFIG)) == held(store)
     copy = crashed(store, tmp_path / "other")
     rewrite(copy, lose)
     lost = f"holds entry 4 of ledger {ledger_id} in partition .*, which ends at entry 2: entries were lost"
     with pytest.raises(DamagedStore, match=lost):
-        DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+        DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS))
 
 
 @pytest.mark.usefixtures("looked_up")
@@ -239,7 +240,7 @@ def test_a_partition_of_another_store_is_refused_when_the_log_has_rows_for_it(
     open_store: OpenStore, tmp_path: Path
 ) -> None:
     """By its record, whatever entries it has."""
-    other, store = open_store(tmp_path / "other", ROOM), open_store(config=ROOM)
+    other, store = open_store(tmp_path / "other", CONFIG), open_store(config=CONFIG)
     for each in (other, store):
         send(each, 0)
     other.close()
@@ -247,17 +248,18 @@ def test_a_partition_of_another_store_is_refused_when_the_log_has_rows_for_it(
     shutil.rmtree(copy / "partitions")
     shutil.copytree(other.path / "partitions", copy / "partitions", ignore=shutil.ignore_patterns("lock.mdb"))
     with pytest.raises(DamagedStore, match="the catalog says"):
-        DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+        DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS))
 
 
 @pytest.mark.usefixtures("looked_up")
-def test_a_partition_that_was_put_back_from_an_older_copy_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_partition_that_was_put_back_from_an_older_copy_is_refused(
+    open_store: OpenStore, store: DelayedStore, tmp_path: Path
+) -> None:
     """The log does not hold any more what was applied to it."""
-    store = open_store(config=ROOM)
     send(store, 0)
     store.close()
     shutil.copytree(store.path / "partitions", tmp_path / "old")
-    store = open_store(config=ROOM)
+    store = open_store(config=CONFIG)
     send(store, 1)
     assert store._engine.sending.wal_writer is not None
     store._engine.sending.wal_writer.apply_all()
@@ -266,14 +268,14 @@ def test_a_partition_that_was_put_back_from_an_older_copy_is_refused(open_store:
     shutil.rmtree(copy / "partitions")
     shutil.copytree(tmp_path / "old", copy / "partitions", ignore=shutil.ignore_patterns("lock.mdb"))
     with pytest.raises(DamagedStore, match="entries were lost"):
-        DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+        DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS))
 
 
 @pytest.mark.parametrize("what", ["missing", "foreign"])
 def test_a_store_without_its_log_is_refused(open_store: OpenStore, tmp_path: Path, what: str) -> None:
     """Also where it holds nothing that is not applied: that cannot be known."""
-    other = open_store(tmp_path / "other", ROOM)
-    store = open_store(config=ROOM)
+    other = open_store(tmp_path / "other", CONFIG)
+    store = open_store(config=CONFIG)
     for each in (other, store):
         send(each, 0)
         each.close()
@@ -284,15 +286,14 @@ def test_a_store_without_its_log_is_refused(open_store: OpenStore, tmp_path: Pat
     else:
         shutil.copy(other.path / DIRECTORY / file_name(number), file)
     with pytest.raises(DamagedStore, match="is missing" if what == "missing" else "another store"):
-        DelayedStore.open(store.path, ROOM, clock=ManualClock(START_MS))
+        DelayedStore.open(store.path, CONFIG, clock=ManualClock(START_MS))
 
 
 @pytest.mark.usefixtures("looked_up")
 def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_log_holds(
-    open_store: OpenStore, tmp_path: Path
+    store: DelayedStore, tmp_path: Path
 ) -> None:
     """The ledger seems to go on far behind it: the store is refused."""
-    store = open_store(config=ROOM)
     ledger_id = send(store, 0).ledger_id
     assert store._engine.sending.wal_writer is not None
     store._engine.sending.wal_writer.apply_all()
@@ -311,14 +312,13 @@ def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_log_holds(
     environment.close()
     for _ in range(2):
         with pytest.raises(DamagedStore, match="whose last run, from entry 0 on, cannot be read"):
-            DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+            DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS))
 
 
 def test_a_full_disk_keeps_what_the_log_holds_unapplied(
-    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, store: DelayedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store opens, closes without it, and applies it once there is space."""
-    store = open_store(config=ROOM)
     sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
     copy = crashed(store, tmp_path / "copy")
     with monkeypatch.context() as patch:
@@ -326,11 +326,11 @@ def test_a_full_disk_keeps_what_the_log_holds_unapplied(
         def refuse(environment: Environment, work: object) -> None:
             raise StoreFull(environment.path, "no space")
 
-        again = open_store(copy, ROOM)
+        again = open_store(copy, CONFIG)
         assert held(again) == sent
         patch.setattr(Environment, "write", refuse)
         again.close()
-    again = open_store(copy, ROOM)
+    again = open_store(copy, CONFIG)
     assert len(unapplied(again)) == 3
     assert held(again) == sent
 
@@ -340,7 +340,7 @@ def test_what_a_killed_process_has_written_is_there_whatever_the_durability(
     open_store: OpenStore, tmp_path: Path, durability: str
 ) -> None:
     """A crash of the process loses nothing."""
-    config: StoreConfig = replace(ROOM, durability=durability)  # type: ignore[arg-type]
+    config: StoreConfig = replace(CONFIG, durability=durability)  # type: ignore[arg-type]
     store = open_store(config=config)
     sent = {send(store, number, number % 3): b"%d" % number for number in range(20)}
     again = open_store(crashed(store, tmp_path / "copy"), config)

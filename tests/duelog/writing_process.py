@@ -85,7 +85,7 @@ class WritingProcess:
         self._process.stdin.flush()
 
     def answered(self) -> bool:
-        """Whether an answer is there."""
+        """True if an answer is there."""
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], 0)[0])
 

@@ -22,8 +22,7 @@ from duelog.store.files import failpoints
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.position import MessageId
 from duelog.topics.seeking import expired
-from duelog.topics.subscription_state import SubscriptionState
-from duelog.topics.topic_state import TopicState
+from duelog.topics.topic_state import SubscriptionState, TopicState
 from duelog.upkeep.policies_in_force import Expiry
 
 PAYLOAD = 6

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap, BitMap64
 
-from duelog import recovery
+from duelog import opening
 from duelog.delivery import dispatcher
 from duelog.delivery.attempt_counts import AttemptCounts
 from duelog.delivery.delivery_log import DeliveryLog
@@ -41,11 +41,10 @@ from duelog.topics import seeking
 from duelog.topics.dead_letters import DeadLetters
 from duelog.topics.inline import InlineMessages
 from duelog.topics.producer_state import ProducerState
-from duelog.topics.subscription_state import SubscriptionState
 from duelog.topics.topic_list import Topics
-from duelog.topics.topic_state import TopicState
+from duelog.topics.topic_state import SubscriptionState, TopicState
 from duelog.upkeep.recurring import Recurring
-from duelog.upkeep.timetable import Timetable
+from duelog.upkeep.schedule import Timetable
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
 
@@ -203,7 +202,7 @@ def forgets_failed_deliveries_at_a_restart(patch: Patch) -> None:
 @broken(HANDING_OUT)
 def counts_nothing_at_a_crash(patch: Patch) -> None:
     """The delivery log is not read."""
-    patch.setattr(recovery, "recount", lambda *_: None)
+    patch.setattr(opening, "recount", lambda *_: None)
 
 
 @broken(HANDING_OUT)

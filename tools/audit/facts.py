@@ -31,7 +31,7 @@ from ...store.names import TopicName
 from ...store.policy.policy_records import effective
 from ...survey.contents import Gap, dense_runs, read_record, table_name
 from ...topics.dead_letters import DeadLetter
-from ...topics.subscription_state import KEEPER
+from ...topics.topic_state import KEEPER
 from ..columns.held_letters import read_letters
 from .audit_tables import AuditFinding, DeadLetterRow, LatenessRow, SubscriptionRow, TopicRow, finding
 

@@ -14,7 +14,7 @@ import typer
 from ... import Schedule
 from ...store.duration import duration_ms, duration_seconds
 from ...store.errors import InvalidArgument
-from ...upkeep.timetable import Due
+from ...upkeep.schedule import Due
 from ..asking import asked, schedule
 from ..output import answer, payload_fields, preview, write_json, write_json_lines, write_table
 from ..values import iso_time, properties_of, time_ms

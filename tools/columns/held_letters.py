@@ -18,7 +18,7 @@ from ...store.log.ledger import find_tail
 from ...store.log.scan import RunFinder
 from ...store.position import Position
 from ...topics.dead_letters import DeadLetter, decode_letter
-from ...topics.subscription_state import KEEPER
+from ...topics.topic_state import KEEPER
 
 
 class Unreadable(NamedTuple):

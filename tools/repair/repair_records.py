@@ -89,7 +89,7 @@ from ...survey.withdrawals import (
     passed_of,
     waited_for,
 )
-from ...upkeep.schedule_record import schedule_rows, unpack_schedule
+from ...upkeep.schedule import schedule_rows, unpack_schedule
 from .repair_files import generations
 from .repair_report import Account, Discarded
 

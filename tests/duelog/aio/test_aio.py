@@ -53,7 +53,7 @@ class Gate:
 
 
 def findings(path: Path) -> list[duelog.Finding]:
-    """What check finds in a closed store."""
+    """The findings of check in a closed store."""
     with duelog.DelayedStore.open(path, clock=ManualClock(START_MS)) as store:
         return list(store.check(deep=True))
 

@@ -12,6 +12,7 @@ from duelog.delivery.acks import AckSet
 from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.position import Position
 from tests.duelog.delivery.twins import Ledgers, acked_after_mark
+from tests.proof import length
 
 
 def stored(rows: dict[int, bytes], mark: Position, acks: AckSet) -> Position:
@@ -84,7 +85,7 @@ class AckMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def ack_cumulative_but_some(self, data: st.DataObject) -> None:
-        """What is left out stays as it is, acknowledged or not, at or behind the target."""
+        """Entries left out stay as they are, acknowledged or not, at or behind the target."""
         ledger_id = self._ledger(data)
         target = Position(ledger_id, data.draw(st.integers(-1, self.ledgers.counts[ledger_id] - 1)))
         positions = self.ledgers.positions()
@@ -173,8 +174,10 @@ class AckMachine(RuleBasedStateMachine):
                 assert (self.acks.mark_delete >= (ledger_id, count - 1)) == all(p[0] > ledger_id for p in unacked)
 
 
-AckMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-TestAckMachine = AckMachine.TestCase
+AckMachine.TestCase.settings = settings(
+    max_examples=length("DUELOG_EXAMPLES", 50, 150), stateful_step_count=30, deadline=None
+)
+TestAckMachine = pytest.mark.series(AckMachine.TestCase)
 
 
 def test_a_gap_filled_late_carries_the_mark_over_several_ledgers() -> None:

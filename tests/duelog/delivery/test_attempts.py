@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -27,16 +28,18 @@ CONFIG = StoreConfig(max_clock_jump_ms=None)
 ROOT = Path(__file__).parents[3]
 
 CRASHING = """
-import os, signal, sys
+import json, os, signal, sys
 sys.path.append(sys.argv[1])
 from duelog import DelayedStore, StoreConfig
 store = DelayedStore.open(sys.argv[2], StoreConfig(max_redeliveries=3))
-topic = store.topic("t")
-subscription = topic.subscribe("s", type=sys.argv[3])
-if not topic.stats().entries:
-    topic.send(b"poison", key="k")
-found = subscription.receive(1, timeout=0)
-print(*[message.redelivery_count for message in found], sep="", flush=True)
+told = {}
+for kind in sys.argv[3:]:
+    topic = store.topic(kind)
+    subscription = topic.subscribe("s", type=kind)
+    if not topic.stats().entries:
+        topic.send(b"poison", key="k")
+    told[kind] = [message.redelivery_count for message in subscription.receive(1, timeout=0)]
+print(json.dumps(told), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -54,27 +57,27 @@ def counts(store: DelayedStore, type_: SubscriptionType = "shared", most: int = 
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("type_", ["exclusive", "failover", "key_shared", "shared"])
-def test_a_process_that_is_killed_at_each_delivery_ends_with_a_dead_letter(tmp_path: Path, type_: str) -> None:
+def test_a_process_that_is_killed_at_each_delivery_ends_with_a_dead_letter(tmp_path: Path) -> None:
     """`max_redeliveries=3`: delivered four times, each with its count, and then it is a dead letter."""
-    path = tmp_path / "store"
+    path, types = tmp_path / "store", ("exclusive", "failover", "key_shared", "shared")
     told = []
     for _ in range(6):
-        command = [sys.executable, "-c", CRASHING, str(ROOT), str(path), type_]
+        command = [sys.executable, "-c", CRASHING, str(ROOT), str(path), *types]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         assert done.returncode == -signal.SIGKILL, done.stderr
-        told.append(done.stdout.strip())
-    assert told == ["0", "1", "2", "3", "", ""]
+        told.append(json.loads(done.stdout))
+    assert told == [dict.fromkeys(types, count) for count in ([0], [1], [2], [3], [], [])]
     with DelayedStore.open(path) as store:
-        (letter,) = store.dead_letters()
-        assert (letter.payload, letter.reason, letter.attempts) == (b"poison", "redeliveries", 4)
+        letters = list(store.dead_letters())
+        assert sorted(letter.topic.rpartition("/")[2] for letter in letters) == list(types)
+        assert {(each.payload, each.reason, each.attempts) for each in letters} == {(b"poison", "redeliveries", 4)}
         assert list(store.check(deep=True)) == []
 
 
-def test_redelivery_counts_survive_a_restart(open_store: OpenStore, clock: ManualClock) -> None:
+def test_redelivery_counts_survive_a_restart(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """Given back twice, once, and never: the next process says so, and so does a dead letter of when they failed."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     consumer = topic.subscribe("s", type="shared")
     topic.send_payloads([b"twice", b"once", b"never"])
     first = consumer.receive(2)
@@ -92,11 +95,9 @@ def test_redelivery_counts_survive_a_restart(open_store: OpenStore, clock: Manua
 
 
 def test_what_is_in_flight_counts_at_a_crash_and_not_at_a_close(
-    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path
 ) -> None:
     """In flight for the first and for the second time, waiting, acknowledged, and not handed out at all."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     consumer = topic.subscribe("s", type="shared")
     topic.send_payloads([b"again", b"waits", b"done", b"first", b"new"])
     again, waits, done, _ = consumer.receive(4)
@@ -129,10 +130,10 @@ def test_what_is_kept_back_for_its_key_was_not_delivered(
 
 
 @pytest.mark.parametrize("attached", [True, False])
-def test_going_elsewhere_begins_at_0(open_store: OpenStore, clock: ManualClock, tmp_path: Path, attached: bool) -> None:
+def test_going_elsewhere_begins_at_0(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path, attached: bool
+) -> None:
     """A seek and a reset clear the counts, in memory, on disk and for a crash."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     consumer = topic.subscribe("s", type="shared")
     topic.send(b"x")
     consumer.nack(consumer.receive(), delay=0)
@@ -205,7 +206,7 @@ def test_a_log_without_space_does_not_hold_up_deliveries(
 
 
 def test_a_log_of_another_boot_or_store_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a power cut left of it may be of any age."""
+    """A power cut may leave content of any age."""
     log = DeliveryLog(tmp_path, b"s" * 16)
     log.note(1, 2, BitMap([3, 4, 9]), 1)
     log.note(1, 2, BitMap([4]), 2)

@@ -1,12 +1,29 @@
-"""Negative acknowledgements, retries, seeks, pauses and the time to live, as a consumer sees them."""
+"""Negative acknowledgements, retries, seeks, pauses, time to live and iterating, as a consumer sees them."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, Subscription, Topic
-from duelog.errors import InvalidArgument
-from tests.conftest import START_MS, OpenStore
+from duelog import (
+    DelayedDeliveryPolicies,
+    DelayedStore,
+    ManualClock,
+    Message,
+    MessageId,
+    Policies,
+    StoreConfig,
+    Subscription,
+    Topic,
+)
+from duelog.delivery.dispatcher import Dispatcher
+from duelog.errors import ClosedError, InvalidArgument, InvalidMessage, UnknownSubscription
+from tests.conftest import START_MS, LeadingClock, OpenStore
 from tests.duelog.consuming import received
 
 
@@ -123,7 +140,7 @@ def test_time_to_live_counts_from_the_due_time(open_store: OpenStore, clock: Man
 def test_what_has_outlived_the_policy_is_not_delivered_behind_a_message_that_has_not(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """As a message that has outlived its own: what was due while the store was closed fires behind what is sent now."""
+    """Like one that has outlived its own: what was due while the store was closed fires behind what is sent now."""
     config = StoreConfig(partition_ms=3_600_000, max_clock_jump_ms=None)
     store = open_store(config=config)
     topic = store.topic("t")
@@ -208,3 +225,222 @@ def test_what_is_given_back_without_a_delay_does_not_wait_for_a_clock_that_is_se
         other.nack_all()
     clock.set(clock.now_ms() - 3_600_000)
     assert received(other) == [b"a", b"b", b"c"]
+
+
+def test_a_message_that_becomes_visible_between_a_read_and_the_next_wait_is_told(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written ahead of its time and not read: the time told is not later than its own, and not none."""
+    clock = LeadingClock(START_MS)
+    store = open_store(clock_=clock)
+    topic = store.topic("t")
+    consumer = topic.subscribe("s")
+    due_ms = START_MS + 100_000
+    topic.send(b"x", deliver_at=due_ms)
+    clock.advance(99_998)
+    store.tick()
+    next_batch = Dispatcher.next_batch
+
+    def slow(*arguments: Any) -> Any:
+        batch = next_batch(*arguments)
+        clock.advance(5)
+        return batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dispatcher, "next_batch", slow)
+        batch, again_ms = consumer.poll()
+    assert (batch, again_ms) == ([], due_ms)
+    assert consumer.poll()[0][0].payload == b"x"
+
+
+def test_it_counts_from_the_due_time_to_the_millisecond(store: DelayedStore, clock: ManualClock) -> None:
+    """Sent singly, in a batch, put, or as one group; each way it is delivered until then and not from then on."""
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send(b"0", deliver_after=10, ttl=1)
+        topic.send_batch(
+            [Message(b"1", deliver_after=10, ttl=timedelta(seconds=1)), Message(b"kept", deliver_after=10)]
+        )
+        topic.send_async(b"2", deliver_after=10, ttl=1).result(10)
+        topic.send(b"4", deliver_after=10, ttl=1, dedup_key="d")
+        store.send_batch([("t", Message(b"3", deliver_after=10, ttl=1, key="k", properties={"a": "b"}))])
+        clock.advance(10_999)
+        messages = consumer.receive(10)
+        assert sorted(message.payload for message in messages) == [b"0", b"1", b"2", b"3", b"4", b"kept"]
+        assert {message.expires_ms for message in messages} == {START_MS + 11_000, None}
+        consumer.nack(messages, delay=0)
+        clock.advance(1)
+        assert received(consumer) == [b"kept"]
+        assert consumer.stats().backlog == 1
+
+
+def test_what_fires_too_late_is_not_delivered(open_store: OpenStore, store: DelayedStore, clock: ManualClock) -> None:
+    """The store was closed when it was due; until a consumer comes by, it is part of the backlog."""
+    store.topic("t").subscribe("s").close()
+    store.topic("t").send(b"x", deliver_after=10, ttl=1)
+    store.close()
+    clock.advance(3_600_000)
+    store = open_store()
+    store.tick()
+    admin = store.topic("t").subscription("s")
+    assert admin.peek(5) == []
+    assert admin.stats().backlog == 1
+    with store.topic("t").subscribe("s") as consumer:
+        assert consumer.receive() == []
+        assert admin.stats().backlog == 0
+
+
+def test_it_expires_in_flight_and_its_consumer_may_still_acknowledge(store: DelayedStore, clock: ManualClock) -> None:
+    """Nothing is taken from a consumer; what is given back or overdue then does not come again, nor is it dead."""
+    store.set_policies(Policies(max_redeliveries=0, ack_timeout_ms=2_000))
+    topic = store.topic("t")
+    with topic.subscribe("s", type="shared") as consumer:
+        topic.send_batch([Message(b"%d" % number, ttl=1) for number in range(3)])
+        acked, given, _ = consumer.receive(3)
+        clock.advance(1_500)
+        assert consumer.stats().unacknowledged == 3
+        assert consumer.ack(acked) == 1
+        consumer.nack(given, delay=0)
+        assert consumer.receive() == []
+        clock.advance(500)
+        assert consumer.receive() == []
+        assert (consumer.stats().backlog, list(store.dead_letters())) == (0, [])
+        assert (consumer.stats().acknowledged, consumer.stats().expired) == (1, 2)
+
+
+def test_whatever_moves_the_due_time_moves_the_end(store: DelayedStore, clock: ManualClock) -> None:
+    """Rescheduling, and a policy that rounds."""
+    store.set_policies(DelayedDeliveryPolicies(tick_time_ms=10_000), topic="t")
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        message_id = topic.send(b"moved", deliver_after=20, ttl=1)
+        topic.send(b"rounded", deliver_after=0.001, ttl=1)
+        assert topic.reschedule(message_id, deliver_after=60) is not None
+        clock.advance(10_500)
+        assert received(consumer) == [b"rounded"]
+        clock.advance(50_000)
+        assert received(consumer) == [b"moved"]
+
+
+def test_a_retry_ends_when_what_was_postponed_would_have(store: DelayedStore, clock: ManualClock) -> None:
+    """Also if that is before it is due."""
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send_batch([Message(b"in time", ttl=10), Message(b"too late", ttl=5)])
+        for message in consumer.receive(2):
+            consumer.retry_later(message, 7)
+        clock.advance(7_000)
+        (message,) = consumer.receive(2)
+        assert (message.payload, message.expires_ms) == (b"in time", START_MS + 10_000)
+
+
+def test_a_dead_letter_expires_no_more(store: DelayedStore, clock: ManualClock) -> None:
+    """It is held until it is requeued, and has no time to live then."""
+    store.set_policies(Policies(max_redeliveries=0))
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send(b"x", ttl=1)
+        consumer.nack(consumer.receive(), delay=0)
+        assert consumer.receive() == []
+        clock.advance(10_000)
+        assert store.requeue_dead_letters(list(store.dead_letters())) == 1
+        (message,) = consumer.receive()
+        assert (message.payload, message.expires_ms) == (b"x", None)
+
+
+def test_short_delays_in_the_main_log_expire_too(open_store: OpenStore, clock: ManualClock) -> None:
+    """They wait there, and count from when they are due."""
+    store = open_store(config=StoreConfig(inline_delay_ms=10_000))
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send_batch([Message(b"a", deliver_after=5, ttl=1), Message(b"b", deliver_after=5, ttl=2)])
+        clock.advance(6_000)
+        assert received(consumer) == [b"b"]
+
+
+def test_a_time_to_live_that_is_none_is_refused_by_name(store: DelayedStore) -> None:
+    """And nothing is stored."""
+    topic = store.topic("t")
+    for wrong in (0, -1, "1h", float("inf"), True):
+        with pytest.raises(InvalidMessage, match="ttl"):
+            topic.send(b"x", ttl=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match=r"messages\[1\]\.ttl"):
+        topic.send_batch([Message(b"x"), Message(b"y", ttl=0)])
+    assert not topic.exists()
+
+
+FIRING = StoreConfig(background=True)
+
+
+@contextmanager
+def iterating(subscription: Subscription, got: list[bytes]) -> Iterator[threading.Event]:
+    """A thread iterates, keeping and acknowledging payloads; joined at the end. The event: the first has come."""
+    first = threading.Event()
+
+    def work() -> None:
+        for message in subscription:
+            got.append(message.payload)
+            subscription.ack(message)
+            first.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield first
+    finally:
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("closes", ["store", "subscription"])
+def test_an_iteration_that_waits_ends_when_its_store_or_subscription_is_closed(
+    open_store: OpenStore, clock: ManualClock, closes: str
+) -> None:
+    """It has yielded what was due, and what fell due meanwhile; it raises nothing."""
+    store = open_store(config=FIRING)
+    topic = store.topic("t")
+    topic.send_batch([Message(b"now"), Message(b"later", deliver_after=5)])
+    subscription = topic.subscribe("s")
+    got: list[bytes] = []
+    with iterating(subscription, got) as first:
+        assert first.wait(60)
+        while len(got) < 2:
+            clock.advance(5_000)
+        (store if closes == "store" else subscription).close()
+    assert got == [b"now", b"later"]
+    assert list(subscription) == []
+
+
+def test_an_iteration_holds_one_message_at_a_time(topic: Topic) -> None:
+    """The rest is another consumer's to take; it holds what it yielded until that is acknowledged."""
+    topic.send_batch([Message(b"%d" % n) for n in range(3)])
+    with topic.subscribe("s", type="shared") as mine, topic.subscribe("s", type="shared") as other:
+        assert next(mine).payload == b"0"
+        assert [message.payload for message in other.receive(10)] == [b"1", b"2"]
+    with topic.subscribe("s") as anew:
+        assert sorted(message.payload for message in anew) == [b"0", b"1", b"2"]
+
+
+def test_an_iteration_that_would_not_wait_ends(topic: Topic, clock: ManualClock) -> None:
+    """On a clock that a program moves without a background thread, and goes on when there is more."""
+    topic.send(b"later", deliver_after=1)
+    with topic.subscribe("s") as consumer:
+        assert list(consumer) == []
+        clock.advance(1_000)
+        assert [message.payload for message in consumer] == [b"later"]
+
+
+def test_an_iteration_over_a_subscription_that_was_removed_raises(store: DelayedStore, topic: Topic) -> None:
+    """That is no end of its messages."""
+    with topic.subscribe("s") as consumer:
+        store.delete_topic("t")
+        with pytest.raises(UnknownSubscription):
+            next(consumer)
+
+
+def test_an_iteration_in_a_child_process_is_refused(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has no part of the store; that its loop ended in silence would hide it."""
+    consumer = topic.subscribe("s")
+    monkeypatch.setattr("duelog.store.files.process.here.pid", -1)
+    with pytest.raises(ClosedError, match="child"):
+        next(consumer)

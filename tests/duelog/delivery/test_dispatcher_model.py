@@ -16,6 +16,7 @@ from duelog.delivery.position_set import group_by_ledger
 from duelog.store.errors import InvalidArgument
 from duelog.store.position import Position
 from tests.duelog.delivery.twins import Log, Twin, has_ready
+from tests.proof import length
 
 KEYS = st.sampled_from([None, "a", "b", "c", "d"])
 MAX_KEPT_BACK = 4
@@ -304,7 +305,7 @@ class StickyMachine(KeySharedMachine):
         return ranges
 
     def teardown(self) -> None:
-        """What was in no range comes to a consumer that has them all."""
+        """A consumer that has all ranges gets what was in none."""
         if hasattr(self, "twin"):
             for consumer_id in list(self.twin.consumers):
                 self.remove_consumer_numbered(consumer_id)
@@ -320,6 +321,8 @@ class StickyOutOfOrderMachine(StickyMachine):
     how = KeyShared(StickyMachine.how.order_by, out_of_order=True)
 
 
+EXAMPLES = length("DUELOG_EXAMPLES", 15, 50)
+
 for machine in (
     DispatcherMachine,
     ExclusiveMachine,
@@ -330,14 +333,14 @@ for machine in (
     StickyMachine,
     StickyOutOfOrderMachine,
 ):
-    examples = 120 if machine is KeySharedMachine else 50
+    examples = length("DUELOG_EXAMPLES", 30, 120) if machine is KeySharedMachine else EXAMPLES
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
 
-TestShared = DispatcherMachine.TestCase
-TestExclusive = ExclusiveMachine.TestCase
-TestFailover = FailoverMachine.TestCase
-TestKeyShared = KeySharedMachine.TestCase
-TestKeyNumber = KeyNumberMachine.TestCase
-TestOutOfOrder = OutOfOrderMachine.TestCase
-TestSticky = StickyMachine.TestCase
-TestStickyOutOfOrder = StickyOutOfOrderMachine.TestCase
+TestShared = pytest.mark.series(DispatcherMachine.TestCase)
+TestExclusive = pytest.mark.series(ExclusiveMachine.TestCase)
+TestFailover = pytest.mark.series(FailoverMachine.TestCase)
+TestKeyShared = pytest.mark.series(KeySharedMachine.TestCase)
+TestKeyNumber = pytest.mark.series(KeyNumberMachine.TestCase)
+TestOutOfOrder = pytest.mark.series(OutOfOrderMachine.TestCase)
+TestSticky = pytest.mark.series(StickyMachine.TestCase)
+TestStickyOutOfOrder = pytest.mark.series(StickyOutOfOrderMachine.TestCase)

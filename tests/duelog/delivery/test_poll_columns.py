@@ -23,6 +23,7 @@ from duelog import (
     Topic,
 )
 from duelog.store.errors import InvalidArgument
+from tests.proof import length
 
 NUMBERS = st.integers(0, 2**40)
 MESSAGES = st.lists(
@@ -46,7 +47,8 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_EXAMPLES", 60, 200), deadline=None)
 @given(messages=MESSAGES, data=st.data())
 def test_columns_are_the_messages_however_they_are_divided_and_joined(
     messages: list[ReceivedMessage], data: st.DataObject

@@ -17,6 +17,7 @@ from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
 from tests.duelog.consuming import payloads, received
+from tests.proof import length
 
 
 class Ledgers(LedgerList):
@@ -64,7 +65,7 @@ class Log(MainLogReader):
 
 
 def nothing_acknowledged() -> AckSet:
-    """What a new subscription has acknowledged."""
+    """The acknowledgements of a new subscription."""
     return AckSet(Position(1, -1))
 
 
@@ -83,7 +84,8 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_EXAMPLES", 60, 150), deadline=None)
 @given(steps=STEPS)
 @example([("seek", 34), ("read", 30), ("read", 11), ("ack", 90), ("read", 12), ("seek", 89), ("read", 2)])
 def test_what_is_read_ahead_is_what_a_plain_reader_gives(steps: list[tuple[str, int]]) -> None:
@@ -161,7 +163,7 @@ def test_a_log_that_is_read_to_its_end_is_not_read_ahead() -> None:
 
 
 def test_what_is_passed_over_ends_read_ahead() -> None:
-    """Whether it is due is asked of the clock anew, from where the messages given end."""
+    """The clock is asked again whether it is due, from where the messages given end."""
     log = Log(waiting_from=Position(1, 25))
     ahead = ReadAhead(log, ReadAheadBudget())
     first, start, over = ahead.read(Position(1, 0), 10, nothing_acknowledged(), 0)

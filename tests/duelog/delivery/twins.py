@@ -95,7 +95,7 @@ _slots = lru_cache(KeySlots)
 
 
 class Twin:
-    """What a dispatcher must do, said with sets of positions and no thought for speed."""
+    """The rules of a dispatcher, with sets of positions and no thought for speed."""
 
     def __init__(
         self, log: Log, kind: str, ack_timeout_ms: int | None, max_kept_back: int, how: KeyShared | None = None
@@ -283,7 +283,7 @@ def acked_after_mark(acks: AckSet) -> int:
 
 
 def has_ready(dispatcher: Dispatcher, now_ms: int, consumer_id: int | None = None) -> bool:
-    """Whether a message that was read before could be handed out now, to one consumer or to any."""
+    """True if a message that was read before could be handed out now, to one consumer or to any."""
     dispatcher._bring_due(now_ms)
     if consumer_id is not None:
         return dispatcher.may_receive(consumer_id) and bool(dispatcher._order.peek(consumer_id, 1))

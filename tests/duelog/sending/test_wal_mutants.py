@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, recovery
+from duelog import DelayedStore, ManualClock, Message, opening
 from duelog.errors import DuelogError
 from duelog.store.files import failpoints
 from duelog.store.parallel_jobs import Jobs
@@ -124,12 +124,12 @@ def recorded_before_applied(patch: pytest.MonkeyPatch) -> None:
 
 def replayed_twice(patch: pytest.MonkeyPatch) -> None:
     """Applied rows are not told from unapplied ones."""
-    patch.setattr(recovery, "applied_position", lambda raw: -1)
+    patch.setattr(opening, "applied_position", lambda raw: -1)
 
 
 def replay_skipped(patch: pytest.MonkeyPatch) -> None:
     """The rows of the log are left there."""
-    patch.setattr(recovery, "fill_memtables", lambda *arguments: None)
+    patch.setattr(opening, "fill_memtables", lambda *arguments: None)
 
 
 def not_atomic(patch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,10 @@ def by_payload(store: DelayedStore) -> list[bytes]:
     return [letter.payload for letter in store.dead_letters()]
 
 
-def test_dead_letters_are_kept_though_nobody_subscribed_to_them(open_store: OpenStore, clock: ManualClock) -> None:
+def test_dead_letters_are_kept_though_nobody_subscribed_to_them(
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock
+) -> None:
     """Their ledger rolls and is not trimmed: twenty letters are there after five hours, and after a reopen."""
-    store = open_store(config=CONFIG)
     bodies = [b"%d" % number for number in range(20)]
     let_die(store, *bodies)
     for _ in range(10):
@@ -84,7 +85,7 @@ def test_a_burial_that_finds_no_space_keeps_back_that_message_alone(
 
 
 def test_a_flush_that_finds_no_space_keeps_no_message_from_its_consumer(open_store: OpenStore) -> None:
-    """What an earlier delivery has left to write does not fail the next delivery, whose messages nobody would get."""
+    """Changes left by an earlier delivery do not fail the next one, whose messages nobody would get."""
     store = open_store(config=dataclasses.replace(CONFIG, ack_flush_ms=0))
     topic = store.topic("t")
 
@@ -100,7 +101,7 @@ def test_a_flush_that_finds_no_space_keeps_no_message_from_its_consumer(open_sto
 
 
 def test_a_delivery_that_is_broken_off_counts_as_none(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken for a consumer, and did not reach it, comes again as if for the first time."""
+    """Messages taken for a consumer that did not reach it come again as if for the first time."""
     topic = store.topic("t")
     topic.send(b"a")
 
@@ -128,7 +129,7 @@ def test_a_dead_letter_is_never_dead_lettered_again(store: DelayedStore) -> None
 
 
 def test_a_consumer_of_a_dead_letter_topic_sees_reason_and_attempts(store: DelayedStore, topic: Topic) -> None:
-    """As properties, which Pulsar's clients see, too; the letter itself has the message's own alone."""
+    """By properties, which Pulsar's clients see, too; the letter itself has the message's own alone."""
     topic.send_batch([Message(b"told", properties={"shop": "7"}), Message(b"spent")])
     with topic.subscribe("s") as consumer:
         told, spent = consumer.receive(2)
@@ -189,7 +190,7 @@ def test_a_postponed_message_keeps_its_origin_and_its_first_failure(
 
 
 def test_a_requeued_letter_comes_to_its_subscription_alone(store: DelayedStore) -> None:
-    """As it was sent, due at once, with its attempts counted anew; and it is a letter no more."""
+    """It is due at once, as it was sent, with its attempts counted from 0; and it is a letter no more."""
     other = store.topic("t").subscribe("other")
     let_die(store, b"x", b"y")
     assert payloads(other) == [b"x", b"y"]
@@ -237,9 +238,10 @@ def test_all_letters_are_requeued_or_none(store: DelayedStore, monkeypatch: pyte
     assert store.purge_dead_letters(store.dead_letters()) == 1
 
 
-def test_a_message_is_dead_or_alive_after_a_crash_and_not_both(open_store: OpenStore, tmp_path: Path) -> None:
-    """What the disk has just after burying, and just after requeuing, has it once."""
-    store = open_store(config=CONFIG)
+def test_a_message_is_dead_or_alive_after_a_crash_and_not_both(
+    open_store: OpenStore, store: DelayedStore, tmp_path: Path
+) -> None:
+    """The disk has it once just after burying, and just after requeuing."""
     let_die(store, b"x")
     shutil.copytree(store.path, tmp_path / "buried")
     store.requeue_dead_letters(store.dead_letters())
@@ -280,9 +282,8 @@ def test_dead_letters_outlive_the_time_to_live(open_store: OpenStore, clock: Man
     assert store.topic(GRAVE).subscribe("reader").receive() == []
 
 
-def test_a_subscription_that_was_there_before_becomes_the_keeper(open_store: OpenStore) -> None:
+def test_a_subscription_that_was_there_before_becomes_the_keeper(open_store: OpenStore, store: DelayedStore) -> None:
     """One of the keeper's name holds letters from the first one on, and what it acknowledges is purged."""
-    store = open_store(config=CONFIG)
     store.topic(GRAVE).subscribe("dead-letters").close()
     let_die(store, b"x", b"y")
     store.close()
@@ -383,9 +384,8 @@ def test_letters_are_found_by_reason_age_and_key(store: DelayedStore, clock: Man
         store.dead_letters(older_than=-1)
 
 
-def test_letters_are_requeued_with_a_delay(open_store: OpenStore, clock: ManualClock) -> None:
+def test_letters_are_requeued_with_a_delay(open_store: OpenStore, store: DelayedStore, clock: ManualClock) -> None:
     """They are pending until then, over a restart, and come to their subscription alone, with attempts from 0."""
-    store = open_store(config=CONFIG)
     let_die(store, b"a", b"b")
     store.topic("t").subscribe("other").close()
     letters = list(store.dead_letters())
@@ -488,10 +488,9 @@ def test_what_cannot_be_a_dead_letter_is_refused(store: DelayedStore, topic: Top
 
 
 def test_why_a_message_was_postponed_is_known_to_its_retries_and_its_dead_letter(
-    open_store: OpenStore, clock: ManualClock
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock
 ) -> None:
     """Over restarts; a retry without a reason keeps the one before, and a requeued letter begins without."""
-    store = open_store(config=CONFIG)
     first_id = store.topic("t").send(b"x", key="k")
     with store.topic("t").subscribe("s") as consumer:
         (message,) = consumer.receive()

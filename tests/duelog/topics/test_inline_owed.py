@@ -71,7 +71,7 @@ def test_a_cumulative_acknowledgement_past_what_was_read_leaves_what_is_not_due(
 def test_a_consumer_that_comes_back_acknowledges_no_more_than_was_delivered(
     store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
-    """What was passed over before it left is known before it receives again."""
+    """Messages passed over before it left are known before it receives again."""
     topic.send(b"later", deliver_after=60)
     topic.send(b"now")
     with topic.subscribe("s") as subscription:

@@ -40,9 +40,10 @@ class Ears:
         return [(event.kind, event.name.rsplit("/")[-1]) for event in self.events]
 
 
-def test_create_makes_a_topic_durably_and_says_whether_it_was_made(open_store: OpenStore, tmp_path: Path) -> None:
+def test_create_makes_a_topic_durably_and_says_whether_it_was_made(
+    open_store: OpenStore, store: DelayedStore, tmp_path: Path
+) -> None:
     """A crash right after it finds the topic; nothing is in it."""
-    store = open_store()
     topic = store.topic("a")
     assert topic.create()
     assert not topic.create()
@@ -237,10 +238,9 @@ def test_closing_tells_what_was_not_heard_and_a_listener_may_close(open_store: O
 
 
 def test_listening_is_refused_where_it_could_hear_nothing(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not callable, a read-only store, a thread that cannot be started."""
-    store = open_store()
+    """Something not callable, a read-only store, a thread that cannot be started."""
     with pytest.raises(InvalidArgument, match="callback"):
         store.on_topics(None)  # type: ignore[arg-type]
 

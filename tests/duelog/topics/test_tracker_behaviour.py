@@ -1,4 +1,4 @@
-"""What brokers require of their delay trackers, of both places for delayed messages: partitions and the main log."""
+"""Requirements of brokers on delay trackers, for both places of delayed messages: partitions and the main log."""
 
 from __future__ import annotations
 

@@ -64,10 +64,9 @@ def test_a_clock_set_back_neither_fires_twice_nor_blocks(store: DelayedStore, cl
 
 
 def test_a_clock_set_back_while_the_store_is_closed_changes_nothing_that_fired(
-    open_store: OpenStore, clock: ManualClock
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock
 ) -> None:
     """The high-water mark is on disk with the frontier: the next process goes on from there."""
-    store = open_store(config=CONFIG)
     store.topic("a").subscribe("reader").close()
     store.topic("a").send(b"one", deliver_after=60)
     clock.advance(61_000)

@@ -90,10 +90,9 @@ def test_parts_that_are_suspended_by_the_thousand_do_not_flood(
 
 
 def test_a_schedule_that_cannot_be_read_is_heard_to_recur_no_more(
-    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+    open_store: OpenStore, store: DelayedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the opening; `check` has it too."""
-    store = open_store()
     store.topic("t").every("beat", interval=60)
     main = store._engine.storage.main
     with main.read() as raw:

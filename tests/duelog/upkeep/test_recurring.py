@@ -17,7 +17,7 @@ from duelog import DelayedStore, ManualClock, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.withdrawal import Succession
-from duelog.upkeep.timetable import Timetable
+from duelog.upkeep.schedule import Timetable
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.conftest import Plant
 
@@ -118,10 +118,9 @@ def test_a_schedule_survives_restarts(open_store: OpenStore, clock: ManualClock)
 
 
 def test_after_a_long_stop_the_waiting_occurrence_comes_once_and_no_burst(
-    open_store: OpenStore, clock: ManualClock
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock
 ) -> None:
     """Occurrences missed beside it do not come, and then the timetable goes on as before."""
-    store = open_store()
     store.topic("t").every("beat", interval=3_600)
     store.close()
     clock.advance(30 * DAY_MS + 90_000)
@@ -216,10 +215,9 @@ def test_an_interrupt_after_the_commit_of_an_advance_does_not_double_the_next_oc
 
 
 def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entry that was appended and not admitted never fires; the next tick, or the next start, does it again."""
-    store = open_store()
     store.topic("t").every("beat", interval=3_600, payload=b"x")
 
     def full(*_: object) -> None:

@@ -21,7 +21,7 @@ from duelog import DelayedStore, ManualClock, Schedule, StoreConfig
 from duelog.errors import DuelogError, InvalidArgument, StoreFull
 from duelog.markers.withdrawal import Succession
 from duelog.upkeep import recurring
-from duelog.upkeep.timetable import MISFIRES, WITH_GRACE, Recurrence, Timetable
+from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Recurrence, Timetable
 from tests.duelog.upkeep.twin_schedule import Asked, TwinSchedule
 from tests.model.driver import Once, SimulatedCrash, armed, copy_store, full_disk, scratch_directory
 

@@ -20,7 +20,7 @@ from duelog import DelayedStore, ManualClock, Occurrence, ReceivedMessage, Store
 from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.withdrawal import Succession
 from duelog.upkeep import maintenance
-from duelog.upkeep.timetable import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
+from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.conftest import Plant
 from tests.model.driver import full_disk
@@ -353,10 +353,14 @@ def test_jitter_puts_messages_later_and_a_restart_moves_none(open_store: OpenSto
     ],
 )
 def test_of_what_a_stop_of_ten_hours_missed_comes_what_the_schedule_says(
-    open_store: OpenStore, clock: ManualClock, misfires: Misfires, grace: float | None, expected: list[int]
+    open_store: OpenStore,
+    store: DelayedStore,
+    clock: ManualClock,
+    misfires: Misfires,
+    grace: float | None,
+    expected: list[int],
 ) -> None:
     """Then it goes on in step; each message names the time that it is of, and was due then."""
-    store = open_store()
     store.topic("t").every("s", interval=3_600, misfires=misfires, grace=grace)
     store.topic("t").subscribe("s").close()
     store.close()
@@ -385,9 +389,10 @@ def test_a_message_that_is_late_by_less_than_the_grace_is_no_misfire(
         assert nominals(received(store, consumer)) == hours(3)
 
 
-def test_a_stop_of_months_is_made_up_for_in_pieces_and_in_order(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_stop_of_months_is_made_up_for_in_pieces_and_in_order(
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock
+) -> None:
     """More than one transaction takes, and more than one run of a main log can span."""
-    store = open_store()
     store.topic("t").every("s", interval=3 * 3_600, misfires="all")
     store.topic("t").subscribe("s").close()
     store.close()
@@ -443,9 +448,10 @@ def test_a_misfire_that_could_not_be_taken_back_at_first_does_not_come_later(
 
 
 @pytest.mark.parametrize("misfires", MISFIRES)
-def test_an_end_holds_for_what_was_missed_too(open_store: OpenStore, clock: ManualClock, misfires: Misfires) -> None:
+def test_an_end_holds_for_what_was_missed_too(
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock, misfires: Misfires
+) -> None:
     """By time and by number, and with none of it left to wait for."""
-    store = open_store()
     for name, end in (("count", {"count": 4}), ("until", {"until": START_MS + 4 * HOUR_MS})):
         store.topic(name).every("s", interval=3_600, misfires=misfires, **end)  # type: ignore[arg-type]
         store.topic(name).subscribe("s").close()
@@ -471,10 +477,14 @@ def test_an_end_holds_for_what_was_missed_too(open_store: OpenStore, clock: Manu
     ("misfires", "expected"), [("latest", hours(1, 5)), ("skip", hours(1)), ("all", hours(1, 2, 3, 4, 5))]
 )
 def test_an_occurrence_that_fired_before_a_stop_is_neither_sent_again_nor_taken_for_missed(
-    open_store: OpenStore, clock: ManualClock, plant: Plant, misfires: Misfires, expected: list[int]
+    open_store: OpenStore,
+    store: DelayedStore,
+    clock: ManualClock,
+    plant: Plant,
+    misfires: Misfires,
+    expected: list[int],
 ) -> None:
     """It had fired, and what follows was not recorded: only that was missed, and only what fired is counted."""
-    store = open_store()
     store.topic("t").every("s", interval=3_600, misfires=misfires, count=5)
     store.topic("t").subscribe("s").close()
     clock.advance(HOUR_MS)
@@ -617,7 +627,7 @@ def test_schedules_without_any_of_this_fire_as_before_and_look_for_nothing(
     def never(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("duelog.upkeep.timetable.hashlib.blake2b", never)
+    monkeypatch.setattr("duelog.upkeep.schedule.hashlib.blake2b", never)
     monkeypatch.setattr(Timetable, "back", never)
     monkeypatch.setattr("duelog.upkeep.recurring.Recurring.withdraw", never)
     topic.every("s", interval=3_600)

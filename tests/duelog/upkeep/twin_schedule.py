@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from duelog.upkeep.timetable import Misfires
+from duelog.upkeep.schedule import Misfires
 
 
 @dataclass(frozen=True)

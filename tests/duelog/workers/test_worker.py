@@ -10,6 +10,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ FIRING = StoreConfig(background=True)
 
 
 class Log:
-    """What functions were run with, and a wait for what is to come."""
+    """Payloads that functions were run with, and a wait for those to come."""
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []
@@ -57,7 +58,7 @@ class Log:
 
 @pytest.fixture
 def log() -> Log:
-    """What the functions of a test were run with."""
+    """Payloads that the functions of a test were run with."""
     return Log()
 
 
@@ -67,23 +68,31 @@ def store(open_store: OpenStore) -> DelayedStore:
     return open_store(config=FIRING)
 
 
+Run = Callable[..., Worker]
+
+
 @pytest.fixture
-def run() -> Iterator[Callable[[Worker], None]]:
-    """Start a worker, and stop it at the end."""
-    started: list[Worker] = []
+def run(store: DelayedStore) -> Iterator[Run]:
+    """Have a worker run a function for topic `t`, with options of the task; stopped at the end."""
+    with ExitStack() as stopping:
 
-    def start(worker: Worker) -> None:
-        started.append(worker)
-        worker.start()
+        def start(function: Callable[[ReceivedMessage], object], *, drain: Any = 30, **options: Any) -> Worker:
+            worker = Worker(store, drain=drain)
+            worker.task("t", **options)(function)
+            return stopping.enter_context(worker)
 
-    yield start
-    for worker in started:
-        worker.stop()
+        yield start
 
 
 def backlog(store: DelayedStore, topic: str) -> int:
     """Messages that the worker's subscription still has."""
     return store.topic(topic).subscription("worker").stats().backlog
+
+
+def await_retry(store: DelayedStore) -> None:
+    """Until the retry of a message has been sent."""
+    while store.topic("t").stats().pending == 0:
+        os.sched_yield()
 
 
 def both_kinds(function: Callable[[ReceivedMessage], object]) -> dict[str, Callable[[ReceivedMessage], object]]:
@@ -96,19 +105,51 @@ def both_kinds(function: Callable[[ReceivedMessage], object]) -> dict[str, Calla
     return {"function": function, "coroutine": coroutine}
 
 
+class Gate:
+    """Where handlers of both kinds stand until it is opened, their messages noted."""
+
+    def __init__(self, log: Log) -> None:
+        self._open = threading.Event()
+        self._log = log
+
+    def open(self) -> None:
+        self._open.set()
+
+    def stand(self) -> None:
+        assert self._open.wait(60)
+
+    def handler(self, kind: str = "function") -> Callable[[ReceivedMessage], object]:
+        """A function, or a coroutine function, that stands."""
+
+        def stand(message: ReceivedMessage) -> None:
+            self._log.add(message.payload)
+            self.stand()
+
+        async def stand_in_loop(message: ReceivedMessage) -> None:
+            await asyncio.to_thread(stand, message)
+
+        return stand if kind == "function" else stand_in_loop
+
+
+@pytest.fixture
+def gate(log: Log) -> Iterator[Gate]:
+    """Opened at the end of a test, so that its threads end."""
+    gate = Gate(log)
+    yield gate
+    gate.open()
+
+
 KINDS = pytest.mark.parametrize("kind", ["function", "coroutine"])
 
 
 @KINDS
 def test_messages_are_acknowledged_when_the_function_returns(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str
 ) -> None:
     """Those that are due, and the later ones when they are."""
     topic = store.topic("t")
     topic.send_batch([Message(b"%d" % n, deliver_after=n % 2 * 60) for n in range(40)])
-    worker = Worker(store)
-    worker.task("t")(both_kinds(lambda message: log.add(message.payload))[kind])
-    run(worker)
+    worker = run(both_kinds(lambda message: log.add(message.payload))[kind])
     log.wait(20)
     clock.advance(60_000)
     log.wait(40)
@@ -119,28 +160,16 @@ def test_messages_are_acknowledged_when_the_function_returns(
 
 @KINDS
 def test_a_task_holds_no_more_messages_than_it_runs(
-    store: DelayedStore, log: Log, run: Callable[[Worker], None], kind: str
+    store: DelayedStore, log: Log, run: Run, kind: str, gate: Gate
 ) -> None:
     """So a second worker of the same subscription gets the rest at once."""
-    gate = threading.Event()
     store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
-
-    def stand(message: ReceivedMessage) -> None:
-        log.add(message.payload)
-        gate.wait(60)
-
-    async def stand_in_loop(message: ReceivedMessage) -> None:
-        log.add(message.payload)
-        await asyncio.to_thread(gate.wait, 60)
-
-    worker = Worker(store)
-    worker.task("t", concurrency=3)(stand if kind == "function" else stand_in_loop)
-    run(worker)
+    worker = run(gate.handler(kind), concurrency=3)
     log.wait(3)
     with store.topic("t").subscribe("worker", type="shared") as other:
         assert len(other.receive(100)) == 7
         other.nack_all()
-    gate.set()
+    gate.open()
     log.wait(10)
     worker.stop()
     assert sorted(map(int, log.seen)) == list(range(10))
@@ -148,7 +177,7 @@ def test_a_task_holds_no_more_messages_than_it_runs(
 
 @KINDS
 def test_an_exception_is_retried_with_backoff_and_then_a_dead_letter_with_its_type_and_text(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str
 ) -> None:
     """Each retry waits twice as long as the one before, by the store's clock; `attempts` counts all."""
     topic = store.topic("t")
@@ -160,13 +189,10 @@ def test_an_exception_is_retried_with_backoff_and_then_a_dead_letter_with_its_ty
         log.add(message.payload)
         raise ValueError(f"number {len(times)}")
 
-    worker = Worker(store)
-    worker.task("t", retries=3, backoff=timedelta(seconds=10))(both_kinds(fail)[kind])
-    run(worker)
+    worker = run(both_kinds(fail)[kind], retries=3, backoff=timedelta(seconds=10))
     for attempt, wait_s in enumerate((10, 20, 40), start=1):
         log.wait(attempt)
-        while topic.stats().pending == 0:  # until the retry has been sent
-            os.sched_yield()
+        await_retry(store)
         clock.advance(wait_s * 1_000)
     log.wait(4)
     assert worker.stop() == 0
@@ -183,9 +209,7 @@ def test_an_exception_is_retried_with_backoff_and_then_a_dead_letter_with_its_ty
     assert list(store.dead_letters(reason="ValueError: number 4")) == [letter]
 
 
-def test_a_backoff_of_ones_own_sees_the_failures_and_may_give_up(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
-) -> None:
+def test_a_backoff_of_ones_own_sees_the_failures_and_may_give_up(store: DelayedStore, log: Log, run: Run) -> None:
     """None from it makes a dead letter at once; so many retries as it likes are as good."""
     asked: list[tuple[int, str]] = []
 
@@ -199,42 +223,15 @@ def test_a_backoff_of_ones_own_sees_the_failures_and_may_give_up(
         raise KeyError("for good")
 
     store.topic("t").send(b"x")
-    worker = Worker(store)
-    worker.task("t", retries=None, backoff=backoff)(fail)
-    run(worker)
+    worker = run(fail, retries=None, backoff=backoff)
     log.wait(9)
     worker.stop()
     assert asked == [*((n, "again") for n in range(1, 9)), (9, "'for good'")]
     assert [(letter.reason, letter.attempts) for letter in store.dead_letters()] == [("KeyError: 'for good'", 9)]
 
 
-def test_a_backoff_that_raises_is_a_minute(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
-) -> None:
-    """The message is not lost by it."""
-    store.topic("t").send(b"x")
-
-    def fail(message: ReceivedMessage) -> None:
-        if log.add(message.payload) == 1:
-            raise RuntimeError
-
-    def backoff(failed: int, error: BaseException) -> int:
-        raise ZeroDivisionError
-
-    worker = Worker(store)
-    worker.task("t", backoff=backoff)(fail)
-    run(worker)
-    log.wait(1)
-    while store.topic("t").stats().pending == 0:
-        os.sched_yield()
-    clock.advance(60_000)
-    log.wait(2)
-    worker.stop()
-    assert backlog(store, "t") == 0
-
-
 def test_a_retry_that_the_delay_policies_refuse_waits_in_memory(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run
 ) -> None:
     """It is delivered after its backoff all the same, and counted."""
     store.set_policies(Policies(max_delivery_delay_ms=1_000))
@@ -246,9 +243,7 @@ def test_a_retry_that_the_delay_policies_refuse_waits_in_memory(
         if log.add(message.payload) == 1:
             raise RuntimeError
 
-    worker = Worker(store)
-    worker.task("t", backoff=60)(fail)
-    run(worker)
+    worker = run(fail, backoff=60)
     log.wait(1)
     while len(log.seen) < 2:
         clock.advance(1_000)
@@ -257,17 +252,15 @@ def test_a_retry_that_the_delay_policies_refuse_waits_in_memory(
 
 
 def test_a_message_that_failed_too_often_before_is_a_dead_letter_without_being_run(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+    store: DelayedStore, log: Log, run: Run
 ) -> None:
-    """As after crashes, which count deliveries, and leave no exception."""
+    """Crashes count deliveries, and leave no exception."""
     topic = store.topic("t")
     topic.send_batch([Message(b"crashes"), Message(b"fine")])
     with topic.subscribe("worker", type="shared") as consumer:
         for _ in range(3):
             consumer.nack(consumer.receive()[0], delay=0)
-    worker = Worker(store)
-    worker.task("t", retries=2)(lambda message: log.add(message.payload))
-    run(worker)
+    worker = run(lambda message: log.add(message.payload), retries=2)
     log.wait(1)
     worker.stop()
     assert log.seen == [b"fine"]
@@ -275,9 +268,9 @@ def test_a_message_that_failed_too_often_before_is_a_dead_letter_without_being_r
 
 
 def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run
 ) -> None:
-    """As the reason of its dead letter, and for the function that is run again."""
+    """It is the reason of its dead letter, and given to the function that is run again."""
     topic = store.topic("t")
     topic.send(b"x")
     failures: list[str | None] = []
@@ -287,13 +280,10 @@ def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(
         log.add(message.payload)
         raise ValueError(f"number {len(failures)}")
 
-    worker = Worker(store)
-    worker.task("t", retries=2, backoff=1)(fail)
-    run(worker)
+    worker = run(fail, retries=2, backoff=1)
     for attempt in (1, 2):
         log.wait(attempt)
-        while topic.stats().pending == 0:
-            os.sched_yield()
+        await_retry(store)
         if attempt == 1:
             clock.advance(1_000)
     worker.stop()
@@ -301,7 +291,7 @@ def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(
     topic.subscribe("worker", type="shared").close()
     with topic.subscribe("worker", type="shared") as consumer:
         consumer.receive()  # and dies with it
-    run(worker)
+    worker.start()
     while not list(store.dead_letters()):
         os.sched_yield()
     assert failures == [None, "ValueError: number 1"]
@@ -310,35 +300,24 @@ def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(
 
 @KINDS
 def test_a_message_is_not_delivered_again_before_the_timeout_of_its_task_is_over(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str, gate: Gate
 ) -> None:
     """However short the acknowledgement timeout is, which counts from there."""
     store.set_policies(Policies(ack_timeout_ms=1_000))
     store.topic("t").send_batch([Message(b"a"), Message(b"b")])
-    gate = threading.Event()
-
-    def stand(message: ReceivedMessage) -> None:
-        log.add(message.payload)
-        gate.wait(60)
-
-    async def stand_in_loop(message: ReceivedMessage) -> None:
-        await asyncio.to_thread(stand, message)
-
-    worker = Worker(store)
-    worker.task("t", timeout=timedelta(hours=21))(stand if kind == "function" else stand_in_loop)
-    run(worker)
+    worker = run(gate.handler(kind), timeout=timedelta(hours=21))
     log.wait(2)
     for _ in range(20):
         clock.advance(3_600_000)
         with store.topic("t").subscribe("worker", type="shared") as other:
             assert other.receive(10, timeout=0) == []
-    gate.set()
+    gate.open()
     worker.stop()
     assert sorted(log.seen) == [b"a", b"b"]
     assert backlog(store, "t") == 0
 
 
-def test_a_coroutine_that_waits_is_not_collected(store: DelayedStore, log: Log, run: Callable[[Worker], None]) -> None:
+def test_a_coroutine_that_waits_is_not_collected(store: DelayedStore, log: Log, run: Run) -> None:
     """Though nothing but the coroutine refers to what it waits for: its message would be held for ever."""
     ended: list[BaseException] = []
 
@@ -351,9 +330,7 @@ def test_a_coroutine_that_waits_is_not_collected(store: DelayedStore, log: Log, 
             raise
 
     store.topic("t").send(b"x")
-    worker = Worker(store, drain=0)
-    worker.task("t")(stand)
-    run(worker)
+    worker = run(stand, drain=0)
     log.wait(1)
     gc.collect()
     assert ended == []
@@ -364,25 +341,17 @@ def test_a_coroutine_that_waits_is_not_collected(store: DelayedStore, log: Log, 
 
 
 def test_stopping_waits_for_what_runs_and_takes_nothing_new(
-    store: DelayedStore, log: Log, run: Callable[[Worker], None]
+    store: DelayedStore, log: Log, run: Run, gate: Gate
 ) -> None:
-    """What runs is acknowledged; the others stay where they were."""
-    gate = threading.Event()
-
-    def stand(message: ReceivedMessage) -> None:
-        log.add(message.payload)
-        gate.wait(60)
-
+    """Running messages are acknowledged; the others stay where they were."""
     store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
-    worker = Worker(store)
-    worker.task("t", concurrency=2)(stand)
-    run(worker)
+    worker = run(gate.handler(), concurrency=2)
     log.wait(2)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
     while not all(runner._stopped for runner in worker._runners):
         os.sched_yield()
-    gate.set()
+    gate.open()
     stopping.join(60)
     assert log.seen == [b"0", b"1"]
     assert backlog(store, "t") == 8
@@ -390,7 +359,7 @@ def test_stopping_waits_for_what_runs_and_takes_nothing_new(
 
 @KINDS
 def test_what_has_not_ended_in_time_is_given_back_and_not_counted(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str
 ) -> None:
     """By the store's clock. A coroutine is cancelled, a thread goes on, and its acknowledgement comes to nothing."""
     gate, cancelled = threading.Event(), threading.Event()
@@ -408,9 +377,7 @@ def test_what_has_not_ended_in_time_is_given_back_and_not_counted(
             cancelled.set()
 
     store.topic("t").send(b"x")
-    worker = Worker(store, drain=timedelta(seconds=5))
-    worker.task("t")(stand if kind == "function" else stand_in_loop)
-    run(worker)
+    worker = run(stand if kind == "function" else stand_in_loop, drain=timedelta(seconds=5))
     log.wait(1)
     left: list[int] = []
     stopping = threading.Thread(target=lambda: left.append(worker.stop()))
@@ -476,7 +443,7 @@ def test_a_signal_drains_the_worker_and_the_handlers_before_it_come_back(
 
 
 def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
-    """What runs is given back, long before the drain is over."""
+    """Running messages are given back, long before the drain is over."""
     gate = threading.Event()
     worker = Worker(tmp_path / "s", drain=3_600)
 
@@ -528,11 +495,9 @@ def test_a_store_that_its_program_closes_ends_the_run(open_store: OpenStore) -> 
 
 
 def test_a_full_disk_is_waited_for(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Receiving goes on when there is room."""
-    worker = Worker(store)
-    worker.task("t")(lambda message: log.add(message.payload))
     full = threading.Event()
 
     def poll(*_: Any) -> Any:
@@ -541,7 +506,7 @@ def test_a_full_disk_is_waited_for(
 
     with monkeypatch.context() as patch:
         patch.setattr("duelog.subscription.Subscription.poll", poll)
-        run(worker)
+        worker = run(lambda message: log.add(message.payload))
         assert full.wait(60)
     store.topic("t").send(b"x")
     while not log.seen:
@@ -550,7 +515,7 @@ def test_a_full_disk_is_waited_for(
 
 
 def test_a_dead_letter_that_cannot_be_written_is_delivered_again(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk loses no message, and gives it up later."""
 
@@ -559,8 +524,6 @@ def test_a_dead_letter_that_cannot_be_written_is_delivered_again(
         raise RuntimeError("x")
 
     store.topic("t").send(b"x")
-    worker = Worker(store)
-    worker.task("t", retries=0)(fail)
     refused = threading.Event()
 
     def bury(*_: Any) -> None:
@@ -569,7 +532,7 @@ def test_a_dead_letter_that_cannot_be_written_is_delivered_again(
 
     with monkeypatch.context() as patch:
         patch.setattr("duelog.topics.dead_letters.DeadLetters.bury", bury)
-        run(worker)
+        worker = run(fail, retries=0)
         assert refused.wait(60)
     while not list(store.dead_letters()):
         clock.advance(1_000)
@@ -589,7 +552,7 @@ def test_an_error_outside_duelogs_own_while_a_message_is_acknowledged_ends_no_th
     store: DelayedStore,
     clock: ManualClock,
     log: Log,
-    run: Callable[[Worker], None],
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     error: type[BaseException],
@@ -606,9 +569,7 @@ def test_an_error_outside_duelogs_own_while_a_message_is_acknowledged_ends_no_th
         return acknowledge(self, *args, **options)
 
     monkeypatch.setattr("duelog.subscription.Subscription.ack", ack)
-    worker = Worker(store)
-    worker.task("t", concurrency=2)(both_kinds(lambda message: log.add(message.payload))[kind])
-    run(worker)
+    worker = run(both_kinds(lambda message: log.add(message.payload))[kind], concurrency=2)
     while backlog(store, "t"):
         clock.advance(1_000)
     worker.stop()
@@ -618,7 +579,7 @@ def test_an_error_outside_duelogs_own_while_a_message_is_acknowledged_ends_no_th
 @KINDS
 @pytest.mark.parametrize("error", OUTSIDE)
 def test_whatever_a_handler_raises_is_a_failed_delivery_and_ends_no_thread_of_its_task(
-    store: DelayedStore, log: Log, run: Callable[[Worker], None], kind: str, error: type[BaseException]
+    store: DelayedStore, log: Log, run: Run, kind: str, error: type[BaseException]
 ) -> None:
     """SystemExit, KeyboardInterrupt and a cancellation of its own too; the other messages are run."""
 
@@ -628,9 +589,7 @@ def test_whatever_a_handler_raises_is_a_failed_delivery_and_ends_no_thread_of_it
             raise error("planted")
 
     store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
-    worker = Worker(store)
-    worker.task("t", concurrency=2, retries=0)(both_kinds(fail)[kind])
-    run(worker)
+    worker = run(both_kinds(fail)[kind], concurrency=2, retries=0)
     log.wait(10)
     worker.stop()
     assert len(list(store.dead_letters())) == 9
@@ -638,30 +597,32 @@ def test_whatever_a_handler_raises_is_a_failed_delivery_and_ends_no_thread_of_it
 
 
 @KINDS
-def test_a_backoff_that_raises_systemexit_ends_no_thread_of_its_task(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+@pytest.mark.parametrize("raised", [ZeroDivisionError, SystemExit])
+def test_a_backoff_that_raises_is_a_minute_and_ends_no_thread_of_its_task(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str, raised: type[BaseException]
 ) -> None:
-    """It is a minute, as where it raises an Exception."""
+    """The message is not lost by it."""
 
     def backoff(failed: int, error: BaseException) -> int:
-        raise SystemExit
+        raise raised
 
     def fail(message: ReceivedMessage) -> None:
         if log.add(message.payload) == 1:
             raise RuntimeError
 
     store.topic("t").send(b"x")
-    worker = Worker(store)
-    worker.task("t", concurrency=1, backoff=backoff)(both_kinds(fail)[kind])
-    run(worker)
-    while len(log.seen) < 2:
-        clock.advance(1_000)
+    worker = run(both_kinds(fail)[kind], concurrency=1, backoff=backoff)
+    log.wait(1)
+    await_retry(store)
+    clock.advance(60_000)
+    log.wait(2)
     worker.stop()
     assert log.seen == [b"x", b"x"]
+    assert backlog(store, "t") == 0
 
 
 def test_a_task_of_a_handlers_own_that_raises_systemexit_does_not_end_the_loop_of_the_others(
-    store: DelayedStore, log: Log, run: Callable[[Worker], None]
+    store: DelayedStore, log: Log, run: Run
 ) -> None:
     """Python lets it through `run_forever`: the loop goes on, and no other coroutine is cancelled by it."""
     waiting: list[asyncio.Event] = []
@@ -679,9 +640,7 @@ def test_a_task_of_a_handlers_own_that_raises_systemexit_does_not_end_the_loop_o
         else:
             waiting[0].set()
 
-    worker = Worker(store)
-    worker.task("t", concurrency=2, retries=0)(handle)
-    run(worker)
+    worker = run(handle, concurrency=2, retries=0)
     for number, payload in enumerate((b"waits", b"leaves", b"sets"), start=1):
         store.topic("t").send(payload)
         log.wait(number)
@@ -690,9 +649,7 @@ def test_a_task_of_a_handlers_own_that_raises_systemexit_does_not_end_the_loop_o
     assert log.seen == [b"waits", b"leaves", b"sets"]
 
 
-def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(
-    store: DelayedStore, log: Log, run: Callable[[Worker], None]
-) -> None:
+def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(store: DelayedStore, log: Log, run: Run) -> None:
     """Its slot is free again: the cancellation does not reach what acknowledges it."""
 
     async def handle(message: ReceivedMessage) -> None:
@@ -702,9 +659,7 @@ def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(
         task.cancel()
 
     store.topic("t").send_batch([Message(b"%d" % n) for n in range(5)])
-    worker = Worker(store)
-    worker.task("t", concurrency=1)(handle)
-    run(worker)
+    worker = run(handle, concurrency=1)
     log.wait(5)
     assert worker.stop() == 0
     assert backlog(store, "t") == 0
@@ -744,12 +699,7 @@ def test_a_worker_logs_its_start_and_its_end_in_a_line_each(
 
 @KINDS
 def test_the_log_has_one_id_through_all_attempts_of_a_message_and_only_frames_of_its_handler(
-    store: DelayedStore,
-    clock: ManualClock,
-    log: Log,
-    run: Callable[[Worker], None],
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """Though each retry is a message of its own; with how many there may be."""
     first_id = store.topic("t").send(b"x")
@@ -758,9 +708,7 @@ def test_the_log_has_one_id_through_all_attempts_of_a_message_and_only_frames_of
         log.add(message.payload)
         raise ValueError("no")
 
-    worker = Worker(store)
-    worker.task("t", retries=2, backoff=1)(both_kinds(fail)[kind])
-    run(worker)
+    worker = run(both_kinds(fail)[kind], retries=2, backoff=1)
     for count in (1, 2, 3):
         log.wait(count)
         while count < 3 and store.topic("t").stats().pending == 0:
@@ -780,26 +728,21 @@ def test_the_log_has_one_id_through_all_attempts_of_a_message_and_only_frames_of
         assert frames[-1].name == "fail"
 
 
-def test_a_coroutine_that_was_too_slow_is_logged_with_where_it_waited(
-    store: DelayedStore,
-    clock: ManualClock,
-    log: Log,
-    run: Callable[[Worker], None],
-    caplog: pytest.LogCaptureFixture,
+def test_a_coroutine_that_was_too_slow_is_a_dead_letter_that_says_so_and_logged_with_where_it_waited(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own frames come first."""
+    """With how long it might have taken; its own frames come first."""
 
     async def hang(message: ReceivedMessage) -> None:
         log.add(message.payload)
         await asyncio.Event().wait()
 
     store.topic("t").send(b"x")
-    worker = Worker(store)
-    worker.task("t", retries=0, timeout=5)(hang)
-    run(worker)
+    worker = run(hang, retries=0, timeout=2.5)
     log.wait(1)
-    clock.advance(5_000)
-    worker.stop()
+    clock.advance(2_500)
+    assert worker.stop() == 0
+    assert [letter.reason for letter in store.dead_letters()] == ["TimeoutError: it took longer than 2.5 s"]
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert record.exc_info is not None
     assert traceback.extract_tb(record.exc_info[2])[0].name == "hang"
@@ -810,72 +753,28 @@ def test_a_coroutine_that_was_too_slow_is_logged_with_where_it_waited(
     [(1, "1 message had not ended and was given back"), (2, "2 messages had not ended and were given back")],
 )
 def test_what_is_given_back_is_counted_in_the_right_number(
-    store: DelayedStore,
-    log: Log,
-    run: Callable[[Worker], None],
-    caplog: pytest.LogCaptureFixture,
-    count: int,
-    said: str,
+    store: DelayedStore, log: Log, run: Run, caplog: pytest.LogCaptureFixture, count: int, said: str, gate: Gate
 ) -> None:
     """One message, two messages."""
-    gate = threading.Event()
-
-    def stand(message: ReceivedMessage) -> None:
-        log.add(message.payload)
-        gate.wait(60)
-
     store.topic("t").send_batch([Message(b"x")] * count)
-    worker = Worker(store, drain=0)
-    worker.task("t")(stand)
-    run(worker)
+    worker = run(gate.handler(), drain=0)
     log.wait(count)
     assert worker.stop() == count
-    gate.set()
+    gate.open()
     assert f"worker worker: {said}" in [record.getMessage() for record in caplog.records]
 
 
 # -- a handler that hangs ------------------------------------------------------------------------
 
 
-class Gate:
-    """Where handlers of both kinds hang until it is opened."""
-
-    def __init__(self) -> None:
-        self._open = threading.Event()
-
-    def open(self) -> None:
-        self._open.set()
-
-    def stand(self) -> None:
-        assert self._open.wait(60)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    """Opened at the end of a test, so that its threads end."""
-    gate = Gate()
-    yield gate
-    gate.open()
-
-
 @KINDS
 def test_what_a_hung_handler_holds_is_delivered_again_after_the_acknowledgement_timeout(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Callable[[Worker], None], kind: str
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run, kind: str
 ) -> None:
     """To the next that asks, as a failed delivery; the handler's own end acknowledges it all the same."""
     store.set_policies(Policies(ack_timeout_ms=10_000))
     store.topic("t").send(b"x")
-
-    def stand(message: ReceivedMessage) -> None:
-        log.add(message.payload)
-        gate.stand()
-
-    async def stand_in_loop(message: ReceivedMessage) -> None:
-        await asyncio.to_thread(stand, message)
-
-    worker = Worker(store)
-    worker.task("t", concurrency=1)(stand if kind == "function" else stand_in_loop)
-    run(worker)
+    worker = run(gate.handler(kind), concurrency=1)
     log.wait(1)
     with store.topic("t").subscribe("worker", type="shared") as other:
         clock.advance(9_999)
@@ -888,7 +787,7 @@ def test_what_a_hung_handler_holds_is_delivered_again_after_the_acknowledgement_
 
 
 def test_a_coroutine_that_hangs_has_a_timeout_error_raised_in_it_and_is_retried(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+    store: DelayedStore, clock: ManualClock, log: Log, run: Run
 ) -> None:
     """By the store's clock; the same slot runs the next message."""
     raised: list[BaseException] = []
@@ -903,9 +802,7 @@ def test_a_coroutine_that_hangs_has_a_timeout_error_raised_in_it_and_is_retried(
 
     topic = store.topic("t")
     topic.send_batch([Message(b"hangs"), Message(b"next")])
-    worker = Worker(store)
-    worker.task("t", concurrency=1, timeout=timedelta(seconds=5), backoff=60)(handle)
-    run(worker)
+    worker = run(handle, concurrency=1, timeout=timedelta(seconds=5), backoff=60)
     log.wait(1)
     clock.advance(4_999)
     assert raised == []
@@ -919,32 +816,8 @@ def test_a_coroutine_that_hangs_has_a_timeout_error_raised_in_it_and_is_retried(
     assert backlog(store, "t") == 0
 
 
-def test_a_coroutine_that_was_too_slow_becomes_a_dead_letter_that_says_so(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
-) -> None:
-    """With how long it might have taken."""
-
-    async def hang(message: ReceivedMessage) -> None:
-        log.add(message.payload)
-        await asyncio.Event().wait()
-
-    store.topic("t").send(b"x")
-    worker = Worker(store)
-    worker.task("t", retries=0, timeout=2.5)(hang)
-    run(worker)
-    log.wait(1)
-    clock.advance(2_500)
-    assert worker.stop() == 0
-    assert [letter.reason for letter in store.dead_letters()] == ["TimeoutError: it took longer than 2.5 s"]
-
-
 def test_a_function_that_hangs_is_given_up_told_and_its_thread_replaced(
-    store: DelayedStore,
-    clock: ManualClock,
-    log: Log,
-    gate: Gate,
-    run: Callable[[Worker], None],
-    caplog: pytest.LogCaptureFixture,
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its task goes on; that it returns in the end acknowledges nothing, and its message has failed."""
 
@@ -955,9 +828,7 @@ def test_a_function_that_hangs_is_given_up_told_and_its_thread_replaced(
 
     topic = store.topic("t")
     topic.send_batch([Message(b"hangs"), Message(b"next")])
-    worker = Worker(store)
-    worker.task("t", concurrency=1, timeout=5, retries=0)(handle)
-    run(worker)
+    worker = run(handle, concurrency=1, timeout=5, retries=0)
     log.wait(1)
     clock.advance(5_000)
     log.wait(2)
@@ -976,7 +847,7 @@ def test_a_function_that_hangs_is_given_up_told_and_its_thread_replaced(
 
 
 def test_a_function_that_was_given_up_and_returns_does_not_acknowledge_the_retry(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Callable[[Worker], None]
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run
 ) -> None:
     """The message waits for its backoff, and is run again, though the first attempt has succeeded meanwhile."""
     topic = store.topic("t")
@@ -986,13 +857,10 @@ def test_a_function_that_was_given_up_and_returns_does_not_acknowledge_the_retry
         if log.add(message.payload) == 1:
             gate.stand()
 
-    worker = Worker(store)
-    worker.task("t", concurrency=1, timeout=5, backoff=60)(handle)
-    run(worker)
+    worker = run(handle, concurrency=1, timeout=5, backoff=60)
     log.wait(1)
     clock.advance(5_000)
-    while topic.stats().pending == 0:
-        os.sched_yield()
+    await_retry(store)
     gate.open()
     (runner,) = worker._runners
     while runner._hanging:
@@ -1005,14 +873,9 @@ def test_a_function_that_was_given_up_and_returns_does_not_acknowledge_the_retry
 
 
 def test_an_attempt_whose_time_is_over_before_a_thread_takes_it_is_not_run(
-    store: DelayedStore,
-    clock: ManualClock,
-    log: Log,
-    gate: Gate,
-    run: Callable[[Worker], None],
-    monkeypatch: pytest.MonkeyPatch,
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine that stood still: its retry would run beside it."""
+    """On a machine that stood still its retry would run beside it."""
     taken = threading.Event()
 
     class Slow(queue.Queue[Any]):
@@ -1025,9 +888,7 @@ def test_an_attempt_whose_time_is_over_before_a_thread_takes_it_is_not_run(
 
     monkeypatch.setattr("duelog.workers.task_runner.queue.SimpleQueue", Slow)
     store.topic("t").send_batch([Message(b"late"), Message(b"next")])
-    worker = Worker(store)
-    worker.task("t", concurrency=1, timeout=5, retries=0)(lambda message: log.add(message.payload))
-    run(worker)
+    worker = run(lambda message: log.add(message.payload), concurrency=1, timeout=5, retries=0)
     assert taken.wait(60)
     clock.advance(5_000)
     log.wait(1)
@@ -1041,7 +902,7 @@ def test_an_attempt_whose_time_is_over_before_a_thread_takes_it_is_not_run(
 
 
 def test_threads_that_hang_are_replaced_up_to_a_bound_and_run_again_when_they_return(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Callable[[Worker], None]
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run
 ) -> None:
     """With two slots, two are replaced, a third that hangs leaves one slot; once they return there are two again."""
     topic = store.topic("t")
@@ -1054,9 +915,7 @@ def test_threads_that_hang_are_replaced_up_to_a_bound_and_run_again_when_they_re
         elif message.payload == b"pair":
             together.wait(60)
 
-    worker = Worker(store)
-    worker.task("t", concurrency=2, timeout=5, retries=0)(handle)
-    run(worker)
+    worker = run(handle, concurrency=2, timeout=5, retries=0)
     (runner,) = worker._runners
     for count in (1, 2, 3):
         topic.send(b"hangs")
@@ -1082,12 +941,8 @@ def test_a_task_of_which_every_thread_hangs_ends_the_run_and_says_so(
     with DelayedStore.open(tmp_path / "s", FIRING, clock=clock) as store:
         store.topic("t").send_batch([Message(b"%d" % n) for n in range(3)])
 
-        def hang(message: ReceivedMessage) -> None:
-            log.add(message.payload)
-            gate.stand()
-
         worker = Worker(store)
-        worker.task("t", concurrency=1, timeout=5, backoff=60)(hang)
+        worker.task("t", concurrency=1, timeout=5, backoff=60)(gate.handler())
         errors: list[BaseException] = []
 
         def run_it() -> None:
@@ -1110,23 +965,14 @@ def test_a_task_of_which_every_thread_hangs_ends_the_run_and_says_so(
 
 @KINDS
 def test_the_longest_running_handler_is_told_until_it_returns(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Callable[[Worker], None], kind: str
+    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run, kind: str
 ) -> None:
     """Also after it was given up; None where there is no worker, 0 where it runs nothing."""
-
-    def stand(message: ReceivedMessage) -> None:
-        log.add(message.payload)
-        gate.stand()
-
-    async def stand_in_loop(message: ReceivedMessage) -> None:
-        await asyncio.to_thread(stand, message)
 
     def longest() -> int | None:
         return store.topic("t").subscription("worker").stats().longest_running_ms
 
-    worker = Worker(store)
-    worker.task("t", timeout=5 if kind == "function" else None)(stand if kind == "function" else stand_in_loop)
-    run(worker)
+    worker = run(gate.handler(kind), timeout=5 if kind == "function" else None)
     assert longest() == 0
     store.topic("t").send(b"a")
     log.wait(1)
@@ -1171,7 +1017,7 @@ def test_a_bad_task_is_refused_by_its_field(tmp_path: Path, field: str, options:
     assert not (tmp_path / "s").exists()
 
 
-def test_a_bad_worker_is_refused_by_its_field(store: DelayedStore, run: Callable[[Worker], None]) -> None:
+def test_a_bad_worker_is_refused_by_its_field(store: DelayedStore, run: Run) -> None:
     """No store, no duration, settings for an open store, no task, started twice, a task while it runs."""
     bad: Any
     for field, bad in (
@@ -1182,9 +1028,7 @@ def test_a_bad_worker_is_refused_by_its_field(store: DelayedStore, run: Callable
     ):
         with pytest.raises(InvalidArgument, match=f"^{field}="):
             bad()
-    worker = Worker(store)
-    worker.task("t")(print)
-    run(worker)
+    worker = run(print)
     with pytest.raises(InvalidArgument, match=r"^worker='worker'"):
         worker.start()
     with pytest.raises(InvalidArgument, match=r"^task="):
