@@ -100,7 +100,7 @@ def _dispatch(services: Services, messages: Any, n: int) -> float:
     group = next(each for each in services.consumers.groups if each.topic.name == _topic(0))
     (consumer,) = group.consumers
     deliver = group._deliver
-    group.dispatched = services.consumers._members.dispatched
+    group.dispatched = services.consumers.dispatched
     began = time.thread_time()
     for _ in range(n // _POLL):
         consumer.permits = _POLL
@@ -150,7 +150,7 @@ async def _main(store: DelayedStore, topics: int, n: int) -> dict[str, float]:
         for number in range(_ROUNDS):
             on = number % 2 == 1
             services.producers.sends.received = counted[0] if on else None
-            services.consumers._members.dispatched = counted[1] if on else None
+            services.consumers.dispatched = counted[1] if on else None
             how = "counted" if on else "not counted"
             found[f"SEND, {how}"].append(await _send(services, n))
             found[f"dispatch, {how}"].append(_dispatch(services, polled, n))

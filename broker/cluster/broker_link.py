@@ -15,9 +15,8 @@ from typing import NamedTuple, TypeVar, cast
 
 from ..protocol import commands
 from ..protocol.failures import Refused, ServerError
-from ..protocol.fields import Command
+from ..protocol.fields import Command, ProtocolError
 from ..protocol.frames import FrameCutter, head
-from ..protocol.wire import ProtocolError
 from ..security.authentication import UnusableSecurity
 from .placement import Address
 

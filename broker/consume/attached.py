@@ -24,9 +24,8 @@ from ..protocol.commands import (
 )
 from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
-from .consumer_record import INDIVIDUAL, Consumer, Delivery, Dispatched
 from .feed import LastEntry
-from .pump import TURN_ENTRIES, Plan, Polled, Pump
+from .pump import INDIVIDUAL, TURN_ENTRIES, Consumer, Delivery, Dispatched, Plan, Polled, Pump
 
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages

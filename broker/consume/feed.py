@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...delivery.consumer_arguments import Failover
 from ...delivery.key_slots import KeyShared
-from ...store.errors import CorruptRecord
+from ...store.errors import CorruptRecord, InvalidArgument
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
 from ...topics.seeking import PublishedAt
@@ -20,6 +20,8 @@ from ..protocol import entry
 from ..protocol.commands import (
     GetLastMessageIdResponse,
     InitialPosition,
+    KeySharedMeta,
+    KeySharedMode,
     MessageIdData,
     Seek,
     Subscribe,
@@ -27,7 +29,6 @@ from ..protocol.commands import (
 )
 from ..protocol.failures import Refused, ServerError
 from ..protocol.fields import Command
-from .consumer_record import KeySharing
 
 if TYPE_CHECKING:
     from ...delivery.dispatcher import SubscriptionType as EngineType
@@ -66,17 +67,33 @@ def _position(message_id: MessageIdData) -> str | MessageId:
 
 
 def attach(
-    topic: Topic, name: str, command: Subscribe, sharing: KeySharing, failover: Failover | None, start: Start | None
+    topic: Topic, name: str, command: Subscribe, sharing: KeyShared, failover: Failover | None, start: Start | None
 ) -> Subscription:
-    """Attach a consumer; start: of a reader. The subscription is made where there is none."""
+    """Attach a consumer; start: of a reader. The subscription is made where there is none. Raises Refused."""
     kind = _TYPES[command.type]
-    keys = None
-    if command.type == SubscriptionType.KEY_SHARED:
-        keys = KeyShared(order_by, sharing.ranges, sharing.out_of_order)
-    if start is not None:
-        return topic.reader(existing(topic, start), name=name, type=kind, failover=failover, key_shared=keys)
-    initial = _INITIAL[command.initial_position]
-    return topic.subscribe(name, type=kind, initial_position=initial, failover=failover, key_shared=keys)
+    keys = sharing if command.type == SubscriptionType.KEY_SHARED else None
+    try:
+        if start is not None:
+            return topic.reader(existing(topic, start), name=name, type=kind, failover=failover, key_shared=keys)
+        initial = _INITIAL[command.initial_position]
+        return topic.subscribe(name, type=kind, initial_position=initial, failover=failover, key_shared=keys)
+    except InvalidArgument as error:
+        if error.field == "ranges":  # they overlap those of another consumer
+            raise Refused(ServerError.CONSUMER_ASSIGN, str(error)) from error
+        raise
+
+
+def sharing_of(asked: KeySharedMeta | None) -> KeyShared:
+    """A consumer's request for a share of the keys. Raises Refused."""
+    if asked is None:
+        return KeyShared(order_by)
+    ranges = None
+    if asked.mode == KeySharedMode.STICKY:
+        ranges = [(each.start, each.end) for each in asked.ranges]
+    try:
+        return KeyShared(order_by, ranges, asked.allow_out_of_order)
+    except InvalidArgument as error:
+        raise Refused(ServerError.CONSUMER_ASSIGN, str(error)) from error
 
 
 def order_by(payload: bytes, key: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The pump of one subscription: messages from the engine to consumers, acknowledgements back.
+"""Consumers, and the pump of one subscription: messages from the engine to them, acknowledgements back.
 
 All that waits for the disk or for a lock of the engine is one job at a time in a worker: acknowledgements, messages
 given back, calls (attach, seek, ...), then polls. What comes meanwhile is the next job. So the loop's thread never
@@ -15,14 +15,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ...delivery.key_slots import KeyShared
 from ...store.errors import BrokenInvariant, ClockJumped, DuelogError, InvalidArgument, StoreFull
 from ...store.listener import call_supplied
 from ...store.position import MessageId
-from ..protocol.commands import SubscriptionType
+from ..protocol.commands import Subscribe, SubscriptionType
+from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Timer, Workers
-from .consumer_record import Consumer
+from ..protocol.peer import Peer
 
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages
@@ -37,6 +40,94 @@ _RETRY_S = 1.0
 """Seconds until a subscription that the store cannot deliver from is tried again."""
 
 T = TypeVar("T")
+
+INDIVIDUAL = frozenset({SubscriptionType.SHARED, SubscriptionType.KEY_SHARED})
+"""Types of which messages are acknowledged one by one: what a consumer holds of them is counted, and bounded."""
+
+
+class Delivery(NamedTuple):
+    """An entry that a consumer is to be sent."""
+
+    place: int
+    blob: memoryview
+    messages: int
+    redelivery_count: int
+
+
+@dataclass(slots=True)
+class Dispatched:
+    """Counted since the start: messages and bytes sent, messages of them sent again, acknowledgements taken."""
+
+    messages: int = 0
+    bytes: int = 0
+    redelivered: int = 0
+    acked: int = 0
+
+    def add(self, other: Dispatched) -> None:
+        """Count what another has counted."""
+        self.messages += other.messages
+        self.bytes += other.bytes
+        self.redelivered += other.redelivered
+        self.acked += other.acked
+
+
+class Consumer:
+    """One consumer. Runs on the event loop's thread; `engine` is for workers."""
+
+    __slots__ = (
+        "acked", "active", "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "heads",
+        "held", "messages_out", "name", "opened_at", "peer", "permits", "priority", "redelivered", "sharing", "state",
+        "surplus", "type", "unacked", "waits_for_peer",
+    )  # fmt: skip
+
+    def __init__(self, peer: Peer, command: Subscribe, name: str, opened_at: float) -> None:
+        self.peer = peer
+        self.command = command
+        self.consumer_id = command.consumer_id
+        self.name = name
+        self.type = command.type
+        self.priority = command.priority_level
+        self.sharing = KeyShared()
+        """Its share of the keys, as the client asked for it."""
+        self.epoch = command.epoch
+        """The consumer's epoch, which a client raises to have everything sent again; None: it has none."""
+        self.state = "opening"
+        """"opening", "ready", then "closed"."""
+        self.active: bool | None = None
+        """True if the consumer is the served one of a Failover subscription; None for other types."""
+        self.engine: Subscription | None = None
+        self.heads: MessageHeads | None = None
+        self.opened_at = opened_at
+
+        self.permits = 0
+        """Messages that it may be sent; below zero by a part of a batch."""
+        self.blocked = False
+        """True while nothing is sent as too many messages are unacknowledged."""
+        self.waits_for_peer = False
+        self.held: dict[int, int] = {}
+        """Unacknowledged messages of shared types, by the place of their entry."""
+        self.unacked = 0
+        """Sum of `held`."""
+        self.surplus: deque[Delivery] = deque()
+        """Handed out by the engine, and not sent for want of permits: at most the entries of a turn."""
+        self.generation = 0
+        """Raised when what is on its way to it is not to be sent."""
+        self.messages_out = 0
+        self.bytes_out = 0
+        self.redelivered = 0
+        self.acked = 0
+        """Ids that it has acknowledged; a cumulative acknowledgement is one."""
+
+    @property
+    def figures(self) -> Dispatched:
+        """Messages sent and acknowledged since the consumer was opened."""
+        return Dispatched(self.messages_out, self.bytes_out, self.redelivered, self.acked)
+
+    @property
+    def may_be_polled(self) -> bool:
+        """True if the consumer can be sent messages now."""
+        return self.permits > 0 and not self.blocked and self.state == "ready" and not self.surplus
+
 
 Answer = Callable[[BaseException | None], object]
 """Called with why an acknowledgement was not taken, or None."""

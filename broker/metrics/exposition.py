@@ -105,7 +105,7 @@ class Exposition:
         self._store_metrics = self._store.report_to(self._engine)
         self._unlisten = self._store.on_topics(self._topics_changed)
         self._producers.sends.received = self._received
-        self._consumers.tell_dispatched(self._sent)
+        self._consumers.dispatched = self._sent
         self._lag.start()
         self._rates.on_period += [self._published.turn, self._lag.turn]
         self._rates.start()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..consume.consumer_record import Consumer, Dispatched
 from ..consume.consumers import Consumers
+from ..consume.pump import Consumer, Dispatched
 from ..produce.producers import Producers
 from ..produce.sends import Figures, OpenProducer
 from ..protocol.loop_calls import Loop, Timer

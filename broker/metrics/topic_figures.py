@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from ...metrics import DELIVERED, delivered
 from ...stats import SubscriptionStats, TopicSurvey
-from ..consume.consumer_record import INDIVIDUAL, Dispatched
 from ..consume.consumers import Consumers
+from ..consume.pump import INDIVIDUAL, Dispatched
 from ..produce.producers import Producers
 from ..produce.sends import Figures
 from .latencies import Durations, PublishDurations

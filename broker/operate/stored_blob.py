@@ -17,7 +17,7 @@ from ...store.message import ReceivedMessage, ScheduledMessage
 from ...store.position import MessageId
 from ..admin.http_request import HttpError, Reply
 from ..protocol import entry
-from ..protocol.wire import ProtocolError
+from ..protocol.fields import ProtocolError
 from .stored_metadata import CODECS, CannotDecompress, CodecMissing, StoredMetadata, decompressed, split_blob
 
 

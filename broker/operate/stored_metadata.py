@@ -13,9 +13,8 @@ from typing import Annotated
 
 from ...store.errors import DuelogError
 from ..protocol.commands import KeyValue
-from ..protocol.fields import DECODERS, SIGNED, part
+from ..protocol.fields import DECODERS, SIGNED, ProtocolError, part
 from ..protocol.frames import MAGIC, metadata_of
-from ..protocol.wire import ProtocolError
 
 CODECS = ("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY")
 """Compressions by their numbers in metadata."""

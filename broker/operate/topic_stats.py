@@ -17,11 +17,12 @@ from ...stats import SubscriptionStats, TopicStats
 from ...store.log.managed_ledger import LedgerInfo
 from ...store.position import MessageId
 from ..admin.addresses import Addresses
-from ..consume.consumer_record import INDIVIDUAL, Consumer, Dispatched
 from ..consume.consumers import Consumers
+from ..consume.pump import INDIVIDUAL, Consumer, Dispatched
 from ..lookup.topic_address import shown_subscription
 from ..metrics.rates import OutRate, Rates
-from ..produce.producers import OpenedProducer, Producers
+from ..produce.producers import Producers
+from ..produce.sends import OpenProducer
 from ..protocol.commands import AccessMode, KeyValue, SubscriptionType
 
 TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
@@ -118,7 +119,7 @@ class TopicFigures:
             **_oldest_of(stats),
         }
 
-    def _of_producer(self, producer: OpenedProducer) -> dict[str, Any]:
+    def _of_producer(self, producer: OpenProducer) -> dict[str, Any]:
         rate = self._rates.of_producer(producer)
         return {
             "accessMode": _ACCESS[AccessMode(producer.command.access_mode)],

@@ -16,10 +16,11 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...store.errors import DuelogError
+from ..lookup.schemas import TopicFacts
 from ..protocol.commands import (
     NO_REQUEST,
     AccessMode,
@@ -27,48 +28,45 @@ from ..protocol.commands import (
     Error,
     Producer,
     ProducerSuccess,
-    Schema,
     Send,
     Success,
 )
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
-from .sends import Figures, OpenProducer, SendingPeer, Sends, SendSettings, stored_producer
+from .sends import Figures, OpenProducer, ProducerSettings, SendingPeer, Sends, stored_producer
 
 if TYPE_CHECKING:
     from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
 
-P = TypeVar("P")
-
 MAX_EPOCH = 1 << 48
 """No producer has had a higher one; a client that says so would end the epochs that there are."""
 
 
-class Admission(NamedTuple, Generic[P]):
+class Admission(NamedTuple):
     """The outcome of asking for a place among the producers."""
 
     admitted: bool
     """False: it waits for its turn."""
     new_epoch: int | None
     """The topic's epoch to be recorded before the producer hears that it is admitted; None: it stays."""
-    fenced: list[P]
+    fenced: list[OpenProducer]
     """Producers that are to be closed."""
 
 
-class ProducerAccess(Generic[P]):
+class ProducerAccess:
     """The producers of one topic, and those that wait to be the only one."""
 
     def __init__(self, epoch: int | None) -> None:
         self.epoch = epoch
         """None: no producer was ever exclusive."""
-        self.members: set[P] = set()
-        self.exclusive: P | None = None
-        self._waiting: deque[tuple[P, int | None]] = deque()
+        self.members: set[OpenProducer] = set()
+        self.exclusive: OpenProducer | None = None
+        self._waiting: deque[tuple[OpenProducer, int | None]] = deque()
 
-    def admit(self, producer: P, mode: AccessMode, epoch: int | None) -> Admission[P]:
+    def admit(self, producer: OpenProducer, mode: AccessMode, epoch: int | None) -> Admission:
         """Admit a producer, or have it wait; `epoch` is what it had when it was exclusive before. Raises Refused."""
         taken = bool(self.members or self._waiting)
         if mode == AccessMode.SHARED:
@@ -87,7 +85,7 @@ class ProducerAccess(Generic[P]):
         self._waiting.clear()
         return Admission(admitted=True, new_epoch=self._make_exclusive(producer, epoch), fenced=fenced)
 
-    def leave(self, producer: P) -> tuple[P | None, int | None, list[P]]:
+    def leave(self, producer: OpenProducer) -> tuple[OpenProducer | None, int | None, list[OpenProducer]]:
         """Remove a producer: (the one whose turn it is now or None, the epoch to be recorded, those that are fenced).
 
         A producer that was removed before changes nothing.
@@ -96,7 +94,7 @@ class ProducerAccess(Generic[P]):
         self.members.discard(producer)
         if self.exclusive is producer:
             self.exclusive = None
-        fenced: list[P] = []
+        fenced: list[OpenProducer] = []
         while self._waiting and not self.members:
             following, epoch = self._waiting.popleft()
             try:
@@ -113,7 +111,7 @@ class ProducerAccess(Generic[P]):
         if epoch is not None and self.epoch is not None and epoch < self.epoch:
             raise Refused(ServerError.PRODUCER_FENCED, f"the topic's epoch is {self.epoch}, the producer's {epoch}")
 
-    def _make_exclusive(self, producer: P, epoch: int | None) -> int:
+    def _make_exclusive(self, producer: OpenProducer, epoch: int | None) -> int:
         self.members.add(producer)
         self.exclusive = producer
         if epoch is None:
@@ -129,76 +127,14 @@ OpenTopic = Callable[[Peer, str], Awaitable[tuple["Topic", int]]]
 """A peer may produce to a topic: the topic, made where policies allow it, and its partition or -1. Raises Refused."""
 
 
-class TopicFacts(Protocol):
-    """Facts of topics that the store keeps beside messages. May wait for the disk: workers call."""
-
-    def deduplicates(self, topic: str) -> bool:
-        """True if numbered messages of the topic are stored once."""
-        ...
-
-    def epoch(self, topic: str) -> int | None:
-        """The last topic epoch; None: no producer was ever exclusive."""
-        ...
-
-    def set_epoch(self, topic: str, epoch: int) -> None:
-        """Record a topic epoch, durably."""
-        ...
-
-    def schema_version(self, topic: str, schema: Schema) -> bytes:
-        """The version of a producer's schema, stored where it is new. Raises Refused."""
-        ...
-
-
-@dataclass(slots=True)
-class ProducerSettings(SendSettings):
-    """Settings of opening producers; may change while running."""
-
-    keep_alive_s: float = 30.0
-    """Seconds in which SENDs of a closed producer are dropped, and not taken for a broken connection."""
-    max_producers: int = 10_000
-    """Producers of a connection."""
-
-
-class OpenedProducer(OpenProducer):
-    """A producer, and what it was opened with."""
-
-    __slots__ = ("command", "epoch", "state", "success")
-
-    def __init__(self, connection: _Connection, command: Producer) -> None:
-        self.command = command
-        self.connection: _Connection = connection
-        self.producer_id = command.producer_id
-        self.epoch = command.epoch
-        self.state = "opening"
-        """"opening", "waiting" for its turn or "ready", then "closed"."""
-        self.success: ProducerSuccess | None = None
-        self.topic_name = command.topic
-
-    def open(self, name: str, topic: Topic, partition: int, *, numbered: bool) -> None:
-        """Its topic is ready."""
-        super().__init__(self.connection, self.producer_id, name, topic, partition, numbered=numbered)
-
-
-class _Connection(SendingPeer):
-    """A connection that has or had producers."""
-
-    __slots__ = ("closed", "producers")
-
-    def __init__(self, peer: Peer) -> None:
-        super().__init__(peer)
-        self.producers: dict[int, OpenedProducer] = {}
-        self.closed: dict[int, float] = {}
-        """Times at which the broker closed producers, by number, while the client may not know it yet."""
-
-
 class _Producing:
     """The producers of one topic."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         """Held while a producer is admitted, until its epoch is on disk."""
-        self.access: ProducerAccess[OpenedProducer] | None = None
-        self.by_name: dict[str, OpenedProducer] = {}
+        self.access: ProducerAccess | None = None
+        self.by_name: dict[str, OpenProducer] = {}
         self.opening = 0
 
 
@@ -217,12 +153,12 @@ class Producers:
         """clock: the store's, in ms."""
         self.settings = settings or ProducerSettings()
         self.sends = Sends(calls, self.settings, clock)
-        self.sends.on_failed = self._store_failed
+        self.sends.on_failed = self._close
         self._open_topic = open_topic
         self._facts = facts
         self._workers = workers
         self._time = calls.loop.time
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, SendingPeer] = {}
         self._topics: dict[str, _Producing] = {}
         self.departed: dict[str, Figures] = {}
         """Figures of closed producers, by topic; every topic that has had a producer is in it."""
@@ -236,9 +172,7 @@ class Producers:
         """PRODUCER."""
         if peer.closed:
             return
-        connection = self._connections.get(peer.number)
-        if connection is None:
-            connection = self._connections[peer.number] = _Connection(peer)
+        connection = self._connections.setdefault(peer.number, SendingPeer(peer))
         known = connection.producers.get(command.producer_id)
         if known is not None:
             if known.state == "opening" or known.success is None:
@@ -251,7 +185,7 @@ class Producers:
             message = f"the connection has {len(connection.producers)} producers"
             peer.send(Error(command.request_id, ServerError.NOT_ALLOWED, message))
             return
-        producer = OpenedProducer(connection, command)
+        producer = OpenProducer(connection, command)
         connection.producers[command.producer_id] = producer
         try:
             await self._open(producer)
@@ -276,8 +210,7 @@ class Producers:
 
     def close(self, peer: Peer, command: CloseProducer) -> None:
         """CLOSE_PRODUCER; answered once its SENDs are. One that is not open is closed already."""
-        connection = self._connections.get(peer.number)
-        producer = None if connection is None else connection.producers.get(command.producer_id)
+        producer = self._connections.get(peer.number, SendingPeer(peer)).producers.get(command.producer_id)
 
         def closed() -> None:
             if producer is not None:
@@ -314,7 +247,7 @@ class Producers:
         while self.unanswered:
             await asyncio.sleep(0.005)
 
-    def of_topic(self, topic: str) -> list[OpenedProducer]:
+    def of_topic(self, topic: str) -> list[OpenProducer]:
         """The producers of a topic, by its full name."""
         producing = self._topics.get(topic)
         return [] if producing is None else [each for each in producing.by_name.values() if each.state == "ready"]
@@ -331,7 +264,7 @@ class Producers:
 
     # -- opening -------------------------------------------------------------------------------------
 
-    async def _open(self, producer: OpenedProducer) -> None:
+    async def _open(self, producer: OpenProducer) -> None:
         command, peer = producer.command, producer.connection.peer
         topic, partition = await self._open_topic(peer, command.topic)
         name = command.producer_name
@@ -375,9 +308,7 @@ class Producers:
         if (topic.name, name) in self.sends.over_quota:
             topic.sender.check_place()
             self.sends.over_quota.pop((topic.name, name), None)
-        version = None
-        if command.schema is not None:
-            version = self._facts.schema_version(topic.name, command.schema)
+        version = None if command.schema is None else self._facts.schema_version(topic.name, command.schema)
         initial = command.initial_subscription
         if initial and initial not in topic.subscriptions():
             topic.subscribe(initial, type="shared", initial_position="earliest").close()
@@ -385,35 +316,31 @@ class Producers:
             return False, -1, version
         return True, topic.producer(stored_producer(name)).last_sequence_id, version
 
-    async def _take_over(self, producing: _Producing, producer: OpenedProducer) -> None:
+    async def _take_over(self, producing: _Producing, producer: OpenProducer) -> None:
         """Close another producer of the same name, if it is an earlier one or its connection is dead."""
         while (known := producing.by_name.get(producer.name)) is not None:
             other = known.connection.peer
             if producer.epoch <= known.epoch:
                 same = other.number == producer.connection.peer.number
                 if same or (not other.closed and await other.ping(_ALIVE_S)):
-                    message = f"producer {producer.name} is connected already"
-                    raise Refused(ServerError.PRODUCER_BUSY, message)
+                    raise Refused(ServerError.PRODUCER_BUSY, f"producer {producer.name} is connected already")
                 other.close("the connection does not answer")
             if known.state != "closed":
                 self._close(known)
 
-    async def _admitted(self, producing: _Producing, producer: OpenedProducer, epoch: int | None) -> None:
+    async def _admitted(self, producing: _Producing, producer: OpenProducer, epoch: int | None) -> None:
         """Record the topic's epoch and answer. REQUIRES: the topic's lock."""
-        name = producer.topic_name
         if epoch is not None:
-            await self._workers(lambda: self._facts.set_epoch(name, epoch))
-        if producer.state == "closed":
-            return
+            await self._workers(lambda: self._facts.set_epoch(producer.topic_name, epoch))
         success = producer.success
-        if success is None:
+        if producer.state == "closed" or success is None:
             return
         success.topic_epoch = None if producing.access is None else producing.access.epoch
         producer.state = "ready"
         producer.connection.closed.pop(producer.producer_id, None)
         producer.connection.peer.send(success)
 
-    def _answer_failed(self, producer: OpenedProducer, error: Exception) -> None:
+    def _answer_failed(self, producer: OpenProducer, error: Exception) -> None:
         if producer.state != "closed":
             peer = producer.connection.peer
             self._remove(producer)
@@ -421,11 +348,7 @@ class Producers:
 
     # -- closing -------------------------------------------------------------------------------------
 
-    def _store_failed(self, producer: OpenProducer) -> None:
-        if isinstance(producer, OpenedProducer):
-            self._close(producer)
-
-    def _close(self, producer: OpenedProducer) -> None:
+    def _close(self, producer: OpenProducer) -> None:
         """Close a producer of our own accord."""
         if producer.state == "waiting":
             self._fence(producer)
@@ -440,14 +363,14 @@ class Producers:
             self._remove(producer)
             connection.peer.send(CloseProducer(producer.producer_id, NO_REQUEST))
 
-    def _fence(self, producer: OpenedProducer) -> None:
+    def _fence(self, producer: OpenProducer) -> None:
         """Another is the exclusive producer now, or the topic is closed: end one that is ready, waits or is opening."""
         if producer.state == "ready":
             self._close(producer)
         elif producer.state != "closed":
             self._answer_failed(producer, Refused(ServerError.PRODUCER_FENCED, "another producer is the exclusive one"))
 
-    def _remove(self, producer: OpenedProducer) -> None:
+    def _remove(self, producer: OpenProducer) -> None:
         """Forget a producer; the next may have its turn."""
         if producer.state == "closed":
             return
@@ -472,7 +395,7 @@ class Producers:
             self._start(self._promote(producing, following, epoch))
         self._drop_unused(topic)
 
-    async def _promote(self, producing: _Producing, producer: OpenedProducer, epoch: int | None) -> None:
+    async def _promote(self, producing: _Producing, producer: OpenProducer, epoch: int | None) -> None:
         """It is its turn: the second PRODUCER_SUCCESS."""
         async with producing.lock:
             try:

@@ -14,71 +14,29 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...sending.outbox import Duplicate
 from ...store.errors import ClosedError, DelayTooLong, DuelogError, InvalidArgument, QuotaExceeded, StoreFailed
 from ...store.position import MessageId
 from ..protocol import entry
-from ..protocol.commands import MessageIdData, Send, SendError, SendReceipt
+from ..protocol.commands import MessageIdData, Producer, ProducerSuccess, Send, SendError, SendReceipt
 from ..protocol.entry import decode_metadata
 from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.fields import ProtocolError
 from ..protocol.frames import ReceiptFrames, checksum_matches, head, metadata_of
 from ..protocol.loop_calls import LoopCalls
 from ..protocol.peer import Peer
-from ..protocol.wire import ProtocolError
 
 if TYPE_CHECKING:
     from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
 
-P = TypeVar("P")
-O = TypeVar("O")  # noqa: E741 (an outcome)
-
-
-class Reply(Generic[P, O]):
-    """The answer to one SEND."""
-
-    __slots__ = ("came_s", "highest_sequence_id", "outcome", "producer", "sequence_id")
-
-    def __init__(self, producer: P, sequence_id: int, highest_sequence_id: int, came_s: float = 0.0) -> None:
-        """came_s: when the SEND came, by a clock that never goes back."""
-        self.came_s = came_s
-        self.producer = producer
-        self.sequence_id = sequence_id
-        self.highest_sequence_id = highest_sequence_id
-        self.outcome: O | None = None
-        """None: not known yet."""
-
-
-class ReplyQueue(Generic[P, O]):
-    """Replies that have not left. Bounded by what its connection may have unanswered."""
-
-    __slots__ = ("_replies",)
-
-    def __init__(self) -> None:
-        self._replies: deque[Reply[P, O]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._replies)
-
-    def expect(self, reply: Reply[P, O]) -> None:
-        """A SEND has come."""
-        self._replies.append(reply)
-
-    def take(self) -> Iterator[Reply[P, O]]:
-        """Remove and return the replies whose turn it is and whose outcome is known, in order."""
-        replies = self._replies
-        while replies and replies[0].outcome is not None:
-            yield replies.popleft()
-
-
 Outcome: TypeAlias = MessageId | Duplicate | Exception
-SendReply: TypeAlias = Reply["OpenProducer", Outcome]
 
 _NO_ID = 2**64 - 1
 _MOST_MESSAGES = 2**32 - 1
@@ -88,13 +46,17 @@ _RETRY_S = 0.01
 
 
 @dataclass(slots=True)
-class SendSettings:
-    """Settings of SENDs; may change while running."""
+class ProducerSettings:
+    """Settings of producers and their SENDs; may change while running."""
 
     clamp_delays: bool = False
     """A delay over the maximum is shortened to it; False: the message is refused."""
     max_unanswered: int = 1_000
     """SENDs of a connection without an answer, at which it is not read; it is again at half."""
+    keep_alive_s: float = 30.0
+    """Seconds in which SENDs of a closed producer are dropped, and not taken for a broken connection."""
+    max_producers: int = 10_000
+    """Producers of a connection."""
 
 
 @dataclass(slots=True)
@@ -110,7 +72,6 @@ class Figures:
     """When the last message came that is stored, by the clock of `time.monotonic`; 0: none."""
 
     def add(self, other: Figures) -> None:
-        """Count what another has counted."""
         self.messages += other.messages
         self.entries += other.entries
         self.bytes += other.bytes
@@ -125,20 +86,26 @@ def stored_producer(name: str) -> str:
 
 
 class OpenProducer:
-    """A producer of a connection, as SENDs see it."""
+    """A producer of a connection; `open` completes it once its topic is ready."""
 
     __slots__ = (
-        "connection", "figures", "frames", "name", "numbered", "on_answered", "opened_at", "partition", "producer_id",
-        "replies", "stored_name", "topic", "topic_name",
+        "command", "connection", "epoch", "figures", "frames", "name", "numbered", "on_answered", "opened_at",
+        "partition", "producer_id", "replies", "state", "stored_name", "success", "topic", "topic_name",
     )  # fmt: skip
 
-    def __init__(
-        self, connection: SendingPeer, producer_id: int, name: str, topic: Topic, partition: int, *, numbered: bool
-    ) -> None:
-        """numbered: what it sends is stored once however often it comes."""
+    def __init__(self, connection: SendingPeer, command: Producer) -> None:
         self.connection = connection
-        self.producer_id = producer_id
-        self.frames = ReceiptFrames(producer_id, partition)
+        self.command = command
+        self.producer_id = command.producer_id
+        self.epoch = command.epoch
+        self.topic_name = command.topic
+        self.state = "opening"
+        """"opening", "waiting" for its turn or "ready", then "closed"."""
+        self.success: ProducerSuccess | None = None
+
+    def open(self, name: str, topic: Topic, partition: int, *, numbered: bool) -> None:
+        """numbered: what it sends is stored once however often it comes."""
+        self.frames = ReceiptFrames(self.producer_id, partition)
         self.name = name
         self.stored_name = stored_producer(name)
         self.topic = topic
@@ -146,23 +113,42 @@ class OpenProducer:
         self.partition = partition
         self.numbered = numbered
         self.opened_at = monotonic()
-        self.replies: ReplyQueue[OpenProducer, Outcome] = ReplyQueue()
+        self.replies: deque[Reply] = deque()
+        """Replies that have not left, in the order of the SENDs; bounded by what its connection may have unanswered."""
         self.on_answered: Callable[[], object] | None = None
         """Called once all replies have left; it is to be closed then."""
         self.figures = Figures()
 
 
-class SendingPeer:
-    """A connection that has producers."""
+class Reply:
+    """The answer to one SEND."""
 
-    __slots__ = ("blocked", "full", "peer", "unanswered")
+    __slots__ = ("came_s", "highest_sequence_id", "outcome", "producer", "sequence_id")
+
+    def __init__(self, producer: OpenProducer, sequence_id: int, highest_sequence_id: int, came_s: float = 0.0) -> None:
+        """came_s: when the SEND came, by a clock that never goes back."""
+        self.came_s = came_s
+        self.producer = producer
+        self.sequence_id = sequence_id
+        self.highest_sequence_id = highest_sequence_id
+        self.outcome: Outcome | None = None
+        """None: not known yet."""
+
+
+class SendingPeer:
+    """A connection that has or had producers."""
+
+    __slots__ = ("blocked", "closed", "full", "peer", "producers", "unanswered")
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
+        self.producers: dict[int, OpenProducer] = {}
+        self.closed: dict[int, float] = {}
+        """Times at which the broker closed producers, by number, while the client may not know it yet."""
         self.unanswered = 0
         self.full = False
         """True while the connection is not read as it has too many unanswered SENDs."""
-        self.blocked: deque[tuple[SendReply, _Entry]] = deque()
+        self.blocked: deque[tuple[Reply, _Entry]] = deque()
         """Entries read and not yet accepted by the engine."""
 
 
@@ -177,7 +163,7 @@ class _Entry(NamedTuple):
 class Sends:
     """SENDs of all producers. Runs on the event loop's thread."""
 
-    def __init__(self, calls: LoopCalls, settings: SendSettings, clock: Callable[[], int]) -> None:
+    def __init__(self, calls: LoopCalls, settings: ProducerSettings, clock: Callable[[], int]) -> None:
         """clock: the store's, in ms."""
         self._calls = calls
         self._settings = settings
@@ -205,8 +191,8 @@ class Sends:
     def send(self, producer: OpenProducer, command: Send, blob: memoryview) -> None:
         """Take a SEND; it is answered in its turn."""
         connection = producer.connection
-        reply: SendReply = Reply(producer, command.sequence_id, command.highest_sequence_id, monotonic())
-        producer.replies.expect(reply)
+        reply = Reply(producer, command.sequence_id, command.highest_sequence_id, monotonic())
+        producer.replies.append(reply)
         connection.unanswered += 1
         if connection.unanswered >= self._settings.max_unanswered and not connection.full:
             connection.full = True
@@ -248,7 +234,7 @@ class Sends:
         cpp = producer.connection.peer.client_version.startswith("Pulsar-CPP")
         return Refused(ServerError.CHECKSUM if cpp else ServerError.NOT_ALLOWED, message)
 
-    def _put(self, reply: SendReply, item: _Entry) -> bool:
+    def _put(self, reply: Reply, item: _Entry) -> bool:
         """Hand an entry to the engine; False: it has no capacity now."""
         producer = reply.producer
         payload, deliver_at, key, numbers, messages = item
@@ -259,11 +245,10 @@ class Sends:
         except DelayTooLong as error:
             if self._settings.clamp_delays:
                 return self._put(reply, item._replace(deliver_at=self._clock() + error.limit_ms))
-            return self._refuse(reply, error)
-        except InvalidArgument as error:
-            return self._refuse(reply, error)
+            self._answer(reply, self._refusal(producer, str(error)))
+            return True
         except DuelogError as error:
-            self._answer(reply, error)
+            self._answer(reply, self._refusal(producer, str(error)) if isinstance(error, InvalidArgument) else error)
             return True
         if taken:
             figures = producer.figures
@@ -272,27 +257,24 @@ class Sends:
             figures.bytes += len(payload) - entry.HEADER_BYTES
         return taken
 
-    def _refuse(self, reply: SendReply, error: InvalidArgument) -> bool:
-        self._answer(reply, self._refusal(reply.producer, str(error)))
-        return True
-
     # -- no capacity ---------------------------------------------------------------------------------
 
-    def _block(self, connection: SendingPeer, reply: SendReply, item: _Entry) -> None:
+    def _block(self, connection: SendingPeer, reply: Reply, item: _Entry) -> None:
         connection.blocked.append((reply, item))
         if connection not in self._blocked:
             self._blocked[connection] = None
             connection.peer.pause_reading("capacity")
-        if not self._retrying:
+        self._retry_later()
+
+    def _retry_later(self) -> None:
+        if self._blocked and not self._retrying:
             self._retrying = True
             self._calls.loop.call_later(_RETRY_S, self._retry)
 
     def _retry(self) -> None:
         self._retrying = False
         self._unblock()
-        if self._blocked and not self._retrying:
-            self._retrying = True
-            self._calls.loop.call_later(_RETRY_S, self._retry)
+        self._retry_later()
 
     def _unblock(self) -> None:
         """Hand on what waits, a connection after the other, while the engine takes it."""
@@ -311,7 +293,7 @@ class Sends:
         """The producer is closed or gone: what the engine has not taken of it is not stored, nor answered."""
         connection = producer.connection
         connection.unanswered -= len(producer.replies)
-        producer.replies = ReplyQueue()
+        producer.replies = deque()
         kept = [each for each in connection.blocked if each[0].producer is not producer]
         connection.blocked = deque(kept)
         if not kept and self._blocked.pop(connection, self) is None:
@@ -336,7 +318,7 @@ class Sends:
         if self._blocked:
             self._unblock()
 
-    def _answer(self, reply: SendReply, outcome: Exception) -> None:
+    def _answer(self, reply: Reply, outcome: Exception) -> None:
         reply.outcome = outcome
         self._flush(reply.producer)
 
@@ -346,7 +328,9 @@ class Sends:
         frames: list[bytes] = []
         came: list[float] = []
         sent, failed = 0, False
-        for reply in producer.replies.take():
+        replies = producer.replies
+        while replies and replies[0].outcome is not None:
+            reply = replies.popleft()
             outcome, sequence_id, highest = reply.outcome, reply.sequence_id, reply.highest_sequence_id
             sent += 1
             if failed:

@@ -6,13 +6,29 @@ On the wire a command is a message with its type in field 1, and its own fields 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Annotated
 
 from .failures import ServerError
-from .fields import CLASSES, DECODERS, ENCODERS, SIGNED, Command, command, fields_of, part
-from .wire import BYTES, VARINT, ProtocolError, read_varint, skip, tag, varint
+from .fields import (
+    BYTES,
+    CLASSES,
+    DECODERS,
+    ENCODERS,
+    SIGNED,
+    VARINT,
+    Command,
+    ProtocolError,
+    command,
+    fields_of,
+    part,
+    read_varint,
+    skip,
+    tag,
+    varint,
+)
 
 __all__ = ["Command", "ServerError"]
 """Names of other modules that this one hands on; its own need no list."""
@@ -391,31 +407,28 @@ class NewTxn(Command):
     request_id: Annotated[int, 1]
 
 
-@command(52)
-class AddPartitionToTxn(Command):
-    """Produce in a transaction."""
+@part
+class TxnCommand(Command):
+    """A request in a transaction; every one is refused."""
 
     request_id: Annotated[int, 1]
     txn_least: Annotated[int, 2] = 0
     txn_most: Annotated[int, 3] = 0
+
+
+@command(52)
+class AddPartitionToTxn(TxnCommand):
+    """Produce in a transaction."""
 
 
 @command(54)
-class AddSubscriptionToTxn(Command):
+class AddSubscriptionToTxn(TxnCommand):
     """Acknowledge in a transaction."""
-
-    request_id: Annotated[int, 1]
-    txn_least: Annotated[int, 2] = 0
-    txn_most: Annotated[int, 3] = 0
 
 
 @command(56)
-class EndTxn(Command):
+class EndTxn(TxnCommand):
     """End a transaction."""
-
-    request_id: Annotated[int, 1]
-    txn_least: Annotated[int, 2] = 0
-    txn_most: Annotated[int, 3] = 0
 
 
 @command(62)
@@ -637,53 +650,40 @@ class WatchTopicUpdate(BrokerCommand):
     deleted_topics: Annotated[Sequence[str], 3] = ()
 
 
-@command(51)
-class NewTxnResponse(BrokerCommand):
-    """Refused: there are no transactions."""
+@part
+class TxnRefusal(BrokerCommand):
+    """The answer to a request about a transaction: there are none."""
 
     request_id: Annotated[int, 1]
     txn_least: Annotated[int, 2] = 0
     txn_most: Annotated[int, 3] = 0
     error: Annotated[ServerError | None, 4] = None
     message: Annotated[str | None, 5] = None
+
+
+@command(51)
+class NewTxnResponse(TxnRefusal):
+    """Refuses NewTxn."""
 
 
 @command(53)
-class AddPartitionToTxnResponse(BrokerCommand):
-    """Refused: there are no transactions."""
-
-    request_id: Annotated[int, 1]
-    txn_least: Annotated[int, 2] = 0
-    txn_most: Annotated[int, 3] = 0
-    error: Annotated[ServerError | None, 4] = None
-    message: Annotated[str | None, 5] = None
+class AddPartitionToTxnResponse(TxnRefusal):
+    """Refuses AddPartitionToTxn."""
 
 
 @command(55)
-class AddSubscriptionToTxnResponse(BrokerCommand):
-    """Refused: there are no transactions."""
-
-    request_id: Annotated[int, 1]
-    txn_least: Annotated[int, 2] = 0
-    txn_most: Annotated[int, 3] = 0
-    error: Annotated[ServerError | None, 4] = None
-    message: Annotated[str | None, 5] = None
+class AddSubscriptionToTxnResponse(TxnRefusal):
+    """Refuses AddSubscriptionToTxn."""
 
 
 @command(57)
-class EndTxnResponse(BrokerCommand):
-    """Refused: there are no transactions."""
-
-    request_id: Annotated[int, 1]
-    txn_least: Annotated[int, 2] = 0
-    txn_most: Annotated[int, 3] = 0
-    error: Annotated[ServerError | None, 4] = None
-    message: Annotated[str | None, 5] = None
+class EndTxnResponse(TxnRefusal):
+    """Refuses EndTxn."""
 
 
 @command(63)
 class TcClientConnectResponse(BrokerCommand):
-    """Refused: there are no transactions."""
+    """Refuses TcClientConnect."""
 
     request_id: Annotated[int, 1]
     error: Annotated[ServerError | None, 2] = None
@@ -711,46 +711,41 @@ def encode(command: Command, rest: int = 0) -> bytes:
     return _BEFORE[cls] + varint(len(body) + rest) + body
 
 
+_REFUSALS: dict[type[Command], Callable[..., Command]] = {
+    Lookup: partial(LookupResponse, response=LookupKind.FAILED),
+    PartitionedMetadata: partial(PartitionedMetadataResponse, response=MetadataResult.FAILED),
+    GetSchema: GetSchemaResponse,
+    GetOrCreateSchema: GetOrCreateSchemaResponse,
+    ConsumerStats: ConsumerStatsResponse,
+    NewTxn: NewTxnResponse,
+    AddPartitionToTxn: AddPartitionToTxnResponse,
+    AddSubscriptionToTxn: AddSubscriptionToTxnResponse,
+    EndTxn: EndTxnResponse,
+    TcClientConnect: TcClientConnectResponse,
+}
+
+
 def refusal(command: Command, error: ServerError, message: str) -> Command | None:
     """The answer that refuses a request, in the request's own form; None: nothing is answered to it."""
-    if isinstance(command, Lookup):
-        return LookupResponse(command.request_id, response=LookupKind.FAILED, error=error, message=message)
-    if isinstance(command, PartitionedMetadata):
-        return PartitionedMetadataResponse(
-            command.request_id, response=MetadataResult.FAILED, error=error, message=message
-        )
-    if isinstance(command, GetSchema):
-        return GetSchemaResponse(command.request_id, error, message)
-    if isinstance(command, GetOrCreateSchema):
-        return GetOrCreateSchemaResponse(command.request_id, error, message)
-    if isinstance(command, ConsumerStats):
-        return ConsumerStatsResponse(command.request_id, error, message)
     if isinstance(command, Send):
         return SendError(command.producer_id, command.sequence_id, error, message)
-    if isinstance(command, Ack):
-        if command.request_id is None:
-            return None
-        return AckResponse(command.consumer_id, None, None, error, message, command.request_id)
-    if isinstance(command, NewTxn):
-        return NewTxnResponse(command.request_id, error=error, message=message)
-    if isinstance(command, AddPartitionToTxn):
-        least, most = command.txn_least, command.txn_most
-        return AddPartitionToTxnResponse(command.request_id, least, most, error, message)
-    if isinstance(command, AddSubscriptionToTxn):
-        least, most = command.txn_least, command.txn_most
-        return AddSubscriptionToTxnResponse(command.request_id, least, most, error, message)
-    if isinstance(command, EndTxn):
-        return EndTxnResponse(command.request_id, command.txn_least, command.txn_most, error, message)
-    if isinstance(command, TcClientConnect):
-        return TcClientConnectResponse(command.request_id, error, message)
     request_id = getattr(command, "request_id", None)
-    return None if request_id is None else Error(request_id, error, message)
+    if request_id is None:
+        return None
+    if isinstance(command, Ack):
+        return AckResponse(command.consumer_id, error=error, message=message, request_id=request_id)
+    ids = {"request_id": request_id}
+    if isinstance(command, TxnCommand):
+        ids |= {"txn_least": command.txn_least, "txn_most": command.txn_most}
+    return _REFUSALS.get(type(command), Error)(**ids, error=error, message=message)
 
 
 def decode(data: bytes) -> Command:
     """Decode a command; raises ProtocolError, also for an unknown type."""
     try:
-        return _decode(data)
+        number, start, end = _parts(data)
+        command: Command = _BY_TYPE[number][1](data, start, end)
+        return command
     except (IndexError, UnicodeDecodeError, struct.error) as error:
         raise ProtocolError(f"malformed command: {error}") from error
 
@@ -768,12 +763,6 @@ def request_of(data: bytes) -> tuple[type[Command], int | None]:
     except IndexError as error:
         raise ProtocolError(f"malformed command: {error}") from error
     return CLASSES[number], None
-
-
-def _decode(data: bytes) -> Command:
-    number, start, end = _parts(data)
-    command: Command = _BY_TYPE[number][1](data, start, end)
-    return command
 
 
 def _parts(data: bytes) -> tuple[int, int, int]:

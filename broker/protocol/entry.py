@@ -16,8 +16,7 @@ from struct import Struct
 from typing import Annotated, NamedTuple
 
 from ...store.errors import CorruptRecord
-from .fields import DECODERS, SIGNED, part
-from .wire import BYTES, VARINT, ProtocolError, tag, varint
+from .fields import BYTES, DECODERS, SIGNED, VARINT, ProtocolError, part, tag, varint
 
 
 @part

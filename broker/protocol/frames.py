@@ -13,8 +13,7 @@ from typing import NamedTuple
 import crc32c
 
 from .commands import encode
-from .fields import Command
-from .wire import BYTES, VARINT, ProtocolError, tag, varint
+from .fields import BYTES, VARINT, Command, ProtocolError, tag, varint
 
 MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 """Bytes of a blob that CONNECTED promises to take, unless configured otherwise."""

@@ -13,9 +13,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from . import commands
-from .fields import CLASSES, Command
+from .fields import CLASSES, Command, ProtocolError
 from .frames import FRAME_ROOM, MAX_MESSAGE_SIZE, FrameCutter
-from .wire import ProtocolError
 
 PROTOCOL_VERSION = 21
 """The version of the protocol that the broker speaks."""

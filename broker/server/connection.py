@@ -18,10 +18,9 @@ from ...store.errors import DuelogError
 from ..protocol import commands
 from ..protocol.commands import NO_REQUEST
 from ..protocol.failures import Refused, ServerError, server_error
-from ..protocol.fields import Command
+from ..protocol.fields import Command, ProtocolError
 from ..protocol.frames import head
 from ..protocol.states import Session
-from ..protocol.wire import ProtocolError
 from .configuration import BrokerConfig
 from .login import Admission, Fail
 from .write_queue import WriteQueue

@@ -14,8 +14,7 @@ from ..admin.addresses import Addresses
 from ..cluster.broker_link import Dialer, broker_context
 from ..cluster.ownership import Ownership
 from ..cluster.placement import PlacementFile
-from ..consume.consumers import Consumers
-from ..consume.membership import ConsumerSettings
+from ..consume.consumers import Consumers, ConsumerSettings
 from ..listing.dynamic_settings import DynamicSettings
 from ..listing.memory_limits import DualMemoryLimiter, ListingSettings
 from ..listing.name_sets import NameSets
@@ -29,7 +28,8 @@ from ..lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..operate.jobs import Jobs
-from ..produce.producers import Producers, ProducerSettings
+from ..produce.producers import Producers
+from ..produce.sends import ProducerSettings
 from ..protocol import commands
 from ..protocol.commands import Command
 from ..protocol.frames import FRAME_ROOM

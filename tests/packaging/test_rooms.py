@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "broker.admin": {"broker.lookup", "broker.protocol", "broker.security"},
     "broker.consume": {"broker.lookup", "broker.protocol"},
     "broker.metrics": {"broker.consume", "broker.listing", "broker.produce", "broker.protocol"},
-    "broker.produce": {"broker.protocol"},
+    "broker.produce": {"broker.lookup", "broker.protocol"},
     "broker.listing": {"broker.lookup", "broker.protocol", "broker.security"},
     "broker.lookup": {"broker.protocol", "broker.security"},
     "broker.operate": {

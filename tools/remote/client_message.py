@@ -16,8 +16,7 @@ from typing import Annotated, NamedTuple
 from ...broker.operate.stored_metadata import CannotDecompress, StoredMetadata, decompressed, split_blob
 from ...broker.protocol.commands import KeyValue
 from ...broker.protocol.entry import BATCH, CHUNK, HEADER_BYTES, unpack
-from ...broker.protocol.fields import DECODERS, SIGNED, part
-from ...broker.protocol.wire import ProtocolError
+from ...broker.protocol.fields import DECODERS, SIGNED, ProtocolError, part
 from ...store.errors import CorruptRecord, DuelogError
 
 _SIZE = Struct(">I")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from duelog import DelayedStore, ManualClock
-from duelog.broker.consume.consumers import Consumers
-from duelog.broker.consume.membership import ConsumerSettings
+from duelog.broker.consume.consumers import Consumers, ConsumerSettings
 from duelog.broker.protocol import entry
 from duelog.broker.protocol.commands import (
     Ack,
@@ -45,7 +44,12 @@ class Consuming:
         self.clock = clock
         self.topic = store.topic(topic)
         self.consumers = Consumers(
-            self._open, self, self.bench.workers, self.bench.calls, store.clock.now_ms, ConsumerSettings(**settings)
+            self._open,
+            cast(Any, self),
+            self.bench.workers,
+            self.bench.calls,
+            store.clock.now_ms,
+            ConsumerSettings(**settings),
         )
         self.schemas: list[tuple[str, str]] = []
         self._requests = 0

@@ -323,7 +323,7 @@ def test_a_delivery_that_raises_leaves_no_call_of_its_job_unanswered(
         leaving = await here.subscribe(other, name="t", permits=1)
         send_frames = peer.send_frames
         peer.send_frames = partial(raising, error)  # type: ignore[method-assign]
-        pump = here.consumers._members.groups[here.topic.name, "s"].pump
+        pump = here.consumers._groups[here.topic.name, "s"].pump
         here.bench.executor.held = True
         pump.call(lambda: None, lambda *_: None)  # what comes now is the next job
         here.consumers.flow(peer, Flow(consumer, 9))
@@ -355,7 +355,7 @@ def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(open_store: OpenSt
         await here.subscribe(other, SHARED, permits=9)
         other.send_frames = partial(raising, ValueError("odd"))  # type: ignore[method-assign]
         here.bench.executor.held = True
-        pump = here.consumers._members.groups[here.topic.name, "s"].pump
+        pump = here.consumers._groups[here.topic.name, "s"].pump
         pump.call(lambda: None, lambda *_: None)  # what comes now is the next job, with a poll
         here.send("a")
         await idle()
@@ -382,7 +382,7 @@ def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
         here, peer = Consuming(open_store(), clock), FakePeer()
         here.send(*"ab")
         consumer = await here.subscribe(peer, permits=2)
-        group = here.consumers._members.groups[here.topic.name, "s"]
+        group = here.consumers._groups[here.topic.name, "s"]
         engine = group.consumers[0].engine
         assert engine is not None
         here.bench.executor.held = True

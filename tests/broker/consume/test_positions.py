@@ -59,7 +59,7 @@ def test_a_reader_begins_at_the_message_it_names_and_leaves_nothing_behind(
         for peer in peers:
             here.consumers.gone(peer)
         await idle()
-        assert here.consumers._members.groups == {}
+        assert here.consumers._groups == {}
 
     run(test())
 
@@ -145,7 +145,7 @@ def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(open_store: O
             again = await here.subscribe(peer, name="r", permits=9, durable=False, start_message_id=LATEST)
             assert texts(peer) == expected
             await soon(here.consumers.close(peer, CloseConsumer(again, 10)))
-        assert here.consumers._members.moved == {}
+        assert here.consumers._moved == {}
 
     run(test())
 
@@ -239,7 +239,7 @@ def test_what_is_acknowledged_while_a_seek_waits_behind_another_call_does_not_un
         consumer = await here.subscribe(peer, SHARED, permits=9)
         leaving = await here.subscribe(other, SHARED)
         here.bench.executor.held = True
-        here.consumers._members.groups[here.topic.name, "s"].pump.call(lambda: None, lambda *_: None)
+        here.consumers._groups[here.topic.name, "s"].pump.call(lambda: None, lambda *_: None)
         closing = asyncio.ensure_future(here.consumers.close(other, CloseConsumer(leaving, 8)))
         await idle()
         seek = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 from duelog import DelayedStore
-from duelog.broker.produce.producers import Producers, ProducerSettings
+from duelog.broker.produce.producers import Producers
+from duelog.broker.produce.sends import ProducerSettings
 from duelog.broker.protocol.commands import (
     AccessMode,
     CloseProducer,
@@ -47,7 +48,7 @@ class Producing:
         self.epoch_error: Exception | None = None
         self.producers = Producers(
             self._open,
-            self,
+            cast(Any, self),
             self.bench.workers,
             self.bench.calls,
             store.clock.now_ms,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, ManualClock, Policies, StoreConfig
+from duelog import DelayedDeliveryPolicies, ManualClock, MessageId, Policies, StoreConfig
 from duelog.broker.protocol import entry
 from duelog.broker.protocol.commands import CloseProducer, Error, SendReceipt, Success
 from duelog.broker.protocol.failures import ServerError
@@ -71,6 +72,31 @@ def test_answers_leave_in_the_order_of_the_sends_whatever_they_are(open_store: O
         await here.stored()
         expected = [(each, ServerError.NOT_ALLOWED if each % 3 == 1 else None) for each in range(9)]
         assert answers(peer) == expected
+
+    run(test())
+
+
+def test_no_answer_is_early_and_none_is_lost_however_outcomes_come(open_store: OpenStore) -> None:
+    """After each outcome those leave whose turn it is: the longest run from the first on."""
+
+    async def test() -> None:
+        here, peer = Producing(open_store()), FakePeer()
+        await here.opened(peer)
+        tokens: list[object] = []
+
+        def put(*_: object, token: object, **__: object) -> bool:
+            tokens.append(token)
+            return True
+
+        here.producers.of_topic(here.topic.name)[0].topic.put = put  # type: ignore[method-assign, assignment]
+        for sequence_id in range(12):
+            here.put(peer, sequence_id)
+        known: set[int] = set()
+        for number in Random(1).sample(range(12), 12):
+            here.producers.sends._heard([(tokens[number], MessageId(1, number))])
+            await idle()
+            known.add(number)
+            assert receipts(peer) == list(range(next(each for each in range(13) if each not in known)))
 
     run(test())
 
