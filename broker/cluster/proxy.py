@@ -29,9 +29,8 @@ from ..security.authentication import Authentication
 from ..security.permissions import Permissions
 from ..security.tls import Certificate
 from ..server.configuration import EVERYWHERE
-from ..server.connection import Connection
+from ..server.connection import Connection, Fail
 from ..server.listening import Listeners, open_sockets
-from ..server.login import Fail
 from .broker_link import ClientLinks, Dialer, broker_context
 from .forwarding import Forwarding
 from .placement import Address, KnownBrokers, PlacementFile

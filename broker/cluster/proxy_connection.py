@@ -17,8 +17,7 @@ from ..protocol import commands
 from ..protocol.failures import Refused, ServerError
 from ..protocol.frames import head
 from ..protocol.states import Session
-from ..server.connection import Connection
-from ..server.login import Fail
+from ..server.connection import Connection, Fail
 from .broker_link import BrokerLink, ClientLinks, Dialer
 from .placement import KnownBrokers
 

@@ -91,7 +91,6 @@ class BatchAcks:
         return None if found is None else found.bit_count()
 
     def forget(self, place: int) -> None:
-        """The entry is acknowledged."""
         self._left.pop(place, None)
 
     def forget_through(self, place: int) -> None:
@@ -100,7 +99,6 @@ class BatchAcks:
             self._left = {each: left for each, left in self._left.items() if each > place}
 
     def clear(self) -> None:
-        """The subscription has moved."""
         self._left.clear()
 
 
@@ -114,7 +112,6 @@ class KeptBatchAcks:
         return len(self._kept)
 
     def keep(self, key: tuple[str, str], batches: BatchAcks) -> None:
-        """The last consumer is gone."""
         if not batches:
             return
         self._kept[key] = batches
@@ -122,7 +119,6 @@ class KeptBatchAcks:
             del self._kept[next(iter(self._kept))]
 
     def take(self, key: tuple[str, str]) -> BatchAcks:
-        """A first consumer comes."""
         return self._kept.pop(key, None) or BatchAcks()
 
 
@@ -192,13 +188,11 @@ class Attached:
 
     @property
     def is_unused(self) -> bool:
-        """True if no consumer is attached, opening or leaving."""
         return not self.consumers and not self.opening and not self.leaving
 
     # -- consumers -----------------------------------------------------------------------------------
 
     def join(self, consumer: Consumer) -> None:
-        """A consumer is attached."""
         self.consumers.append(consumer)
         consumer.state = "ready"
 
@@ -238,7 +232,6 @@ class Attached:
 
     @staticmethod
     def tell_active(consumer: Consumer) -> None:
-        """Tell a consumer of a Failover subscription whether it is served."""
         if consumer.active is not None and consumer.peer.protocol_version >= _FAILOVER_NOTICES:
             consumer.peer.send(ActiveConsumerChange(consumer.consumer_id, consumer.active))
 
@@ -288,7 +281,6 @@ class Attached:
         return Plan(turns, most)
 
     def _entries(self, messages: int) -> int:
-        """Estimate the entries that hold a number of messages."""
         return max(int(messages / self._entry_messages), 1)
 
     def _can_write(self, consumer: Consumer) -> bool:

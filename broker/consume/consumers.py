@@ -124,7 +124,6 @@ class Consumers:
     # -- who is attached ---------------------------------------------------------------------------
 
     async def open(self, peer: Peer, command: Subscribe) -> None:
-        """SUBSCRIBE."""
         if peer.closed:
             return
         mine = self._connections.setdefault(peer.number, {})
@@ -243,7 +242,6 @@ class Consumers:
         peer.send(Success(command.request_id))
 
     def gone(self, peer: Peer) -> None:
-        """The connection is gone."""
         for consumer in list(self._connections.pop(peer.number, {}).values()):
             if consumer.state == "ready" and consumer.group is not None:
                 self._detach(consumer.group, [consumer], lambda *_: None)
@@ -352,7 +350,6 @@ class Consumers:
         await asyncio.gather(*futures)
 
     def _find(self, peer: Peer, consumer_id: int) -> OpenedConsumer | None:
-        """A consumer of a connection."""
         return self._connections.get(peer.number, {}).get(consumer_id)
 
     # -- messages ------------------------------------------------------------------------------------
@@ -455,7 +452,6 @@ class Consumers:
         self._calls.loop.call_later(self.settings.keep_alive_s, forget)
 
     async def last_message_id(self, peer: Peer, command: GetLastMessageId) -> None:
-        """GET_LAST_MESSAGE_ID."""
         try:
             consumer, group = self._ready(peer, command.consumer_id)
             engine = consumer.engine
@@ -490,7 +486,6 @@ class Consumers:
         peer.send(Success(command.request_id))
 
     async def stats(self, peer: Peer, command: ConsumerStats) -> None:
-        """CONSUMER_STATS."""
         try:
             consumer, _ = self._ready(peer, command.consumer_id)
             backlog = 0
@@ -502,12 +497,10 @@ class Consumers:
         peer.send(_stats_of(command, consumer, backlog, self._calls.loop.time()))
 
     def of_topic(self, topic: str) -> dict[str, list[Consumer]]:
-        """The consumers of a topic by subscription."""
         return {name: list(group.consumers) for (of, name), group in self._groups.items() if of == topic}
 
     @property
     def groups(self) -> list[Attached]:
-        """The subscriptions that have consumers."""
         return list(self._groups.values())
 
     def forget_subscription(self, topic: str, name: str) -> None:
@@ -519,7 +512,6 @@ class Consumers:
 
     @property
     def count(self) -> int:
-        """Consumers of all connections."""
         return sum(map(len, self._connections.values()))
 
 
@@ -606,7 +598,6 @@ _TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 
 
 def _unknown_stats(command: ConsumerStats, error: Exception) -> ConsumerStatsResponse:
-    """Answer for a consumer that does not exist."""
     return ConsumerStatsResponse(command.request_id, error=server_error(error), message=str(error))
 
 

@@ -64,7 +64,6 @@ class Dispatched:
     acked: int = 0
 
     def add(self, other: Dispatched) -> None:
-        """Count what another has counted."""
         self.messages += other.messages
         self.bytes += other.bytes
         self.redelivered += other.redelivered
@@ -120,12 +119,10 @@ class Consumer:
 
     @property
     def figures(self) -> Dispatched:
-        """Messages sent and acknowledged since the consumer was opened."""
         return Dispatched(self.messages_out, self.bytes_out, self.redelivered, self.acked)
 
     @property
     def may_be_polled(self) -> bool:
-        """True if the consumer can be sent messages now."""
         return self.permits > 0 and not self.blocked and self.state == "ready" and not self.surplus
 
 
@@ -304,7 +301,6 @@ class Pump:
         return len(acks.places)
 
     def ack_through(self, consumer: Consumer, position: MessageId, answer: Answer | None) -> None:
-        """Acknowledge everything up to a position."""
         acks = self._acks_of(consumer)
         acks.positions.add(position)
         if answer is not None:

@@ -169,7 +169,6 @@ class Producers:
     # -- commands ------------------------------------------------------------------------------------
 
     async def open(self, peer: Peer, command: Producer) -> None:
-        """PRODUCER."""
         if peer.closed:
             return
         connection = self._connections.setdefault(peer.number, SendingPeer(peer))
@@ -196,7 +195,6 @@ class Producers:
             raise
 
     def send(self, peer: Peer, command: Send, blob: memoryview) -> None:
-        """SEND."""
         connection = self._connections.get(peer.number)
         if connection is not None:
             producer = connection.producers.get(command.producer_id)
@@ -223,7 +221,6 @@ class Producers:
             closed()
 
     def gone(self, peer: Peer) -> None:
-        """The connection is gone."""
         connection = self._connections.pop(peer.number, None)
         if connection is not None:
             for producer in list(connection.producers.values()):
@@ -238,12 +235,10 @@ class Producers:
             self._close(producer)
 
     def close_all(self) -> None:
-        """Close every producer, as the broker is shutting down."""
         for topic in list(self._topics):
             self.close_topic(topic)
 
     async def answered(self) -> None:
-        """Wait until every SEND that was read is answered."""
         while self.unanswered:
             await asyncio.sleep(0.005)
 
@@ -254,12 +249,10 @@ class Producers:
 
     @property
     def unanswered(self) -> int:
-        """SENDs that wait for their answer."""
         return sum(each.unanswered for each in self._connections.values())
 
     @property
     def count(self) -> int:
-        """Producers of all connections."""
         return sum(len(each.producers) for each in self._connections.values())
 
     # -- opening -------------------------------------------------------------------------------------
@@ -349,7 +342,6 @@ class Producers:
     # -- closing -------------------------------------------------------------------------------------
 
     def _close(self, producer: OpenProducer) -> None:
-        """Close a producer of our own accord."""
         if producer.state == "waiting":
             self._fence(producer)
         elif producer.state == "ready":

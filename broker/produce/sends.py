@@ -183,13 +183,11 @@ class Sends:
 
     @property
     def blocked_entries(self) -> int:
-        """Entries that were read and not taken by the engine yet."""
         return sum(len(each.blocked) for each in self._blocked)
 
     # -- in ------------------------------------------------------------------------------------------
 
     def send(self, producer: OpenProducer, command: Send, blob: memoryview) -> None:
-        """Take a SEND; it is answered in its turn."""
         connection = producer.connection
         reply = Reply(producer, command.sequence_id, command.highest_sequence_id, monotonic())
         producer.replies.append(reply)
@@ -323,7 +321,6 @@ class Sends:
         self._flush(reply.producer)
 
     def _flush(self, producer: OpenProducer) -> None:
-        """Send the answers whose turn it is."""
         connection, peer, frames_of = producer.connection, producer.connection.peer, producer.frames
         frames: list[bytes] = []
         came: list[float] = []

@@ -138,7 +138,6 @@ class Field:
 
     @property
     def wire_type(self) -> int:
-        """Varint, eight bytes, or bytes with their length."""
         if issubclass(self.type, int):
             return VARINT
         return FIXED64 if self.type is float else BYTES

@@ -74,7 +74,6 @@ class FrameCutter:
         return rest
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that came."""
         self._more.append(data)
         self._size += len(data)
 
@@ -188,7 +187,6 @@ class ReceiptFrames:
         self._partition = _partition(partition)
 
     def frame(self, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> bytes:
-        """A whole frame."""
         message_id = _LEDGER + varint(ledger_id) + _ENTRY + varint(entry_id) + self._partition
         body = self._producer + varint(sequence_id) + _MESSAGE_ID + varint(len(message_id)) + message_id
         if highest_sequence_id:
@@ -209,7 +207,6 @@ class MessageHeads:
     def head(
         self, ledger_id: int, entry_id: int, count: int, ack_set: Sequence[int], epoch: int | None, blob_size: int
     ) -> bytes:
-        """A frame up to its blob."""
         message_id = _LEDGER + varint(ledger_id) + _ENTRY + varint(entry_id) + self._partition
         body = self._consumer + varint(len(message_id)) + message_id
         if count:

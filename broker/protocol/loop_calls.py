@@ -25,9 +25,7 @@ T = TypeVar("T")
 class Timer(Protocol):
     """A scheduled call."""
 
-    def cancel(self) -> None:
-        """Cancel the call."""
-        ...
+    def cancel(self) -> None: ...
 
 
 class Loop(Protocol):
@@ -35,15 +33,11 @@ class Loop(Protocol):
 
     def time(self) -> float:
         """Seconds, never going back."""
-        ...
 
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer:
-        """Call after `delay` seconds."""
-        ...
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer: ...
 
     def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object:
         """Call soon; from any thread. Raises RuntimeError once the loop is closed."""
-        ...
 
 
 class LoopCalls:

@@ -78,7 +78,6 @@ class Session:
 
     @property
     def client_version(self) -> str:
-        """The client's version, from CONNECT."""
         return self.connect.client_version
 
     @property
@@ -87,7 +86,6 @@ class Session:
         return self._frames.kept
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take bytes that came."""
         self._heard = now
         self._asked = False
         if self.state is not State.CLOSED:

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import fields
@@ -205,13 +205,6 @@ class Broker:
             await asyncio.get_running_loop().run_in_executor(ending, self._executor.shutdown)
 
 
-async def run_broker(
-    store: DelayedStore, config: BrokerConfig, announce: Callable[[Urls, Urls], object], command: Sequence[str] = ()
-) -> None:
-    """Serve a store; as `run_service`. command: as of Broker."""
-    await run_service(Broker(store, config, command), announce)
-
-
 class Service(Protocol):
     """A broker, or what else clients connect to."""
 
@@ -247,15 +240,15 @@ class KeyValues(logging.Formatter):
     """One line a record, as `key=value`: time, level, logger, message, and what was raised."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        values: Mapping[str, str] = {
+        values = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line = " ".join(f"{key}={_quoted(value)}" for key, value in values.items())
-        return f"{line} error={_quoted(self.formatException(record.exc_info))}" if record.exc_info else line
+        if record.exc_info:
+            values["error"] = self.formatException(record.exc_info)
+        return " ".join(f"{key}={_quoted(value)}" for key, value in values.items())
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""One connection: a socket's bytes to commands, answers to the socket, and when it is not read.
+"""One connection: a socket's bytes to commands, answers to the socket, its login, and when it is not read.
 
 All of it belongs to the event loop's thread. It is the `Peer` that services see. What it does not know is what any
 command but CONNECT, AUTH_RESPONSE, PING and PONG means.
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from ...store.errors import DuelogError
 from ..protocol import commands
@@ -21,8 +21,8 @@ from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.fields import Command, ProtocolError
 from ..protocol.frames import head
 from ..protocol.states import Session
+from ..security.authentication import Authentication, Proven, Verdict, check
 from .configuration import BrokerConfig
-from .login import Admission, Fail
 from .write_queue import WriteQueue
 
 _log = logging.getLogger("duelog.broker.connection")
@@ -34,6 +34,98 @@ Handler = Callable[["Connection", Any, memoryview], Awaitable[None] | None]
 """A function that serves a command; an awaitable that it returns is awaited in a task of its own."""
 
 _numbers = itertools.count(1)
+
+Fail = Callable[[ServerError, str], object]
+"""Ends a connection with an error."""
+
+
+class Admission(Protocol):
+    """Lets a connection in: a broker's Login, or the proxy's way."""
+
+    @property
+    def role(self) -> str | None:
+        """None: it has shown no credentials, or the broker asks for none."""
+
+    async def connect(self, command: commands.Connect) -> None:
+        """Have the session accept the client, or end the connection."""
+
+    async def respond(self, command: commands.AuthResponse) -> None: ...
+
+    def close(self) -> None: ...
+
+
+_REFRESH = b"PulsarAuthRefresh"
+"""Text of an AUTH_CHALLENGE at which clients fetch new credentials."""
+
+
+class Login:
+    """Credentials of one connection: at CONNECT, and again when they expire. Runs on the event loop's thread."""
+
+    def __init__(
+        self,
+        authentication: Authentication,
+        session: Session,
+        clock: Callable[[], int],
+        check_s: float,
+        fail: Fail,
+    ) -> None:
+        """clock: ms since 1970. check_s: between two looks at credentials. fail: ends the connection with an error."""
+        self._authentication = authentication
+        self._session = session
+        self._clock = clock
+        self._check_s = check_s
+        self._fail = fail
+        self._proven: Proven | None = None
+        self._challenged = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def role(self) -> str | None:
+        return None if self._proven is None else self._proven.role
+
+    async def connect(self, command: commands.Connect) -> None:
+        """Look at the credentials of CONNECT. Those that expire are looked at again."""
+        try:
+            self._proven = await self._authentication.begin(command)
+        except Refused as error:
+            self._fail(error.error, error.message)
+            return
+        if self._proven.expires_ms is not None:
+            self._check_later()
+        self._session.accept()
+
+    async def respond(self, command: commands.AuthResponse) -> None:
+        """Take new credentials, of the same role."""
+        if self._proven is None:
+            return
+        try:
+            self._proven = await self._authentication.respond(self._proven, command)
+            self._challenged = False
+        except Refused as error:
+            self._fail(error.error, error.message)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check_later(self) -> None:
+        if not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(self._check_s, self._check)
+
+    def _check(self) -> None:
+        if self._proven is None:
+            return
+        can_refresh = self._session.flags.supports_auth_refresh
+        verdict = check(self._proven, self._clock(), challenged=self._challenged, can_refresh=can_refresh)
+        if verdict is Verdict.CLOSE:
+            self._fail(ServerError.AUTHENTICATION, "the credentials have expired")
+            return
+        if verdict is Verdict.CHALLENGE:
+            self._challenged = True
+            self._session.challenge(commands.AuthData(self._proven.method, _REFRESH))
+        self._check_later()
 
 
 @dataclass(slots=True)
@@ -104,11 +196,9 @@ class Connection(asyncio.Protocol):
         return not self._closing and self._queue is not None and not self._queue.is_over
 
     def send(self, command: Command, blob: bytes | memoryview | None = None) -> None:
-        """Queue a command, with the blob of a MESSAGE."""
         self.send_frames(head(command, 0 if blob is None else len(blob)), blob)
 
     def send_frames(self, frames: bytes, blob: bytes | memoryview | None = None) -> None:
-        """Queue encoded commands: whole frames, or one up to its blob."""
         queue = self._queue
         if self._closing or queue is None:
             return
@@ -117,7 +207,6 @@ class Connection(asyncio.Protocol):
             self.pause_reading("output")
 
     def close(self, reason: str) -> None:
-        """End the connection when what is queued has left."""
         if self._closing or self._transport is None:
             return
         _log.info("connection %d of %s is closed: %s", self.number, self.address, reason)
@@ -128,31 +217,26 @@ class Connection(asyncio.Protocol):
         self._timers.append(self._loop.call_later(_LINGER_S, self.abort))
 
     def abort(self) -> None:
-        """End the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def on_writable(self, call: Callable[[], object]) -> None:
-        """Call once, when the write queue has fallen below its low mark."""
         if self.writable:
             self._loop.call_soon(call)
         else:
             self._on_writable.append(call)
 
     def on_left(self, call: Callable[[], object]) -> None:
-        """Call once, when all that is queued now has left the process, or the connection is gone."""
         if self._queue is None:
             call()
         else:
             self._queue.on_left(call)
 
     def pause_reading(self, reason: str) -> None:
-        """Read nothing more until every reason is given to `resume_reading`."""
         self._paused.add(reason)
         self._stop_reading()
 
     def resume_reading(self, reason: str) -> None:
-        """See `pause_reading`."""
         if reason in self._paused:
             self._paused.discard(reason)
             if not self._paused and not self._closing:
@@ -169,7 +253,6 @@ class Connection(asyncio.Protocol):
             sink(rest)
 
     async def ping(self, within_s: float) -> bool:
-        """Send a PING; true if the client answers in time, or is not being read now."""
         if self._closing:
             return False
         if self._paused:
@@ -192,7 +275,6 @@ class Connection(asyncio.Protocol):
     # -- as the event loop sees it ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
         transport = self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         if peer:
@@ -212,7 +294,6 @@ class Connection(asyncio.Protocol):
         self._check_later(min(config.handshake_timeout_seconds, config.keep_alive_interval_seconds))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
         if not self._closing:
             _log.info("connection %d of %s is gone%s", self.number, self.address, f": {exc}" if exc else "")
         self._closing = True
@@ -228,7 +309,6 @@ class Connection(asyncio.Protocol):
         self._loop.call_soon(self._environment.gone, self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         if self._closing:
             return
         if self._sink is not None:
@@ -237,17 +317,11 @@ class Connection(asyncio.Protocol):
         self._session.feed(data, self._loop.time())
         self._process()
 
-    def eof_received(self) -> bool:
-        """The client sends nothing more: it is gone."""
-        return False
-
     def pause_writing(self) -> None:
-        """The transport holds a piece that it could not write."""
         if self._queue is not None:
             self._queue.pause()
 
     def resume_writing(self) -> None:
-        """The transport holds nothing."""
         if self._queue is not None:
             self._queue.resume()
             if self._closing:
@@ -347,7 +421,6 @@ class Connection(asyncio.Protocol):
         self._timers.append(self._loop.call_later(delay, self._check))
 
     def _check(self) -> None:
-        """See whether the client is there."""
         if self._closing:
             return
         now = self._loop.time()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections import Counter
@@ -17,8 +18,7 @@ from ..protocol.fields import Command
 from ..protocol.states import Session
 from ..security.authentication import Authentication
 from .configuration import BrokerConfig, in_file
-from .connection import Connection, Environment, Handler
-from .login import Admission, Fail, Login
+from .connection import Admission, Connection, Environment, Fail, Handler, Login
 
 _log = logging.getLogger("duelog.broker")
 
@@ -54,18 +54,9 @@ async def open_sockets(config: BrokerConfig, port_field: str) -> tuple[list[sock
 
 
 def _open(family: int, address: tuple[Any, ...]) -> socket.socket:
-    # asyncio sends at once, without Nagle's wait for what went before, where the protocol is named.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    # asyncio sends at once, without Nagle's wait for what went before, where the protocol is named, as it is here.
+    return socket.socket(fileno=listener.detach())
 
 
 def _why(error: OSError, address: str) -> str:
@@ -73,7 +64,7 @@ def _why(error: OSError, address: str) -> str:
         return f"another program listens there, at {address}"
     if error.errno == errno.EACCES:
         return f"this user may not listen there, at {address}"
-    return f"nothing can listen there, at {address}: {error.strerror}"
+    return f"nothing can listen there, at {address}: {os.strerror(error.errno or 0)}"
 
 
 _TLS_SHUTDOWN_S = 5.0
@@ -139,25 +130,20 @@ class Listeners:
     # -- connections -----------------------------------------------------------------------------
 
     def _admit(self, connection: Connection) -> str | None:
-        host = connection.host
-        refusal = self._refusal(connection)
+        host, count = connection.host, len(self._connections)
+        refusal = None
+        if count >= self._config.broker_max_connections:
+            refusal = f"the broker has {count} connections"
+        elif self._of_host[host] >= self._config.broker_max_connections_per_ip:
+            refusal = f"your address has {self._of_host[host]} connections"
         if refusal is not None:
+            _log.warning("connection of %s is refused: %s", connection.address, refusal)
             self.refused += 1
             return refusal
         self._admitted += 1
         self._connections[connection.number] = connection
         self._of_host[host] += 1
         self._all_gone.clear()
-        return None
-
-    def _refusal(self, connection: Connection) -> str | None:
-        host = connection.host
-        if len(self._connections) >= self._config.broker_max_connections:
-            _log.warning("connection of %s is refused: there are %d", connection.address, len(self._connections))
-            return f"the broker has {len(self._connections)} connections"
-        if self._of_host[host] >= self._config.broker_max_connections_per_ip:
-            _log.warning("connection of %s is refused: its host has %d", connection.address, self._of_host[host])
-            return f"your address has {self._of_host[host]} connections"
         return None
 
     def _forget(self, connection: Connection) -> None:
@@ -175,7 +161,6 @@ class Listeners:
     # -- the end ---------------------------------------------------------------------------------
 
     def stop_accepting(self) -> None:
-        """Stop accepting clients."""
         for server in self._servers:
             server.close()
         self._servers.clear()

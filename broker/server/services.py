@@ -143,7 +143,6 @@ class Services:
         self.exposition.watching = lambda: (len(self.watchers), self.name_sets.kept_bytes, self.watchers.waiting)
 
     def handlers(self) -> dict[type[Command], Handler]:
-        """By command, what answers it."""
         producers, consumers = self.producers, self.consumers
         without_blob: dict[type[Command], Callable[[Peer, Any], Awaitable[None] | None]] = {
             commands.PartitionedMetadata: self.lookup.partitions,
@@ -182,7 +181,6 @@ class Services:
                 self._disconnect(topic)
 
     def _users(self, topic: str) -> int:
-        """Count the producers and consumers of a topic."""
         return len(self.producers.of_topic(topic)) + sum(map(len, self.consumers.of_topic(topic).values()))
 
     def _disconnect(self, topic: str) -> None:
@@ -206,7 +204,6 @@ class Services:
             raise ClosedError("the broker") from error
 
     def gone(self, connection: Connection) -> None:
-        """A connection has ended."""
         self.producers.gone(connection)
         self.consumers.gone(connection)
         self.limiter.gone(connection)
@@ -220,7 +217,6 @@ class Services:
         self.watchers.close_all()
 
     async def listing_closed(self) -> None:
-        """Wait for lists that are being read."""
         await asyncio.to_thread(self._list_threads.shutdown, cancel_futures=True)
 
 

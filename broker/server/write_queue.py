@@ -74,7 +74,6 @@ class WriteQueue:
         return now - self._stall[1]
 
     def put(self, head: bytes, blob: bytes | memoryview | None = None) -> None:
-        """Queue a frame."""
         if self._transport is None:
             return
         self._chunks.append(head)
@@ -132,7 +131,6 @@ class WriteQueue:
             self._on_low()
 
     def _take(self) -> bytes | memoryview:
-        """The next piece."""
         chunks, taken, size = self._chunks, [], 0
         while chunks and size + len(chunks[0]) <= PIECE:
             chunk = chunks.popleft()

