@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...delivery.consumer_arguments import Failover
 from ...store.errors import DuelogError
 from ...store.position import BEFORE_FIRST, ENTRY_MASK, MessageId
-from ..lookup.schemas import TopicFacts
 from ..lookup.topic_address import stored_subscription
+from ..lookup.topic_facts import TopicFacts
 from ..protocol.commands import (
     Ack,
     AckResponse,

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...store.errors import DuelogError
-from ..lookup.schemas import TopicFacts
+from ..lookup.topic_facts import TopicFacts
 from ..protocol.commands import (
     NO_REQUEST,
     AccessMode,
