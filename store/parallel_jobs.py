@@ -55,7 +55,8 @@ class Jobs:
             if not job.tried and job.lock.acquire(blocking=False):
                 try:
                     with suppress(Exception):  # `finish` tries again, and raises
-                        self._run(job)
+                        if not self._cancelled:
+                            self._run(job)
                 finally:
                     job.tried = True
                     job.lock.release()
@@ -64,7 +65,7 @@ class Jobs:
 
     def _run(self, job: _Job) -> None:
         """REQUIRES: the job's lock."""
-        if not (job.succeeded or self._cancelled):
+        if not job.succeeded:
             job.call()
             job.succeeded = True
 
@@ -89,7 +90,7 @@ class Jobs:
             raise failed
 
     def cancel(self) -> None:
-        """Have no job begin any more, and wait for those that threads are at."""
+        """Have threads begin no job any more, and wait for those that they are at."""
         self._cancelled = True
         interrupt: BaseException | None = None
         for _ in range(_ATTEMPTS):

@@ -250,7 +250,8 @@ class WalWriter:
             return  # the log, and the leader, is the parent's
         try:
             with suppress(DuelogError, OSError):
-                self._queue.run(_Action(self._close))
+                if not self._closed:  # else a close before was interrupted: the next opening applies what it left
+                    self._queue.run(_Action(self._close))
         finally:
             self._closed = True
             self._segments.close()

@@ -15,7 +15,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, MessageId
 from duelog.errors import StoreFailed
 from duelog.partitions import partition_set
-from duelog.sending.wal_segments import WalSegments
+from duelog.sending.wal_segments import Checkpoint, WalSegments
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.claims import Claims
 from duelog.store.env.memtable import Memtable
@@ -179,7 +179,19 @@ def test_an_interrupt_as_a_group_gives_its_claims_back_keeps_no_later_send_waiti
         with pytest.raises(KeyboardInterrupt):
             send(store, 1)
     threading.Thread(target=lambda: outcome.set_result(send(store, 2)), daemon=True).start()
-    assert held(store)[outcome.result(PATIENCE_S)] == b"2"
+    id_ = outcome.result(PATIENCE_S)
+    assert held(store)[id_] == b"2"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_close_that_is_interrupted_while_it_applies_the_log_loses_nothing(
+    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """Tried again, it took what it had not applied for applied, and removed the log."""
+    once(monkeypatch, Checkpoint, "_apply", before=before)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    assert reopened(store, open_store) == [b"first"] * 3
 
 
 def test_a_second_interrupt_before_the_store_has_stopped_changes_nothing(
