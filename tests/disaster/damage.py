@@ -43,12 +43,10 @@ class Facts:
     in_wal: list[str] = field(default_factory=list)
 
     def sent(self, message_id: MessageId, payload: bytes) -> None:
-        """A message is owed from now on."""
         self.payloads[str(message_id)] = payload.decode()
         self.owed.add(str(message_id))
 
     def gone(self, message_id: MessageId) -> None:
-        """It was acknowledged, cancelled or moved."""
         self.owed.discard(str(message_id))
 
 

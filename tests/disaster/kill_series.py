@@ -65,7 +65,6 @@ class Server:
             self._rest += more
 
     def close(self) -> None:
-        """End the server."""
         self.process.communicate()
 
 
@@ -105,7 +104,6 @@ class Series(Told):
         return status == KILLED
 
     def drain(self) -> None:
-        """Receive what is left, and see that nothing is missing."""
         if self.round(drain=True):
             self.troubles.append("the drain was killed")
         self.look_for_missing(self.listeners)

@@ -64,7 +64,6 @@ class Disk:
         self._edits: list[Edit] = []
 
     def do(self, operation: Operation) -> None:
-        """Do the next operation."""
         if isinstance(operation, Write):
             self._images.setdefault(operation.file, _Image()).add(operation)
         elif isinstance(operation, Edit):

@@ -214,7 +214,6 @@ class Work:
         self.change({"pauses": {name: until_ms}}, make)
 
     def set_policies(self, _: str) -> None:
-        """Set, change or remove those of a scope."""
         place: dict[str, Any] = self.source.choice(PLACES)
         scope = str(Scope.of(**place))
         values: dict[str, Any] = {"max_redeliveries": self.source.randrange(5), "max_in_flight": 100}
@@ -336,7 +335,6 @@ class Seen:
             self.troubles.append(f"{list(topic.keys())} are listed, and {sorted(self.keys)} found")
 
     def differs_from(self, world: World, now_ms: int) -> list[str]:
-        """In what."""
         found: list[str] = []
         for name in SUBSCRIPTIONS:
             texts = {*self.backlogs.get(name, ()), *self.pending}

@@ -73,7 +73,6 @@ class Run:
     # -- what operations are made of -----------------------------------------------------------------
 
     def consume(self) -> None:
-        """Have a consumer for each topic."""
         self.consumers = {name: self.store.topic(name).subscribe("s") for name in ("a", "b")}
 
     def send(self, topic: str, *messages: tuple[bytes, int], columns: bool = False) -> None:
@@ -119,7 +118,6 @@ class Run:
             self.flushed()
 
     def flushed(self) -> None:
-        """Acknowledgements are on disk."""
         for payload in self.unwritten:
             self.twin.never(payload)
         self.unwritten = []

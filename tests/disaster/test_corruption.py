@@ -57,7 +57,6 @@ class Trials:
 
     @property
     def segment(self) -> Path:
-        """The one that is needed."""
         (file,) = needed(self._places / "whole")
         return file
 

@@ -62,7 +62,6 @@ class Disk:
         self.mount()
 
     def mount(self) -> None:
-        """Mount it, which recovers its log."""
         _run("mount", "-o", "loop", str(self._image), str(self.root))
 
     def unmount(self) -> None:

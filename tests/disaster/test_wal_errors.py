@@ -298,7 +298,6 @@ def test_an_interrupt_after_a_flush_closes_the_store_for_writing(
 
 
 def _interrupt(sent: Sent, armed: Armed, point: str) -> None:
-    """Have a send be interrupted at a point."""
 
     def interrupt() -> None:
         failpoints.disarm()

@@ -96,7 +96,6 @@ class Told:
         self._delivered.clear()
 
     def flushed(self) -> None:
-        """The write-ahead log is on disk."""
         self._unflushed.clear()
 
     def unanswered(self) -> dict[str, list[tuple[int, int, str]]]:
@@ -127,7 +126,6 @@ class Told:
                 lost |= texts - excused
 
     def take(self, fact: Sequence[Any]) -> None:
-        """Note a fact."""
         match fact:
             case ["hit", str(point)]:
                 self.hits[point] += 1

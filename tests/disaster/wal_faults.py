@@ -65,7 +65,6 @@ class Sent:
             self.send(f"first {hours}", hours)
 
     def send(self, text: str, hours: int, size: int = 0) -> None:
-        """Send one message; it counts once it is acknowledged."""
         id_ = self.topic.send(text.encode() + b"." * size, deliver_after=hours * 3_600)
         self.ids[text] = (id_.ledger_id, id_.entry_id)
 

@@ -175,7 +175,6 @@ class Worker:
             producer.join()
 
     def drain(self) -> None:
-        """Receive and acknowledge everything that there is, however late it is due."""
         if self._more:
             self._end_schedules()
         for _ in range(10_000):
@@ -404,7 +403,6 @@ class Worker:
     # -- what becomes of messages ------------------------------------------------------------------
 
     def _take_back(self, name: str, id_: MessageId, text: str) -> None:
-        """Cancel a message or give it another time."""
         topic = self.store.topic(name)
         if self.random.random() < 0.5:
             self._tell("cancelling", text)

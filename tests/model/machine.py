@@ -173,7 +173,6 @@ class Machine(RuleBasedStateMachine):
                 }
 
     def _given(self, which: int) -> Consumer:
-        """A consumer that was ever given a message."""
         return pick([consumer for consumer in self.consumers if consumer.received], which)
 
     def _topic(self, topic: str) -> str:

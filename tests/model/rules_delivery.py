@@ -79,7 +79,6 @@ class DeliveryRules(SendingRules):
     @precondition(lambda self: any(consumer.twin.kind != "exclusive" for consumer in self.consumers))
     @rule(which=PICK)
     def join(self, which: int) -> None:
-        """One more consumer beside another."""
         consumer = pick([consumer for consumer in self.consumers if consumer.twin.kind != "exclusive"], which)
         self._subscribe(consumer.topic.name, consumer.twin.name, consumer.face.type, "earliest")
 

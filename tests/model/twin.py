@@ -132,7 +132,6 @@ class Twin:
         part.log(topic).add(message)
 
     def add_partition(self, due_ms: int) -> TwinPartition:
-        """The partition of a due time, there from now on."""
         start_ms = due_ms - due_ms % self.config.partition_ms
         return self.partitions.setdefault(start_ms, TwinPartition(start_ms, start_ms + self.config.partition_ms))
 
@@ -164,7 +163,6 @@ class Twin:
         return TwinSlice(fired, len(closed), trimmed, deleted)
 
     def count(self, counter: str, count: int, topic: str | None = None) -> None:
-        """A counter of metrics goes on."""
         if count:
             self.counts[counter, "" if topic is None else str(TopicName.parse(topic))] += count
 

@@ -71,19 +71,16 @@ class TwinSubscription:
         return place < self.mark or place in self.acked
 
     def passed(self, limit: int) -> bool:
-        """True if everything before `limit` is acknowledged."""
         return self.mark >= limit
 
     def backlog(self, end: int) -> int:
         return end - self.mark - len(self.acked)
 
     def due_backlog(self, now_ms: int) -> int:
-        """The backlog without what is not due yet."""
         places = range(self.mark, len(self._log))
         return sum(place not in self.acked and not self._hidden(place, now_ms) for place in places)
 
     def not_due(self, now_ms: int) -> int:
-        """Messages of the log that are not due yet and not acknowledged."""
         return sum(
             place not in self.acked and self._hidden(place, now_ms) for place in range(self.mark, len(self._log))
         )
