@@ -21,6 +21,10 @@ settings.register_profile("new", LOADED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 """Every run has the same random examples; HYPOTHESIS_PROFILE=new has new ones each time."""
 
+for sliced in ("upkeep.maintenance._SLICE_S", "upkeep.reclaiming._SLICE_S", "markers.firing.loaded._LOAD_SLICE_S"):
+    pytest.MonkeyPatch().setattr(f"duelog.{sliced}", 60.0)
+"""A slice of a tick is cut by the machine's clock. Here one does all that is due, however slow the machine is."""
+
 OpenStore = Callable[..., DelayedStore]
 
 
