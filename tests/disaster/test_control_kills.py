@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,17 @@ from duelog import DelayedStore, ManualClock
 from duelog.control.control_client import ControlClient
 from duelog.control.control_lines import Disconnected
 from duelog.store.policy.policy_records import Scope
-from tests.disaster.control_child import HOLDING
+from tests.disaster.fork_server import serve
 from tests.disaster.kill_series import KILLED, Server
 from tests.disaster.power_keys import KEYS, PLACES, SUBSCRIPTIONS, TOPIC, Seen, World, policies_of
-from tests.disaster.working import START_MS
+from tests.disaster.working import CONFIG, START_MS, say
 from tests.proof import length
 
 pytestmark = [pytest.mark.kill, pytest.mark.series]
 
 KILLS = length("DUELOG_CONTROL_KILLS", 5, 20)
 FAR_MS = 10_000_000
+HOLDING = replace(CONFIG, control=True)
 
 
 def request_of(world: World, chance: random.Random, number: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -66,7 +68,7 @@ def request_of(world: World, chance: random.Random, number: int) -> tuple[str, d
 
 def test_what_a_killed_process_has_answered_by_the_control_socket_is_there(places: Path) -> None:
     """An unanswered request is done whole or not at all: keys, pauses, policies; the next process answers."""
-    server, chance, path = Server("tests.disaster.control_child"), random.Random(KILLS), places / "store"
+    server, chance, path = Server("tests.disaster.test_control_kills"), random.Random(KILLS), places / "store"
     world, answered, unanswered = World(), 0, 0
     with DelayedStore.open(path, HOLDING, clock=ManualClock(START_MS)) as store:
         for name in SUBSCRIPTIONS:
@@ -81,10 +83,12 @@ def test_what_a_killed_process_has_answered_by_the_control_socket_is_there(place
                 case ["opened"]:
                     client = ControlClient.connect(path)
                     assert client is not None
-                    killing = threading.Timer(chance.uniform(0, 0.03), os.kill, (child, signal.SIGKILL))
-                    killing.start()
+                    killing = threading.Timer(chance.uniform(0, 0.003), os.kill, (child, signal.SIGKILL))
+                    begun = answered + chance.randrange(1, 30)
                     try:
                         while True:
+                            if answered == begun:
+                                killing.start()
                             name, arguments, change = request_of(world, chance, 1_000_000 * kill + answered)
                             after = world.after(change)
                             client.ask(name, arguments)
@@ -107,3 +111,15 @@ def test_what_a_killed_process_has_answered_by_the_control_socket_is_there(place
     server.close()
     assert answered
     print(f"\n{KILLS} kills, {answered} answers, {unanswered} that did not come")
+
+
+def run(request: dict[str, Any]) -> None:
+    """Hold the store open until killed: the program that is killed, of which this module is the fork server."""
+    say("pid", os.getpid())
+    with DelayedStore.open(request["path"], HOLDING, clock=ManualClock(START_MS)):
+        say("opened")
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    serve(run)

@@ -15,7 +15,7 @@ from tests.proof import PROOF, wrong_engines
 
 pytestmark = [pytest.mark.fault, pytest.mark.series]
 
-_WANTED = os.environ.get("DUELOG_SWEEP_POINTS", "24" if PROOF else "8")
+_WANTED = os.environ.get("DUELOG_SWEEP_POINTS", "24" if PROOF else "6")
 """How many points of each operation: a number, or "all"."""
 
 

@@ -144,7 +144,7 @@ def kill_random(server: Server, path: Path, **options: object) -> None:
         series.round(kill_after=rng.randrange(1, 30) if rng.random() < 0.3 else rng.randrange(30, 200))
     series.drain()
     assert not series.troubles, report(series)
-    assert sum(series.kills.values()) > RANDOM_ROUNDS * 0.7, report(series)
+    assert sum(series.kills.values()) >= max(1, RANDOM_ROUNDS - 4), report(series)
 
 
 def test_every_point_is_reached(server: Server, memory: Path) -> None:

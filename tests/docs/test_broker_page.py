@@ -42,8 +42,3 @@ def test_the_python_program_of_the_page_runs(tmp_path: Path) -> None:
         assert broker.stop() == 0
     finally:
         broker.kill()
-
-
-def test_the_page_is_short() -> None:
-    """A page that is read to its end."""
-    assert len(PAGE.split()) <= 2_700
