@@ -25,8 +25,7 @@ from duelog.store.received_messages import ReceivedMessages
 from .check.finding import Finding
 from .delayed_store import DelayedStore
 from .sending.outbox import DUPLICATE, Duplicate
-from .subscription import Subscription
-from .subscription_admin import SubscriptionAdmin
+from .subscription import Subscription, SubscriptionAdmin
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
 from .topics.seeking import LogPositions, PublishedAt

@@ -28,3 +28,5 @@ from duelog.store.errors import StoreLocked as StoreLocked
 from duelog.store.errors import StoreUnavailable as StoreUnavailable
 from duelog.store.errors import UnknownSubscription as UnknownSubscription
 from duelog.store.errors import UnknownTopic as UnknownTopic
+
+__all__ = [name for name in sorted(globals()) if name[0].isupper()]

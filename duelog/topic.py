@@ -28,8 +28,7 @@ from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt, TopicSender
 from .stats import TopicStats
-from .subscription import Subscription
-from .subscription_admin import SubscriptionAdmin
+from .subscription import Subscription, SubscriptionAdmin
 from .topics.seeking import LogPositions, SeekTarget, log_positions
 from .topics.topic_state import TopicState
 from .upkeep.recurring import first_occurrence

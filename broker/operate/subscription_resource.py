@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ...store.errors import CorruptRecord, UnknownSubscription
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
-from ...subscription_admin import SubscriptionAdmin
+from ...subscription import SubscriptionAdmin
 from ...topic import Topic
 from ...topics.seeking import PublishedAt
 from ..admin.http_request import HttpError, Reply, Request, checked_integer, one_of, value_of

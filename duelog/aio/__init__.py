@@ -12,8 +12,6 @@ Values, errors and arguments are those of `duelog`, where each method is describ
 in which it was made.
 """
 
-from .store import DelayedStore
-from .subscription import Subscription, SubscriptionAdmin
-from .topic import Producer, Topic
+from .face import DelayedStore, Producer, Subscription, SubscriptionAdmin, Topic
 
 __all__ = ["DelayedStore", "Producer", "Subscription", "SubscriptionAdmin", "Topic"]

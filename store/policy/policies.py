@@ -84,6 +84,7 @@ class DelayedDeliveryPolicies:
             check_value(name, value)
 
     def fields_set(self) -> dict[str, PolicyValue]:
+        """The fields that are not None, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 

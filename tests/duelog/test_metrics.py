@@ -24,8 +24,8 @@ from duelog import (
     Worker,
     metrics,
 )
+from duelog.aio.face import Topic as AsyncTopic
 from duelog.aio.threads import Threads
-from duelog.aio.topic import Topic as AsyncTopic
 from duelog.errors import CorruptEntry, DelayTooLong
 from tests.conftest import START_MS, LeadingClock, OpenStore, applied
 from tests.model.driver import armed

@@ -7,8 +7,8 @@ from collections import Counter
 
 from tests.packaging.tree import FACE, FLOORS, ROOT, dotted, imported_names, modules
 
-TWICE = {"errors", "subscription", "topic", "__init__"}
-"""Names that the public face shares with what stands behind it: duelog.errors, and duelog.aio's classes."""
+TWICE = {"errors", "__init__"}
+"""Names that the public face shares with what stands behind it: duelog.errors."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "store.files": {"store"},
