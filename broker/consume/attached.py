@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ...store.errors import CorruptRecord
@@ -102,29 +103,21 @@ class BatchAcks:
         self._left.clear()
 
 
-class KeptBatchAcks:
-    """Sets of subscriptions that have no consumer for now, by topic and subscription."""
+@dataclass(slots=True)
+class ConsumerSettings:
+    """Settings of consumers; a change while running holds for consumers opened later."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], BatchAcks] = {}
+    durable_acks: bool = False
+    """ACK_RESPONSE leaves once the acknowledgement is on disk, not once it is taken."""
+    max_consumers: int = 10_000
+    """Consumers of a connection."""
+    max_metadata_bytes: int = 1_024
+    max_unacked_consumer: int = 50_000
+    max_unacked_subscription: int = 200_000
+    """Messages of shared types that are not acknowledged, at which dispatch stops; it goes on at half."""
+    keep_alive_s: float = 30.0
+    """Seconds for which the position of a reader that has moved is kept until it subscribes again."""
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def keep(self, key: tuple[str, str], batches: BatchAcks) -> None:
-        if not batches:
-            return
-        self._kept[key] = batches
-        if len(self._kept) > MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-
-    def take(self, key: tuple[str, str]) -> BatchAcks:
-        return self._kept.pop(key, None) or BatchAcks()
-
-
-MAX_UNACKED_CONSUMER = 50_000
-MAX_UNACKED_SUBSCRIPTION = 200_000
-"""Messages of shared types that are not acknowledged, at which dispatch stops; it goes on at half."""
 
 _JOB_ENTRIES = 1_000
 _JOB_BYTES = 4 << 20
@@ -142,6 +135,7 @@ class Attached:
         topic: Topic,
         partition: int,
         name: str,
+        settings: ConsumerSettings,
         calls: LoopCalls,
         workers: Workers,
         clock: Callable[[], int],
@@ -169,8 +163,8 @@ class Attached:
         """The topic's last entry, as it was found last."""
         self.moving = False
         """True while a seek is under way and nothing is dispatched."""
-        self.max_unacked_consumer = MAX_UNACKED_CONSUMER
-        self.max_unacked = MAX_UNACKED_SUBSCRIPTION
+        self.max_unacked_consumer = settings.max_unacked_consumer
+        self.max_unacked = settings.max_unacked_subscription
         self.departed = Dispatched()
         """Figures of closed consumers since the start."""
         self.dispatched: Callable[[ReceivedMessages], object] | None = None
@@ -180,6 +174,7 @@ class Attached:
         self._last: Consumer | None = None
         """The consumer that was sent something last; the next one has its turn."""
         self.pump = Pump(calls, workers, clock, self._plan, self._deliver, lambda error: failed(self, error))
+        self.pump.durable_acks = settings.durable_acks
 
     @property
     def type(self) -> SubscriptionType | None:
@@ -304,7 +299,7 @@ class Attached:
         self._last = consumer
         total = sum(map(len, messages.payloads))
         self._entry_bytes += (total / len(messages) - self._entry_bytes) / 4
-        before = consumer.messages_out
+        before = consumer.figures.messages
         surplus = consumer.surplus
         places = cast(list[int], messages.places)  # ids of entries are numbers of 32 bits
         for place, payload, count in zip(places, messages.payloads, messages.redelivery_counts, strict=True):
@@ -322,7 +317,7 @@ class Attached:
             call_supplied(self.dispatched, messages)
         sent = len(messages) - len(surplus)
         if sent:
-            self._entry_messages += ((consumer.messages_out - before) / sent - self._entry_messages) / 4
+            self._entry_messages += ((consumer.figures.messages - before) / sent - self._entry_messages) / 4
         self._block(consumer)
 
     def send_surplus(self, consumer: Consumer) -> None:
@@ -345,10 +340,11 @@ class Attached:
         head = heads.head(place >> 32, place & 0xFFFFFFFF, count, ack_set, consumer.epoch, size)
         consumer.peer.send_frames(head, blob)
         consumer.permits -= messages
-        consumer.messages_out += messages
-        consumer.bytes_out += size
+        figures = consumer.figures
+        figures.messages += messages
+        figures.bytes += size
         if count:
-            consumer.redelivered += messages
+            figures.redelivered += messages
             self._forget_held(place)  # the store took it back from a consumer that held it too long
         if consumer.type in INDIVIDUAL:
             consumer.held[place] = left
@@ -362,23 +358,23 @@ class Attached:
         owner = consumer if place in consumer.held else next((c for c in self.consumers if place in c.held), None)
         if owner is None:
             return
-        if left:
-            before = owner.held[place]
-            owner.held[place] = left
-        else:
-            before = owner.held.pop(place)
-        owner.unacked -= before - left
-        self.unacked -= before - left
+        self._let_go(owner, place, left)
         if owner.blocked or self.blocked:
             self._unblock()
 
     def _forget_held(self, place: int) -> None:
         for each in self.consumers:
-            messages = each.held.pop(place, None)
-            if messages is not None:
-                each.unacked -= messages
-                self.unacked -= messages
+            if place in each.held:
+                self._let_go(each, place)
                 self._lift_limits()  # the next turn comes when all of this one is delivered
+
+    def _let_go(self, consumer: Consumer, place: int, left: int = 0) -> None:
+        """Count an entry that a consumer holds as acknowledged but for `left` messages."""
+        change = consumer.held.pop(place) - left
+        if left:
+            consumer.held[place] = left
+        consumer.unacked -= change
+        self.unacked -= change
 
     def release(self, consumer: Consumer, places: Sequence[int] | None) -> list[int] | None:
         """Forget entries that a consumer gives back, None: all; those that it held."""
@@ -389,13 +385,9 @@ class Attached:
             consumer.held, consumer.unacked = {}, 0
             released = None
         else:
-            released = []
-            for place in places:
-                messages = consumer.held.pop(place, None)
-                if messages is not None:
-                    released.append(place)
-                    consumer.unacked -= messages
-                    self.unacked -= messages
+            released = [place for place in dict.fromkeys(places) if place in consumer.held]
+            for place in released:
+                self._let_go(consumer, place)
         self._unblock()
         return released
 

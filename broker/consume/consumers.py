@@ -17,7 +17,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,11 +48,12 @@ from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from . import feed
-from .attached import MAX_UNACKED_CONSUMER, MAX_UNACKED_SUBSCRIPTION, Attached, KeptBatchAcks
+from .attached import MOST_KEPT, Attached, BatchAcks, ConsumerSettings
 from .pump import INDIVIDUAL, Answer, Consumer, Dispatched
 
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages
+    from ...subscription import Subscription
     from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
@@ -65,21 +65,6 @@ _ALIVE_S = 5.0
 
 OpenTopic = Callable[[Peer, str, bool], Awaitable[tuple["Topic", int]]]
 """A peer may consume from a topic: the topic, made where that is asked for, and its partition or -1. Raises Refused."""
-
-
-@dataclass(slots=True)
-class ConsumerSettings:
-    """Settings of consumers; a change while running holds for consumers opened later."""
-
-    durable_acks: bool = False
-    """ACK_RESPONSE leaves once the acknowledgement is on disk, not once it is taken."""
-    max_consumers: int = 10_000
-    """Consumers of a connection."""
-    max_metadata_bytes: int = 1_024
-    max_unacked_consumer: int = MAX_UNACKED_CONSUMER
-    max_unacked_subscription: int = MAX_UNACKED_SUBSCRIPTION
-    keep_alive_s: float = 30.0
-    """Seconds for which the position of a reader that has moved is kept until it subscribes again."""
 
 
 class OpenedConsumer(Consumer):
@@ -113,7 +98,8 @@ class Consumers:
         self._clock = clock
         self._connections: dict[int, dict[int, OpenedConsumer]] = {}
         self._groups: dict[tuple[str, str], Attached] = {}
-        self._kept = KeptBatchAcks()
+        self._kept: dict[tuple[str, str], BatchAcks] = {}
+        """Sets of subscriptions that have no consumer for now, the one that was left first in front."""
         self._moved: dict[tuple[str, str], feed.Start] = {}
         """Positions of readers that have moved and not yet subscribed again."""
         self.departed: dict[str, dict[str, Dispatched]] = {}
@@ -169,17 +155,14 @@ class Consumers:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Attached(
-                topic, partition, key[1], self._calls, self._workers, self._clock, self._failed
+                topic, partition, key[1], self.settings, self._calls, self._workers, self._clock, self._failed
             )
             group.durable = command.durable
             if command.durable:
-                group.batches = self._kept.take(key)
+                group.batches = self._kept.pop(key, BatchAcks())
             departed = self.departed.setdefault(topic.name, {})
             group.departed = departed.setdefault(key[1] if command.durable else "", Dispatched())
             group.dispatched = self.dispatched
-            group.pump.durable_acks = self.settings.durable_acks
-            group.max_unacked_consumer = self.settings.max_unacked_consumer
-            group.max_unacked = self.settings.max_unacked_subscription
         group.opening += 1
         try:
             async with group.lock:
@@ -195,7 +178,7 @@ class Consumers:
                     partial(feed.attach, group.topic, group.name, command, consumer.sharing, failover, start)
                 )
                 if consumer.state == "closed":
-                    group.pump.call(consumer.engine.close, lambda *_: None)
+                    group.pump.call(consumer.engine.close)
                     return
                 if not group.consumers:
                     consumer.engine.add_waker(group.pump.wake)
@@ -237,25 +220,22 @@ class Consumers:
         if consumer is not None:
             self._forget(consumer)
             if consumer.state == "ready" and consumer.group is not None:
-                await self._left(consumer.group, [consumer])
+                await self._detach(consumer.group, [consumer])
             consumer.state = "closed"
         peer.send(Success(command.request_id))
 
     def gone(self, peer: Peer) -> None:
         for consumer in list(self._connections.pop(peer.number, {}).values()):
             if consumer.state == "ready" and consumer.group is not None:
-                self._detach(consumer.group, [consumer], lambda *_: None)
+                self._detach(consumer.group, [consumer])
             consumer.state = "closed"
 
-    async def _left(self, group: Attached, consumers: Sequence[Consumer]) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._detach(group, consumers, lambda *_: None if done.done() else done.set_result(None))
-        await done
+    def _detach(self, group: Attached, consumers: Sequence[Consumer], *, failed: bool = True) -> asyncio.Future[None]:
+        """Have the engine forget consumers; what they hold is delivered again, and counts as `failed` deliveries.
 
-    def _detach(
-        self, group: Attached, consumers: Sequence[Consumer], done: Callable[..., object], *, failed: bool = True
-    ) -> None:
-        """Have the engine forget consumers; what they hold is delivered again, and counts as `failed` deliveries."""
+        The future is done once the engine has.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         group.leaving += 1
         engines = [each.engine for each in consumers if each.engine is not None]
         for consumer in consumers:
@@ -268,13 +248,15 @@ class Consumers:
             if heir is not None:
                 heir.add_waker(group.pump.wake)
 
-        def left(*result: Any) -> None:
+        def left(*_: Any) -> None:
             group.leaving -= 1
-            done(*result)
+            if not done.done():
+                done.set_result(None)
             group.pump.turn()
             self._drop_unused(group)
 
         group.pump.call(partial(feed.detach, engines, failed), left)
+        return done
 
     def _forget(self, consumer: Consumer) -> None:
         mine = self._connections.get(consumer.peer.number)
@@ -286,28 +268,30 @@ class Consumers:
         if group.is_unused and self._groups.get(key) is group:
             del self._groups[key]
             group.pump.close()
-            if group.durable:
-                self._kept.keep(key, group.batches)
+            if group.durable and group.batches:
+                self._kept[key] = group.batches
+                if len(self._kept) > MOST_KEPT:
+                    del self._kept[next(iter(self._kept))]
 
     def forget_batches(self, topic: str, subscription: str) -> None:
         """A subscription, as it is stored, has moved or is deleted: forget its partly acknowledged batches."""
         group = self._groups.get((topic, subscription))
         if group is not None:
             group.batches.clear()
-        self._kept.take((topic, subscription))
+        self._kept.pop((topic, subscription), None)
 
     def _failed(self, group: Attached, error: Exception) -> None:
         """The subscription was deleted, or the store has failed."""
         _log.warning("subscription %s of %s is closed: %s", group.name, group.topic.name, error)
         group.batches.clear()
-        self._close_group(group, lambda *_: None)
+        self._close_group(group)
 
-    def _close_group(self, group: Attached, done: Callable[..., object]) -> None:
+    def _close_group(self, group: Attached) -> asyncio.Future[None]:
         """Close the consumers of a subscription, which is not for what they did: their deliveries do not count."""
         consumers = group.close_consumers()
         for consumer in consumers:
             self._forget(consumer)
-        self._detach(group, consumers, done, failed=False)
+        return self._detach(group, consumers, failed=False)
 
     async def alone(self, topic: str, name: str, work: Callable[[], T], *, force: bool) -> T:
         """Have a worker do something to a subscription that has no consumer: with `force` they are closed before.
@@ -326,7 +310,7 @@ class Consumers:
                 if group.consumers and not force:
                     message = f"subscription {name} has {len(group.consumers)} consumers"
                     raise Refused(ServerError.CONSUMER_BUSY, message)
-                self._close_group(group, lambda *_: None)
+                self._close_group(group)
                 found = await group.pump.run(work)
                 group.batches.clear()
                 return found
@@ -338,28 +322,23 @@ class Consumers:
         """Close every consumer of a topic, by its full name: clients subscribe again."""
         for (name, _), group in list(self._groups.items()):
             if name == topic:
-                self._close_group(group, lambda *_: None)
+                self._close_group(group)
 
     async def close_all(self) -> None:
         """Close every consumer, as the broker is shutting down, once what was acknowledged is taken."""
-        groups = list(self._groups.values())
-        loop = asyncio.get_running_loop()
-        futures = [loop.create_future() for _ in groups]
-        for group, future in zip(groups, futures, strict=True):
-            self._close_group(group, lambda *_, future=future: future.done() or future.set_result(None))
-        await asyncio.gather(*futures)
+        await asyncio.gather(*map(self._close_group, list(self._groups.values())))
 
     def _find(self, peer: Peer, consumer_id: int) -> OpenedConsumer | None:
         return self._connections.get(peer.number, {}).get(consumer_id)
 
     # -- messages ------------------------------------------------------------------------------------
 
-    def _ready(self, peer: Peer, consumer_id: int) -> tuple[Consumer, Attached]:
-        """A consumer that is open. Raises Refused."""
+    def _ready(self, peer: Peer, consumer_id: int) -> tuple[Consumer, Attached, Subscription]:
+        """A consumer that is open, with its subscription. Raises Refused, which the connection answers."""
         consumer = self._find(peer, consumer_id)
-        if consumer is None or consumer.state != "ready" or consumer.group is None:
+        if consumer is None or consumer.state != "ready" or consumer.group is None or consumer.engine is None:
             raise Refused(ServerError.CONSUMER_NOT_FOUND, f"consumer {consumer_id} is not open")
-        return consumer, consumer.group
+        return consumer, consumer.group, consumer.engine
 
     def flow(self, peer: Peer, command: Flow) -> None:
         """FLOW. For an unknown consumer it is dropped."""
@@ -416,13 +395,12 @@ class Consumers:
         not applied. After a move that failed it is applied.
         """
         try:
-            consumer, group = self._ready(peer, command.consumer_id)
+            _, group, engine = self._ready(peer, command.consumer_id)
             async with group.lock:
-                if consumer.state != "ready" or consumer.engine is None:
-                    raise Refused(ServerError.CONSUMER_NOT_FOUND, f"consumer {command.consumer_id} is not open")
+                self._ready(peer, command.consumer_id)  # another command may have closed it meanwhile
                 group.moving = True
                 try:
-                    work = partial(feed.seek, group.topic, consumer.engine, command)
+                    work = partial(feed.seek, group.topic, engine, command)
                     await group.pump.run(work, partial(self._drop_place, group))
                 finally:
                     group.moving = False
@@ -439,7 +417,7 @@ class Consumers:
         group.batches.clear()
         if not group.durable:
             self._remember(group, start)
-        self._close_group(group, lambda *_: None)
+        self._close_group(group)
 
     def _remember(self, group: Attached, start: feed.Start) -> None:
         key = group.topic.name, group.name
@@ -452,48 +430,31 @@ class Consumers:
         self._calls.loop.call_later(self.settings.keep_alive_s, forget)
 
     async def last_message_id(self, peer: Peer, command: GetLastMessageId) -> None:
-        try:
-            consumer, group = self._ready(peer, command.consumer_id)
-            engine = consumer.engine
-            if engine is None:
-                raise Refused(ServerError.CONSUMER_NOT_FOUND, f"consumer {command.consumer_id} is not open")
-            group.last = await self._workers(partial(feed.last_entry, group.topic, group.last))
-            mark_delete = (await self._workers(engine.stats)).mark_delete
-        except (Refused, DuelogError) as error:
-            peer.send(Error(command.request_id, server_error(error), str(error)))
-            return
+        _, group, engine = self._ready(peer, command.consumer_id)
+        group.last = await self._workers(partial(feed.last_entry, group.topic, group.last))
+        mark_delete = (await self._workers(engine.stats)).mark_delete
         peer.send(feed.last_message_id(group.last, mark_delete, group.partition, command.request_id))
 
     async def unsubscribe(self, peer: Peer, command: Unsubscribe) -> None:
         """UNSUBSCRIBE: only a subscription's only consumer may, unless it says `force`."""
-        try:
-            consumer, group = self._ready(peer, command.consumer_id)
-            async with group.lock:
-                if len(group.consumers) > 1 and not command.force:
-                    raise Refused(ServerError.METADATA, "the subscription has other consumers")
-                self._forget(consumer)
-                others = [each for each in group.consumers if each is not consumer]
-                if consumer in group.consumers:
-                    await self._left(group, [consumer])
-                if others:
-                    self._close_group(group, lambda *_: None)
-                if group.durable:
-                    await group.pump.run(partial(group.topic.unsubscribe, group.name))
-                    self.forget_subscription(group.topic.name, group.name)
-        except (Refused, DuelogError) as error:
-            peer.send(Error(command.request_id, server_error(error), str(error)))
-            return
+        consumer, group, _ = self._ready(peer, command.consumer_id)
+        async with group.lock:
+            if len(group.consumers) > 1 and not command.force:
+                raise Refused(ServerError.METADATA, "the subscription has other consumers")
+            self._forget(consumer)
+            others = [each for each in group.consumers if each is not consumer]
+            if consumer in group.consumers:
+                await self._detach(group, [consumer])
+            if others:
+                self._close_group(group)
+            if group.durable:
+                await group.pump.run(partial(group.topic.unsubscribe, group.name))
+                self.forget_subscription(group.topic.name, group.name)
         peer.send(Success(command.request_id))
 
     async def stats(self, peer: Peer, command: ConsumerStats) -> None:
-        try:
-            consumer, _ = self._ready(peer, command.consumer_id)
-            backlog = 0
-            if consumer.engine is not None:
-                backlog = (await self._workers(consumer.engine.stats)).backlog
-        except (Refused, DuelogError) as error:
-            peer.send(_unknown_stats(command, error))
-            return
+        consumer, _, engine = self._ready(peer, command.consumer_id)
+        backlog = (await self._workers(engine.stats)).backlog
         peer.send(_stats_of(command, consumer, backlog, self._calls.loop.time()))
 
     def of_topic(self, topic: str) -> dict[str, list[Consumer]]:
@@ -547,7 +508,7 @@ def _ack_individual(group: Attached, consumer: Consumer, ids: Sequence[MessageId
         place = place_of(each)
         if place is None:
             raise Refused(ServerError.METADATA, f"{each.ledger_id}:{each.entry_id} is no message")
-        consumer.acked += 1
+        consumer.figures.acked += 1
         if each.ack_set:
             size = _batch_size(each)
             if size is None and group.batches.left(place) is None:
@@ -580,7 +541,7 @@ def _ack_cumulative(group: Attached, consumer: Consumer, ids: Sequence[MessageId
     place = place_of(ids[0])
     if place is None:
         raise Refused(ServerError.METADATA, f"{ids[0].ledger_id}:{ids[0].entry_id} is no message")
-    consumer.acked += 1
+    consumer.figures.acked += 1
     position = MessageId(place >> 32, place & ENTRY_MASK)
     group.batches.forget_through(place - 1)
     if ids[0].ack_set and group.batches.take(place, ids[0].ack_set, _batch_size(ids[0])):
@@ -597,19 +558,15 @@ def _ack_cumulative(group: Attached, consumer: Consumer, ids: Sequence[MessageId
 _TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 
 
-def _unknown_stats(command: ConsumerStats, error: Exception) -> ConsumerStatsResponse:
-    return ConsumerStatsResponse(command.request_id, error=server_error(error), message=str(error))
-
-
 def _stats_of(command: ConsumerStats, consumer: Consumer, backlog: int, now_s: float) -> ConsumerStatsResponse:
     """Answer with a consumer's figures; rates are averages since it was opened."""
     age_s = max(now_s - consumer.opened_at, 0.001)
     since = datetime.now(UTC) - timedelta(seconds=age_s)
     return ConsumerStatsResponse(
         command.request_id,
-        rate_out=consumer.messages_out / age_s,
-        throughput_out=consumer.bytes_out / age_s,
-        rate_redeliver=consumer.redelivered / age_s,
+        rate_out=consumer.figures.messages / age_s,
+        throughput_out=consumer.figures.bytes / age_s,
+        rate_redeliver=consumer.figures.redelivered / age_s,
         consumer_name=consumer.name,
         available_permits=max(consumer.permits, 0),
         unacked_messages=consumer.unacked,
@@ -619,5 +576,5 @@ def _stats_of(command: ConsumerStats, consumer: Consumer, backlog: int, now_s: f
         type=_TYPES[consumer.type],
         rate_expired=0.0,
         backlog=backlog,
-        ack_rate=consumer.acked / age_s,
+        ack_rate=consumer.figures.acked / age_s,
     )

@@ -74,9 +74,9 @@ class Consumer:
     """One consumer. Runs on the event loop's thread; `engine` is for workers."""
 
     __slots__ = (
-        "acked", "active", "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "heads",
-        "held", "messages_out", "name", "opened_at", "peer", "permits", "priority", "redelivered", "sharing", "state",
-        "surplus", "type", "unacked", "waits_for_peer",
+        "active", "blocked", "command", "consumer_id", "engine", "epoch", "figures", "generation", "heads", "held",
+        "name", "opened_at", "peer", "permits", "priority", "sharing", "state", "surplus", "type", "unacked",
+        "waits_for_peer",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, command: Subscribe, name: str, opened_at: float) -> None:
@@ -111,15 +111,8 @@ class Consumer:
         """Handed out by the engine, and not sent for want of permits: at most the entries of a turn."""
         self.generation = 0
         """Raised when what is on its way to it is not to be sent."""
-        self.messages_out = 0
-        self.bytes_out = 0
-        self.redelivered = 0
-        self.acked = 0
-        """Ids that it has acknowledged; a cumulative acknowledgement is one."""
-
-    @property
-    def figures(self) -> Dispatched:
-        return Dispatched(self.messages_out, self.bytes_out, self.redelivered, self.acked)
+        self.figures = Dispatched()
+        """Counted since it was opened; a cumulative acknowledgement is one."""
 
     @property
     def may_be_polled(self) -> bool:
@@ -329,7 +322,9 @@ class Pump:
         self._next.nacks[consumer] = None if places is None or waiting is None else waiting + places
         self.turn()
 
-    def call(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:
+    def call(
+        self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], object] = lambda *_: None
+    ) -> None:
         """Have a worker call the engine, after what was asked for before; `done` hears of it."""
         self._next.calls.append(_Call(work, done))
         self.turn()

@@ -14,7 +14,8 @@ from ..admin.addresses import Addresses
 from ..cluster.broker_link import Dialer, broker_context
 from ..cluster.ownership import Ownership
 from ..cluster.placement import PlacementFile
-from ..consume.consumers import Consumers, ConsumerSettings
+from ..consume.attached import ConsumerSettings
+from ..consume.consumers import Consumers
 from ..listing.dynamic_settings import DynamicSettings
 from ..listing.memory_limits import DualMemoryLimiter, ListingSettings
 from ..listing.name_sets import NameSets

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from duelog import DelayedStore, ManualClock
-from duelog.broker.consume.consumers import Consumers, ConsumerSettings
+from duelog.broker.consume.attached import ConsumerSettings
+from duelog.broker.consume.consumers import Consumers
 from duelog.broker.protocol import entry
 from duelog.broker.protocol.commands import (
     Ack,
     AckType,
+    ConsumerStats,
     Error,
     Flow,
+    GetLastMessageId,
     InitialPosition,
     Message,
     MessageIdData,
@@ -19,9 +23,13 @@ from duelog.broker.protocol.commands import (
     Subscribe,
     SubscriptionType,
     Success,
+    Unsubscribe,
+    refusal,
 )
-from duelog.broker.protocol.failures import Refused, ServerError
+from duelog.broker.protocol.failures import Refused, ServerError, server_error
+from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.peer import Peer
+from duelog.errors import DuelogError
 from duelog.store.position import MessageId
 from duelog.topic import Topic
 from tests.broker.peers import Bench, FakePeer, idle, soon
@@ -85,6 +93,20 @@ class Consuming:
     async def flow(self, peer: FakePeer, consumer_id: int, permits: int) -> None:
         self.consumers.flow(peer, Flow(consumer_id, permits))
         await idle()
+
+    async def ask(self, peer: FakePeer, command: Command) -> None:
+        """Have a request served; what it is refused with is answered as a connection does."""
+        serve: dict[type, Callable[..., Awaitable[None]]] = {
+            GetLastMessageId: self.consumers.last_message_id,
+            Unsubscribe: self.consumers.unsubscribe,
+            ConsumerStats: self.consumers.stats,
+        }
+        try:
+            await serve[type(command)](peer, command)
+        except (Refused, DuelogError) as error:
+            answer = refusal(command, server_error(error), str(error))
+            assert answer is not None
+            peer.send(answer)
 
     async def ack(self, peer: FakePeer, consumer_id: int, *ids: MessageIdData, **fields: Any) -> None:
         kind = fields.pop("type", AckType.INDIVIDUAL)

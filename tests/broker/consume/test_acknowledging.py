@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from duelog import ManualClock
+from duelog.broker.consume import consumers
 from duelog.broker.protocol.commands import (
     Ack,
     AckResponse,
@@ -248,7 +251,7 @@ def test_what_was_acknowledged_of_a_batch_counts_when_the_only_consumer_comes_ba
         consumer, sets = await come()
         assert sets == [[]]
         await acknowledge_two(consumer)
-        await soon(here.consumers.unsubscribe(peer, Unsubscribe(consumer, 3)))
+        await soon(here.ask(peer, Unsubscribe(consumer, 3)))
         consumer, sets = await come()
         assert sets == [[]]
         await acknowledge_two(consumer)
@@ -321,5 +324,27 @@ def test_a_connection_that_acknowledges_faster_than_is_taken_is_not_read(
         here.bench.executor.release()
         await idle()
         assert peer.paused == set()
+
+    run(test())
+
+
+def test_subscriptions_whose_sets_are_kept_are_bounded(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was left first is forgotten; one without a set takes no place."""
+    monkeypatch.setattr(consumers, "MOST_KEPT", 2)
+
+    async def test() -> None:
+        here = Consuming(open_store(), clock)
+        here.send("batch", messages=2)
+        for name in "abcd":
+            peer = FakePeer()
+            consumer = await here.subscribe(peer, SHARED, name=name, permits=2)
+            if name != "d":
+                (message_id,) = ids(peer)
+                await here.ack(peer, consumer, replace(message_id, ack_set=[0b10]))
+            here.consumers.gone(peer)
+            await idle()
+        assert [name for _, name in here.consumers._kept] == ["b", "c"]
 
     run(test())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duelog.broker.consume import attached
-from duelog.broker.consume.attached import BatchAcks, KeptBatchAcks
+from duelog.broker.consume.attached import BatchAcks
 
 
 def words_of(left: set[int]) -> list[int]:
@@ -71,16 +71,3 @@ def test_forgetting_by_place() -> None:
     assert [place for place in range(6) if acks.left(place)] == [3, 4]
     acks.clear()
     assert len(acks) == 0
-
-
-def test_subscriptions_whose_sets_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that was left first is forgotten; one without a set takes no place."""
-    monkeypatch.setattr(attached, "MOST_KEPT", 2)
-    kept = KeptBatchAcks()
-    for name in "abc":
-        acks = BatchAcks()
-        acks.take(1, [1], 2)
-        kept.keep(("t", name), acks)
-    kept.keep(("t", "d"), BatchAcks())
-    assert [len(kept.take(("t", name))) for name in "abcd"] == [0, 1, 1, 0]
-    assert len(kept) == 0

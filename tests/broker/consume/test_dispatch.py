@@ -340,7 +340,7 @@ def test_a_delivery_that_raises_leaves_no_call_of_its_job_unanswered(
         await here.subscribe(peer, permits=9)
         assert texts(peer) == ["b", "c"]
         assert [each.redelivery_count for each in peer.got(Message)] == [0, 0]
-        await soon(here.consumers.unsubscribe(other, Unsubscribe(leaving, 8)))
+        await soon(here.ask(other, Unsubscribe(leaving, 8)))
         assert 8 in succeeded(other)
 
     run(test())
@@ -359,7 +359,7 @@ def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(open_store: OpenSt
         pump.call(lambda: None, lambda *_: None)  # what comes now is the next job, with a poll
         here.send("a")
         await idle()
-        ending = asyncio.ensure_future(here.consumers.unsubscribe(peer, Unsubscribe(leaving, 8, True)))
+        ending = asyncio.ensure_future(here.ask(peer, Unsubscribe(leaving, 8, True)))
         await idle()
         here.bench.executor.release()
         await idle()

@@ -267,7 +267,7 @@ def test_the_last_message_is_the_last_that_may_be_read(open_store: OpenStore, cl
         consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=EARLIEST)
 
         async def last() -> tuple[MessageIdData, MessageIdData | None]:
-            await soon(here.consumers.last_message_id(peer, GetLastMessageId(consumer, 4)))
+            await soon(here.ask(peer, GetLastMessageId(consumer, 4)))
             answer = peer.got(GetLastMessageIdResponse)[-1]
             assert answer.request_id == 4
             return answer.last_message_id, answer.mark_delete_position
@@ -282,7 +282,7 @@ def test_the_last_message_is_the_last_that_may_be_read(open_store: OpenStore, cl
         clock.advance(1_000)
         here.store.tick()
         assert (await last())[0] == MessageIdData(batch.ledger_id, batch.entry_id + 1, 1)
-        await soon(here.consumers.last_message_id(peer, GetLastMessageId(99, 5)))
+        await soon(here.ask(peer, GetLastMessageId(99, 5)))
         assert refused(peer) == [ServerError.CONSUMER_NOT_FOUND]
 
     run(test())

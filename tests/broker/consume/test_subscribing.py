@@ -347,14 +347,14 @@ def test_unsubscribing_deletes_the_subscription(open_store: OpenStore, clock: Ma
     async def test() -> None:
         here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
         one, two = await here.subscribe(first, SHARED), await here.subscribe(second, SHARED)
-        await soon(here.consumers.unsubscribe(first, Unsubscribe(one, 5)))
+        await soon(here.ask(first, Unsubscribe(one, 5)))
         assert refused(first) == [ServerError.METADATA]
         assert here.topic.subscriptions() == ["s"]
-        await soon(here.consumers.unsubscribe(first, Unsubscribe(one, 6, force=True)))
+        await soon(here.ask(first, Unsubscribe(one, 6, force=True)))
         assert succeeded(first)[-1] == 6
         assert [each.consumer_id for each in second.got(CloseConsumer)] == [two]
         assert here.topic.subscriptions() == []
-        await soon(here.consumers.unsubscribe(first, Unsubscribe(99, 7)))
+        await soon(here.ask(first, Unsubscribe(99, 7)))
         assert first.got(Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
 
     run(test())
@@ -367,8 +367,8 @@ def test_figures_of_a_consumer(open_store: OpenStore, clock: ManualClock) -> Non
         here, peer = Consuming(open_store(), clock), FakePeer()
         here.send("a", "b")
         consumer = await here.subscribe(peer, SHARED, permits=1, consumer_name="c")
-        await soon(here.consumers.stats(peer, ConsumerStats(3, consumer)))
-        await soon(here.consumers.stats(peer, ConsumerStats(4, 99)))
+        await soon(here.ask(peer, ConsumerStats(3, consumer)))
+        await soon(here.ask(peer, ConsumerStats(4, 99)))
         found, missing = peer.got(ConsumerStatsResponse)
         assert (found.consumer_name, found.available_permits, found.unacked_messages, found.backlog) == ("c", 0, 1, 2)
         assert (found.type, found.address, found.blocked) == ("Shared", peer.address, False)
