@@ -102,7 +102,7 @@ class LogResult(NamedTuple):
     unfired: int
     some_unfired: str
     days: list[RetentionRow]
-    hours: list[tuple[int, int]]
+    hours: Counter[int]
     issues: list[Issue]
     overdue: int
     oldest_ms: int
@@ -177,17 +177,9 @@ class _Tally:
         newest = np.full(length, -1, dtype=np.int64)
         np.minimum.at(oldest, at, dues)
         np.maximum.at(newest, at, dues)
-        columns = [np.bincount(at[mask], minlength=length) for mask in masks]
+        columns = (counts, sums, oldest, newest, *(np.bincount(at[mask], minlength=length) for mask in masks))
         for index in np.flatnonzero(counts).tolist():
-            day = RetentionRow(
-                "",
-                (first + index) * DAY_MS,
-                int(counts[index]),
-                int(sums[index]),
-                int(oldest[index]),
-                int(newest[index]),
-                *(int(column[index]) for column in columns),
-            )
+            day = RetentionRow("", (first + index) * DAY_MS, *(int(column[index]) for column in columns))
             known = self.days.get(day.day_ms)
             self.days[day.day_ms] = day if known is None else known.plus(day)
 
@@ -255,7 +247,7 @@ def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) ->
         len(tally.unfired),
         ranges_text(tally.unfired),
         [tally.days[day_ms] for day_ms in sorted(tally.days)],
-        sorted(tally.hours.items()),
+        tally.hours,
         [each if each.entries else each._replace(entries=1) for each in issues],
         tally.overdue,
         tally.oldest_ms,

@@ -88,11 +88,12 @@ class Gathering:
         topic = self._facts.topic_name(log.topic_id)
         address = f"{log_address(topic, log.topic_id, start_ms)}, ledger {log.ledger_id}"
         for issue in log.issues:
-            self.audit.findings.append(_of_log(issue, address))
+            at = f"{address}, entry {issue.entry_id}" if issue.code == "corrupt-entry" else address
+            self.audit.findings.append(finding(issue.code, at, issue.message, issue.entries))
         judged = (log.topic_id, start_ms) not in self._facts.unjudged
         if topic is not None and judged:
             self.pending[log.topic_id, start_ms] = log.unfired
-            self._hours.update(dict(log.hours))
+            self._hours.update(log.hours)
             if log.overdue and self._facts.partitions[start_ms].state is PartitionState.OPEN:
                 count, oldest_ms = self._overdue.get(topic, (0, log.oldest_ms))
                 self._overdue[topic] = count + log.overdue, min(oldest_ms, log.oldest_ms)
@@ -105,22 +106,13 @@ class Gathering:
             self._days[key] = self._days[key].plus(day) if key in self._days else day
 
     def _row(self, start_ms: int, scope: str, result: PartitionResult) -> None:
-        record = self._facts.partitions[start_ms]
-        self.audit.partitions.append(
-            PartitionRow(
-                partition_name(start_ms),
-                start_ms,
-                record.end_ms,
-                record.state.name.lower(),
-                record.generation,
-                scope,
-                len(result.logs),
-                sum(log.entries for log in result.logs),
-                sum(day.payload_bytes for log in result.logs for day in log.days),
-                sum(self.pending.get((log.topic_id, start_ms), 0) for log in result.logs),
-                result.file_bytes,
-            )
-        )
+        record, logs = self._facts.partitions[start_ms], result.logs
+        messages = sum(log.entries for log in logs)
+        payload_bytes = sum(day.payload_bytes for log in logs for day in log.days)
+        pending = sum(self.pending.get((log.topic_id, start_ms), 0) for log in logs)
+        head = partition_name(start_ms), start_ms, record.end_ms, record.state.name.lower(), record.generation
+        row = PartitionRow(*head, scope, len(logs), messages, payload_bytes, pending, result.file_bytes)
+        self.audit.partitions.append(row)
 
     def _lateness(self) -> Iterator[AuditFinding]:
         for topic, (count, oldest_ms) in self._overdue.items():
@@ -161,11 +153,6 @@ class Gathering:
         audit.subscriptions = facts.subscription_rows()
         audit.topics = facts.topic_rows()
         return audit
-
-
-def _of_log(issue: Issue, address: str) -> AuditFinding:
-    at = f"{address}, entry {issue.entry_id}" if issue.code == "corrupt-entry" else address
-    return finding(issue.code, at, issue.message, issue.entries)
 
 
 Runner = Callable[[list[PartitionTask]], Iterable[PartitionResult]]
