@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ pytest.importorskip("pyspark")
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup.compaction import Staged
 from duelog.tools.columns.sealed import sealed_generations
-from duelog.tools.compact_store import CompactionReport, Runner, compact_store, run_here
+from duelog.tools.compact_store import CompactionReport, Runner, _tasks, compact_store, run_here
 from duelog.tools.partition_compaction import (
     CompactionTask,
     Failed,
@@ -50,21 +49,9 @@ def on(spark: SparkSession, before: Callable[[], object] = lambda: None) -> Runn
     return run
 
 
-class _KeptError(Exception):
-    """The tasks are known: nothing is to be done with them."""
-
-
 def tasks_of(store: Path) -> list[CompactionTask]:
     """The task of each closed partition."""
-    found: list[CompactionTask] = []
-
-    def keep(tasks: Sequence[CompactionTask], progress: Callable[[int], object]) -> Sequence[PartitionAnswer]:
-        found.extend(tasks)
-        raise _KeptError
-
-    with suppress(_KeptError):
-        compact_store(store, min_dead_ratio=0.0, run=keep)
-    return found
+    return _tasks(store, 0.0, dry_run=False)[0]
 
 
 def outcomes(report: CompactionReport) -> list[str]:
