@@ -22,7 +22,7 @@ from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
 from duelog.store.position import MessageId, MessageIds
 from duelog.store.received_messages import ReceivedMessages
 
-from .check.finding import Finding
+from .check.check_store import Finding
 from .delayed_store import DelayedStore
 from .sending.outbox import DUPLICATE, Duplicate
 from .subscription import Subscription, SubscriptionAdmin

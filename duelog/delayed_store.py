@@ -23,8 +23,7 @@ from duelog.store.policy.policy_records import Scope
 from duelog.store.position import MessageId
 
 from .backup import BackupResult, back_up
-from .check.check_store import check
-from .check.finding import Finding
+from .check.check_store import Finding, check
 from .control.store_operations import Operations
 from .engine import Engine, open_engine
 from .metrics import Instruments, StoreMetrics

@@ -57,7 +57,39 @@ from ..survey.contents import (
 )
 from ..survey.withdrawals import Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
 from ..upkeep.quarantine import Quarantine
-from .finding import Finding, corrupt, error, warning
+
+REPAIR = "run `duelog repair` on a copy of the store, or restore a backup"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One problem: `severity` is "error" (something is lost or wrong) or "warning" (something is left over).
+
+    `code` names the kind, `address` says where, `message` what, `advice` what to do about it.
+    """
+
+    severity: str
+    code: str
+    address: str
+    message: str
+    advice: str
+
+
+def error(code: str, address: str, message: str, advice: str = REPAIR) -> Finding:
+    """Something is lost or wrong."""
+    return Finding("error", code, address, message, advice)
+
+
+def warning(code: str, address: str, message: str, advice: str) -> Finding:
+    """Something is left over, and costs nothing but space or time."""
+    return Finding("warning", code, address, message, advice)
+
+
+def corrupt(entry: CorruptEntry) -> Finding:
+    """An entry, or the run that begins with it, cannot be read."""
+    address = f"{entry.environment}, ledger {entry.ledger_id}, entry {entry.entry_id}"
+    return error("corrupt-entry", address, entry.reason)
+
 
 _LATER = "open the store with the version of duelog that wrote it"
 
