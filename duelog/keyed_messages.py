@@ -46,7 +46,6 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.format import PartitionState, Table
-from duelog.store.codec.message_fields import Dedup, checked_dedup_key
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import unapplied_records
@@ -54,7 +53,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore, UnknownTopic
 from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.log import catalog
-from duelog.store.message import ScheduledMessage
+from duelog.store.message import Dedup, ScheduledMessage, checked_dedup_key
 from duelog.store.names import TopicName
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds

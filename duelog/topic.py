@@ -11,12 +11,11 @@ from itertools import islice
 
 from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import encode_one
-from duelog.store.codec.message_fields import Dedup
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import InvalidArgument, UnknownSubscription
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
-from duelog.store.message import MAX_DUE_MS, AnyId, Message, ScheduledMessage, at_ms, id_of
+from duelog.store.message import MAX_DUE_MS, AnyId, Dedup, Message, ScheduledMessage, at_ms, id_of
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 

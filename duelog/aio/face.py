@@ -17,9 +17,9 @@ from duelog.delivery.dispatcher import SubscriptionType
 from duelog.sending import producer
 from duelog.sending.outbox import PutOutcome
 from duelog.store.clock import SystemClock
-from duelog.store.codec.message_fields import Dedup
 from duelog.store.duration import Duration
 from duelog.store.errors import ClosedError, DuelogError
+from duelog.store.message import Dedup
 
 from .threads import InThreads, Same, Threads, close_result, explained_by, in_thread, iterated, listed, made_in_thread
 

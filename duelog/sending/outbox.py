@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, Self
 
 from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.clock import Monitor
-from duelog.store.codec.message_fields import Dedup
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, ResourceShortage
 from duelog.store.listener import call_supplied
+from duelog.store.message import Dedup
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
 

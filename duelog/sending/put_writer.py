@@ -17,8 +17,8 @@ import numpy as np
 
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.codec.message_fields import Dedup
 from duelog.store.errors import QuotaExceeded, UnknownTopic
+from duelog.store.message import Dedup
 from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.producer_state import Claim, ProducerState

@@ -16,11 +16,10 @@ import numpy.typing as npt
 from duelog.markers.pending_entries import Outcome
 from duelog.markers.withdrawal import Withdrawals
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
-from duelog.store.codec.message_fields import Dedup
 from duelog.store.duration import Duration
 from duelog.store.errors import DelayTooLong, InvalidMessage
 from duelog.store.listener import StoreListener, call_supplied
-from duelog.store.message import AnyId, Message, id_of, resolve_due_ms
+from duelog.store.message import AnyId, Dedup, Message, id_of, resolve_due_ms
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, MessageIds, Position
 

@@ -25,17 +25,22 @@ import numpy.typing as npt
 
 from ..duration import Duration
 from ..errors import InvalidArgument, InvalidMessage
-from ..message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, Occurrence, due_at_ms, resolve_due_ms
-from .bodies import Bodies
-from .message_fields import (
+from ..message import (
+    EARLIEST_DUE_MS,
+    MAX_DUE_MS,
     Dedup,
+    Message,
+    Occurrence,
     checked_dedup_key,
     checked_key,
     checked_payload,
     checked_properties,
     checked_ttl,
+    due_at_ms,
+    resolve_due_ms,
     too_large,
 )
+from .bodies import Bodies
 
 DEDUP = "dedup"
 """Name of the deduplication key in the `extra` of a body."""

@@ -8,8 +8,8 @@ from typing import get_args
 
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
 from duelog.store.codec.format import MAX_ENTRY_ID
-from duelog.store.codec.message_fields import MAX_KEY_BYTES
 from duelog.store.config import Durability
+from duelog.store.message import MAX_KEY_BYTES
 from tests.docs.code_blocks import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,9 +28,9 @@ from typing import IO, Any, NamedTuple
 
 from ... import Message
 from ...store.codec.body import encode_one
-from ...store.codec.message_fields import Dedup
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument, InvalidMessage
+from ...store.message import Dedup
 from ...store.names import TopicName
 from ..asking import Ask
 from ..values import time_ms

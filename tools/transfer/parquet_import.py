@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 
 from ... import DelayedStore, Message
 from ...store.codec.body import EncodedBatch, encode_one
-from ...store.codec.message_fields import Dedup
 from ...store.codec.sent_ids import dedup_key_in
 from ...store.errors import InvalidArgument
+from ...store.message import Dedup
 from .export_layout import PENDING, Export, ExportedFile
 
 _COLUMNS = ["ledger_id", "entry_id", "due_ms", "publish_ms", "key", "properties", "payload", "extra"]

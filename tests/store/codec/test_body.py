@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duelog.store.codec.body import EncodedBatch, decode_body, encode_batch, encode_one, encode_send
-from duelog.store.codec.message_fields import MAX_KEY_BYTES
 from duelog.store.errors import InvalidArgument, InvalidMessage
-from duelog.store.message import MAX_DUE_MS, Message
+from duelog.store.message import MAX_DUE_MS, MAX_KEY_BYTES, Message
 
 NOW = 1_790_000_000_000
 LIMIT = 5 * 1024 * 1024
