@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Policies, StoreConfig, Subscription
+from duelog import DelayedStore, ManualClock, Policies, StoreConfig
 from duelog.cleanup import adoption
 from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
 from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_of, send_day
 from tests.conftest import OpenStore
+from tests.duelog.consuming import payloads, received
 
 SMALL = StoreConfig(run_entries=4, ledger_max_entries=8, ledger_max_age_ms=100 * DAY_MS, partition_ms=DAY_MS)
 
@@ -34,20 +35,12 @@ def store(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
     with store.topic("a").subscribe("one") as subscription:
         send_day(store, "a", 20)
         close_day(store, clock)
-        received = subscription.receive(20)
-        subscription.ack([received[at] for at in (3, 5, 7, 8, 9, 10, 11)], durable=True)
+        messages = subscription.receive(20)
+        subscription.ack([messages[at] for at in (3, 5, 7, 8, 9, 10, 11)], durable=True)
     return store
 
 
 LEFT = [b"%d" % at for at in range(20) if at not in (3, 5, 7, 8, 9, 10, 11)]
-
-
-def payloads(subscription: Subscription) -> list[bytes]:
-    """Return the payloads that a subscription receives now."""
-    found: list[bytes] = []
-    while batch := subscription.receive(7):
-        found += [message.payload for message in batch]
-    return found
 
 
 def generations(store: DelayedStore, day: int = 0) -> list[str]:
@@ -76,10 +69,10 @@ def test_a_running_store_adopts_at_its_next_tick(store: DelayedStore, open_store
     assert [(row.generation, row.state) for row in store.partitions()] == [(2, "closed")]
     assert list(store.check(deep=True)) == []
     with store.topic("a").subscribe("one") as subscription:
-        assert payloads(subscription) == LEFT
+        assert received(subscription) == LEFT
     store.close()
     with open_store(config=SMALL).topic("a").subscribe("one") as subscription:
-        assert payloads(subscription) == LEFT
+        assert received(subscription) == LEFT
 
 
 def test_opening_a_store_adopts_what_is_ready_and_removes_the_rest(store: DelayedStore, open_store: OpenStore) -> None:
@@ -106,7 +99,7 @@ def test_a_generation_can_be_compacted_again(store: DelayedStore) -> None:
         finish(store, plan=plan)
         assert store.tick().adopted == 1
         assert generations(store) == ["g000003"]
-        assert payloads(subscription) == LEFT[2:]
+        assert received(subscription) == LEFT[2:]
     assert list(store.check(deep=True)) == []
 
 
@@ -116,7 +109,7 @@ def test_a_subscription_that_went_back_is_not_cheated(store: DelayedStore) -> No
     with store.topic("a").subscribe("one") as subscription:
         subscription.seek("earliest")
         assert not adopts(store)
-        assert payloads(subscription) == [b"%d" % at for at in range(20)]
+        assert received(subscription) == [b"%d" % at for at in range(20)]
 
 
 def test_a_seek_that_is_not_on_disk_yet_counts(store: DelayedStore) -> None:
@@ -132,11 +125,11 @@ def test_a_seek_that_is_not_on_disk_yet_counts(store: DelayedStore) -> None:
 def test_a_seek_forward_forgets_single_acknowledgements_after_it(store: DelayedStore) -> None:
     """Mark-delete moved on, and yet entries that were acknowledged are not any more."""
     with store.topic("a").subscribe("one") as subscription:
-        received = subscription.receive(20)
+        messages = subscription.receive(20)
         finish(store)
-        subscription.seek(received[3].position)  # entry 4
+        subscription.seek(messages[3].position)  # entry 4
         assert not adopts(store)
-        assert payloads(subscription) == [b"%d" % at for at in range(4, 20)]
+        assert received(subscription) == [b"%d" % at for at in range(4, 20)]
 
 
 @pytest.mark.parametrize(("position", "adopted"), [("earliest", False), ("latest", True)])
@@ -145,7 +138,7 @@ def test_a_subscription_that_came_since_gets_what_it_is_for(store: DelayedStore,
     finish(store)
     with store.topic("a").subscribe("two", initial_position=position) as two:
         assert adopts(store) is adopted
-        assert payloads(two) == ([] if adopted else [b"%d" % at for at in range(20)])
+        assert received(two) == ([] if adopted else [b"%d" % at for at in range(20)])
 
 
 @pytest.mark.parametrize("retention", [{"retention_ms": 300 * DAY_MS}, {"retention_bytes": 1 << 30}])
@@ -163,7 +156,7 @@ def test_what_retention_keeps_for_seeking_back_is_not_trimmed(
     assert "by the retention of persistent://public/default/a" in adopting.refused[0]
     with kept.topic("a").subscribe("one") as subscription:
         subscription.seek("earliest")
-        assert payloads(subscription) == [b"%d" % at for at in range(20)]
+        assert received(subscription) == [b"%d" % at for at in range(20)]
 
 
 def test_a_topic_without_subscriptions_keeps_what_it_fired_for_the_next_one(
@@ -313,7 +306,7 @@ def test_whatever_step_fails_the_store_opens_with_one_generation(
     assert (leftovers(again.path), len(generations(again))) == ([], 1)
     assert list(again.check(deep=True)) == []
     with again.topic("a").subscribe("one") as subscription:
-        assert payloads(subscription) == LEFT
+        assert received(subscription) == LEFT
 
 
 # -- what was dropped is gone --------------------------------------------------------------------
@@ -327,12 +320,11 @@ def test_what_was_dropped_is_acknowledged_for_a_subscription_that_meets_it(
     assert adopts(store)
     one = store.topic("a").subscribe("one")
     two = store.topic("a").subscribe("two")
-    assert (payloads(one), payloads(two)) == (LEFT, LEFT)
+    assert (received(one), received(two)) == (LEFT, LEFT)
     assert store.stats().set_aside == 0
     for subscription in (one, two):
         subscription.seek("earliest")
-        while batch := subscription.receive(3):
-            subscription.ack(batch)
+        payloads(subscription)
     clock.advance(1_000)
     store.tick()
     clock.advance(101 * DAY_MS)  # the last ledger is rolled over for its age

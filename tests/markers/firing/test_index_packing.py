@@ -20,6 +20,7 @@ from duelog.partitions.index.delay_index import DelayIndex
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.consuming import payloads
 from tests.markers.firing.logs import new_log
 from tests.partitions.packing_all import packed_in
 from tests.proof import length
@@ -117,11 +118,8 @@ def test_appends_while_it_is_packed_are_not_lost(open_store: OpenStore, clock: M
     assert rounds
     assert packed(store) > 0
     clock.set(START_MS + 2 * HOUR_MS)
-    found: list[int] = []
     with store.topic("t").subscribe("reader") as reader:
-        while batch := reader.receive(1_000, timeout=0):
-            found += [int(message.payload) for message in batch]
-            reader.ack(batch)
+        found = [int(payload) for payload in payloads(reader, 100_000)]
     assert found == sorted(first + sent[0] + sent[1])
 
 

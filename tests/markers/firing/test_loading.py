@@ -18,6 +18,7 @@ from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DamagedStore
 from tests.conftest import START_MS, OpenStore, applied
+from tests.duelog.consuming import each_received
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -119,10 +120,7 @@ def test_partitions_that_have_begun_drain_in_due_order(open_store: OpenStore, cl
     clock.set(FIRST_MS + 7 * HOUR_MS)
     store = open_store(config=CONFIG)
     with store.topic("t").subscribe("reader") as reader:
-        received = []
-        while batch := reader.receive(100):
-            received += [message.due_ms for message in batch]
-            reader.ack(batch)
+        received = [message.due_ms for message in each_received(reader)]
     assert received == sorted(dues)
 
 
@@ -242,11 +240,8 @@ def test_a_damaged_snapshot_costs_no_message(
     assert len(keys) > 1
     store = open_store(config=config)
     clock.set(FIRST_MS + HOUR_MS // 2)
-    received: list[int] = []
     with store.topic("t").subscribe("reader") as reader:
-        while batch := reader.receive(200):
-            received += [message.due_ms for message in batch]
-            reader.ack(batch)
+        received = [message.due_ms for message in each_received(reader)]
     assert received == sorted(dues)
     (record,) = [each for each in caplog.records if "is refused" in each.getMessage()]
     assert (record.name, record.levelname) == ("duelog.maintenance", "WARNING")

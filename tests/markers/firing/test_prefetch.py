@@ -14,6 +14,7 @@ from duelog.snapshot.restore import PartRead, RestoreStep
 from duelog.store.env import environment as environment_module
 from duelog.store.env import page_cache
 from tests.conftest import START_MS, OpenStore, applied
+from tests.duelog.consuming import payloads
 from tests.store.group_commits import until
 from tests.store.page_cache_calls import (
     DROP,
@@ -65,12 +66,8 @@ def data_file(store: DelayedStore, start_ms: int) -> Path:
 
 def receive_all(store: DelayedStore) -> list[bytes]:
     """All that is due, by one subscription."""
-    found = []
     with store.topic("t").subscribe("reader") as reader:
-        while batch := reader.receive(100, timeout=0):
-            found += [message.payload for message in batch]
-            reader.ack(batch)
-    return found
+        return payloads(reader, 10_000)
 
 
 def test_a_day_to_come_is_dropped_and_prefetched_when_it_begins(
