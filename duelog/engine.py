@@ -322,7 +322,6 @@ class Engine:
         return self.sending.wal_writer
 
     def sender_to(self, name: TopicName) -> TopicSender:
-        """A sender to the topic of a name, which need not exist."""
         return TopicSender(
             name,
             self.topics,
@@ -359,7 +358,6 @@ class Engine:
         return position or given
 
     def target_of(self, topic: TopicState, to: SeekTarget) -> Position:
-        """The position that a seek goes to. Raises InvalidArgument."""
         if isinstance(to, str) and ":" in to:
             to = MessageId.parse(to, "to")
         if isinstance(to, MessageId):
@@ -376,7 +374,6 @@ class Engine:
             return self.delivery.firing.loaded.save_all(self.clock.now_ms())
 
     def slice(self) -> tuple[TickResult, bool]:
-        """Run a piece of a tick, and return whether there is more to do now."""
         self.check_writable()
         return self.upkeep.maintenance.slice()
 

@@ -242,7 +242,6 @@ class StoreMetrics(StoreListener):
         return also
 
     def survey(self) -> Iterator[TopicSurvey]:
-        """The topics in memory; none where the store is closed."""
         if not self._state.closed:
             yield from self._figures.survey()
 

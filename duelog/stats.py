@@ -358,7 +358,6 @@ class Figures:
         return found
 
     def _count_quarantined(self) -> int:
-        """Quarantined entries: recorded ones, and those met since and not recorded yet."""
         found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in self._quarantined.items()}
         for page in catalog.pages(self._main, fmt.prefix(fmt.Table.SET_ASIDE)):
             found |= {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key, _ in page}

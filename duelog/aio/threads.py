@@ -43,7 +43,6 @@ class Threads:
         return self._looks.submit(call, *args, **kwargs)
 
     async def iterate(self, make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-        """The items of an iterator, fetched page by page."""
         items = await self.run(make)
         while page := await self.run(lambda: list(islice(items, _PAGE))):
             for item in page:

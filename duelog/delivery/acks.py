@@ -299,7 +299,6 @@ class AckSet:
         return changes
 
     def changes(self) -> AckChanges:
-        """Return the changes that ``take_changes`` would return. O(bytes of the changed bitmaps)."""
         acked: dict[int, bytes | None] = {}
         for ledger_id in sorted(self._dirty):
             entries = self._acked.get(ledger_id)

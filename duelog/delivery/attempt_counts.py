@@ -67,7 +67,6 @@ class AttemptCounts:
         return bool(self._dirty)
 
     def __len__(self) -> int:
-        """Messages of which a delivery failed. O(ledgers)."""
         return sum(map(len, self.failed.values()))
 
     def times(self, ledger_id: int, entry_id: int) -> int:
@@ -145,7 +144,6 @@ class AttemptCounts:
             del self.failed[ledger_id]
 
     def forget_through(self, position: Position) -> None:
-        """Everything at or before a position was acknowledged, or is gone."""
         for ledger_id in [ledger_id for ledger_id in self.failed if ledger_id <= position.ledger_id]:
             entries = self.failed[ledger_id]
             whole = ledger_id < position.ledger_id

@@ -91,7 +91,6 @@ class DeliveryOrder:
         self._anyone.clear()
 
     def ready(self) -> set[Position]:
-        """A copy of what is ready, for checks and tests. O(positions)."""
         return set(self._anyone)
 
     def _check(self) -> None:
@@ -275,7 +274,6 @@ class KeyOrder(DeliveryOrder):
     # -- inside --------------------------------------------------------------------------------
 
     def _names(self, messages: ReceivedMessages) -> Sequence[str | int | None]:
-        """Return the ordering key of each message; None: it has none."""
         order_by = self._order_by
         if order_by is None:
             return messages.keys

@@ -164,7 +164,6 @@ class Dispatcher:
 
     @property
     def outstanding_count(self) -> int:
-        """Number of messages that consumers hold unacknowledged. O(consumers and their ledgers)."""
         return len(self.outstanding)
 
     def may_receive(self, consumer_id: int) -> bool:
@@ -321,7 +320,6 @@ class Dispatcher:
 
     @_whole
     def ack_entries(self, consumer_id: int | None, groups: Mapping[int, BitMap]) -> int:
-        """`ack` of entries by ledger id."""
         if len(groups) > 1:
             for ledger_id, entries in groups.items():
                 self.acks.validate(ledger_id, entries.max(), self._ledgers)

@@ -67,14 +67,12 @@ class Outstanding:
 
     @property
     def consumers(self) -> tuple[int, ...]:
-        """Consumer ids, in the order in which they came."""
         return tuple(self._held)
 
     def __contains__(self, consumer_id: int) -> bool:
         return consumer_id in self._held
 
     def __len__(self) -> int:
-        """Number of messages that consumers hold. O(consumers and their ledgers)."""
         return sum(map(len, self._held.values()))
 
     def held_by(self, consumer_id: int) -> int:
@@ -255,7 +253,6 @@ class Outstanding:
         return still
 
     def by_consumer(self) -> dict[int, set[Position]]:
-        """A copy of everything held, as plain sets: for checks and tests. O(messages)."""
         return {consumer_id: set(held) for consumer_id, held in self._held.items()}
 
     def _check(self) -> None:
@@ -332,7 +329,6 @@ class Redeliveries:
         self._waiting.clear()
 
     def waiting(self) -> dict[Position, int]:
-        """A copy: the time at which each position falls due, for checks and tests. O(positions)."""
         times: dict[Position, int] = {}
         for (at_ms, ledger_id), due in self._due.items():
             entries = self._waiting.shared(ledger_id, due)

@@ -229,7 +229,6 @@ class Producers:
         return known
 
     def last(self, topic: TopicState, name: str) -> int:
-        """The highest number that a producer has stored; -1: none. O(blocks) at first."""
         return _last(self._stored(topic.topic_id, name)) if self._writer is None else self.of(topic, name).last
 
     def _stored(self, topic_id: int, name: str) -> BitMap64:

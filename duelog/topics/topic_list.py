@@ -175,7 +175,6 @@ class Topics:
                 return self._load(raw, topic_id, TopicName.parse(name))
 
     def name_of(self, topic_id: int) -> str:
-        """The full name of a topic that is in memory, for messages; else its number."""
         state = self._by_id.get(topic_id)
         return f"number {topic_id}" if state is None else str(state.name)
 

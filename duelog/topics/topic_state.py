@@ -209,7 +209,6 @@ class SubscriptionState:
             return consumer
 
     def _check_keys(self, key_shared: KeyShared) -> None:
-        """Raise ConsumerBusy, InvalidArgument for what does not go with the consumers that are there."""
         if not key_shared.goes_with(self._key_shared):
             reason = "its consumers order keys in another way, or have ranges where this one has not, or none"
             raise ConsumerBusy(self.topic, self.name, reason)
@@ -221,7 +220,6 @@ class SubscriptionState:
         return chosen({each: part if isinstance(part, Failover) else Failover() for each, part in parts})
 
     def _activate(self, dispatcher: Dispatcher, active: int, now_ms: int) -> None:
-        """Have a failover subscription serve this consumer, and tell those for which that is new."""
         if dispatcher.active != active:
             dispatcher.activate(active, now_ms)
         told, self._told = self._told, {consumer: consumer == active for consumer in self._consumers}
@@ -288,7 +286,6 @@ class SubscriptionState:
                 self.dispatcher.outstanding.log_held()
 
     def take_gone(self) -> list[Position]:
-        """Empty `gone` and return what was in it. REQUIRES: the lock."""
         gone = self.gone.copy()
         self.gone.clear()
         return gone

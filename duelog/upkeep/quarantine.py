@@ -45,7 +45,6 @@ class Quarantine:
         return True
 
     def items(self) -> list[tuple[int, int, str]]:
-        """(ledger id, entry id, reason) of each met since the store was opened."""
         with self._lock:
             return [(ledger_id, entry_id, reason) for (ledger_id, entry_id), reason in self._known.items()]
 

@@ -181,7 +181,6 @@ class Recurring:
             return self._put(topic, replace(_at(schedule, first), sent=schedule.sent + (first is not None)), None)
 
     def remove(self, topic: TopicState, name: str) -> bool:
-        """Remove a schedule and take its waiting occurrence back; False: there was none."""
         with self._lock:
             schedule = self._read(topic, name)
             if schedule is None:

@@ -410,7 +410,6 @@ class TaskRunner:
         return f"it took longer than {(self.task.timeout_ms or 0) / 1000:g} s"
 
     def _stack_of(self, attempt: _Attempt) -> str:
-        """Where the function of an attempt is, as a traceback shows it."""
         frame = None if attempt.thread is None else sys._current_frames().get(attempt.thread)
         frames = [] if frame is None else traceback.extract_stack(frame)
         own = [at for at, each in enumerate(frames) if each.filename == __file__]
