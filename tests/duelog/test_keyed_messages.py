@@ -351,9 +351,12 @@ def test_keys_of_a_deleted_topic_are_gone(store: DelayedStore) -> None:
     assert store.topic("t").send(b"0", deliver_after=7_200, dedup_key="k" * 256) != first
 
 
-def test_records_of_keys_do_not_pile_up(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
+def test_records_of_keys_do_not_pile_up(
+    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When a partition has closed they go; those of other days and those that still hold stay."""
-    for number in range(2_500):
+    monkeypatch.setattr("duelog.upkeep.reclaiming._PAGE", 20)
+    for number in range(50):
         topic.send(b"x", deliver_after=10, dedup_key=f"fired-{number}")
     topic.send(b"x", deliver_after=10, dedup_key="held", dedup_for=90_000)
     topic.send(b"x", deliver_after=80_000, dedup_key="pending")

@@ -164,7 +164,7 @@ def test_checking_beside_a_busy_writer_finds_nothing(path: Path) -> None:
     with WritingProcess(path, ledger_max_entries=50, durability="none") as writer, reading(path) as store:
         writer.do("subscribe", "a", "mailer")
         writer.send("a", "x", *range(1, HOUR_MS, HOUR_MS // 1000))
-        turns = 60
+        turns = 30
         writer.ask("live", "a", "mailer", turns)
         checks = 0
         while not writer.answered():
@@ -250,7 +250,7 @@ def test_every_message_is_seen_once_it_is_acknowledged(path: Path) -> None:
         with reading(path) as store:
             sent = ids(store)
             first = numbers_in(path / "wal")
-            for number in range(60):
+            for number in range(40):
                 sent += writer.send("a", "y" * 900, (2 + number) * 1_000, 2 * HOUR_MS + number)
                 assert sorted(ids(store)) == sorted(sent)
                 found = store.topic("a").get(MessageId.parse(sent[-1]))

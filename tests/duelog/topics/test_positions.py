@@ -11,6 +11,7 @@ from duelog.errors import InvalidArgument, UnknownTopic
 from duelog.store.position import Position
 from tests.conftest import LeadingClock, OpenStore
 from tests.duelog.side_by_side import crashed
+from tests.proof import length
 
 MINUTE_MS = 60_000
 CONFIG = StoreConfig(
@@ -95,7 +96,8 @@ def test_what_has_not_fired_has_no_position(open_store: OpenStore, clock: Manual
         store.topic("other").position_of(at_once)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.series
+@pytest.mark.parametrize("seed", range(length("DUELOG_POSITION_SEEDS", 1, 4)))
 def test_every_message_is_received_where_its_position_says(
     open_store: OpenStore, clock: ManualClock, seed: int
 ) -> None:
