@@ -28,280 +28,220 @@ from duelog.broker.protocol.entry import decode_metadata
 from duelog.broker.protocol.frames import metadata_of
 from duelog.store.errors import StoreFull
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, succeeded, texts
-from tests.broker.peers import FakePeer, idle, run, soon
+from tests.broker.peers import FakePeer, idle, soon
 from tests.conftest import OpenStore
 
 SHARED = SubscriptionType.SHARED
 
 
-def test_a_consumer_is_sent_what_its_permits_allow(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_consumer_is_sent_what_its_permits_allow(open_store: OpenStore, clock: ManualClock) -> None:
     """Nothing before FLOW, then as many messages as it said, then the next ones."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send(*"abcde")
-        consumer = await here.subscribe(peer)
-        assert succeeded(peer) == [100 + consumer]
-        assert texts(peer) == []
-        await here.flow(peer, consumer, 2)
-        assert texts(peer) == ["a", "b"]
-        await here.flow(peer, consumer, 2)
-        assert texts(peer) == ["a", "b", "c", "d"]
-        here.send("f")
-        await here.flow(peer, consumer, 5)
-        assert texts(peer) == [*"abcdef"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send(*"abcde")
+    consumer = await here.subscribe(peer)
+    assert succeeded(peer) == [100 + consumer]
+    assert texts(peer) == []
+    await here.flow(peer, consumer, 2)
+    assert texts(peer) == ["a", "b"]
+    await here.flow(peer, consumer, 2)
+    assert texts(peer) == ["a", "b", "c", "d"]
+    here.send("f")
+    await here.flow(peer, consumer, 5)
+    assert texts(peer) == [*"abcdef"]
 
 
-def test_permits_count_messages_and_go_below_zero_by_a_batch(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_permits_count_messages_and_go_below_zero_by_a_batch(open_store: OpenStore, clock: ManualClock) -> None:
     """A batch is sent whole where one message is allowed; what follows it waits until FLOW has made up for it."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send("a", "b", "c", messages=10)
-        consumer = await here.subscribe(peer, permits=11)
-        assert texts(peer) == ["a", "b"]
-        await here.flow(peer, consumer, 9)
-        assert texts(peer) == ["a", "b"]
-        await here.flow(peer, consumer, 1)
-        assert texts(peer) == ["a", "b", "c"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send("a", "b", "c", messages=10)
+    consumer = await here.subscribe(peer, permits=11)
+    assert texts(peer) == ["a", "b"]
+    await here.flow(peer, consumer, 9)
+    assert texts(peer) == ["a", "b"]
+    await here.flow(peer, consumer, 1)
+    assert texts(peer) == ["a", "b", "c"]
 
 
-def test_a_message_that_comes_later_wakes_the_consumers_once(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_message_that_comes_later_wakes_the_consumers_once(open_store: OpenStore, clock: ManualClock) -> None:
     """Many changes before the loop runs are one hop to it."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        await here.subscribe(peer, permits=100)
-        hops = here.bench.loop.hops
-        here.send(*"abcde")
-        assert here.bench.loop.hops == hops + 1
-        await idle()
-        assert texts(peer) == [*"abcde"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    await here.subscribe(peer, permits=100)
+    hops = here.bench.loop.hops
+    here.send(*"abcde")
+    assert here.bench.loop.hops == hops + 1
+    await idle()
+    assert texts(peer) == [*"abcde"]
 
 
-def test_a_delay_holds_for_every_type(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_delay_holds_for_every_type(open_store: OpenStore, clock: ManualClock) -> None:
     """Nothing is early, and the time alone makes it come; also on an exclusive subscription."""
-
-    async def test() -> None:
-        here, peers = Consuming(open_store(), clock), [FakePeer() for _ in SubscriptionType]
-        for kind, peer in zip(SubscriptionType, peers, strict=True):
-            await here.subscribe(peer, kind, kind.name, permits=10)
-        due_ms = clock.now_ms() + 5_000
-        here.topic.send(entry_of("late"), deliver_at=due_ms)
+    here, peers = Consuming(open_store(), clock), [FakePeer() for _ in SubscriptionType]
+    for kind, peer in zip(SubscriptionType, peers, strict=True):
+        await here.subscribe(peer, kind, kind.name, permits=10)
+    due_ms = clock.now_ms() + 5_000
+    here.topic.send(entry_of("late"), deliver_at=due_ms)
+    await idle()
+    for ms in (4_999, 1):
+        assert [texts(peer) for peer in peers] == [[]] * 4
+        clock.advance(ms)
+        here.store.tick()
         await idle()
-        for ms in (4_999, 1):
-            assert [texts(peer) for peer in peers] == [[]] * 4
-            clock.advance(ms)
-            here.store.tick()
-            await idle()
-        assert [texts(peer) for peer in peers] == [["late"]] * 4
-
-    run(test())
+    assert [texts(peer) for peer in peers] == [["late"]] * 4
 
 
-def test_consumers_take_turns_of_twenty_entries(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_consumers_take_turns_of_twenty_entries(open_store: OpenStore, clock: ManualClock) -> None:
     """Consumers of one priority get as much as each other."""
-
-    async def test() -> None:
-        here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        one, two = await here.subscribe(first, SHARED), await here.subscribe(second, SHARED)
-        here.send(*map(str, range(100)))
-        await idle()
-        here.bench.executor.held = True
-        await here.flow(first, one, 1_000)
-        await here.flow(second, two, 1_000)
-        here.bench.executor.release()
-        await idle()
-        assert len(texts(first)) + len(texts(second)) == 100
-        first.take()
-        second.take()
-        here.send(*map(str, range(120)))
-        await idle()
-        assert (len(texts(first)), len(texts(second))) == (60, 60)
-        numbers = list(map(int, texts(first)))
-        assert {number // 20 % 2 for number in numbers} == {numbers[0] // 20 % 2}
-
-    run(test())
+    here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    one, two = await here.subscribe(first, SHARED), await here.subscribe(second, SHARED)
+    here.send(*map(str, range(100)))
+    await idle()
+    here.bench.executor.held = True
+    await here.flow(first, one, 1_000)
+    await here.flow(second, two, 1_000)
+    here.bench.executor.release()
+    await idle()
+    assert len(texts(first)) + len(texts(second)) == 100
+    first.take()
+    second.take()
+    here.send(*map(str, range(120)))
+    await idle()
+    assert (len(texts(first)), len(texts(second))) == (60, 60)
+    numbers = list(map(int, texts(first)))
+    assert {number // 20 % 2 for number in numbers} == {numbers[0] // 20 % 2}
 
 
-def test_consumers_without_a_key_hold_none_back(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_consumers_without_a_key_hold_none_back(open_store: OpenStore, clock: ManualClock) -> None:
     """Each of sixty key-shared consumers is polled, however many of them have nothing to get."""
-
-    async def test() -> None:
-        here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(60)]
-        for peer in peers:
-            await here.subscribe(peer, SubscriptionType.KEY_SHARED, permits=1_000)
-        for number in range(20):
-            here.send("a", key=f"key {number}")
-            await idle()
-            assert sum(len(texts(peer)) for peer in peers) == number + 1
-
-    run(test())
+    here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(60)]
+    for peer in peers:
+        await here.subscribe(peer, SubscriptionType.KEY_SHARED, permits=1_000)
+    for number in range(20):
+        here.send("a", key=f"key {number}")
+        await idle()
+        assert sum(len(texts(peer)) for peer in peers) == number + 1
 
 
-def test_many_consumers_share_alike(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_many_consumers_share_alike(open_store: OpenStore, clock: ManualClock) -> None:
     """More than one job asks: the next one goes on where the last one ended."""
-
-    async def test() -> None:
-        here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(75)]
-        for peer in peers:
-            await here.subscribe(peer, SHARED, permits=60)
-        here.topic.send_payloads([entry_of("a")] * 3_000)
-        await idle()
-        assert {len(texts(peer)) for peer in peers} == {40}
-
-    run(test())
+    here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(75)]
+    for peer in peers:
+        await here.subscribe(peer, SHARED, permits=60)
+    here.topic.send_payloads([entry_of("a")] * 3_000)
+    await idle()
+    assert {len(texts(peer)) for peer in peers} == {40}
 
 
-def test_a_lower_priority_level_is_served_first(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_lower_priority_level_is_served_first(open_store: OpenStore, clock: ManualClock) -> None:
     """The next one only when no consumer before it has permits."""
-
-    async def test() -> None:
-        here, late, early = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        await here.subscribe(late, SHARED, permits=10, priority_level=1)
-        await here.subscribe(early, SHARED, permits=3, priority_level=0)
-        here.send(*"abcde")
-        await idle()
-        assert texts(early) == ["a", "b", "c"]
-        assert texts(late) == ["d", "e"]
-
-    run(test())
+    here, late, early = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    await here.subscribe(late, SHARED, permits=10, priority_level=1)
+    await here.subscribe(early, SHARED, permits=3, priority_level=0)
+    here.send(*"abcde")
+    await idle()
+    assert texts(early) == ["a", "b", "c"]
+    assert texts(late) == ["d", "e"]
 
 
-def test_a_connection_that_cannot_take_more_is_sent_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_connection_that_cannot_take_more_is_sent_nothing(open_store: OpenStore, clock: ManualClock) -> None:
     """Others go on; when it can, it is served again."""
-
-    async def test() -> None:
-        here, slow, quick = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        slow.writable = False
-        await here.subscribe(slow, SHARED, permits=10)
-        await here.subscribe(quick, SHARED, permits=2)
-        here.send(*"abcd")
-        await idle()
-        assert (texts(slow), texts(quick)) == ([], ["a", "b"])
-        slow.become_writable()
-        await idle()
-        assert texts(slow) == ["c", "d"]
-
-    run(test())
+    here, slow, quick = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    slow.writable = False
+    await here.subscribe(slow, SHARED, permits=10)
+    await here.subscribe(quick, SHARED, permits=2)
+    here.send(*"abcd")
+    await idle()
+    assert (texts(slow), texts(quick)) == ([], ["a", "b"])
+    slow.become_writable()
+    await idle()
+    assert texts(slow) == ["c", "d"]
 
 
-def test_dispatch_stops_at_the_limit_of_a_consumer_and_goes_on_at_half(
+async def test_dispatch_stops_at_the_limit_of_a_consumer_and_goes_on_at_half(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """The limit holds for shared types; another consumer of the subscription is still served."""
-
-    async def test() -> None:
-        here, peer, other = Consuming(open_store(), clock, max_unacked_consumer=4), FakePeer(), FakePeer()
-        consumer = await here.subscribe(peer, SHARED, permits=100)
-        here.send(*map(str, range(10)))
-        await idle()
-        assert texts(peer) == ["0", "1", "2", "3"]
-        await here.ack(peer, consumer, ids(peer)[0])
-        assert len(texts(peer)) == 4
-        await here.subscribe(other, SHARED, permits=2)
-        assert texts(other) == ["4", "5"]
-        await here.ack(peer, consumer, ids(peer)[1])
-        assert len(texts(peer)) == 6
-
-    run(test())
+    here, peer, other = Consuming(open_store(), clock, max_unacked_consumer=4), FakePeer(), FakePeer()
+    consumer = await here.subscribe(peer, SHARED, permits=100)
+    here.send(*map(str, range(10)))
+    await idle()
+    assert texts(peer) == ["0", "1", "2", "3"]
+    await here.ack(peer, consumer, ids(peer)[0])
+    assert len(texts(peer)) == 4
+    await here.subscribe(other, SHARED, permits=2)
+    assert texts(other) == ["4", "5"]
+    await here.ack(peer, consumer, ids(peer)[1])
+    assert len(texts(peer)) == 6
 
 
-def test_dispatch_stops_at_the_limit_of_a_subscription(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_dispatch_stops_at_the_limit_of_a_subscription(open_store: OpenStore, clock: ManualClock) -> None:
     """All its consumers together; a consumer that leaves makes space."""
-
-    async def test() -> None:
-        here, peers = Consuming(open_store(), clock, max_unacked_subscription=4), [FakePeer(), FakePeer()]
-        for peer in peers:
-            await here.subscribe(peer, SHARED, permits=2)
-        here.send(*map(str, range(10)))
-        await idle()
-        third = FakePeer()
-        consumer = await here.subscribe(third, SHARED, permits=10)
-        assert texts(third) == []
-        here.consumers.gone(peers[0])
-        await idle()
-        assert len(texts(third)) == 2
-        await here.ack(third, consumer, *ids(third))
-        assert len(texts(third)) == 4
-
-    run(test())
+    here, peers = Consuming(open_store(), clock, max_unacked_subscription=4), [FakePeer(), FakePeer()]
+    for peer in peers:
+        await here.subscribe(peer, SHARED, permits=2)
+    here.send(*map(str, range(10)))
+    await idle()
+    third = FakePeer()
+    consumer = await here.subscribe(third, SHARED, permits=10)
+    assert texts(third) == []
+    here.consumers.gone(peers[0])
+    await idle()
+    assert len(texts(third)) == 2
+    await here.ack(third, consumer, *ids(third))
+    assert len(texts(third)) == 4
 
 
-def test_an_exclusive_consumer_has_no_such_limit(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_an_exclusive_consumer_has_no_such_limit(open_store: OpenStore, clock: ManualClock) -> None:
     """It acknowledges cumulatively, as seldom as it likes."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock, max_unacked_consumer=2, max_unacked_subscription=2), FakePeer()
-        await here.subscribe(peer, permits=10)
-        here.send(*"abcde")
-        await idle()
-        assert texts(peer) == [*"abcde"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock, max_unacked_consumer=2, max_unacked_subscription=2), FakePeer()
+    await here.subscribe(peer, permits=10)
+    here.send(*"abcde")
+    await idle()
+    assert texts(peer) == [*"abcde"]
 
 
-def test_ids_have_the_partition_of_their_topic(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_ids_have_the_partition_of_their_topic(open_store: OpenStore, clock: ManualClock) -> None:
     """-1 where the topic is no partition."""
-
-    async def test() -> None:
-        store, peer = open_store(), FakePeer()
-        here = Consuming(store, clock, "persistent://public/default/p-partition-3")
-        sent = here.send("a")
-        await here.subscribe(peer, permits=1)
-        assert [(each.ledger_id, each.entry_id, each.partition) for each in ids(peer)] == [(*sent[0], 3)]
-        plain = Consuming(store, clock)
-        plain.send("b")
-        await plain.subscribe(peer, permits=1)
-        assert ids(peer)[1].partition == -1
-
-    run(test())
+    store, peer = open_store(), FakePeer()
+    here = Consuming(store, clock, "persistent://public/default/p-partition-3")
+    sent = here.send("a")
+    await here.subscribe(peer, permits=1)
+    assert [(each.ledger_id, each.entry_id, each.partition) for each in ids(peer)] == [(*sent[0], 3)]
+    plain = Consuming(store, clock)
+    plain.send("b")
+    await plain.subscribe(peer, permits=1)
+    assert ids(peer)[1].partition == -1
 
 
-def test_what_a_program_sent_reads_as_a_message_of_a_client(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_what_a_program_sent_reads_as_a_message_of_a_client(open_store: OpenStore, clock: ManualClock) -> None:
     """Its key and properties are in the metadata that the broker makes."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.topic.send(b"plain", key="k", properties={"a": "b"})
-        await here.subscribe(peer, permits=1)
-        ((_, blob),) = [each for each in peer.sent if isinstance(each[0], Message)]
-        assert blob is not None
-        assert blob.endswith(b"plain")
-        assert decode_metadata(metadata_of(memoryview(blob))).partition_key == "k"
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.topic.send(b"plain", key="k", properties={"a": "b"})
+    await here.subscribe(peer, permits=1)
+    ((_, blob),) = [each for each in peer.sent if isinstance(each[0], Message)]
+    assert blob is not None
+    assert blob.endswith(b"plain")
+    assert decode_metadata(metadata_of(memoryview(blob))).partition_key == "k"
 
 
-def test_a_full_store_stops_delivery_until_it_is_tried_again(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_full_store_stops_delivery_until_it_is_tried_again(open_store: OpenStore, clock: ManualClock) -> None:
     """Consumers stay; acknowledgements are still taken meanwhile."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        consumer = await here.subscribe(peer, permits=1)
-        here.send("a", "b")
-        await idle()
-        engine = here.consumers.of_topic(here.topic.name)["s"][0].engine
-        assert engine is not None
-        real = engine.poll_columns
-        engine.poll_columns = full  # type: ignore[method-assign, assignment]
-        await here.flow(peer, consumer, 5)
-        await here.ack(peer, consumer, ids(peer)[0], request_id=9)
-        assert [each.error for each in peer.got(AckResponse)] == [None]
-        engine.poll_columns = real  # type: ignore[method-assign]
-        await here.flow(peer, consumer, 1)
-        assert texts(peer) == ["a"]
-        here.bench.loop.advance(1.0)
-        await idle()
-        assert texts(peer) == ["a", "b"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    consumer = await here.subscribe(peer, permits=1)
+    here.send("a", "b")
+    await idle()
+    engine = here.consumers.of_topic(here.topic.name)["s"][0].engine
+    assert engine is not None
+    real = engine.poll_columns
+    engine.poll_columns = full  # type: ignore[method-assign, assignment]
+    await here.flow(peer, consumer, 5)
+    await here.ack(peer, consumer, ids(peer)[0], request_id=9)
+    assert [each.error for each in peer.got(AckResponse)] == [None]
+    engine.poll_columns = real  # type: ignore[method-assign]
+    await here.flow(peer, consumer, 1)
+    assert texts(peer) == ["a"]
+    here.bench.loop.advance(1.0)
+    await idle()
+    assert texts(peer) == ["a", "b"]
 
 
 def full(_: int) -> NoReturn:
@@ -310,98 +250,86 @@ def full(_: int) -> NoReturn:
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit("odd")])
-def test_a_delivery_that_raises_leaves_no_call_of_its_job_unanswered(
+async def test_a_delivery_that_raises_leaves_no_call_of_its_job_unanswered(
     error: BaseException, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """UNSUBSCRIBE and an ACK are answered; its messages come to those who subscribe again, before which is no gap."""
-
-    async def test() -> None:
-        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        consumer = await here.subscribe(peer, permits=1)
-        here.send(*"abc")
-        await idle()
-        leaving = await here.subscribe(other, name="t", permits=1)
-        send_frames = peer.send_frames
-        peer.send_frames = partial(raising, error)  # type: ignore[method-assign]
-        pump = here.consumers._groups[here.topic.name, "s"].pump
-        here.bench.executor.held = True
-        pump.call(lambda: None, lambda *_: None)  # what comes now is the next job
-        here.consumers.flow(peer, Flow(consumer, 9))
-        here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer), request_id=9))
-        called: list[object] = []
-        pump.call(lambda: 1, lambda result, wrong: called.append((result, wrong)))
-        here.bench.executor.release()
-        await idle()
-        assert peer.got(AckResponse) == [AckResponse(consumer, request_id=9)]
-        assert called == [(1, None)]
-        assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
-        peer.send_frames = send_frames  # type: ignore[method-assign]
-        peer.sent.clear()
-        await here.subscribe(peer, permits=9)
-        assert texts(peer) == ["b", "c"]
-        assert [each.redelivery_count for each in peer.got(Message)] == [0, 0]
-        await soon(here.ask(other, Unsubscribe(leaving, 8)))
-        assert 8 in succeeded(other)
-
-    run(test())
+    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    consumer = await here.subscribe(peer, permits=1)
+    here.send(*"abc")
+    await idle()
+    leaving = await here.subscribe(other, name="t", permits=1)
+    send_frames = peer.send_frames
+    peer.send_frames = partial(raising, error)  # type: ignore[method-assign]
+    pump = here.consumers._groups[here.topic.name, "s"].pump
+    here.bench.executor.held = True
+    pump.call(lambda: None, lambda *_: None)  # what comes now is the next job
+    here.consumers.flow(peer, Flow(consumer, 9))
+    here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer), request_id=9))
+    called: list[object] = []
+    pump.call(lambda: 1, lambda result, wrong: called.append((result, wrong)))
+    here.bench.executor.release()
+    await idle()
+    assert peer.got(AckResponse) == [AckResponse(consumer, request_id=9)]
+    assert called == [(1, None)]
+    assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
+    peer.send_frames = send_frames  # type: ignore[method-assign]
+    peer.sent.clear()
+    await here.subscribe(peer, permits=9)
+    assert texts(peer) == ["b", "c"]
+    assert [each.redelivery_count for each in peer.got(Message)] == [0, 0]
+    await soon(here.ask(other, Unsubscribe(leaving, 8)))
+    assert 8 in succeeded(other)
 
 
-def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(open_store: OpenStore, clock: ManualClock) -> None:
     """One consumer deletes the subscription while the other's messages cannot be sent."""
-
-    async def test() -> None:
-        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        leaving = await here.subscribe(peer, SHARED)
-        await here.subscribe(other, SHARED, permits=9)
-        other.send_frames = partial(raising, ValueError("odd"))  # type: ignore[method-assign]
-        here.bench.executor.held = True
-        pump = here.consumers._groups[here.topic.name, "s"].pump
-        pump.call(lambda: None, lambda *_: None)  # what comes now is the next job, with a poll
-        here.send("a")
-        await idle()
-        ending = asyncio.ensure_future(here.ask(peer, Unsubscribe(leaving, 8, True)))
-        await idle()
-        here.bench.executor.release()
-        await idle()
-        assert ending.done()
-        assert 8 in succeeded(peer)
-        assert here.topic.subscriptions() == []
-        await here.subscribe(peer, SHARED)
-        assert here.consumers.count == 1
-
-    run(test())
+    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    leaving = await here.subscribe(peer, SHARED)
+    await here.subscribe(other, SHARED, permits=9)
+    other.send_frames = partial(raising, ValueError("odd"))  # type: ignore[method-assign]
+    here.bench.executor.held = True
+    pump = here.consumers._groups[here.topic.name, "s"].pump
+    pump.call(lambda: None, lambda *_: None)  # what comes now is the next job, with a poll
+    here.send("a")
+    await idle()
+    ending = asyncio.ensure_future(here.ask(peer, Unsubscribe(leaving, 8, True)))
+    await idle()
+    here.bench.executor.release()
+    await idle()
+    assert ending.done()
+    assert 8 in succeeded(peer)
+    assert here.topic.subscriptions() == []
+    await here.subscribe(peer, SHARED)
+    assert here.consumers.count == 1
 
 
 @pytest.mark.parametrize("at", ["answer", "engine"])
-def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
+async def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
     at: str, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """In its answer, or in the engine: SEEK succeeds, its lock is given back, the next job begins."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send(*"ab")
-        consumer = await here.subscribe(peer, permits=2)
-        group = here.consumers._groups[here.topic.name, "s"]
-        engine = group.consumers[0].engine
-        assert engine is not None
-        here.bench.executor.held = True
-        group.pump.call(lambda: None, lambda *_: None)
-        answer = partial(raising, ValueError("odd"))
-        if at == "engine":
-            engine.ack = answer  # type: ignore[method-assign]
-        group.pump.ack(group.consumers[0], [place_of(ids(peer)[0]) or 0], answer)
-        seeking = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, MessageIdData(2**64 - 1, 0))))
-        await idle()
-        here.bench.executor.release()
-        await idle()
-        assert seeking.done()
-        assert 9 in succeeded(peer)
-        peer.sent.clear()
-        await here.subscribe(peer, permits=9)
-        assert texts(peer) == ["a", "b"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send(*"ab")
+    consumer = await here.subscribe(peer, permits=2)
+    group = here.consumers._groups[here.topic.name, "s"]
+    engine = group.consumers[0].engine
+    assert engine is not None
+    here.bench.executor.held = True
+    group.pump.call(lambda: None, lambda *_: None)
+    answer = partial(raising, ValueError("odd"))
+    if at == "engine":
+        engine.ack = answer  # type: ignore[method-assign]
+    group.pump.ack(group.consumers[0], [place_of(ids(peer)[0]) or 0], answer)
+    seeking = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, MessageIdData(2**64 - 1, 0))))
+    await idle()
+    here.bench.executor.release()
+    await idle()
+    assert seeking.done()
+    assert 9 in succeeded(peer)
+    peer.sent.clear()
+    await here.subscribe(peer, permits=9)
+    assert texts(peer) == ["a", "b"]
 
 
 def raising(error: BaseException, *_: object, **__: object) -> NoReturn:
@@ -409,66 +337,54 @@ def raising(error: BaseException, *_: object, **__: object) -> NoReturn:
     raise error
 
 
-def test_a_deleted_subscription_closes_its_consumers(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_deleted_subscription_closes_its_consumers(open_store: OpenStore, clock: ManualClock) -> None:
     """With CLOSE_CONSUMER of no request: the client subscribes anew, or learns that there is no topic."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        consumer = await here.subscribe(peer, permits=1)
-        here.store.delete_topic(here.topic.name)
-        await idle()
-        assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
-        assert here.consumers.count == 0
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    consumer = await here.subscribe(peer, permits=1)
+    here.store.delete_topic(here.topic.name)
+    await idle()
+    assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
+    assert here.consumers.count == 0
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE])
-def test_a_consumer_gets_no_more_than_the_limit_of_its_topic(
+async def test_a_consumer_gets_no_more_than_the_limit_of_its_topic(
     kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """Whatever its permits; another consumer gets what it may not have, and it goes on as it acknowledges."""
-
-    async def test() -> None:
-        store = open_store()
-        store.set_policies(Policies(max_in_flight=2), topic=TOPIC)
-        here, peer, other = Consuming(store, clock), FakePeer(), FakePeer()
-        here.send(*"abcde")
-        consumer = await here.subscribe(peer, kind, permits=100)
-        assert texts(peer) == ["a", "b"]
-        if kind == SubscriptionType.SHARED:
-            await here.subscribe(other, kind, permits=100)
-            assert texts(other) == ["c", "d"]
-        await here.ack(peer, consumer, ids(peer)[0])
-        await idle()
-        assert len(texts(peer)) == 3
-
-    run(test())
+    store = open_store()
+    store.set_policies(Policies(max_in_flight=2), topic=TOPIC)
+    here, peer, other = Consuming(store, clock), FakePeer(), FakePeer()
+    here.send(*"abcde")
+    consumer = await here.subscribe(peer, kind, permits=100)
+    assert texts(peer) == ["a", "b"]
+    if kind == SubscriptionType.SHARED:
+        await here.subscribe(other, kind, permits=100)
+        assert texts(other) == ["c", "d"]
+    await here.ack(peer, consumer, ids(peer)[0])
+    await idle()
+    assert len(texts(peer)) == 3
 
 
-def test_a_paused_subscription_is_sent_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_paused_subscription_is_sent_nothing(open_store: OpenStore, clock: ManualClock) -> None:
     """However many permits there are, until it is resumed, or the time that was said has come."""
-
-    async def test() -> None:
-        store = open_store()
-        here, peer = Consuming(store, clock), FakePeer()
-        await here.subscribe(peer, SHARED, permits=100)
-        admin = store.topic(TOPIC).subscription(store.topic(TOPIC).subscriptions()[0])
-        admin.pause()
-        here.send("a")
+    store = open_store()
+    here, peer = Consuming(store, clock), FakePeer()
+    await here.subscribe(peer, SHARED, permits=100)
+    admin = store.topic(TOPIC).subscription(store.topic(TOPIC).subscriptions()[0])
+    admin.pause()
+    here.send("a")
+    await idle()
+    assert texts(peer) == []
+    admin.resume()
+    await idle()
+    assert texts(peer) == ["a"]
+    admin.pause(clock.now_ms() + 20)
+    here.send("b")
+    await idle()
+    assert texts(peer) == ["a"]
+    clock.advance(20)
+    here.send("c")
+    for _ in range(100):
         await idle()
-        assert texts(peer) == []
-        admin.resume()
-        await idle()
-        assert texts(peer) == ["a"]
-        admin.pause(clock.now_ms() + 20)
-        here.send("b")
-        await idle()
-        assert texts(peer) == ["a"]
-        clock.advance(20)
-        here.send("c")
-        for _ in range(100):
-            await idle()
-        assert texts(peer) == ["a", "b", "c"]
-
-    run(test())
+    assert texts(peer) == ["a", "b", "c"]

@@ -26,7 +26,7 @@ from duelog.broker.protocol.commands import (
 from duelog.broker.protocol.failures import ServerError
 from duelog.store.position import MessageId
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, refused, succeeded, texts
-from tests.broker.peers import FakePeer, idle, run, soon
+from tests.broker.peers import FakePeer, idle, soon
 from tests.conftest import OpenStore
 
 SHARED = SubscriptionType.SHARED
@@ -38,300 +38,254 @@ def named(message_id: MessageId) -> MessageIdData:
     return MessageIdData(*message_id)
 
 
-def test_a_reader_begins_at_the_message_it_names_and_leaves_nothing_behind(
+async def test_a_reader_begins_at_the_message_it_names_and_leaves_nothing_behind(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """Inclusive: the client drops the first itself; with its connection it is gone."""
-
-    async def test() -> None:
-        here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(4)]
-        sent = here.send(*"abcd")
-        starts = [named(sent[2]), EARLIEST, LATEST, None]
-        for number, (peer, start) in enumerate(zip(peers, starts, strict=True)):
-            await here.subscribe(
-                peer, name=f"r{number}", permits=10, durable=False, start_message_id=start,
-                initial_position=InitialPosition.LATEST,
-            )  # fmt: skip
-        here.send("e")
-        await idle()
-        assert [texts(peer) for peer in peers] == [["c", "d", "e"], [*"abcde"], ["e"], ["e"]]
-        assert here.topic.subscriptions() == []
-        for peer in peers:
-            here.consumers.gone(peer)
-        await idle()
-        assert here.consumers._groups == {}
-
-    run(test())
+    here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(4)]
+    sent = here.send(*"abcd")
+    starts = [named(sent[2]), EARLIEST, LATEST, None]
+    for number, (peer, start) in enumerate(zip(peers, starts, strict=True)):
+        await here.subscribe(
+            peer, name=f"r{number}", permits=10, durable=False, start_message_id=start,
+            initial_position=InitialPosition.LATEST,
+        )  # fmt: skip
+    here.send("e")
+    await idle()
+    assert [texts(peer) for peer in peers] == [["c", "d", "e"], [*"abcde"], ["e"], ["e"]]
+    assert here.topic.subscriptions() == []
+    for peer in peers:
+        here.consumers.gone(peer)
+    await idle()
+    assert here.consumers._groups == {}
 
 
-def test_a_reader_goes_back_in_time(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_reader_goes_back_in_time(open_store: OpenStore, clock: ManualClock) -> None:
     """`start_message_rollback_duration_sec`."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        for text in "abc":
-            here.send(text, publish_ms=clock.now_ms())
-            clock.advance(10_000)
-        await here.subscribe(peer, name="r", permits=9, durable=False, rollback_sec=20)
-        assert texts(peer) == ["b", "c"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    for text in "abc":
+        here.send(text, publish_ms=clock.now_ms())
+        clock.advance(10_000)
+    await here.subscribe(peer, name="r", permits=9, durable=False, rollback_sec=20)
+    assert texts(peer) == ["b", "c"]
 
 
-def test_a_reader_and_a_subscription_do_not_share_a_name(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_reader_and_a_subscription_do_not_share_a_name(open_store: OpenStore, clock: ManualClock) -> None:
     """While one is attached the other is refused."""
-
-    async def test() -> None:
-        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        await here.subscribe(peer)
-        await here.subscribe(other, durable=False)
-        assert refused(other) == [ServerError.NOT_ALLOWED]
-
-    run(test())
+    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    await here.subscribe(peer)
+    await here.subscribe(other, durable=False)
+    assert refused(other) == [ServerError.NOT_ALLOWED]
 
 
-def test_seeking_closes_every_consumer_and_then_succeeds(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_seeking_closes_every_consumer_and_then_succeeds(open_store: OpenStore, clock: ManualClock) -> None:
     """Consumers that subscribe again begin at the named message; nothing is sent in between."""
-
-    async def test() -> None:
-        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        sent = here.send(*"abcd")
-        consumer = await here.subscribe(peer, SHARED, permits=2)
-        second = await here.subscribe(other, SHARED, permits=10)
-        for start, expected in [(named(sent[1]), "bcd"), (EARLIEST, "abcd"), (LATEST, "")]:
-            peer.sent.clear()
-            other.sent.clear()
-            await soon(here.consumers.seek(peer, Seek(consumer, 9, start)))
-            assert [type(each) for each in peer.take()] == [CloseConsumer, Success]
-            assert [each.consumer_id for each in other.got(CloseConsumer)] == [second]
-            other.sent.clear()
-            consumer = await here.subscribe(peer, SHARED)
-            second = await here.subscribe(other, SHARED, permits=10)
-            assert texts(other) == [*expected]
-
-    run(test())
-
-
-def test_a_seek_to_no_message_changes_nothing(open_store: OpenStore, clock: ManualClock) -> None:
-    """MetadataError: neither a message nor a time, a message that is none; the consumer goes on."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        sent = here.send(*"ab")
-        consumer = await here.subscribe(peer, permits=1)
-        await soon(here.consumers.seek(peer, Seek(consumer, 5)))
-        await soon(here.consumers.seek(peer, Seek(consumer, 6, MessageIdData(sent[0].ledger_id + 9, 0))))
-        assert refused(peer) == [ServerError.METADATA] * 2
-        await soon(here.consumers.seek(peer, Seek(77, 7, EARLIEST)))
-        assert peer.got(Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
-        await here.flow(peer, consumer, 5)
-        assert texts(peer) == ["a", "b"]
-
-    run(test())
-
-
-def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(open_store: OpenStore, clock: ManualClock) -> None:
-    """Whatever start it names then; the place is forgotten after a while."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        sent = here.send(*"abcd")
-        for wait_s, expected in [(0.0, ["c", "d"]), (31.0, [])]:
-            consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=LATEST)
-            await soon(here.consumers.seek(peer, Seek(consumer, 9, named(sent[2]))))
-            assert 9 in succeeded(peer)
-            here.bench.loop.advance(wait_s)
-            peer.sent.clear()
-            again = await here.subscribe(peer, name="r", permits=9, durable=False, start_message_id=LATEST)
-            assert texts(peer) == expected
-            await soon(here.consumers.close(peer, CloseConsumer(again, 10)))
-        assert here.consumers._moved == {}
-
-    run(test())
-
-
-def test_acknowledgements_from_before_a_seek_do_not_undo_it(open_store: OpenStore, clock: ManualClock) -> None:
-    """They were taken before it."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send(*"ab")
-        consumer = await here.subscribe(peer, permits=5)
-        await here.ack(peer, consumer, *map(named, here.send("c")))
-        await soon(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))
+    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    sent = here.send(*"abcd")
+    consumer = await here.subscribe(peer, SHARED, permits=2)
+    second = await here.subscribe(other, SHARED, permits=10)
+    for start, expected in [(named(sent[1]), "bcd"), (EARLIEST, "abcd"), (LATEST, "")]:
         peer.sent.clear()
-        await here.subscribe(peer, permits=5)
-        assert texts(peer) == ["a", "b", "c"]
+        other.sent.clear()
+        await soon(here.consumers.seek(peer, Seek(consumer, 9, start)))
+        assert [type(each) for each in peer.take()] == [CloseConsumer, Success]
+        assert [each.consumer_id for each in other.got(CloseConsumer)] == [second]
+        other.sent.clear()
+        consumer = await here.subscribe(peer, SHARED)
+        second = await here.subscribe(other, SHARED, permits=10)
+        assert texts(other) == [*expected]
 
-    run(test())
+
+async def test_a_seek_to_no_message_changes_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+    """MetadataError: neither a message nor a time, a message that is none; the consumer goes on."""
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    sent = here.send(*"ab")
+    consumer = await here.subscribe(peer, permits=1)
+    await soon(here.consumers.seek(peer, Seek(consumer, 5)))
+    await soon(here.consumers.seek(peer, Seek(consumer, 6, MessageIdData(sent[0].ledger_id + 9, 0))))
+    assert refused(peer) == [ServerError.METADATA] * 2
+    await soon(here.consumers.seek(peer, Seek(77, 7, EARLIEST)))
+    assert peer.got(Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
+    await here.flow(peer, consumer, 5)
+    assert texts(peer) == ["a", "b"]
+
+
+async def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Whatever start it names then; the place is forgotten after a while."""
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    sent = here.send(*"abcd")
+    for wait_s, expected in [(0.0, ["c", "d"]), (31.0, [])]:
+        consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=LATEST)
+        await soon(here.consumers.seek(peer, Seek(consumer, 9, named(sent[2]))))
+        assert 9 in succeeded(peer)
+        here.bench.loop.advance(wait_s)
+        peer.sent.clear()
+        again = await here.subscribe(peer, name="r", permits=9, durable=False, start_message_id=LATEST)
+        assert texts(peer) == expected
+        await soon(here.consumers.close(peer, CloseConsumer(again, 10)))
+    assert here.consumers._moved == {}
+
+
+async def test_acknowledgements_from_before_a_seek_do_not_undo_it(open_store: OpenStore, clock: ManualClock) -> None:
+    """They were taken before it."""
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send(*"ab")
+    consumer = await here.subscribe(peer, permits=5)
+    await here.ack(peer, consumer, *map(named, here.send("c")))
+    await soon(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))
+    peer.sent.clear()
+    await here.subscribe(peer, permits=5)
+    assert texts(peer) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.FAILOVER])
-def test_what_any_consumer_acknowledges_during_a_seek_comes_again(
+async def test_what_any_consumer_acknowledges_during_a_seek_comes_again(
     kind: SubscriptionType, durable: bool, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """It is of the place before: answered, and not applied."""
-
-    async def test() -> None:
-        here, peers = Consuming(open_store(), clock, durable_acks=durable), [FakePeer(), FakePeer()]
-        here.send(*"abcdefgh")
-        consumers = [await here.subscribe(peer, kind, permits=4) for peer in peers]
-        held = {peer: ids(peer) for peer in peers}
-        assert any(held.values())
-        here.bench.executor.held = True
-        seek = asyncio.ensure_future(here.consumers.seek(peers[0], Seek(consumers[0], 9, EARLIEST)))
-        await idle()  # a worker has it now
-        for peer, consumer in zip(peers, consumers, strict=True):
-            for number, each in enumerate(held[peer]):
-                here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [each], request_id=20 + number))
-            if kind == SubscriptionType.FAILOVER and held[peer]:
-                here.consumers.ack(peer, Ack(consumer, AckType.CUMULATIVE, [held[peer][-1]], request_id=50))
-                batch = dataclasses.replace(held[peer][0], ack_set=[2], batch_size=2)
-                here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [batch], request_id=51))
-        here.bench.executor.release()
-        await soon(seek)
-        for peer in peers:
-            answers = peer.got(AckResponse)
-            assert len(answers) == len(held[peer]) + 2 * (kind == SubscriptionType.FAILOVER and bool(held[peer]))
-            assert [each.error for each in answers] == [None] * len(answers)
-            assert len(peer.got(CloseConsumer)) == 1
-            peer.sent.clear()
-        await here.subscribe(peers[0], kind, permits=20)
-        assert sorted(texts(peers[0])) == [*"abcdefgh"]
-        assert all(not each.ack_set for each in peers[0].got(Message))
-
-    run(test())
+    here, peers = Consuming(open_store(), clock, durable_acks=durable), [FakePeer(), FakePeer()]
+    here.send(*"abcdefgh")
+    consumers = [await here.subscribe(peer, kind, permits=4) for peer in peers]
+    held = {peer: ids(peer) for peer in peers}
+    assert any(held.values())
+    here.bench.executor.held = True
+    seek = asyncio.ensure_future(here.consumers.seek(peers[0], Seek(consumers[0], 9, EARLIEST)))
+    await idle()  # a worker has it now
+    for peer, consumer in zip(peers, consumers, strict=True):
+        for number, each in enumerate(held[peer]):
+            here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [each], request_id=20 + number))
+        if kind == SubscriptionType.FAILOVER and held[peer]:
+            here.consumers.ack(peer, Ack(consumer, AckType.CUMULATIVE, [held[peer][-1]], request_id=50))
+            batch = dataclasses.replace(held[peer][0], ack_set=[2], batch_size=2)
+            here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [batch], request_id=51))
+    here.bench.executor.release()
+    await soon(seek)
+    for peer in peers:
+        answers = peer.got(AckResponse)
+        assert len(answers) == len(held[peer]) + 2 * (kind == SubscriptionType.FAILOVER and bool(held[peer]))
+        assert [each.error for each in answers] == [None] * len(answers)
+        assert len(peer.got(CloseConsumer)) == 1
+        peer.sent.clear()
+    await here.subscribe(peers[0], kind, permits=20)
+    assert sorted(texts(peers[0])) == [*"abcdefgh"]
+    assert all(not each.ack_set for each in peers[0].got(Message))
 
 
-def test_what_is_acknowledged_during_a_seek_that_fails_is_applied(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_what_is_acknowledged_during_a_seek_that_fails_is_applied(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
     """The subscription is where it was, and its consumers stay: so do their acknowledgements."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        (first, *_) = here.send(*"abc")
-        consumer = await here.subscribe(peer, SHARED, permits=3)
-        here.bench.executor.held = True
-        nowhere = Seek(consumer, 9, MessageIdData(first.ledger_id + 9, 0))
-        seek = asyncio.ensure_future(here.consumers.seek(peer, nowhere))
-        await idle()
-        here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer)[:2], request_id=20))
-        here.bench.executor.release()
-        await soon(seek)
-        assert refused(peer) == [ServerError.METADATA]
-        assert peer.got(AckResponse) == [AckResponse(consumer, request_id=20)]
-        here.consumers.gone(peer)
-        again = FakePeer()
-        await here.subscribe(again, SHARED, permits=9)
-        assert texts(again) == ["c"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    (first, *_) = here.send(*"abc")
+    consumer = await here.subscribe(peer, SHARED, permits=3)
+    here.bench.executor.held = True
+    nowhere = Seek(consumer, 9, MessageIdData(first.ledger_id + 9, 0))
+    seek = asyncio.ensure_future(here.consumers.seek(peer, nowhere))
+    await idle()
+    here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer)[:2], request_id=20))
+    here.bench.executor.release()
+    await soon(seek)
+    assert refused(peer) == [ServerError.METADATA]
+    assert peer.got(AckResponse) == [AckResponse(consumer, request_id=20)]
+    here.consumers.gone(peer)
+    again = FakePeer()
+    await here.subscribe(again, SHARED, permits=9)
+    assert texts(again) == ["c"]
 
 
-def test_what_is_acknowledged_while_a_seek_waits_behind_another_call_does_not_undo_it(
+async def test_what_is_acknowledged_while_a_seek_waits_behind_another_call_does_not_undo_it(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """The job of the seek ends with another call, which asks for the next job before the seek has told anybody."""
-
-    async def test() -> None:
-        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        here.send(*"abcd")
-        consumer = await here.subscribe(peer, SHARED, permits=9)
-        leaving = await here.subscribe(other, SHARED)
-        here.bench.executor.held = True
-        here.consumers._groups[here.topic.name, "s"].pump.call(lambda: None, lambda *_: None)
-        closing = asyncio.ensure_future(here.consumers.close(other, CloseConsumer(leaving, 8)))
-        await idle()
-        seek = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))
-        await idle()
-        (begin,) = here.bench.executor.waiting
-        here.bench.executor.waiting.clear()
-        begin()
-        await idle()  # the next job has both calls, and a worker has it
-        await here.ack(peer, consumer, *ids(peer))
-        here.bench.executor.release()
-        await soon(asyncio.gather(closing, seek))
-        assert 9 in succeeded(peer)
-        peer.sent.clear()
-        await here.subscribe(peer, SHARED, permits=9)
-        assert sorted(texts(peer)) == [*"abcd"]
-
-    run(test())
+    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    here.send(*"abcd")
+    consumer = await here.subscribe(peer, SHARED, permits=9)
+    leaving = await here.subscribe(other, SHARED)
+    here.bench.executor.held = True
+    here.consumers._groups[here.topic.name, "s"].pump.call(lambda: None, lambda *_: None)
+    closing = asyncio.ensure_future(here.consumers.close(other, CloseConsumer(leaving, 8)))
+    await idle()
+    seek = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))
+    await idle()
+    (begin,) = here.bench.executor.waiting
+    here.bench.executor.waiting.clear()
+    begin()
+    await idle()  # the next job has both calls, and a worker has it
+    await here.ack(peer, consumer, *ids(peer))
+    here.bench.executor.release()
+    await soon(asyncio.gather(closing, seek))
+    assert 9 in succeeded(peer)
+    peer.sent.clear()
+    await here.subscribe(peer, SHARED, permits=9)
+    assert sorted(texts(peer)) == [*"abcd"]
 
 
-def test_the_last_message_is_the_last_that_may_be_read(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_the_last_message_is_the_last_that_may_be_read(open_store: OpenStore, clock: ManualClock) -> None:
     """None in an empty topic; of a batch the index of its last message; what is not due is not there yet."""
+    here, peer = Consuming(open_store(), clock, f"{TOPIC}-partition-1"), FakePeer()
+    consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=EARLIEST)
 
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock, f"{TOPIC}-partition-1"), FakePeer()
-        consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=EARLIEST)
+    async def last() -> tuple[MessageIdData, MessageIdData | None]:
+        await soon(here.ask(peer, GetLastMessageId(consumer, 4)))
+        answer = peer.got(GetLastMessageIdResponse)[-1]
+        assert answer.request_id == 4
+        return answer.last_message_id, answer.mark_delete_position
 
-        async def last() -> tuple[MessageIdData, MessageIdData | None]:
-            await soon(here.ask(peer, GetLastMessageId(consumer, 4)))
-            answer = peer.got(GetLastMessageIdResponse)[-1]
-            assert answer.request_id == 4
-            return answer.last_message_id, answer.mark_delete_position
-
-        assert (await last())[0].entry_id == 2**64 - 1
-        (plain,) = here.send("a")
-        assert await last() == (MessageIdData(*plain, 1), MessageIdData(plain.ledger_id, 2**64 - 1, 1))
-        (batch,) = here.send("b", messages=3)
-        here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
-        for _ in range(2):
-            assert (await last())[0] == MessageIdData(*batch, 1, 2)
-        clock.advance(1_000)
-        here.store.tick()
-        assert (await last())[0] == MessageIdData(batch.ledger_id, batch.entry_id + 1, 1)
-        await soon(here.ask(peer, GetLastMessageId(99, 5)))
-        assert refused(peer) == [ServerError.CONSUMER_NOT_FOUND]
-
-    run(test())
+    assert (await last())[0].entry_id == 2**64 - 1
+    (plain,) = here.send("a")
+    assert await last() == (MessageIdData(*plain, 1), MessageIdData(plain.ledger_id, 2**64 - 1, 1))
+    (batch,) = here.send("b", messages=3)
+    here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
+    for _ in range(2):
+        assert (await last())[0] == MessageIdData(*batch, 1, 2)
+    clock.advance(1_000)
+    here.store.tick()
+    assert (await last())[0] == MessageIdData(batch.ledger_id, batch.entry_id + 1, 1)
+    await soon(here.ask(peer, GetLastMessageId(99, 5)))
+    assert refused(peer) == [ServerError.CONSUMER_NOT_FOUND]
 
 
-def test_a_seek_to_a_delayed_messages_receipt_goes_to_its_marker(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_seek_to_a_delayed_messages_receipt_goes_to_its_marker(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
     """Once it has fired; before that it is MetadataError. A reader that names it likewise."""
-
-    async def test() -> None:
-        here, peer, reader = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        here.send("a")
-        receipt = here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
-        consumer = await here.subscribe(peer)
-        await soon(here.consumers.seek(peer, Seek(consumer, 5, named(receipt))))
-        await here.subscribe(reader, name="r", durable=False, start_message_id=named(receipt))
-        assert refused(peer) == refused(reader) == [ServerError.METADATA]
-        clock.advance(1_000)
-        here.store.tick()
-        here.send("b")
-        await soon(here.consumers.seek(peer, Seek(consumer, 6, named(receipt))))
-        await here.subscribe(peer, permits=9)
-        await here.subscribe(reader, name="r", durable=False, start_message_id=named(receipt), permits=9)
-        assert texts(peer) == texts(reader) == ["late", "b"]
-
-    run(test())
+    here, peer, reader = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    here.send("a")
+    receipt = here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
+    consumer = await here.subscribe(peer)
+    await soon(here.consumers.seek(peer, Seek(consumer, 5, named(receipt))))
+    await here.subscribe(reader, name="r", durable=False, start_message_id=named(receipt))
+    assert refused(peer) == refused(reader) == [ServerError.METADATA]
+    clock.advance(1_000)
+    here.store.tick()
+    here.send("b")
+    await soon(here.consumers.seek(peer, Seek(consumer, 6, named(receipt))))
+    await here.subscribe(peer, permits=9)
+    await here.subscribe(reader, name="r", durable=False, start_message_id=named(receipt), permits=9)
+    assert texts(peer) == texts(reader) == ["late", "b"]
 
 
-def test_seeking_by_time_goes_to_what_was_published_then(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_seeking_by_time_goes_to_what_was_published_then(open_store: OpenStore, clock: ManualClock) -> None:
     """Not to what was due then: a message that waited was published before others that are read before it."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        begun_ms = clock.now_ms()
-        here.topic.send(entry_of("waited"), deliver_at=begun_ms + 3_000)
-        for text in "ab":
-            clock.advance(1_000)
-            here.send(text)
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    begun_ms = clock.now_ms()
+    here.topic.send(entry_of("waited"), deliver_at=begun_ms + 3_000)
+    for text in "ab":
         clock.advance(1_000)
-        here.store.tick()
-        here.send("c")
-        for published_ms, expected in [(begun_ms + 2_500, ["c"]), (begun_ms + 2_000, ["b", "waited", "c"])]:
-            consumer = await here.subscribe(peer)
-            await soon(here.consumers.seek(peer, Seek(consumer, 6, publish_time=published_ms)))
-            peer.sent.clear()
-            consumer = await here.subscribe(peer, permits=9)
-            assert texts(peer) == expected
-            await soon(here.consumers.close(peer, CloseConsumer(consumer, 9)))
-        await here.subscribe(peer, consumer_id=50)
-        await soon(here.consumers.seek(peer, Seek(50, 6, publish_time=2**63)))
-        assert refused(peer) == [ServerError.METADATA]
-
-    run(test())
+        here.send(text)
+    clock.advance(1_000)
+    here.store.tick()
+    here.send("c")
+    for published_ms, expected in [(begun_ms + 2_500, ["c"]), (begun_ms + 2_000, ["b", "waited", "c"])]:
+        consumer = await here.subscribe(peer)
+        await soon(here.consumers.seek(peer, Seek(consumer, 6, publish_time=published_ms)))
+        peer.sent.clear()
+        consumer = await here.subscribe(peer, permits=9)
+        assert texts(peer) == expected
+        await soon(here.consumers.close(peer, CloseConsumer(consumer, 9)))
+    await here.subscribe(peer, consumer_id=50)
+    await soon(here.consumers.seek(peer, Seek(50, 6, publish_time=2**63)))
+    assert refused(peer) == [ServerError.METADATA]

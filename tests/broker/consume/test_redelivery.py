@@ -7,196 +7,162 @@ import pytest
 from duelog import ManualClock, Policies
 from duelog.broker.protocol.commands import CloseConsumer, Message, Redeliver, SubscriptionType
 from tests.broker.consume.consuming import Consuming, ids, succeeded, texts
-from tests.broker.peers import FakePeer, idle, run, soon
+from tests.broker.peers import FakePeer, idle, soon
 from tests.conftest import OpenStore
 
 SHARED = SubscriptionType.SHARED
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
-def test_named_messages_come_again_counted(kind: SubscriptionType, open_store: OpenStore, clock: ManualClock) -> None:
+async def test_named_messages_come_again_counted(
+    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
+) -> None:
     """Only the named messages come again, with a count that grows."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send(*"abc")
-        consumer = await here.subscribe(peer, kind, permits=10)
-        for count in (1, 2):
-            sent = ids(peer)[1]
-            peer.sent.clear()
-            here.consumers.redeliver(peer, Redeliver(consumer, [sent]))
-            await idle()
-            assert texts(peer) == ["b"]
-            assert [each.redelivery_count for each in peer.got(Message)] == [count]
-            peer.sent[:0] = peer.sent[:1]
-
-    run(test())
-
-
-def test_what_another_consumer_holds_is_not_given_back(open_store: OpenStore, clock: ManualClock) -> None:
-    """REDELIVER is about what its own consumer has."""
-
-    async def test() -> None:
-        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
-        here.send(*"ab")
-        await here.subscribe(peer, SHARED, permits=1)
-        consumer = await here.subscribe(other, SHARED, permits=10)
-        here.consumers.redeliver(other, Redeliver(consumer, ids(peer)))
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send(*"abc")
+    consumer = await here.subscribe(peer, kind, permits=10)
+    for count in (1, 2):
+        sent = ids(peer)[1]
+        peer.sent.clear()
+        here.consumers.redeliver(peer, Redeliver(consumer, [sent]))
         await idle()
-        assert (texts(peer), texts(other)) == (["a"], ["b"])
+        assert texts(peer) == ["b"]
+        assert [each.redelivery_count for each in peer.got(Message)] == [count]
+        peer.sent[:0] = peer.sent[:1]
 
-    run(test())
+
+async def test_what_another_consumer_holds_is_not_given_back(open_store: OpenStore, clock: ManualClock) -> None:
+    """REDELIVER is about what its own consumer has."""
+    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    here.send(*"ab")
+    await here.subscribe(peer, SHARED, permits=1)
+    consumer = await here.subscribe(other, SHARED, permits=10)
+    here.consumers.redeliver(other, Redeliver(consumer, ids(peer)))
+    await idle()
+    assert (texts(peer), texts(other)) == (["a"], ["b"])
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-def test_without_ids_everything_held_comes_again_in_order(
+async def test_without_ids_everything_held_comes_again_in_order(
     kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """From mark-delete on, before anything new, with the consumer's epoch in each MESSAGE."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send(*"abcd")
-        consumer = await here.subscribe(peer, kind, permits=3)
-        await here.ack(peer, consumer, ids(peer)[1])
-        peer.sent.clear()
-        here.consumers.redeliver(peer, Redeliver(consumer, epoch=7))
-        await here.flow(peer, consumer, 10)
-        assert texts(peer) == ["a", "c", "d"]
-        assert {each.epoch for each in peer.got(Message)} == {7}
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send(*"abcd")
+    consumer = await here.subscribe(peer, kind, permits=3)
+    await here.ack(peer, consumer, ids(peer)[1])
+    peer.sent.clear()
+    here.consumers.redeliver(peer, Redeliver(consumer, epoch=7))
+    await here.flow(peer, consumer, 10)
+    assert texts(peer) == ["a", "c", "d"]
+    assert {each.epoch for each in peer.got(Message)} == {7}
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
-def test_ids_mean_everything_where_order_counts(
+async def test_ids_mean_everything_where_order_counts(
     kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """On Exclusive and Failover no message may pass another."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send(*"abc")
-        consumer = await here.subscribe(peer, kind, permits=10)
-        sent = ids(peer)
-        peer.sent.clear()
-        here.consumers.redeliver(peer, Redeliver(consumer, [sent[2]]))
-        await idle()
-        assert texts(peer) == ["a", "b", "c"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send(*"abc")
+    consumer = await here.subscribe(peer, kind, permits=10)
+    sent = ids(peer)
+    peer.sent.clear()
+    here.consumers.redeliver(peer, Redeliver(consumer, [sent[2]]))
+    await idle()
+    assert texts(peer) == ["a", "b", "c"]
 
 
-def test_what_is_on_its_way_when_all_is_given_back_is_not_sent_before_it(
+async def test_what_is_on_its_way_when_all_is_given_back_is_not_sent_before_it(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """A job that has polled already sends nothing, and its messages come in their turn."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send(*"ab")
-        consumer = await here.subscribe(peer, permits=2)
-        here.send(*"cd")
-        await idle()
-        here.bench.executor.held = True
-        await here.flow(peer, consumer, 2)
-        peer.sent.clear()
-        here.consumers.redeliver(peer, Redeliver(consumer))
-        here.bench.executor.release()
-        await here.flow(peer, consumer, 10)
-        assert texts(peer) == [*"abcd"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send(*"ab")
+    consumer = await here.subscribe(peer, permits=2)
+    here.send(*"cd")
+    await idle()
+    here.bench.executor.held = True
+    await here.flow(peer, consumer, 2)
+    peer.sent.clear()
+    here.consumers.redeliver(peer, Redeliver(consumer))
+    here.bench.executor.release()
+    await here.flow(peer, consumer, 10)
+    assert texts(peer) == [*"abcd"]
 
 
-def test_what_is_held_for_want_of_permits_is_given_back_too(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_what_is_held_for_want_of_permits_is_given_back_too(open_store: OpenStore, clock: ManualClock) -> None:
     """Entries that were polled and not sent; nothing is lost, nothing comes twice."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.send("a", "b", "c", messages=10)
-        consumer = await here.subscribe(peer, permits=11)
-        peer.sent.clear()
-        here.consumers.redeliver(peer, Redeliver(consumer))
-        await here.flow(peer, consumer, 40)
-        assert texts(peer) == ["a", "b", "c"]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.send("a", "b", "c", messages=10)
+    consumer = await here.subscribe(peer, permits=11)
+    peer.sent.clear()
+    here.consumers.redeliver(peer, Redeliver(consumer))
+    await here.flow(peer, consumer, 40)
+    assert texts(peer) == ["a", "b", "c"]
 
 
-def test_what_a_consumer_held_goes_to_the_others_when_it_leaves(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_what_a_consumer_held_goes_to_the_others_when_it_leaves(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
     """By CLOSE_CONSUMER or with its connection, counted as delivered."""
-
-    async def test() -> None:
-        here, first, second, third = Consuming(open_store(), clock), FakePeer(), FakePeer(), FakePeer()
-        here.send(*"abc")
-        one = await here.subscribe(first, SHARED, permits=1)
-        await here.subscribe(second, SHARED, permits=1)
-        await here.subscribe(third, SHARED, permits=10)
-        assert (texts(first), texts(second), texts(third)) == (["a"], ["b"], ["c"])
-        first.sent.clear()
-        await soon(here.consumers.close(first, CloseConsumer(one, 50)))
-        assert succeeded(first) == [50]
-        here.consumers.gone(second)
-        await idle()
-        assert texts(third) == ["c", "a", "b"]
-        assert [each.redelivery_count for each in third.got(Message)] == [0, 1, 1]
-
-    run(test())
+    here, first, second, third = Consuming(open_store(), clock), FakePeer(), FakePeer(), FakePeer()
+    here.send(*"abc")
+    one = await here.subscribe(first, SHARED, permits=1)
+    await here.subscribe(second, SHARED, permits=1)
+    await here.subscribe(third, SHARED, permits=10)
+    assert (texts(first), texts(second), texts(third)) == (["a"], ["b"], ["c"])
+    first.sent.clear()
+    await soon(here.consumers.close(first, CloseConsumer(one, 50)))
+    assert succeeded(first) == [50]
+    here.consumers.gone(second)
+    await idle()
+    assert texts(third) == ["c", "a", "b"]
+    assert [each.redelivery_count for each in third.got(Message)] == [0, 1, 1]
 
 
-def test_counts_survive_a_restart_that_is_not_counted_itself(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_counts_survive_a_restart_that_is_not_counted_itself(open_store: OpenStore, clock: ManualClock) -> None:
     """Messages that the client gave back count; those that it held at the broker's shutdown do not."""
-
-    async def test() -> None:
-        store = open_store()
-        here, peer = Consuming(store, clock), FakePeer()
-        here.send("a")
-        consumer = await here.subscribe(peer, SHARED, permits=9)
-        here.consumers.redeliver(peer, Redeliver(consumer, ids(peer)))
-        await idle()
-        await here.consumers.close_all()
-        store.close()
-        again, later = Consuming(open_store(), clock), FakePeer()
-        await again.subscribe(later, SHARED, permits=9)
-        assert [each.redelivery_count for each in later.got(Message)] == [1]
-
-    run(test())
+    store = open_store()
+    here, peer = Consuming(store, clock), FakePeer()
+    here.send("a")
+    consumer = await here.subscribe(peer, SHARED, permits=9)
+    here.consumers.redeliver(peer, Redeliver(consumer, ids(peer)))
+    await idle()
+    await here.consumers.close_all()
+    store.close()
+    again, later = Consuming(open_store(), clock), FakePeer()
+    await again.subscribe(later, SHARED, permits=9)
+    assert [each.redelivery_count for each in later.got(Message)] == [1]
 
 
-def test_commands_for_unknown_consumers(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_commands_for_unknown_consumers(open_store: OpenStore, clock: ManualClock) -> None:
     """REDELIVER and FLOW are dropped; CLOSE_CONSUMER succeeds, as it is closed already."""
-
-    async def test() -> None:
-        here, peer = Consuming(open_store(), clock), FakePeer()
-        here.consumers.redeliver(peer, Redeliver(9))
-        await here.flow(peer, 9, 5)
-        assert peer.sent == []
-        await soon(here.consumers.close(peer, CloseConsumer(9, 3)))
-        assert succeeded(peer) == [3]
-
-    run(test())
+    here, peer = Consuming(open_store(), clock), FakePeer()
+    here.consumers.redeliver(peer, Redeliver(9))
+    await here.flow(peer, 9, 5)
+    assert peer.sent == []
+    await soon(here.consumers.close(peer, CloseConsumer(9, 3)))
+    assert succeeded(peer) == [3]
 
 
-def test_what_the_store_takes_back_is_held_by_its_new_consumer_alone(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_what_the_store_takes_back_is_held_by_its_new_consumer_alone(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
     """If the subscription has an acknowledgement timeout of its own; the first one's place is free again."""
-
-    async def test() -> None:
-        store = open_store()
-        store.set_policies(Policies(ack_timeout_ms=1_000), topic="t", subscription="s")
-        here, first, second = Consuming(store, clock, max_unacked_consumer=1), FakePeer(), FakePeer()
-        here.send("a", "b")
-        one = await here.subscribe(first, SHARED, permits=9)
-        assert texts(first) == ["a"]
-        clock.advance(1_000)
-        two = await here.subscribe(second, SHARED, permits=9)
-        assert texts(second) == ["a"]
-        consumers = here.consumers.of_topic(here.topic.name)["s"]
-        here.bench.loop.advance(1)
-        await idle()
-        assert texts(first) == ["a", "b"]
-        await here.ack(second, two, ids(second)[0])
-        await here.ack(first, one, ids(first)[1])
-        assert [each.unacked for each in consumers] == [0, 0]
-
-    run(test())
+    store = open_store()
+    store.set_policies(Policies(ack_timeout_ms=1_000), topic="t", subscription="s")
+    here, first, second = Consuming(store, clock, max_unacked_consumer=1), FakePeer(), FakePeer()
+    here.send("a", "b")
+    one = await here.subscribe(first, SHARED, permits=9)
+    assert texts(first) == ["a"]
+    clock.advance(1_000)
+    two = await here.subscribe(second, SHARED, permits=9)
+    assert texts(second) == ["a"]
+    consumers = here.consumers.of_topic(here.topic.name)["s"]
+    here.bench.loop.advance(1)
+    await idle()
+    assert texts(first) == ["a", "b"]
+    await here.ack(second, two, ids(second)[0])
+    await here.ack(first, one, ids(first)[1])
+    assert [each.unacked for each in consumers] == [0, 0]

@@ -13,92 +13,78 @@ from duelog.broker.protocol.commands import CloseProducer, Error, SendReceipt, S
 from duelog.broker.protocol.failures import ServerError
 from duelog.errors import StoreFailed, StoreFull
 from duelog.sending.outbox import PutOutcome
-from tests.broker.peers import FakePeer, idle, run
+from tests.broker.peers import FakePeer, idle
 from tests.broker.produce.producing import TOPIC, Producing, answers, blob_of, closed, receipts
 from tests.conftest import OpenStore
 
 NONE = 2**64 - 1
 
 
-def test_a_blob_is_stored_as_it_came_and_its_receipt_names_it(open_store: OpenStore) -> None:
+async def test_a_blob_is_stored_as_it_came_and_its_receipt_names_it(open_store: OpenStore) -> None:
     """With the header that dispatch needs, and the key as the message's."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store(), topic="persistent://public/default/t-partition-2"), FakePeer()
-        await here.opened(peer)
-        blob = blob_of("hello", 4, partition_key="k", num_messages_in_batch=3)
-        here.put(peer, 4, blob=blob, highest_sequence_id=6)
-        await here.stored()
-        (receipt,) = peer.got(SendReceipt)
-        assert (receipt.producer_id, receipt.sequence_id, receipt.highest_sequence_id) == (1, 4, 6)
-        assert receipt.message_id is not None
-        assert receipt.message_id.partition == 2
-        (message,) = here.topic.subscribe("s").receive(5)
-        assert message.message_id == (receipt.message_id.ledger_id, receipt.message_id.entry_id)
-        assert entry.unpack(message.payload) == (entry.BATCH, entry.hash_of(b"k"), 3, 1_000)
-        assert message.payload[entry.HEADER_BYTES :] == blob
-        assert message.key == "k"
-
-    run(test())
+    here, peer = Producing(open_store(), topic="persistent://public/default/t-partition-2"), FakePeer()
+    await here.opened(peer)
+    blob = blob_of("hello", 4, partition_key="k", num_messages_in_batch=3)
+    here.put(peer, 4, blob=blob, highest_sequence_id=6)
+    await here.stored()
+    (receipt,) = peer.got(SendReceipt)
+    assert (receipt.producer_id, receipt.sequence_id, receipt.highest_sequence_id) == (1, 4, 6)
+    assert receipt.message_id is not None
+    assert receipt.message_id.partition == 2
+    (message,) = here.topic.subscribe("s").receive(5)
+    assert message.message_id == (receipt.message_id.ledger_id, receipt.message_id.entry_id)
+    assert entry.unpack(message.payload) == (entry.BATCH, entry.hash_of(b"k"), 3, 1_000)
+    assert message.payload[entry.HEADER_BYTES :] == blob
+    assert message.key == "k"
 
 
-def test_receipts_of_one_commit_are_one_hop(open_store: OpenStore) -> None:
+async def test_receipts_of_one_commit_are_one_hop(open_store: OpenStore) -> None:
     """In the order of the SENDs."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        hops = here.bench.loop.hops
-        for sequence_id in range(500):
-            here.put(peer, sequence_id)
-        await here.stored()
-        assert receipts(peer) == list(range(500))
-        assert here.bench.loop.hops - hops < 100
-
-    run(test())
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    hops = here.bench.loop.hops
+    for sequence_id in range(500):
+        here.put(peer, sequence_id)
+    await here.stored()
+    assert receipts(peer) == list(range(500))
+    assert here.bench.loop.hops - hops < 100
 
 
-def test_answers_leave_in_the_order_of_the_sends_whatever_they_are(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_answers_leave_in_the_order_of_the_sends_whatever_they_are(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
     """A refusal that is known at once waits for the receipts before it."""
-
-    async def test() -> None:
-        store = open_store()
-        store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")
-        here, peer = Producing(store), FakePeer()
-        await here.opened(peer)
-        for sequence_id in range(9):
-            late = clock.now_ms() + (5_000 if sequence_id % 3 == 1 else 500 if sequence_id % 3 == 2 else 0)
-            here.put(peer, sequence_id, deliver_at_time=late)
-        await here.stored()
-        expected = [(each, ServerError.NOT_ALLOWED if each % 3 == 1 else None) for each in range(9)]
-        assert answers(peer) == expected
-
-    run(test())
+    store = open_store()
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")
+    here, peer = Producing(store), FakePeer()
+    await here.opened(peer)
+    for sequence_id in range(9):
+        late = clock.now_ms() + (5_000 if sequence_id % 3 == 1 else 500 if sequence_id % 3 == 2 else 0)
+        here.put(peer, sequence_id, deliver_at_time=late)
+    await here.stored()
+    expected = [(each, ServerError.NOT_ALLOWED if each % 3 == 1 else None) for each in range(9)]
+    assert answers(peer) == expected
 
 
-def test_no_answer_is_early_and_none_is_lost_however_outcomes_come(open_store: OpenStore) -> None:
+async def test_no_answer_is_early_and_none_is_lost_however_outcomes_come(open_store: OpenStore) -> None:
     """After each outcome those leave whose turn it is: the longest run from the first on."""
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    tokens: list[object] = []
 
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        tokens: list[object] = []
+    def put(*_: object, token: object, **__: object) -> bool:
+        tokens.append(token)
+        return True
 
-        def put(*_: object, token: object, **__: object) -> bool:
-            tokens.append(token)
-            return True
-
-        here.producers.of_topic(here.topic.name)[0].topic.put = put  # type: ignore[method-assign, assignment]
-        for sequence_id in range(12):
-            here.put(peer, sequence_id)
-        known: set[int] = set()
-        for number in Random(1).sample(range(12), 12):
-            here.producers.sends._heard([(tokens[number], MessageId(1, number))])
-            await idle()
-            known.add(number)
-            assert receipts(peer) == list(range(next(each for each in range(13) if each not in known)))
-
-    run(test())
+    here.producers.of_topic(here.topic.name)[0].topic.put = put  # type: ignore[method-assign, assignment]
+    for sequence_id in range(12):
+        here.put(peer, sequence_id)
+    known: set[int] = set()
+    for number in Random(1).sample(range(12), 12):
+        here.producers.sends._heard([(tokens[number], MessageId(1, number))])
+        await idle()
+        known.add(number)
+        assert receipts(peer) == list(range(next(each for each in range(13) if each not in known)))
 
 
 @pytest.mark.parametrize(
@@ -110,197 +96,157 @@ def test_no_answer_is_early_and_none_is_lost_however_outcomes_come(open_store: O
         ("Pulsar Go 0.13", ServerError.NOT_ALLOWED),
     ],
 )
-def test_a_refused_message_is_answered_as_its_client_family_needs(
+async def test_a_refused_message_is_answered_as_its_client_family_needs(
     version: str, error: ServerError, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """Anything else makes the client send it again for ever; what is too large, without metadata or no batch, too."""
-
-    async def test() -> None:
-        store = open_store(config=StoreConfig(max_message_bytes=2_000))
-        store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")
-        here, peer = Producing(store), FakePeer(version)
-        await here.opened(peer)
-        here.put(peer, 0, deliver_at_time=clock.now_ms() + 1_001)
-        here.put(peer, 1, "x" * 3_000)
-        here.put(peer, 2, blob=memoryview(b"\x00\x00\x00\x05no"))
-        here.put(peer, 3, num_messages_in_batch=0)
-        here.put(peer, 4, "good")
-        await here.stored()
-        assert answers(peer) == [(0, error), (1, error), (2, error), (3, error), (4, None)]
-        assert sum(here.producers.sends.errors.values()) == 4
-
-    run(test())
+    store = open_store(config=StoreConfig(max_message_bytes=2_000))
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")
+    here, peer = Producing(store), FakePeer(version)
+    await here.opened(peer)
+    here.put(peer, 0, deliver_at_time=clock.now_ms() + 1_001)
+    here.put(peer, 1, "x" * 3_000)
+    here.put(peer, 2, blob=memoryview(b"\x00\x00\x00\x05no"))
+    here.put(peer, 3, num_messages_in_batch=0)
+    here.put(peer, 4, "good")
+    await here.stored()
+    assert answers(peer) == [(0, error), (1, error), (2, error), (3, error), (4, None)]
+    assert sum(here.producers.sends.errors.values()) == 4
 
 
-def test_a_wrong_checksum_is_refused_as_such(open_store: OpenStore) -> None:
+async def test_a_wrong_checksum_is_refused_as_such(open_store: OpenStore) -> None:
     """To every client; a blob without a checksum is taken."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        broken = bytearray(blob_of("hello"))
-        broken[-1] ^= 1
-        here.put(peer, 0, blob=memoryview(broken))
-        here.put(peer, 1, blob=blob_of("hello")[6:])
-        await here.stored()
-        assert answers(peer) == [(0, ServerError.CHECKSUM), (1, None)]
-
-    run(test())
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    broken = bytearray(blob_of("hello"))
+    broken[-1] ^= 1
+    here.put(peer, 0, blob=memoryview(broken))
+    here.put(peer, 1, blob=blob_of("hello")[6:])
+    await here.stored()
+    assert answers(peer) == [(0, ServerError.CHECKSUM), (1, None)]
 
 
-def test_a_transaction_is_refused(open_store: OpenStore) -> None:
+async def test_a_transaction_is_refused(open_store: OpenStore) -> None:
     """With NotAllowedError."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        here.put(peer, 0, txn_least=0)
-        assert answers(peer) == [(0, ServerError.NOT_ALLOWED)]
-
-    run(test())
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    here.put(peer, 0, txn_least=0)
+    assert answers(peer) == [(0, ServerError.NOT_ALLOWED)]
 
 
-def test_a_due_time_of_the_client_holds(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_due_time_of_the_client_holds(open_store: OpenStore, clock: ManualClock) -> None:
     """Absent, zero or past: at once; a fixed delay of the topic wins, and the blob stays."""
-
-    async def test() -> None:
-        store = open_store()
-        here, peer = Producing(store), FakePeer()
-        await here.opened(peer)
-        for sequence_id, late in enumerate([None, 0, 5, clock.now_ms() - 1, clock.now_ms() + 2_000]):
-            here.put(peer, sequence_id, deliver_at_time=late)
-        store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=9_000), topic="t")
-        here.put(peer, 5)
-        await here.stored()
-        scheduled = [each.due_ms - clock.now_ms() for each in here.topic.scheduled()]
-        assert receipts(peer) == [*range(6)]
-        assert scheduled == [2_000, 9_000]
-
-    run(test())
+    store = open_store()
+    here, peer = Producing(store), FakePeer()
+    await here.opened(peer)
+    for sequence_id, late in enumerate([None, 0, 5, clock.now_ms() - 1, clock.now_ms() + 2_000]):
+        here.put(peer, sequence_id, deliver_at_time=late)
+    store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=9_000), topic="t")
+    here.put(peer, 5)
+    await here.stored()
+    scheduled = [each.due_ms - clock.now_ms() for each in here.topic.scheduled()]
+    assert receipts(peer) == [*range(6)]
+    assert scheduled == [2_000, 9_000]
 
 
-def test_delays_over_the_maximum_are_clamped_where_that_is_configured(
+async def test_delays_over_the_maximum_are_clamped_where_that_is_configured(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """The message is stored with the longest delay allowed."""
-
-    async def test() -> None:
-        store = open_store()
-        store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=3_000), topic="t")
-        here, peer = Producing(store, clamp_delays=True), FakePeer()
-        await here.opened(peer)
-        here.put(peer, 0, deliver_at_time=clock.now_ms() + 60_000)
-        await here.stored()
-        assert answers(peer) == [(0, None)]
-        assert [each.due_ms - clock.now_ms() for each in here.topic.scheduled()] == [3_000]
-
-    run(test())
+    store = open_store()
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=3_000), topic="t")
+    here, peer = Producing(store, clamp_delays=True), FakePeer()
+    await here.opened(peer)
+    here.put(peer, 0, deliver_at_time=clock.now_ms() + 60_000)
+    await here.stored()
+    assert answers(peer) == [(0, None)]
+    assert [each.due_ms - clock.now_ms() for each in here.topic.scheduled()] == [3_000]
 
 
-def test_a_stored_number_is_answered_with_no_id(open_store: OpenStore) -> None:
+async def test_a_stored_number_is_answered_with_no_id(open_store: OpenStore) -> None:
     """A batch is the range of its numbers; the producer hears of the highest when it is opened."""
-
-    async def test() -> None:
-        store = open_store()
-        here, peer = Producing(store, numbered=True), FakePeer()
-        assert (await here.opened(peer)).last_sequence_id == -1
-        here.put(peer, 0)
-        here.put(peer, 1, highest_sequence_id=4, num_messages_in_batch=4)
-        here.put(peer, 1, highest_sequence_id=4, num_messages_in_batch=4)
-        here.put(peer, 0)
-        here.put(peer, 5)
-        await here.stored()
-        found = [each.message_id for each in peer.got(SendReceipt)]
-        duplicates = [each is not None and (each.ledger_id, each.entry_id) == (NONE, NONE) for each in found]
-        assert duplicates == [False, False, True, True, False]
-        assert (await here.opened(FakePeer(), 2, "q")).last_sequence_id == -1
-        here.producers.gone(peer)
-        assert (await here.opened(FakePeer())).last_sequence_id == 5
-        assert here.producers.departed[here.topic.name].duplicates == 2
-        assert (await here.opened(FakePeer(), 1, "a/b%")).producer_name == "a/b%"
-
-    run(test())
+    store = open_store()
+    here, peer = Producing(store, numbered=True), FakePeer()
+    assert (await here.opened(peer)).last_sequence_id == -1
+    here.put(peer, 0)
+    here.put(peer, 1, highest_sequence_id=4, num_messages_in_batch=4)
+    here.put(peer, 1, highest_sequence_id=4, num_messages_in_batch=4)
+    here.put(peer, 0)
+    here.put(peer, 5)
+    await here.stored()
+    found = [each.message_id for each in peer.got(SendReceipt)]
+    duplicates = [each is not None and (each.ledger_id, each.entry_id) == (NONE, NONE) for each in found]
+    assert duplicates == [False, False, True, True, False]
+    assert (await here.opened(FakePeer(), 2, "q")).last_sequence_id == -1
+    here.producers.gone(peer)
+    assert (await here.opened(FakePeer())).last_sequence_id == 5
+    assert here.producers.departed[here.topic.name].duplicates == 2
+    assert (await here.opened(FakePeer(), 1, "a/b%")).producer_name == "a/b%"
 
 
-def test_chunks_of_a_message_share_their_number(open_store: OpenStore) -> None:
+async def test_chunks_of_a_message_share_their_number(open_store: OpenStore) -> None:
     """All of them are stored."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store(), numbered=True), FakePeer()
-        await here.opened(peer)
-        for _ in range(3):
-            here.put(peer, 0, is_chunk=True)
-        await here.stored()
-        assert len({str(each.message_id) for each in peer.got(SendReceipt)}) == 3
-        assert {entry.unpack(each.payload).flags for each in here.topic.subscribe("s").receive(9)} == {entry.CHUNK}
-
-    run(test())
+    here, peer = Producing(open_store(), numbered=True), FakePeer()
+    await here.opened(peer)
+    for _ in range(3):
+        here.put(peer, 0, is_chunk=True)
+    await here.stored()
+    assert len({str(each.message_id) for each in peer.got(SendReceipt)}) == 3
+    assert {entry.unpack(each.payload).flags for each in here.topic.subscribe("s").receive(9)} == {entry.CHUNK}
 
 
-def test_a_connection_with_many_unanswered_sends_is_not_read(open_store: OpenStore) -> None:
+async def test_a_connection_with_many_unanswered_sends_is_not_read(open_store: OpenStore) -> None:
     """It is again when half of them are answered; others are not held back."""
-
-    async def test() -> None:
-        here, peer, other = Producing(open_store(), max_unanswered=10), FakePeer(), FakePeer()
-        await here.opened(peer)
-        await here.opened(other, 1, "q")
-        held: list[object] = []
-        here.bench.loop.call_soon_threadsafe = lambda *call: held.append(call)  # type: ignore[method-assign]
-        for sequence_id in range(10):
-            here.put(peer, sequence_id)
-        here.put(other, 0)
-        assert peer.paused == {"unanswered"}
-        assert other.paused == set()
-        here.written()
-        assert peer.paused == {"unanswered"}
-        here.producers.sends._deliver()
-        assert peer.paused == set()
-        assert receipts(peer) == [*range(10)]
-
-    run(test())
+    here, peer, other = Producing(open_store(), max_unanswered=10), FakePeer(), FakePeer()
+    await here.opened(peer)
+    await here.opened(other, 1, "q")
+    held: list[object] = []
+    here.bench.loop.call_soon_threadsafe = lambda *call: held.append(call)  # type: ignore[method-assign]
+    for sequence_id in range(10):
+        here.put(peer, sequence_id)
+    here.put(other, 0)
+    assert peer.paused == {"unanswered"}
+    assert other.paused == set()
+    here.written()
+    assert peer.paused == {"unanswered"}
+    here.producers.sends._deliver()
+    assert peer.paused == set()
+    assert receipts(peer) == [*range(10)]
 
 
-def test_without_capacity_what_was_read_waits_in_order(open_store: OpenStore) -> None:
+async def test_without_capacity_what_was_read_waits_in_order(open_store: OpenStore) -> None:
     """The connection is not read until the engine has taken it; nothing is dropped."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store(config=StoreConfig(max_in_flight_bytes=4_000))), FakePeer()
-        await here.opened(peer)
-        with here.store._engine.sending.outbox._condition.lock:  # the thread that writes waits
-            for sequence_id in range(20):
-                here.put(peer, sequence_id, "x" * 900)
-            assert peer.paused == {"capacity"}
-            assert here.producers.sends.blocked_entries > 10
-        for _ in range(2_000):
-            here.bench.loop.advance(0.01)
-            await idle()
-            here.written()
-            if len(receipts(peer)) == 20:
-                break
-        assert receipts(peer) == [*range(20)]
-        assert peer.paused == set()
-        assert here.producers.sends.blocked_entries == 0
-
-    run(test())
+    here, peer = Producing(open_store(config=StoreConfig(max_in_flight_bytes=4_000))), FakePeer()
+    await here.opened(peer)
+    with here.store._engine.sending.outbox._condition.lock:  # the thread that writes waits
+        for sequence_id in range(20):
+            here.put(peer, sequence_id, "x" * 900)
+        assert peer.paused == {"capacity"}
+        assert here.producers.sends.blocked_entries > 10
+    for _ in range(2_000):
+        here.bench.loop.advance(0.01)
+        await idle()
+        here.written()
+        if len(receipts(peer)) == 20:
+            break
+    assert receipts(peer) == [*range(20)]
+    assert peer.paused == set()
+    assert here.producers.sends.blocked_entries == 0
 
 
-def test_a_full_store_refuses_and_goes_on(open_store: OpenStore) -> None:
+async def test_a_full_store_refuses_and_goes_on(open_store: OpenStore) -> None:
     """PersistenceError to the SENDs that were not stored; the producer stays open."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        sends = here.producers.sends
-        real = here.producers.of_topic(here.topic.name)[0].topic.put
-        fail(here, StoreFull(Path("store"), "no space"))
-        here.put(peer, 0)
-        here.producers.of_topic(here.topic.name)[0].topic.put = real  # type: ignore[method-assign]
-        here.put(peer, 1)
-        await here.stored()
-        assert answers(peer) == [(0, ServerError.PERSISTENCE), (1, None)]
-        assert sends.errors == {ServerError.PERSISTENCE: 1}
-
-    run(test())
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    sends = here.producers.sends
+    real = here.producers.of_topic(here.topic.name)[0].topic.put
+    fail(here, StoreFull(Path("store"), "no space"))
+    here.put(peer, 0)
+    here.producers.of_topic(here.topic.name)[0].topic.put = real  # type: ignore[method-assign]
+    here.put(peer, 1)
+    await here.stored()
+    assert answers(peer) == [(0, ServerError.PERSISTENCE), (1, None)]
+    assert sends.errors == {ServerError.PERSISTENCE: 1}
 
 
 def fail(here: Producing, error: Exception) -> None:
@@ -314,161 +260,135 @@ def fail(here: Producing, error: Exception) -> None:
         producer.topic.put = put  # type: ignore[method-assign, assignment]
 
 
-def test_a_send_whose_write_is_broken_off_is_answered_and_those_after_it_are_stored(open_store: OpenStore) -> None:
+async def test_a_send_whose_write_is_broken_off_is_answered_and_those_after_it_are_stored(
+    open_store: OpenStore,
+) -> None:
     """A client that got no answer would wait for ever."""
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    outbox = here.store._engine.sending.outbox
+    write = outbox._write
 
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        outbox = here.store._engine.sending.outbox
-        write = outbox._write
+    def broken_off(items: object) -> list[PutOutcome]:
+        outbox._write = write
+        raise SystemExit
 
-        def broken_off(items: object) -> list[PutOutcome]:
-            outbox._write = write
-            raise SystemExit
-
-        outbox._write = broken_off
-        here.put(peer, 0)
-        await here.stored()
-        here.put(peer, 1)
-        await here.stored()
-        assert answers(peer) == [(0, ServerError.UNKNOWN), (1, None)]
-
-    run(test())
+    outbox._write = broken_off
+    here.put(peer, 0)
+    await here.stored()
+    here.put(peer, 1)
+    await here.stored()
+    assert answers(peer) == [(0, ServerError.UNKNOWN), (1, None)]
 
 
-def test_a_failed_store_closes_its_producers(open_store: OpenStore) -> None:
+async def test_a_failed_store_closes_its_producers(open_store: OpenStore) -> None:
     """SENDs that come after that are dropped for a while, then end the connection."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        fail(here, StoreFailed(Path("store"), "a commit is in doubt"))
-        here.put(peer, 0)
-        await idle()
-        assert closed(peer) == [1]
-        assert answers(peer) == []
-        here.put(peer, 1)
-        assert not peer.closed
-        here.bench.loop.advance(31)
-        here.put(peer, 2)
-        assert peer.closed
-
-    run(test())
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    fail(here, StoreFailed(Path("store"), "a commit is in doubt"))
+    here.put(peer, 0)
+    await idle()
+    assert closed(peer) == [1]
+    assert answers(peer) == []
+    here.put(peer, 1)
+    assert not peer.closed
+    here.bench.loop.advance(31)
+    here.put(peer, 2)
+    assert peer.closed
 
 
-def test_what_waits_of_one_producer_is_put_once_when_another_is_closed(open_store: OpenStore) -> None:
+async def test_what_waits_of_one_producer_is_put_once_when_another_is_closed(open_store: OpenStore) -> None:
     """Both of one connection: the first one's store fails as it is tried again."""
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer, 1, "a")
+    await here.opened(peer, 2, "b")
+    first, second = here.producers.of_topic(here.topic.name)
+    taken: list[object] = []
 
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer, 1, "a")
-        await here.opened(peer, 2, "b")
-        first, second = here.producers.of_topic(here.topic.name)
-        taken: list[object] = []
+    def refuse(*_: object, **__: object) -> bool:
+        return False
 
-        def refuse(*_: object, **__: object) -> bool:
-            return False
+    def fail_put(*_: object, **__: object) -> bool:
+        raise StoreFailed(Path("store"), "a commit is in doubt")
 
-        def fail_put(*_: object, **__: object) -> bool:
-            raise StoreFailed(Path("store"), "a commit is in doubt")
+    def take(*_: object, token: object, **__: object) -> bool:
+        taken.append(token)
+        return True
 
-        def take(*_: object, token: object, **__: object) -> bool:
-            taken.append(token)
-            return True
-
-        first.topic.put = second.topic.put = refuse  # type: ignore[method-assign]
-        here.put(peer, 0, producer_id=1)
-        here.put(peer, 0, producer_id=2)
-        first.topic.put, second.topic.put = fail_put, take  # type: ignore[method-assign, assignment]
-        here.bench.loop.advance(0.01)
-        assert closed(peer) == [1]
-        assert peer.paused == set()
-        here.put(peer, 1, producer_id=2)
-        assert len(taken) == 2
-
-    run(test())
+    first.topic.put = second.topic.put = refuse  # type: ignore[method-assign]
+    here.put(peer, 0, producer_id=1)
+    here.put(peer, 0, producer_id=2)
+    first.topic.put, second.topic.put = fail_put, take  # type: ignore[method-assign, assignment]
+    here.bench.loop.advance(0.01)
+    assert closed(peer) == [1]
+    assert peer.paused == set()
+    here.put(peer, 1, producer_id=2)
+    assert len(taken) == 2
 
 
-def test_a_send_for_an_unknown_producer_ends_the_connection(open_store: OpenStore) -> None:
+async def test_a_send_for_an_unknown_producer_ends_the_connection(open_store: OpenStore) -> None:
     """Also for one that the client closed itself."""
-
-    async def test() -> None:
-        here, peer, other = Producing(open_store()), FakePeer(), FakePeer()
-        here.put(peer, 0)
-        assert peer.closed
-        await here.opened(other)
-        here.producers.close(other, CloseProducer(1, 5))
-        here.put(other, 0)
-        assert other.closed
-
-    run(test())
+    here, peer, other = Producing(open_store()), FakePeer(), FakePeer()
+    here.put(peer, 0)
+    assert peer.closed
+    await here.opened(other)
+    here.producers.close(other, CloseProducer(1, 5))
+    here.put(other, 0)
+    assert other.closed
 
 
-def test_closing_waits_for_the_answers(open_store: OpenStore) -> None:
+async def test_closing_waits_for_the_answers(open_store: OpenStore) -> None:
     """The receipts of what was sent before leave first."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        peer.sent.clear()
-        here.put(peer, 0)
-        here.put(peer, 1)
-        here.producers.close(peer, CloseProducer(1, 5))
-        await here.stored()
-        assert [type(each) for each in peer.take()] == [SendReceipt, SendReceipt, Success]
-        assert here.producers.count == 0
-
-    run(test())
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    peer.sent.clear()
+    here.put(peer, 0)
+    here.put(peer, 1)
+    here.producers.close(peer, CloseProducer(1, 5))
+    await here.stored()
+    assert [type(each) for each in peer.take()] == [SendReceipt, SendReceipt, Success]
+    assert here.producers.count == 0
 
 
-def test_a_lost_connection_takes_its_answers_with_it(open_store: OpenStore) -> None:
+async def test_a_lost_connection_takes_its_answers_with_it(open_store: OpenStore) -> None:
     """Messages that the engine took are stored; those that waited for capacity are not, and nothing stays behind."""
-
-    async def test() -> None:
-        here, peer = Producing(open_store()), FakePeer()
-        await here.opened(peer)
-        here.put(peer, 0)
-        peer.closed = True
-        here.producers.gone(peer)
-        here.written()
-        await idle()
-        assert len(here.topic.subscribe("s").receive(5)) == 1
-        assert here.producers.count == 0
-        assert here.producers._topics == {}
-
-    run(test())
+    here, peer = Producing(open_store()), FakePeer()
+    await here.opened(peer)
+    here.put(peer, 0)
+    peer.closed = True
+    here.producers.gone(peer)
+    here.written()
+    await idle()
+    assert len(here.topic.subscribe("s").receive(5)) == 1
+    assert here.producers.count == 0
+    assert here.producers._topics == {}
 
 
-def test_a_producer_over_its_quota_is_closed_and_opened_again_when_there_is_place(
+async def test_a_producer_over_its_quota_is_closed_and_opened_again_when_there_is_place(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """Opening says ProducerBlockedQuotaExceededException until then, and its client fails what waits.
 
     Another producer is opened, and what is due at once is taken of it.
     """
-
-    async def test() -> None:
-        store = open_store()
-        store.set_policies(Policies(max_pending=2), topic=TOPIC)
-        here, peer = Producing(store), FakePeer()
-        await here.opened(peer)
-        for number in range(3):
-            here.put(peer, number, deliver_at_time=clock.now_ms() + 60_000)
-        here.put(peer, 3, "due")
-        await here.stored()
-        assert answers(peer) == [(0, None), (1, None)]
-        assert len(peer.got(CloseProducer)) == 1
-        (refused,) = await here.open(peer)
-        assert isinstance(refused, Error)
-        assert refused.error == ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION
-        other = FakePeer()
-        await here.opened(other, name="another")
-        here.put(other, 0, "due")
-        store.topic(TOPIC).cancel(next(iter(store.topic(TOPIC).scheduled())).message_id)
-        await here.opened(peer)
-        here.put(peer, 4, deliver_at_time=clock.now_ms() + 60_000)
-        await here.stored()
-        assert (answers(other), answers(peer)) == ([(0, None)], [(4, None)])
-
-    run(test())
+    store = open_store()
+    store.set_policies(Policies(max_pending=2), topic=TOPIC)
+    here, peer = Producing(store), FakePeer()
+    await here.opened(peer)
+    for number in range(3):
+        here.put(peer, number, deliver_at_time=clock.now_ms() + 60_000)
+    here.put(peer, 3, "due")
+    await here.stored()
+    assert answers(peer) == [(0, None), (1, None)]
+    assert len(peer.got(CloseProducer)) == 1
+    (refused,) = await here.open(peer)
+    assert isinstance(refused, Error)
+    assert refused.error == ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION
+    other = FakePeer()
+    await here.opened(other, name="another")
+    here.put(other, 0, "due")
+    store.topic(TOPIC).cancel(next(iter(store.topic(TOPIC).scheduled())).message_id)
+    await here.opened(peer)
+    here.put(peer, 4, deliver_at_time=clock.now_ms() + 60_000)
+    await here.stored()
+    assert (answers(other), answers(peer)) == ([(0, None)], [(4, None)])

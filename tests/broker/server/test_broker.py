@@ -49,44 +49,42 @@ async def broker_at(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, 
             await broker.stop()
 
 
-def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> None:
+async def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> None:
     """Every command of the way, as clients send them."""
-
-    async def main() -> None:
-        async with broker_at(tmp_path / "store") as (broker, port):
-            client = await RawClient.connected(port)
-            metadata = await client.ask(commands.PartitionedMetadata(TOPIC, 1))
-            assert metadata == commands.PartitionedMetadataResponse(
-                1, partitions=0, response=commands.MetadataResult.SUCCESS
-            )
-            found = await client.ask(commands.Lookup(TOPIC, 2))
-            assert isinstance(found, commands.LookupResponse)
-            assert found.url == broker.urls.plain
-            kind = commands.SubscriptionType.SHARED
-            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 3)) == commands.Success(3)
-            producer = await client.ask(commands.Producer(TOPIC, 1, 4))
-            assert isinstance(producer, commands.ProducerSuccess)
-            client.say(commands.Send(1, 0), blob=blob_of(0))
-            receipt = await client.hear()
-            assert isinstance(receipt, commands.SendReceipt)
-            client.say(commands.Flow(1, 10))
-            message = await client.hear_blob()
-            assert message is not None
-            assert isinstance(message[0], commands.Message)
-            assert (message[0].message_id, message[1]) == (receipt.message_id, blob_of(0))
-            ack = commands.Ack(1, commands.AckType.INDIVIDUAL, [message[0].message_id], request_id=5)
-            assert await client.ask(ack) == commands.AckResponse(1, request_id=5)
-            last = await client.ask(commands.GetLastMessageId(1, 6))
-            assert isinstance(last, commands.GetLastMessageIdResponse)
-            assert last.last_message_id.entry_id == message[0].message_id.entry_id
-            assert await client.ask(commands.CloseConsumer(1, 7)) == commands.Success(7)
-            assert await client.ask(commands.CloseProducer(1, 8)) == commands.Success(8)
-            await client.close()
-
-    asyncio.run(main())
+    async with broker_at(tmp_path / "store") as (broker, port):
+        client = await RawClient.connected(port)
+        metadata = await client.ask(commands.PartitionedMetadata(TOPIC, 1))
+        assert metadata == commands.PartitionedMetadataResponse(
+            1, partitions=0, response=commands.MetadataResult.SUCCESS
+        )
+        found = await client.ask(commands.Lookup(TOPIC, 2))
+        assert isinstance(found, commands.LookupResponse)
+        assert found.url == broker.urls.plain
+        kind = commands.SubscriptionType.SHARED
+        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 3)) == commands.Success(3)
+        producer = await client.ask(commands.Producer(TOPIC, 1, 4))
+        assert isinstance(producer, commands.ProducerSuccess)
+        client.say(commands.Send(1, 0), blob=blob_of(0))
+        receipt = await client.hear()
+        assert isinstance(receipt, commands.SendReceipt)
+        client.say(commands.Flow(1, 10))
+        message = await client.hear_blob()
+        assert message is not None
+        assert isinstance(message[0], commands.Message)
+        assert (message[0].message_id, message[1]) == (receipt.message_id, blob_of(0))
+        ack = commands.Ack(1, commands.AckType.INDIVIDUAL, [message[0].message_id], request_id=5)
+        assert await client.ask(ack) == commands.AckResponse(1, request_id=5)
+        last = await client.ask(commands.GetLastMessageId(1, 6))
+        assert isinstance(last, commands.GetLastMessageIdResponse)
+        assert last.last_message_id.entry_id == message[0].message_id.entry_id
+        assert await client.ask(commands.CloseConsumer(1, 7)) == commands.Success(7)
+        assert await client.ask(commands.CloseProducer(1, 8)) == commands.Success(8)
+        await client.close()
 
 
-def test_acknowledgements_right_behind_a_seek_do_not_undo_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acknowledgements_right_behind_a_seek_do_not_undo_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One socket says SEEK and then 40 times ACK: all 40 messages come again."""
     moved, may_end = threading.Event(), threading.Event()
     seek = feed.seek
@@ -99,40 +97,37 @@ def test_acknowledgements_right_behind_a_seek_do_not_undo_it(tmp_path: Path, mon
 
     monkeypatch.setattr(feed, "seek", slow_seek)
 
-    async def main() -> None:
-        async with broker_at(tmp_path / "store") as (_, port):
-            client = await RawClient.connected(port)
-            kind = commands.SubscriptionType.EXCLUSIVE
-            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
-            assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 2)), commands.ProducerSuccess)
-            for number in range(40):
-                client.say(commands.Send(1, number), blob=blob_of(number))
-            for _ in range(40):
-                assert isinstance(await client.hear(), commands.SendReceipt)
-            client.say(commands.Flow(1, 100))
-            messages = [await client.hear() for _ in range(40)]
-            client.say(commands.Seek(1, 9, commands.MessageIdData(2**64 - 1, 2**64 - 1)))
-            assert await asyncio.to_thread(moved.wait, WITHIN_S)
-            for message in messages:
-                assert isinstance(message, commands.Message)
-                client.say(commands.Ack(1, commands.AckType.INDIVIDUAL, [message.message_id], request_id=10))
-            assert isinstance(
-                await client.ask(commands.PartitionedMetadata(TOPIC, 7)), commands.PartitionedMetadataResponse
-            )
-            may_end.set()
-            for _ in range(40):
-                assert await client.hear() == commands.AckResponse(1, request_id=10)
-            assert isinstance(await client.hear(), commands.CloseConsumer)
-            assert await client.hear() == commands.Success(9)
-            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 2, 3)) == commands.Success(3)
-            client.say(commands.Flow(2, 100))
-            again = [await client.hear() for _ in range(40)]
-            assert [each.message_id for each in again if isinstance(each, commands.Message)] == [
-                each.message_id for each in messages if isinstance(each, commands.Message)
-            ]
-            await client.close()
-
-    asyncio.run(main())
+    async with broker_at(tmp_path / "store") as (_, port):
+        client = await RawClient.connected(port)
+        kind = commands.SubscriptionType.EXCLUSIVE
+        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
+        assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 2)), commands.ProducerSuccess)
+        for number in range(40):
+            client.say(commands.Send(1, number), blob=blob_of(number))
+        for _ in range(40):
+            assert isinstance(await client.hear(), commands.SendReceipt)
+        client.say(commands.Flow(1, 100))
+        messages = [await client.hear() for _ in range(40)]
+        client.say(commands.Seek(1, 9, commands.MessageIdData(2**64 - 1, 2**64 - 1)))
+        assert await asyncio.to_thread(moved.wait, WITHIN_S)
+        for message in messages:
+            assert isinstance(message, commands.Message)
+            client.say(commands.Ack(1, commands.AckType.INDIVIDUAL, [message.message_id], request_id=10))
+        assert isinstance(
+            await client.ask(commands.PartitionedMetadata(TOPIC, 7)), commands.PartitionedMetadataResponse
+        )
+        may_end.set()
+        for _ in range(40):
+            assert await client.hear() == commands.AckResponse(1, request_id=10)
+        assert isinstance(await client.hear(), commands.CloseConsumer)
+        assert await client.hear() == commands.Success(9)
+        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 2, 3)) == commands.Success(3)
+        client.say(commands.Flow(2, 100))
+        again = [await client.hear() for _ in range(40)]
+        assert [each.message_id for each in again if isinstance(each, commands.Message)] == [
+            each.message_id for each in messages if isinstance(each, commands.Message)
+        ]
+        await client.close()
 
 
 def test_the_end_answers_sends_and_tells_clients(tmp_path: Path) -> None:

@@ -20,63 +20,52 @@ from tests.broker.server.raw_client import RawClient, serving, until
 BLOB = join_blob(b"", b"payload")
 
 
-def test_a_client_is_let_in_and_told_what_the_broker_can_do() -> None:
+async def test_a_client_is_let_in_and_told_what_the_broker_can_do() -> None:
     """CONNECT, CONNECTED, PING, PONG."""
-
-    async def main() -> None:
-        async with serving(max_message_size=1 << 20) as server:
-            client = await RawClient.open(server.port)
-            client.say(commands.Connect("Pulsar-CPP-v3.5", protocol_version=20))
-            connected = await client.hear()
-            assert isinstance(connected, commands.Connected)
-            assert (connected.server_version, connected.protocol_version) == ("duelog-test", 20)
-            assert connected.max_message_size == 1 << 20
-            assert await client.ask(commands.Ping()) == commands.Pong()
-            connection = await server.meet(client)
-            assert (connection.client_version, connection.role, connection.writable) == ("Pulsar-CPP-v3.5", None, True)
-            await client.close()
-            await until(lambda: server.gone)
-            assert server.gone == [connection]
-            assert connection.closed
-            connection.send(commands.Ping())
-
-    asyncio.run(main())
+    async with serving(max_message_size=1 << 20) as server:
+        client = await RawClient.open(server.port)
+        client.say(commands.Connect("Pulsar-CPP-v3.5", protocol_version=20))
+        connected = await client.hear()
+        assert isinstance(connected, commands.Connected)
+        assert (connected.server_version, connected.protocol_version) == ("duelog-test", 20)
+        assert connected.max_message_size == 1 << 20
+        assert await client.ask(commands.Ping()) == commands.Pong()
+        connection = await server.meet(client)
+        assert (connection.client_version, connection.role, connection.writable) == ("Pulsar-CPP-v3.5", None, True)
+        await client.close()
+        await until(lambda: server.gone)
+        assert server.gone == [connection]
+        assert connection.closed
+        connection.send(commands.Ping())
 
 
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x05\0\0\0\x01\x08", b"\0\0\0\x08\0\0\0\x04\x08\x12\x92\x01"]
 )
-def test_what_is_no_handshake_closes_the_connection(said: bytes) -> None:
+async def test_what_is_no_handshake_closes_the_connection(said: bytes) -> None:
     """Another protocol, a malformed command, a PING before CONNECT."""
-
-    async def main() -> None:
-        async with serving() as server:
-            client = await RawClient.open(server.port)
-            client.writer.write(said)
-            assert await client.hear() is None
-            await client.close()
-
-    asyncio.run(main())
+    async with serving() as server:
+        client = await RawClient.open(server.port)
+        client.writer.write(said)
+        assert await client.hear() is None
+        await client.close()
 
 
-def test_commands_reach_their_service_with_their_blob_in_order() -> None:
+async def test_commands_reach_their_service_with_their_blob_in_order() -> None:
     """Sends before and behind others, in one piece."""
     came: list[tuple[object, bytes]] = []
 
     def handler(connection: Connection, command: Any, blob: memoryview) -> None:
         came.append((command, bytes(blob)))
 
-    async def main() -> None:
-        async with serving({commands.Send: handler, commands.Ack: handler}) as server:
-            client = await RawClient.connected(server.port)
-            acks = commands.Ack(1, commands.AckType.INDIVIDUAL, [commands.MessageIdData(1, 2)])
-            client.say(commands.Send(1, 0), commands.Send(1, 1), blob=BLOB)
-            client.say(acks)
-            await until(lambda: len(came) == 3)
-            assert came == [(commands.Send(1, 0), BLOB), (commands.Send(1, 1), BLOB), (acks, b"")]
-            await client.close()
-
-    asyncio.run(main())
+    async with serving({commands.Send: handler, commands.Ack: handler}) as server:
+        client = await RawClient.connected(server.port)
+        acks = commands.Ack(1, commands.AckType.INDIVIDUAL, [commands.MessageIdData(1, 2)])
+        client.say(commands.Send(1, 0), commands.Send(1, 1), blob=BLOB)
+        client.say(acks)
+        await until(lambda: len(came) == 3)
+        assert came == [(commands.Send(1, 0), BLOB), (commands.Send(1, 1), BLOB), (acks, b"")]
+        await client.close()
 
 
 async def _refusing(connection: Connection, command: Any, blob: memoryview) -> None:
@@ -91,53 +80,46 @@ async def _failing(connection: Connection, command: Any, blob: memoryview) -> No
     raise RuntimeError("secret of the inside")
 
 
-def test_a_request_that_no_service_answered_is_refused_in_its_own_form(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_no_service_answered_is_refused_in_its_own_form(caplog: pytest.LogCaptureFixture) -> None:
     """By what was raised; an error of the broker's own says nothing of the inside, but to the log."""
     handlers = {commands.Lookup: _refusing, commands.Seek: _unknown, commands.Unsubscribe: _failing}
 
-    async def main() -> None:
-        async with serving(handlers) as server:
-            client = await RawClient.connected(server.port)
-            lookup = await client.ask(commands.Lookup("t", 1))
-            assert isinstance(lookup, commands.LookupResponse)
-            assert (lookup.response, lookup.error) == (commands.LookupKind.FAILED, ServerError.AUTHORIZATION)
-            seek = await client.ask(commands.Seek(1, 2))
-            assert seek == commands.Error(2, ServerError.TOPIC_NOT_FOUND, "topic 't' does not exist")
-            with caplog.at_level(logging.ERROR):
-                failed = await client.ask(commands.Unsubscribe(1, 3))
-            assert isinstance(failed, commands.Error)
-            assert (failed.request_id, failed.error) == (3, ServerError.UNKNOWN)
-            assert "secret" not in failed.message
-            assert "secret" in caplog.text
-            assert await client.ask(commands.Ping()) == commands.Pong()
-            await client.close()
-
-    asyncio.run(main())
+    async with serving(handlers) as server:
+        client = await RawClient.connected(server.port)
+        lookup = await client.ask(commands.Lookup("t", 1))
+        assert isinstance(lookup, commands.LookupResponse)
+        assert (lookup.response, lookup.error) == (commands.LookupKind.FAILED, ServerError.AUTHORIZATION)
+        seek = await client.ask(commands.Seek(1, 2))
+        assert seek == commands.Error(2, ServerError.TOPIC_NOT_FOUND, "topic 't' does not exist")
+        with caplog.at_level(logging.ERROR):
+            failed = await client.ask(commands.Unsubscribe(1, 3))
+        assert isinstance(failed, commands.Error)
+        assert (failed.request_id, failed.error) == (3, ServerError.UNKNOWN)
+        assert "secret" not in failed.message
+        assert "secret" in caplog.text
+        assert await client.ask(commands.Ping()) == commands.Pong()
+        await client.close()
 
 
-def test_transactions_are_refused_in_their_own_form() -> None:
+async def test_transactions_are_refused_in_their_own_form() -> None:
     """NotAllowedError, with the ids that were asked about."""
-
-    async def main() -> None:
-        async with serving() as server:
-            client = await RawClient.connected(server.port)
-            asks: list[tuple[Any, type]] = [
-                (commands.NewTxn(1), commands.NewTxnResponse),
-                (commands.AddPartitionToTxn(2, 3, 4), commands.AddPartitionToTxnResponse),
-                (commands.AddSubscriptionToTxn(2, 3, 4), commands.AddSubscriptionToTxnResponse),
-                (commands.EndTxn(2, 3, 4), commands.EndTxnResponse),
-                (commands.TcClientConnect(5), commands.TcClientConnectResponse),
-                (commands.WatchTopicList(6, 1, "n", "p"), commands.Error),
-            ]
-            for asked, answer in asks:
-                found: Any = await client.ask(asked)
-                assert type(found).__name__ == answer.__name__
-                assert (found.request_id, found.error) == (asked.request_id, ServerError.NOT_ALLOWED)
-                if isinstance(found, commands.EndTxnResponse):
-                    assert (found.txn_least, found.txn_most) == (3, 4)
-            await client.close()
-
-    asyncio.run(main())
+    async with serving() as server:
+        client = await RawClient.connected(server.port)
+        asks: list[tuple[Any, type]] = [
+            (commands.NewTxn(1), commands.NewTxnResponse),
+            (commands.AddPartitionToTxn(2, 3, 4), commands.AddPartitionToTxnResponse),
+            (commands.AddSubscriptionToTxn(2, 3, 4), commands.AddSubscriptionToTxnResponse),
+            (commands.EndTxn(2, 3, 4), commands.EndTxnResponse),
+            (commands.TcClientConnect(5), commands.TcClientConnectResponse),
+            (commands.WatchTopicList(6, 1, "n", "p"), commands.Error),
+        ]
+        for asked, answer in asks:
+            found: Any = await client.ask(asked)
+            assert type(found).__name__ == answer.__name__
+            assert (found.request_id, found.error) == (asked.request_id, ServerError.NOT_ALLOWED)
+            if isinstance(found, commands.EndTxnResponse):
+                assert (found.txn_least, found.txn_most) == (3, 4)
+        await client.close()
 
 
 def test_a_service_that_breaks_beside_any_request_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +144,7 @@ def test_a_service_that_breaks_beside_any_request_ends_the_connection(caplog: py
     assert "broken" in caplog.text
 
 
-def test_a_connection_that_is_paused_serves_nothing_until_every_reason_is_gone() -> None:
+async def test_a_connection_that_is_paused_serves_nothing_until_every_reason_is_gone() -> None:
     """Not what was read already either; then all of it, in order."""
     came: list[int] = []
 
@@ -172,28 +154,25 @@ def test_a_connection_that_is_paused_serves_nothing_until_every_reason_is_gone()
             connection.pause_reading("a")
             connection.pause_reading("b")
 
-    async def main() -> None:
-        async with serving({commands.Send: handler}) as server:
-            client = await RawClient.connected(server.port)
-            connection = await server.meet(client)
-            client.say(*(commands.Send(1, number) for number in range(5)), blob=BLOB)
-            await until(lambda: len(came) == 3)
-            assert await connection.ping(0.001)
-            connection.resume_reading("a")
-            connection.resume_reading("no such reason")
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert came == [0, 1, 2]
-            client.say(commands.Send(1, 5), blob=BLOB)
-            connection.resume_reading("b")
-            await until(lambda: len(came) == 6)
-            assert came == [0, 1, 2, 3, 4, 5]
-            await client.close()
-
-    asyncio.run(main())
+    async with serving({commands.Send: handler}) as server:
+        client = await RawClient.connected(server.port)
+        connection = await server.meet(client)
+        client.say(*(commands.Send(1, number) for number in range(5)), blob=BLOB)
+        await until(lambda: len(came) == 3)
+        assert await connection.ping(0.001)
+        connection.resume_reading("a")
+        connection.resume_reading("no such reason")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert came == [0, 1, 2]
+        client.say(commands.Send(1, 5), blob=BLOB)
+        connection.resume_reading("b")
+        await until(lambda: len(came) == 6)
+        assert came == [0, 1, 2, 3, 4, 5]
+        await client.close()
 
 
-def test_requests_under_way_are_bounded() -> None:
+async def test_requests_under_way_are_bounded() -> None:
     """A connection with as many is not read; when half are answered it is."""
     waiting: list[asyncio.Future[None]] = []
 
@@ -203,55 +182,49 @@ def test_requests_under_way_are_bounded() -> None:
         await future
         connection.send(commands.Success(command.request_id))
 
-    async def main() -> None:
-        async with serving({commands.Seek: handler}, max_pending_requests=4) as server:
-            client = await RawClient.connected(server.port)
-            client.say(*(commands.Seek(1, number) for number in range(6)))
-            await until(lambda: len(waiting) == 4)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert len(waiting) == 4
-            waiting[0].set_result(None)
-            waiting[1].set_result(None)
-            await until(lambda: len(waiting) == 6)
-            for future in waiting[2:]:
-                future.set_result(None)
-            assert [await client.hear() for _ in range(6)] == [commands.Success(number) for number in range(6)]
-            await client.close()
-
-    asyncio.run(main())
+    async with serving({commands.Seek: handler}, max_pending_requests=4) as server:
+        client = await RawClient.connected(server.port)
+        client.say(*(commands.Seek(1, number) for number in range(6)))
+        await until(lambda: len(waiting) == 4)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(waiting) == 4
+        waiting[0].set_result(None)
+        waiting[1].set_result(None)
+        await until(lambda: len(waiting) == 6)
+        for future in waiting[2:]:
+            future.set_result(None)
+        assert [await client.hear() for _ in range(6)] == [commands.Success(number) for number in range(6)]
+        await client.close()
 
 
-def test_a_client_that_does_not_read_gets_no_more_messages_and_is_not_read() -> None:
+async def test_a_client_that_does_not_read_gets_no_more_messages_and_is_not_read() -> None:
     """Its queue stays near the mark; once it reads, all of it comes and the connection is writable again."""
     blob = join_blob(b"", bytes(100_000))
 
-    async def main() -> None:
-        async with serving(write_high_mark=1 << 20, write_low_mark=1 << 18) as server:
-            client = await RawClient.connected(server.port)
-            connection = await server.meet(client)
-            sent, turns = 0, 0
-            while connection.writable or turns < 50:  # what the kernel takes is not in the queue
-                if connection.writable:
-                    connection.send(commands.Message(1, commands.MessageIdData(1, sent)), blob)
-                    sent += 1
-                    turns = 0
-                turns += 1
-                await asyncio.sleep(0)
-            assert connection._queue is not None
-            assert connection._queue.size < (1 << 20) + 200_000
-            assert "output" in connection._paused
-            again: list[bool] = []
-            connection.on_writable(lambda: again.append(connection.writable))
-            for number in range(sent):
-                found = await client.hear_blob()
-                assert found == (commands.Message(1, commands.MessageIdData(1, number)), blob)
-            await until(lambda: again)
-            assert again == [True]
-            assert await client.ask(commands.Ping()) == commands.Pong()
-            await client.close()
-
-    asyncio.run(main())
+    async with serving(write_high_mark=1 << 20, write_low_mark=1 << 18) as server:
+        client = await RawClient.connected(server.port)
+        connection = await server.meet(client)
+        sent, turns = 0, 0
+        while connection.writable or turns < 50:  # what the kernel takes is not in the queue
+            if connection.writable:
+                connection.send(commands.Message(1, commands.MessageIdData(1, sent)), blob)
+                sent += 1
+                turns = 0
+            turns += 1
+            await asyncio.sleep(0)
+        assert connection._queue is not None
+        assert connection._queue.size < (1 << 20) + 200_000
+        assert "output" in connection._paused
+        again: list[bool] = []
+        connection.on_writable(lambda: again.append(connection.writable))
+        for number in range(sent):
+            found = await client.hear_blob()
+            assert found == (commands.Message(1, commands.MessageIdData(1, number)), blob)
+        await until(lambda: again)
+        assert again == [True]
+        assert await client.ask(commands.Ping()) == commands.Pong()
+        await client.close()
 
 
 class HandMovedLoop(asyncio.SelectorEventLoop):
@@ -302,28 +275,25 @@ def test_a_client_that_reads_nothing_for_two_minutes_is_closed() -> None:
         runner.run(main(loop))
 
 
-def test_a_connection_ends_when_what_was_queued_has_left() -> None:
+async def test_a_connection_ends_when_what_was_queued_has_left() -> None:
     """Also a message that is larger than every buffer."""
     blob = bytes(8 << 20)
 
-    async def main() -> None:
-        async with serving() as server:
-            client = await RawClient.connected(server.port)
-            connection = await server.meet(client)
-            connection.send(commands.Message(1, commands.MessageIdData(1, 1)), blob)
-            connection.close("test")
-            connection.close("again")
-            connection.send(commands.Ping())
-            assert connection.closed
-            assert await client.hear_blob() == (commands.Message(1, commands.MessageIdData(1, 1)), blob)
-            assert await client.hear() is None
-            await until(lambda: server.gone)
-            await client.close()
-
-    asyncio.run(main())
+    async with serving() as server:
+        client = await RawClient.connected(server.port)
+        connection = await server.meet(client)
+        connection.send(commands.Message(1, commands.MessageIdData(1, 1)), blob)
+        connection.close("test")
+        connection.close("again")
+        connection.send(commands.Ping())
+        assert connection.closed
+        assert await client.hear_blob() == (commands.Message(1, commands.MessageIdData(1, 1)), blob)
+        assert await client.hear() is None
+        await until(lambda: server.gone)
+        await client.close()
 
 
-def test_answers_arrive_though_the_client_goes_on_sending_to_a_connection_that_is_closed() -> None:
+async def test_answers_arrive_though_the_client_goes_on_sending_to_a_connection_that_is_closed() -> None:
     """Bytes that nobody reads would reset the connection, and take with them what was sent to the client."""
     blob = join_blob(b"", bytes(1 << 20))
 
@@ -331,85 +301,66 @@ def test_answers_arrive_though_the_client_goes_on_sending_to_a_connection_that_i
         connection.send(commands.Message(1, commands.MessageIdData(1, 1)), bytes(4 << 20))
         connection.close("test")
 
-    async def main() -> None:
-        async with serving({commands.Send: handler}) as server:
-            client = await RawClient.connected(server.port)
-            client.say(*(commands.Send(1, number) for number in range(10)), blob=blob)
-            found = await client.hear_blob()
-            assert found is not None
-            assert len(found[1]) == 4 << 20
-            assert await client.hear() is None
-            await client.close()
-
-    asyncio.run(main())
+    async with serving({commands.Send: handler}) as server:
+        client = await RawClient.connected(server.port)
+        client.say(*(commands.Send(1, number) for number in range(10)), blob=blob)
+        found = await client.hear_blob()
+        assert found is not None
+        assert len(found[1]) == 4 << 20
+        assert await client.hear() is None
+        await client.close()
 
 
-def test_a_silent_client_gets_a_ping_and_is_then_closed() -> None:
+async def test_a_silent_client_gets_a_ping_and_is_then_closed() -> None:
     """Keep-alive on a real clock."""
-
-    async def main() -> None:
-        async with serving(keep_alive_interval_seconds=0.05) as server:
-            client = await RawClient.connected(server.port)
-            assert await client.hear() == commands.Ping()
-            assert await client.hear() is None
-            await client.close()
-
-    asyncio.run(main())
+    async with serving(keep_alive_interval_seconds=0.05) as server:
+        client = await RawClient.connected(server.port)
+        assert await client.hear() == commands.Ping()
+        assert await client.hear() is None
+        await client.close()
 
 
-def test_a_client_that_does_not_finish_its_handshake_is_closed() -> None:
+async def test_a_client_that_does_not_finish_its_handshake_is_closed() -> None:
     """Though it sends a byte now and then."""
-
-    async def main() -> None:
-        async with serving(handshake_timeout_seconds=0.05) as server:
-            client = await RawClient.open(server.port)
-            client.writer.write(b"\0")
-            assert await client.hear() is None
-            await client.close()
-
-    asyncio.run(main())
+    async with serving(handshake_timeout_seconds=0.05) as server:
+        client = await RawClient.open(server.port)
+        client.writer.write(b"\0")
+        assert await client.hear() is None
+        await client.close()
 
 
-def test_a_ping_tells_whether_the_client_is_there() -> None:
+async def test_a_ping_tells_whether_the_client_is_there() -> None:
     """Its PONG in time, none in time, and a connection that is gone."""
-
-    async def main() -> None:
-        async with serving() as server:
-            client = await RawClient.connected(server.port)
-            connection = await server.meet(client)
-            asked = asyncio.ensure_future(connection.ping(20))
-            assert await client.hear() == commands.Ping()
-            client.say(commands.Pong())
-            assert await asked
-            assert not await connection.ping(0.01)
-            asked = asyncio.ensure_future(connection.ping(20))
-            await client.close()
-            assert not await asked
-            assert not await connection.ping(20)
-
-    asyncio.run(main())
+    async with serving() as server:
+        client = await RawClient.connected(server.port)
+        connection = await server.meet(client)
+        asked = asyncio.ensure_future(connection.ping(20))
+        assert await client.hear() == commands.Ping()
+        client.say(commands.Pong())
+        assert await asked
+        assert not await connection.ping(0.01)
+        asked = asyncio.ensure_future(connection.ping(20))
+        await client.close()
+        assert not await asked
+        assert not await connection.ping(20)
 
 
 @pytest.mark.parametrize("limit", ["broker_max_connections", "broker_max_connections_per_ip"])
-def test_a_connection_too_many_is_told_so_and_closed(limit: str) -> None:
+async def test_a_connection_too_many_is_told_so_and_closed(limit: str) -> None:
     """NotAllowedError; when another has gone there is a place again."""
-
-    async def main() -> None:
-        settings: dict[str, Any] = {limit: 2}
-        async with serving(**settings) as server:
-            first, second = await RawClient.connected(server.port), await RawClient.connected(server.port)
-            third = await RawClient.open(server.port)
-            error = await third.hear()
-            assert isinstance(error, commands.Error)
-            assert (error.request_id, error.error) == (NO_REQUEST, ServerError.NOT_ALLOWED)
-            assert await third.hear() is None
-            await first.close()
-            await until(lambda: len(server.gone) == 1)
-            fourth = await RawClient.connected(server.port)
-            for client in (second, third, fourth):
-                await client.close()
-
-    asyncio.run(main())
+    settings: dict[str, Any] = {limit: 2}
+    async with serving(**settings) as server:
+        first, second = await RawClient.connected(server.port), await RawClient.connected(server.port)
+        third = await RawClient.open(server.port)
+        error = await third.hear()
+        assert isinstance(error, commands.Error)
+        assert (error.request_id, error.error) == (NO_REQUEST, ServerError.NOT_ALLOWED)
+        assert await third.hear() is None
+        await first.close()
+        await until(lambda: len(server.gone) == 1)
+        fourth = await RawClient.connected(server.port)
+        for client in (second, third, fourth):
+            await client.close()
 
 
 class Words:
@@ -422,54 +373,47 @@ class Words:
         return Proven(role, "token", int(expires) or None)
 
 
-def test_a_client_without_good_credentials_is_told_so_and_closed() -> None:
+async def test_a_client_without_good_credentials_is_told_so_and_closed() -> None:
     """AuthenticationError, then the end; and a role for one that has them."""
-
-    async def main() -> None:
-        async with serving(authentication=Authentication({"token": Words()})) as server:
-            for data in (None, b"nobody"):
-                client = await RawClient.open(server.port)
-                client.say(commands.Connect("test", auth_method_name="token", auth_data=data))
-                error = await client.hear()
-                assert isinstance(error, commands.Error)
-                assert (error.request_id, error.error) == (NO_REQUEST, ServerError.AUTHENTICATION)
-                assert await client.hear() is None
-                await client.close()
-            client = await RawClient.connected(server.port, auth_method_name="token", auth_data=b"me:0")
-            assert (await server.meet(client)).role == "me"
+    async with serving(authentication=Authentication({"token": Words()})) as server:
+        for data in (None, b"nobody"):
+            client = await RawClient.open(server.port)
+            client.say(commands.Connect("test", auth_method_name="token", auth_data=data))
+            error = await client.hear()
+            assert isinstance(error, commands.Error)
+            assert (error.request_id, error.error) == (NO_REQUEST, ServerError.AUTHENTICATION)
+            assert await client.hear() is None
             await client.close()
-
-    asyncio.run(main())
+        client = await RawClient.connected(server.port, auth_method_name="token", auth_data=b"me:0")
+        assert (await server.meet(client)).role == "me"
+        await client.close()
 
 
 @pytest.mark.parametrize(
     ("fresh", "goes_on"), [(b"me:5000", True), (b"other:5000", False), (b"bad", False), (None, False)]
 )
-def test_credentials_that_expire_are_asked_for_again(fresh: bytes | None, goes_on: bool) -> None:
+async def test_credentials_that_expire_are_asked_for_again(fresh: bytes | None, goes_on: bool) -> None:
     """The same role anew goes on; another, bad ones, or none before the next check end the connection."""
     flags = commands.FeatureFlags(supports_auth_refresh=True)
 
-    async def main() -> None:
-        authentication = Authentication({"token": Words()})
-        async with serving(authentication=authentication, authentication_refresh_check_seconds=0.02) as server:
-            client = await RawClient.connected(
-                server.port, auth_method_name="token", auth_data=b"me:1000", feature_flags=flags
-            )
-            server.now_ms = 1_000
-            challenge = await client.hear()
-            assert isinstance(challenge, commands.AuthChallenge)
-            assert challenge.challenge == commands.AuthData("token", b"PulsarAuthRefresh")
-            if fresh is not None:
-                client.say(commands.AuthResponse("test", commands.AuthData("token", fresh)))
-            if goes_on:
-                assert (await server.meet(client)).role == "me"
-                server.now_ms = 5_000
-                assert isinstance(await client.hear(), commands.AuthChallenge)
-            else:
-                error = await client.hear()
-                assert isinstance(error, commands.Error)
-                assert (error.request_id, error.error) == (NO_REQUEST, ServerError.AUTHENTICATION)
-                assert await client.hear() is None
-            await client.close()
-
-    asyncio.run(main())
+    authentication = Authentication({"token": Words()})
+    async with serving(authentication=authentication, authentication_refresh_check_seconds=0.02) as server:
+        client = await RawClient.connected(
+            server.port, auth_method_name="token", auth_data=b"me:1000", feature_flags=flags
+        )
+        server.now_ms = 1_000
+        challenge = await client.hear()
+        assert isinstance(challenge, commands.AuthChallenge)
+        assert challenge.challenge == commands.AuthData("token", b"PulsarAuthRefresh")
+        if fresh is not None:
+            client.say(commands.AuthResponse("test", commands.AuthData("token", fresh)))
+        if goes_on:
+            assert (await server.meet(client)).role == "me"
+            server.now_ms = 5_000
+            assert isinstance(await client.hear(), commands.AuthChallenge)
+        else:
+            error = await client.hear()
+            assert isinstance(error, commands.Error)
+            assert (error.request_id, error.error) == (NO_REQUEST, ServerError.AUTHENTICATION)
+            assert await client.hear() is None
+        await client.close()
