@@ -8,34 +8,36 @@ Warnings and errors are logged by loggers under `duelog`; without a configuratio
 """
 
 import logging
-from importlib.metadata import version
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from duelog.delivery.consumer_arguments import Failover
-from duelog.delivery.key_slots import KeyShared
-from duelog.markers.pending_entries import Outcome
-from duelog.store.clock import Clock, ManualClock, SystemClock
-from duelog.store.config import StoreConfig
-from duelog.store.errors import DuelogError
-from duelog.store.log.documents import Document, Documents
-from duelog.store.message import Message, Occurrence, ReceivedMessage, ScheduledMessage
-from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
-from duelog.store.position import MessageId, MessageIds
-from duelog.store.received_messages import ReceivedMessages
+if TYPE_CHECKING:
+    from duelog.delivery.consumer_arguments import Failover
+    from duelog.delivery.key_slots import KeyShared
+    from duelog.markers.pending_entries import Outcome
+    from duelog.store.clock import Clock, ManualClock, SystemClock
+    from duelog.store.config import StoreConfig
+    from duelog.store.errors import DuelogError
+    from duelog.store.log.documents import Document, Documents
+    from duelog.store.message import Message, Occurrence, ReceivedMessage, ScheduledMessage
+    from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
+    from duelog.store.position import MessageId, MessageIds
+    from duelog.store.received_messages import ReceivedMessages
 
-from .check.check_store import Finding
-from .delayed_store import DelayedStore
-from .sending.outbox import DUPLICATE, Duplicate
-from .subscription import Subscription, SubscriptionAdmin
-from .topic import Topic
-from .topics.dead_letters import DeadLetter
-from .topics.seeking import LogPositions, PublishedAt
-from .topics.topic_events import TopicEvent
-from .upkeep.maintenance import TickResult
-from .upkeep.schedule import Schedule
-from .workers.worker import Worker
+    from .check.check_store import Finding
+    from .delayed_store import DelayedStore
+    from .sending.outbox import DUPLICATE, Duplicate
+    from .subscription import Subscription, SubscriptionAdmin
+    from .topic import Topic
+    from .topics.dead_letters import DeadLetter
+    from .topics.seeking import LogPositions, PublishedAt
+    from .topics.topic_events import TopicEvent
+    from .upkeep.maintenance import TickResult
+    from .upkeep.schedule import Schedule
+    from .workers.worker import Worker
 
-__version__ = version("duelog")
-"""Version of the installed distribution, as pyproject.toml sets it."""
+    __version__: str
+    """Version of the installed distribution, as pyproject.toml sets it."""
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
 
@@ -75,3 +77,69 @@ __all__ = [
     "Worker",
     "__version__",
 ]
+
+_HOMES = {
+    "duelog.delivery.consumer_arguments": ("Failover",),
+    "duelog.delivery.key_slots": ("KeyShared",),
+    "duelog.markers.pending_entries": ("Outcome",),
+    "duelog.store.clock": (
+        "Clock",
+        "ManualClock",
+        "SystemClock",
+    ),
+    "duelog.store.config": ("StoreConfig",),
+    "duelog.store.errors": ("DuelogError",),
+    "duelog.store.log.documents": (
+        "Document",
+        "Documents",
+    ),
+    "duelog.store.message": (
+        "Message",
+        "Occurrence",
+        "ReceivedMessage",
+        "ScheduledMessage",
+    ),
+    "duelog.store.policy.policies": (
+        "DelayedDeliveryPolicies",
+        "Policies",
+    ),
+    "duelog.store.position": (
+        "MessageId",
+        "MessageIds",
+    ),
+    "duelog.store.received_messages": ("ReceivedMessages",),
+    "duelog.check.check_store": ("Finding",),
+    "duelog.delayed_store": ("DelayedStore",),
+    "duelog.sending.outbox": (
+        "DUPLICATE",
+        "Duplicate",
+    ),
+    "duelog.subscription": ("Subscription", "SubscriptionAdmin"),
+    "duelog.topic": ("Topic",),
+    "duelog.topics.dead_letters": ("DeadLetter",),
+    "duelog.topics.seeking": (
+        "LogPositions",
+        "PublishedAt",
+    ),
+    "duelog.topics.topic_events": ("TopicEvent",),
+    "duelog.upkeep.maintenance": ("TickResult",),
+    "duelog.upkeep.schedule": ("Schedule",),
+    "duelog.workers.worker": ("Worker",),
+}
+"""Modules of the public names, each imported when one of its names is first used: `import duelog` loads no engine."""
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - it takes longer than all else here
+
+        found: object = version("duelog")
+    elif name == "errors":
+        found = import_module("duelog.errors")
+    else:
+        home = next((module for module, names in _HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(home), name)
+    globals()[name] = found
+    return found

@@ -24,9 +24,9 @@ from duelog.store.position import MessageId
 
 from .backup import BackupResult, back_up
 from .check.check_store import Finding, check
-from .control.store_operations import Operations
 from .engine import Engine, open_engine
 from .metrics import Instruments, StoreMetrics
+from .operations.operations import Operations
 from .stats import Keeper, PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters

@@ -31,10 +31,10 @@ from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.position import MessageId, Position
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
-from .control.control_server import ControlServer, MakeOperations
 from .keyed_messages import KeyedMessages, TopicKeys
 from .metrics import Instruments, StoreMetrics, instruments
 from .opening import OpenState, Recovered, recover
+from .operations.control_server import ControlServer, MakeOperations
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter

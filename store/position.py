@@ -9,12 +9,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple, TypeAlias, cast, overload
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast, overload
 
 from .errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
 
 MAX_ID = 2**63 - 1
 """Largest ledger id and entry id: both go through int64 columns."""
@@ -86,9 +89,6 @@ def position_at(place: Place) -> MessageId:
     return cast(MessageId, place)
 
 
-Int64s = npt.NDArray[np.int64]
-
-
 class MessageIds(Sequence[MessageId]):
     """Many message ids as two columns: a MessageId is made of each at access.
 
@@ -122,12 +122,16 @@ class MessageIds(Sequence[MessageId]):
     @classmethod
     def joined(cls, pieces: Sequence[MessageIds]) -> MessageIds:
         """The ids of several, one after the other."""
+        import numpy as np  # noqa: PLC0415 - a command that sends no columns does without
+
         ledgers, entries = zip(*(piece.columns() for piece in pieces), strict=True)
         return cls.of(np.concatenate(ledgers), np.concatenate(entries))
 
     def columns(self) -> tuple[Int64s, Int64s]:
         """Ledger ids and entry ids, not to be written to. O(ids) at first use."""
         if self._columns is None:
+            import numpy as np  # noqa: PLC0415 - a command that sends no columns does without
+
             segments = np.array([tuple(segment) for segment in self._segments], dtype=np.int64).reshape(-1, 3)
             counts = segments[:, 2]
             ledgers: Int64s = np.repeat(segments[:, 0], counts)
@@ -171,6 +175,8 @@ class MessageIds(Sequence[MessageId]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, MessageIds):
+            import numpy as np  # noqa: PLC0415 - a command that sends no columns does without
+
             return all(map(np.array_equal, self.columns(), other.columns()))
         return self.to_list() == list(other) if isinstance(other, Sequence) else NotImplemented
 

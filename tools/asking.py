@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from .. import DeadLetter, DelayedStore, ReceivedMessage, Schedule, ScheduledMessage
-from ..control.control_client import ControlClient, Refused
-from ..control.control_lines import CLOSING, Disconnected
-from ..control.store_operations import Operations
+from ..operations.control_client import ControlClient, Refused
+from ..operations.control_lines import CLOSING, Disconnected
+from ..operations.operations import Ask, Asked, Operations
 from ..store.errors import AlreadyOpen, StoreLocked
-from ..store.message import Occurrence
-from ..store.position import MessageId
 from .values import alone, open_to_read, open_to_write, require_store
 
-Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
-"""As `Operations.ask`."""
-
+if TYPE_CHECKING:
+    from .. import DelayedStore
 
 _PATIENCE_S = 2.0
 """How long a command tries to reach a store that is being opened or closed, or is busy with other commands."""
@@ -30,21 +25,22 @@ _PAUSE_S = 0.02
 
 
 @contextmanager
-def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Ask]:
-    """What answers operations of the store in a directory, for as long as the block runs.
+def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Asked]:
+    """Ask for operations of the store in a directory while the block runs.
 
-    That is the process that has it open, where there is one that listens; else this one, which opens it. create: make
-    the store where there is none. Raises StoreLocked where another process has it open and does not listen, and what
-    `ControlClient.connect` raises, once it has tried for some time: commands that run at once wait for each other.
+    They are those of the process that has it open, where there is one that listens; else of this one, which opens it.
+    create: make the store where there is none. Raises StoreLocked where another process has it open and does not
+    listen, and what `ControlClient.connect` raises, once it has tried for some time: commands that run at once wait for
+    each other.
     """
     if not create:
         require_store(path)
     with ExitStack() as stack:
-        yield _Asking(path, writes, create, stack).ask
+        yield Asked(_Asking(path, writes, create, stack).ask)
 
 
 class _Asking:
-    """Asks a store, anew where the process that has it open closes it before anything was done."""
+    """Asks a store, and asks again where the process that has it open closes it before anything was done."""
 
     def __init__(self, path: Path, writes: bool, create: bool, stack: ExitStack) -> None:
         self._path = path
@@ -56,7 +52,6 @@ class _Asking:
         self._reached = self._reach()
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> Any:
-        """As `Operations.ask`."""
         while True:
             try:
                 found = self._reached(name, arguments)
@@ -101,45 +96,3 @@ class _Here(Event):
     def wait(self, seconds: float | None = None) -> bool:
         super().wait(seconds)
         return True
-
-
-def scheduled_message(fields: Mapping[str, Any]) -> ScheduledMessage:
-    """A message as `Operations` gives it."""
-    given = {**fields, "occurrence": _occurrence(fields), "payload": base64.b64decode(fields["payload"])}
-    return ScheduledMessage(**{**given, "message_id": MessageId.parse(fields["message_id"])})
-
-
-def received_message(fields: Mapping[str, Any]) -> ReceivedMessage:
-    """A message as `Operations` gives it."""
-    places = {name: MessageId.parse(fields[name]) for name in ("message_id", "position")}
-    given = {**fields, **places, "payload": base64.b64decode(fields["payload"])}
-    del given["occurrence"]
-    message = ReceivedMessage(**given)
-    occurrence = _occurrence(fields)
-    if occurrence is not None:
-        message._occurrence = occurrence
-    return message
-
-
-def dead_letter(fields: Mapping[str, Any]) -> DeadLetter:
-    """A dead letter as `Operations` gives it."""
-    places = {name: MessageId.parse(fields[name]) for name in ("message_id", "position")}
-    payload = base64.b64decode(fields["payload"])
-    return DeadLetter(**{**fields, **places, "payload": payload, "occurrence": _occurrence(fields)})
-
-
-def schedule(fields: Mapping[str, Any]) -> Schedule:
-    """A schedule as `Operations` gives it."""
-    next_id, replaced = fields["next_id"], fields["replaced"]
-    given = {
-        **fields,
-        "payload": base64.b64decode(fields["payload"]),
-        "next_id": None if next_id is None else MessageId.parse(next_id),
-        "replaced": None if replaced is None else schedule(replaced),
-    }
-    return Schedule(**given)
-
-
-def _occurrence(fields: Mapping[str, Any]) -> Occurrence | None:
-    found = fields["occurrence"]
-    return None if found is None else Occurrence(**found)

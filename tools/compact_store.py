@@ -26,8 +26,7 @@ from ..store.errors import DuelogError, InvalidArgument, StoreLocked
 from ..store.log import catalog
 from .columns.sealed import Sealed, identity_of, open_main_to_read, open_sealed, read_sealed
 from .partition_compaction import CompactionTask, Failed, Figures, PartitionAnswer, compact_partition, publish
-
-DEFAULT_MIN_DEAD_RATIO = 0.3
+from .values import MIN_DEAD_RATIO
 
 _ADOPTED_AT_ONCE = 64
 _ADOPTED_AT_ONCE_BYTES = 256 << 20
@@ -96,7 +95,7 @@ Runner = Callable[[Sequence[CompactionTask], Callable[[int], object]], Iterable[
 def compact_store(
     path: Path,
     *,
-    min_dead_ratio: float = DEFAULT_MIN_DEAD_RATIO,
+    min_dead_ratio: float = MIN_DEAD_RATIO,
     dry_run: bool = False,
     run: Runner | None = None,
     progress: Progress = lambda done, total: None,

@@ -12,13 +12,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Table
-from rich.text import Text
-
-from .. import ReceivedMessage, ScheduledMessage
+from ..operations.json_form import to_json
+from ..store.message import ReceivedMessage, ScheduledMessage
 from .values import iso_time
 
 _PIPE_COLUMNS = 200
@@ -51,24 +48,29 @@ def answer(value: object, line: str, *, json_: bool) -> None:
         write_line(line)
 
 
-class _OnceKnown(ProgressColumn):
-    """A column that is empty until it is known how much there is to do."""
-
-    def __init__(self, column: ProgressColumn) -> None:
-        super().__init__()
-        self._column = column
-
-    def render(self, task: Task) -> RenderableType:
-        return "" if task.total is None else self._column(task)
-
-
 @contextmanager
-def progress_bar(unit: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error while the block runs, where that is a terminal; told what is done, and of how much."""
+def progress_bar(unit: str, *, time_left: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error while the block runs, where that is a terminal; told what is done, and of how much.
+
+    time_left: show what is left in place of what has passed.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    counts = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     shown = Progress(
         TextColumn(unit),
         BarColumn(),
-        *map(_OnceKnown, columns),
+        counts,
+        TimeRemainingColumn() if time_left else TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
         disable=not sys.stderr.isatty(),
@@ -99,6 +101,10 @@ def say(text: str) -> None:
 
 def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A title and a table on standard output; columns whose name begins with `>` are aligned to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(
         header_style="bold", box=None, pad_edge=False, show_header=any(column.strip(">") for column in columns)
     )
@@ -169,6 +175,11 @@ def payload_fields(payload: bytes) -> dict[str, str]:
         return {"payload_base64": base64.b64encode(payload).decode()}
 
 
+def payload_of(fields: Mapping[str, Any]) -> bytes:
+    """The payload of a message, letter or schedule in an operation's JSON."""
+    return base64.b64decode(fields["payload"])
+
+
 def preview(payload: bytes) -> str:
     """The beginning of a payload for people: text where it is UTF-8, else hexadecimal, and the size of what is cut.
 
@@ -186,25 +197,14 @@ def preview(payload: bytes) -> str:
 
 def message_json(message: ScheduledMessage | ReceivedMessage) -> dict[str, object]:
     """A message in JSON: ids as text, times in epoch ms and as ISO 8601."""
-    fields: dict[str, object] = {
-        "message_id": str(message.message_id),
-        "topic": message.topic,
-        **payload_fields(message.payload),
-        "key": message.key,
-        "properties": message.properties,
-        "due_ms": message.due_ms,
-        "due": iso_time(message.due_ms),
-        "publish_ms": message.publish_ms,
-    }
-    if message.occurrence is not None:
-        fields["occurrence"] = message.occurrence._asdict()
-    if isinstance(message, ScheduledMessage) and message.dedup_key is not None:
-        fields["dedup_key"] = message.dedup_key
-    if isinstance(message, ReceivedMessage):
-        fields["position"] = str(message.position)
-        fields["subscription"] = message.subscription
-        fields["redelivery_count"] = message.redelivery_count
-    return fields
+    found = to_json(message)
+    shown = {name: found[name] for name in ("message_id", "topic")} | payload_fields(message.payload)
+    shown |= {name: found[name] for name in ("key", "properties", "due_ms")} | {"due": iso_time(message.due_ms)}
+    shown["publish_ms"] = found["publish_ms"]
+    optional = {name: found.get(name) for name in ("occurrence", "dedup_key")}
+    shown |= {name: value for name, value in optional.items() if value is not None}
+    received = ("position", "subscription", "redelivery_count") if isinstance(message, ReceivedMessage) else ()
+    return shown | {name: found[name] for name in received}
 
 
 def message_line(message: ReceivedMessage) -> str:

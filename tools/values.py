@@ -11,14 +11,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from .. import DelayedStore, StoreConfig
-from ..engine import open_engine
-from ..opening import Identity, read_identity, stored_span_ms
-from ..store.clock import SystemClock
 from ..store.errors import AlreadyOpen, InvalidArgument, StoreLocked
 from ..store.message import MAX_DUE_MS
+
+if TYPE_CHECKING:
+    from .. import DelayedStore
+    from ..opening import Identity
+
+MIN_DEAD_RATIO = 0.3
+"""Share of a partition's bytes that can go from which on compaction rewrites it, unless it is told another."""
 
 _MOST_NAME_BYTES = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -103,6 +107,9 @@ def properties_of(pairs: Iterable[str]) -> dict[str, str]:
 
 def stored_identity(path: Path) -> Identity:
     """What the STORE file says, whatever the span it was made with. Raises FormatMismatch, DamagedStore."""
+    from .. import StoreConfig
+    from ..opening import read_identity, stored_span_ms
+
     return read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms))
 
 
@@ -128,6 +135,9 @@ def alone(why: str) -> Iterator[None]:
 
 def open_to_read(path: Path) -> DelayedStore:
     """Open an existing store read-only, with the span it was made with: beside a writing process too."""
+    from .. import DelayedStore, StoreConfig
+    from ..opening import stored_span_ms
+
     require_store(path)
     config = StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms)
     return DelayedStore.open(path, config, read_only=True)
@@ -139,6 +149,10 @@ def open_to_write(path: Path, *, create: bool, span_ms: int | None = None) -> De
     span_ms: that of a store that is made; None: a day. Commands record no settings of their own: a store of an earlier
     version, which has none, keeps everything until a program opens it. Raises StoreLocked while another process writes.
     """
+    from .. import DelayedStore, StoreConfig, SystemClock
+    from ..engine import open_engine
+    from ..opening import stored_span_ms
+
     if not create:
         require_store(path)
     span_ms = stored_span_ms(path) or span_ms or StoreConfig().partition_ms

@@ -16,9 +16,10 @@ from typing import Any
 
 from aiohttp import web
 
+from ...store import errors
+from ..protocol.failures import Refused, ServerError
 from ..security.authentication import Authentication, InvalidCredentials, Proven
 from ..security.permissions import Action, Permissions
-from .http_failures import as_http_error
 from .http_request import HttpError, Reply, Request
 from .refusals import instead_of
 from .routing import Need, Route, Router
@@ -133,6 +134,48 @@ class Application:
             raise HttpError(403, f"role {role!r} is no superuser")
         elif need is Need.TENANT and not permissions.administers(role, parameters["tenant"]):
             raise HttpError(403, f"role {role!r} does not administer tenant {parameters['tenant']}")
+
+
+_BY_NUMBER = {
+    ServerError.METADATA: 412,
+    ServerError.AUTHENTICATION: 401,
+    ServerError.AUTHORIZATION: 403,
+    ServerError.TOPIC_NOT_FOUND: 404,
+    ServerError.SUBSCRIPTION_NOT_FOUND: 404,
+    ServerError.CONSUMER_NOT_FOUND: 404,
+    ServerError.INVALID_TOPIC_NAME: 412,
+    ServerError.NOT_ALLOWED: 412,
+    ServerError.CONSUMER_BUSY: 412,
+    ServerError.INCOMPATIBLE_SCHEMA: 409,
+    ServerError.TOO_MANY_REQUESTS: 429,
+    ServerError.SERVICE_NOT_READY: 503,
+}
+
+_BY_CLASS: dict[type[BaseException], int] = {
+    errors.UnknownTopic: 404,
+    errors.UnknownSubscription: 404,
+    errors.PoliciesChanged: 409,
+    errors.DocumentChanged: 409,
+    errors.ConsumerBusy: 412,
+    errors.InvalidArgument: 412,
+    errors.ClosedError: 503,
+    errors.StoreFailed: 503,
+    errors.StoreUnavailable: 503,
+    errors.StoreBusy: 503,
+    errors.StoreFull: 507,
+}
+
+
+def as_http_error(error: BaseException) -> HttpError | None:
+    """The answer to an error; None: it is a fault of the broker's."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, Refused):
+        return HttpError(_BY_NUMBER.get(error.error, 500), error.message)
+    for cls in type(error).__mro__:
+        if cls in _BY_CLASS:
+            return HttpError(_BY_CLASS[cls], str(error))
+    return None
 
 
 def _refuse_other_sites(request: web.BaseRequest) -> None:

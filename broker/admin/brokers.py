@@ -1,18 +1,36 @@
-"""/admin/v2/brokers: health, configuration and version of this broker."""
+"""This broker: where it is reached, /lookup/v2, and its health, configuration and version at /admin/v2/brokers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
 
 from ...delayed_store import DelayedStore
-from .addresses import Addresses
+from ..lookup.resources import Resources
+from ..lookup.topic_lookup import Urls
 from .http_request import HttpError, Reply, Request
 from .routing import Need, Route
 
 _BROKERS = "/admin/v2/brokers"
+
+
+@dataclass(slots=True)
+class Addresses:
+    """Of the binary protocol and of administration; empty: not that way. Known once the broker listens."""
+
+    pulsar: str = ""
+    pulsar_tls: str = ""
+    http: str = ""
+    https: str = ""
+
+    @property
+    def broker_id(self) -> str:
+        """`host:port`, by which Pulsar's tools name a broker."""
+        found = self.http or self.https or self.pulsar or self.pulsar_tls
+        return found.partition("://")[2]
 
 
 class Changeable(Protocol):
@@ -134,3 +152,53 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, (tuple, list)):
         return ",".join(map(str, value))
     return "" if value is None else str(value)
+
+
+_TOPIC = "/lookup/v2/{kind}/persistent/{tenant}/{namespace}/{topic}"
+_BUNDLE = b"0x00000000_0xffffffff"
+
+
+class RestLookup:
+    """Of the event loop's thread."""
+
+    def __init__(self, resources: Resources, urls: Mapping[str, Urls], addresses: Addresses) -> None:
+        """urls: of the binary protocol, by listener name."""
+        self._resources = resources
+        self._urls = urls
+        self._addresses = addresses
+
+    def routes(self) -> list[Route]:
+        """The resource's routes; earlier clients say destination for topic."""
+        found = []
+        for kind in ("topic", "destination"):
+            path = _TOPIC.replace("{kind}", kind)
+            found += [
+                Route("GET", path, self.lookup, "Where a topic is served", Need.EITHER, ("listenerName",)),
+                Route("GET", path + "/bundle", self.bundle, "Which part of its namespace a topic is in", Need.EITHER),
+            ]
+        return found
+
+    async def lookup(self, request: Request) -> dict[str, str]:
+        """As `LookupData`: C++ clients look for every address, also an empty one. Never makes a topic."""
+        self._require(request)
+        listener = request.query.get("listenerName", "")
+        urls = self._urls.get(listener)
+        if urls is None:
+            raise HttpError(412, f"listenerName={listener!r}: no such listener is configured")
+        return {
+            "brokerUrl": urls.plain,
+            "brokerUrlTls": urls.tls,
+            "httpUrl": self._addresses.http,
+            "httpUrlTls": self._addresses.https,
+            "nativeUrl": urls.plain,
+        }
+
+    async def bundle(self, request: Request) -> Reply:
+        """A namespace is one part."""
+        self._require(request)
+        return Reply(_BUNDLE, "text/plain")
+
+    def _require(self, request: Request) -> None:
+        topic = request.topic.name
+        if self._resources.namespaces.get(topic.namespace_name) is None:
+            raise HttpError(404, f"namespace {topic.namespace_name} does not exist")

@@ -1,4 +1,4 @@
-"""Routes: which handler answers which method and path, who may ask, and which route a request means.
+"""Routes: which handler answers which method and path, who may ask, which route a request means; and their document.
 
 A path is split at `/` before it is decoded, so that a name may have `%2F` in it. A route with a fixed word counts
 before one with a parameter at the same place.
@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from importlib.metadata import version
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
+from ...operations.operation import Right
+from ...operations.operations import OPERATIONS
 from .http_request import HttpError, Request
 
 Handler = Callable[[Request], Awaitable[Any]]
@@ -31,6 +34,16 @@ class Need(Enum):
     """Granted in `{tenant}/{namespace}`."""
     CONSUME = auto()
     EITHER = auto()
+
+
+_NEEDS = {
+    Right.READ: Need.EITHER, Right.PRODUCE: Need.PRODUCE, Right.CONSUME: Need.CONSUME, Right.ADMIN: Need.SUPERUSER
+}  # fmt: skip
+
+
+def need_of(operation: str) -> Need:
+    """Return what a role needs for an operation of the table."""
+    return _NEEDS[OPERATIONS[operation].right]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +115,69 @@ class Router:
 
 def _is_parameter(part: str) -> bool:
     return part.startswith("{")
+
+
+_ROLES = {
+    Need.NOTHING: "needs no credentials",
+    Need.LOGIN: "any role",
+    Need.SUPERUSER: "superusers",
+    Need.TENANT: "superusers, administrators of the tenant",
+    Need.PRODUCE: "superusers, administrators of the tenant, roles that may produce in the namespace",
+    Need.CONSUME: "superusers, administrators of the tenant, roles that may consume in the namespace",
+    Need.EITHER: "superusers, administrators of the tenant, roles that may produce or consume in the namespace",
+}
+
+
+class OpenApi:
+    """Answers with the document."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = [*routes, *self.routes()]
+
+    def routes(self) -> list[Route]:
+        """The document itself."""
+        return [Route("GET", "/duelog/v1/openapi.json", self.document, "This document", Need.NOTHING)]
+
+    async def document(self, request: Request) -> dict[str, Any]:
+        """OpenAPI 3.1."""
+        paths: dict[str, dict[str, Any]] = {}
+        for route in sorted(self._routes, key=lambda route: (route.path, route.method)):
+            paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": "duelog", "version": version("duelog")},
+            "paths": paths,
+            "components": {
+                "securitySchemes": {
+                    "token": {"type": "http", "scheme": "bearer"},
+                    "basic": {"type": "http", "scheme": "basic"},
+                },
+                "schemas": {"Failure": {"type": "object", "properties": {"reason": {"type": "string"}}}},
+            },
+            "security": [{"token": []}, {"basic": []}, {}],
+        }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    parameters = [
+        {"name": part[1:-1], "in": "path", "required": True, "schema": {"type": "string"}}
+        for part in route.segments
+        if part.startswith("{")
+    ]
+    parameters += [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query]
+    failure = {
+        "description": "what keeps it from being done",
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Failure"}}},
+    }
+    found: dict[str, Any] = {
+        "operationId": f"{route.method} {route.path}",
+        "summary": route.summary,
+        "description": f"For: {_ROLES[route.need]}.",
+        "parameters": parameters,
+        "responses": {"2XX": {"description": "done"}, "4XX": failure, "5XX": failure},
+    }
+    if route.need is Need.NOTHING:
+        found["security"] = []
+    if route.body:
+        found["requestBody"] = {"content": {"application/json": {"schema": {"type": route.body}}}}
+    return found

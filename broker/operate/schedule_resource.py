@@ -12,11 +12,12 @@ from datetime import datetime
 from typing import Any
 
 from ...markers.pending_entries import Outcome
+from ...operations.json_form import camel, to_json
 from ...store.message import MAX_DUE_MS, ScheduledMessage
 from ...store.position import MAX_ID, MessageId
 from ...topic import Topic
 from ..admin.http_request import HttpError, Request, texts_of
-from ..admin.routing import Need, Route
+from ..admin.routing import Route, need_of
 from ..protocol.loop_calls import Workers
 from .stored_blob import opened
 from .topic_finder import TopicFinder
@@ -41,15 +42,17 @@ class ScheduleResource:
         """What is offered."""
         page = ("start", "end", "limit", "after", "payloadBytes")
         return [
-            Route("GET", f"{TOPIC}/scheduled", self.scheduled, "Messages to come, by due time", Need.EITHER, page),
-            Route("GET", MESSAGE, self.message, "What has become of a message", Need.EITHER, ("payloadBytes",)),
-            Route("DELETE", MESSAGE, self.cancel, "Cancel a message", Need.PRODUCE),
+            Route("GET", f"{TOPIC}/scheduled", self.scheduled, "Messages to come, by due time",
+                  need_of("scheduled"), page),
+            Route("GET", MESSAGE, self.message, "What has become of a message", need_of("scheduled"),
+                  ("payloadBytes",)),
+            Route("DELETE", MESSAGE, self.cancel, "Cancel a message", need_of("cancel")),
             Route("POST", f"{MESSAGE}/reschedule", self.reschedule, "Give a message another due time",
-                  Need.PRODUCE, body="object"),
+                  need_of("reschedule"), body="object"),
             Route("POST", f"{TOPIC}/cancel", self.cancel_together, "Cancel messages in one transaction",
-                  Need.PRODUCE, body="object"),
+                  need_of("cancel"), body="object"),
             Route("POST", f"{TOPIC}/reschedule", self.reschedule_together, "Give messages another due time, in one",
-                  Need.PRODUCE, body="object"),
+                  need_of("reschedule"), body="object"),
         ]  # fmt: skip
 
     # -- looking ---------------------------------------------------------------------------------------
@@ -136,16 +139,9 @@ class ScheduleResource:
 
 def _shown(message: ScheduledMessage, payload_bytes: int) -> dict[str, Any]:
     """A stored message; its payload as base64, the first bytes of it."""
-    found: dict[str, Any] = {
-        "messageId": str(message.message_id),
-        "dueMs": message.due_ms,
-        "publishMs": message.publish_ms,
-        "key": message.key,
-        "properties": message.properties,
-        "producer": None,
-        "messages": 1,
-        "bytes": len(message.payload),
-    }
+    fields = to_json(message)
+    found = {camel(name): fields[name] for name in ("message_id", "due_ms", "publish_ms", "key", "properties")}
+    found |= {"producer": None, "messages": 1, "bytes": len(message.payload)}
     payload = message.payload
     with suppress(HttpError):  # metadata that cannot be read: what the store knows
         metadata, payload = opened(message)

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...delayed_store import DelayedStore
+from ...operations.json_form import camel
 from ...partitions.timespan import directory_name, parse_directory_name
 from ...stats import PartitionStats
 from ...store.errors import InvalidArgument
@@ -69,7 +70,7 @@ class StoreResource:
         for topic in self._producers.departed:
             received.add(self._rates.received(topic))
         return {
-            "store": {_camel(name): value for name, value in store.items()},
+            "store": {camel(name): value for name, value in store.items()},
             "suspended": [str(each) for each in found.suspended],
             "producers": self._producers.count,
             "consumers": self._consumers.count,
@@ -168,10 +169,5 @@ def _only(options: Mapping[str, Any], *known: str) -> None:
 
 
 def _shown(each: PartitionStats) -> dict[str, Any]:
-    figures = {_camel(name): value for name, value in asdict(each).items() if name != "holders"}
+    figures = {camel(name): value for name, value in asdict(each).items() if name != "holders"}
     return {"name": directory_name(each.start_ms), **figures, "references": each.holders}
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(map(str.capitalize, rest))

@@ -19,7 +19,7 @@ from ...subscription import SubscriptionAdmin
 from ...topic import Topic
 from ...topics.seeking import PublishedAt
 from ..admin.http_request import HttpError, Reply, Request, checked_integer, one_of, value_of
-from ..admin.routing import Need, Route
+from ..admin.routing import Route, need_of
 from ..consume import feed
 from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
@@ -50,30 +50,31 @@ class SubscriptionResource:
             route
             for whole in WHOLES
             for route in (
-                Route("POST", f"{whole}/clearBacklog", self.clear, "Acknowledge all that is due", Need.CONSUME),
+                Route("POST", f"{whole}/clearBacklog", self.clear, "Acknowledge all that is due", need_of("expire")),
                 Route("POST", f"{whole}/clearBacklog/{{subscription}}", self.clear,
-                      "Likewise, for subscriptions of this name", Need.CONSUME),
+                      "Likewise, for subscriptions of this name", need_of("expire")),
                 Route("POST", f"{whole}/unsubscribe/{{subscription}}", self.unsubscribe,
-                      "Delete subscriptions of this name", Need.CONSUME),
+                      "Delete subscriptions of this name", need_of("delete_subscription")),
             )
         ]  # fmt: skip
         return [
             *of_namespace,
-            Route("GET", f"{TOPIC}/subscriptions", self.names, "Names of the subscriptions", Need.EITHER),
+            Route("GET", f"{TOPIC}/subscriptions", self.names, "Names of the subscriptions", need_of("subscriptions")),
             Route("PUT", SUBSCRIPTION, self.create, "Create a subscription, at the end or at a message id",
-                  Need.CONSUME, ("replicated", "authoritative"), "object"),
-            Route("DELETE", SUBSCRIPTION, self.delete, "Delete a subscription", Need.CONSUME, ("force",)),
-            Route("POST", f"{SUBSCRIPTION}/skip_all", self.skip_all, "Acknowledge all that is due", Need.CONSUME),
-            Route("POST", f"{SUBSCRIPTION}/skip/{count}", self.skip, "Acknowledge the first messages", Need.CONSUME),
+                  need_of("create_subscription"), ("replicated", "authoritative"), "object"),
+            Route("DELETE", SUBSCRIPTION, self.delete, "Delete a subscription", need_of("delete_subscription"),
+                  ("force",)),
+            Route("POST", f"{SUBSCRIPTION}/skip_all", self.skip_all, "Acknowledge all that is due", need_of("skip")),
+            Route("POST", f"{SUBSCRIPTION}/skip/{count}", self.skip, "Acknowledge the first messages", need_of("skip")),
             Route("POST", SUBSCRIPTION + "/expireMessages/{expireTimeInSeconds}", self.expire,
-                  "Acknowledge what has been due for so long", Need.CONSUME),
+                  "Acknowledge what has been due for so long", need_of("expire")),
             Route("POST", SUBSCRIPTION + "/expireMessages", self.expire_until,
-                  "Acknowledge what lies up to a message id", Need.CONSUME, body="object"),
-            Route("POST", every, self.expire_all, "Likewise, for each subscription", Need.CONSUME),
-            Route("POST", f"{reset}/{{timestamp}}", self.reset_to_time, "Go to a publish time (ms)", Need.CONSUME),
-            Route("POST", reset, self.reset_to_message, "Go to a message id", Need.CONSUME, body="object"),
+                  "Acknowledge what lies up to a message id", need_of("expire"), body="object"),
+            Route("POST", every, self.expire_all, "Likewise, for each subscription", need_of("expire")),
+            Route("POST", f"{reset}/{{timestamp}}", self.reset_to_time, "Go to a publish time (ms)", need_of("seek")),
+            Route("POST", reset, self.reset_to_message, "Go to a message id", need_of("seek"), body="object"),
             Route("GET", f"{SUBSCRIPTION}/position/{{messagePosition}}", self.peek,
-                  "The n-th message, 1 the first, that is due and not acknowledged", Need.CONSUME),
+                  "The n-th message, 1 the first, that is due and not acknowledged", need_of("peek")),
         ]  # fmt: skip
 
     async def names(self, request: Request) -> Any:

@@ -16,7 +16,11 @@ from typing import Any
 from ...stats import SubscriptionStats, TopicStats
 from ...store.log.managed_ledger import LedgerInfo
 from ...store.position import MessageId
-from ..admin.addresses import Addresses
+from ...topic import Topic
+from ..admin.brokers import Addresses
+from ..admin.http_request import Request
+from ..admin.routing import Need, Route
+from ..consume import feed
 from ..consume.consumers import Consumers
 from ..consume.pump import INDIVIDUAL, Consumer, Dispatched
 from ..lookup.topic_address import shown_subscription
@@ -24,6 +28,8 @@ from ..metrics.rates import OutRate, Rates
 from ..produce.producers import Producers
 from ..produce.sends import OpenProducer
 from ..protocol.commands import AccessMode, KeyValue, SubscriptionType
+from ..protocol.loop_calls import Workers
+from .topic_finder import TOPIC, TopicFinder
 
 TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 _ACCESS = {
@@ -381,3 +387,68 @@ def _metadata(pairs: Iterable[KeyValue]) -> dict[str, str]:
 def iso(ms: int) -> str:
     """As Pulsar writes times, in UTC."""
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class StatsResource:
+    """Of the event loop's thread."""
+
+    def __init__(self, finder: TopicFinder, figures: TopicFigures, workers: Workers) -> None:
+        self._finder = finder
+        self._figures = figures
+        self._workers = workers
+
+    def routes(self) -> list[Route]:
+        """What is offered."""
+        asked = ("excludePublishers", "excludeConsumers")
+        inside = f"{TOPIC}/partitioned-internalStats"
+        return [
+            Route("GET", f"{TOPIC}/stats", self.stats, "Figures of a topic", Need.EITHER, asked),
+            Route("GET", f"{TOPIC}/partitioned-stats", self.partitioned, "Figures of all partitions together",
+                  Need.EITHER, ("perPartition", *asked)),
+            Route("GET", f"{TOPIC}/internalStats", self.internal, "Figures of a topic's main log", Need.EITHER),
+            Route("GET", f"{TOPIC}/internal-info", self.info, "Ledgers and cursors of a main log", Need.EITHER),
+            Route("GET", inside, self.partitioned_internal, "Those of each partition", Need.EITHER),
+        ]  # fmt: skip
+
+    async def stats(self, request: Request) -> Any:
+        """TopicStats. Of a partitioned topic: 405, its partitions have some."""
+        return await self._of(await self._finder.one(request), request)
+
+    async def partitioned(self, request: Request) -> Any:
+        """PartitionedTopicStats; of a plain topic: of one partition."""
+        topics = await self._finder.every(request)
+        found = {topic.name: await self._of(topic, request) for topic in topics}
+        return together(found, each=request.flag("perPartition", True))
+
+    async def internal(self, request: Request) -> Any:
+        """PersistentTopicInternalStats."""
+        return await self._log_of(await self._finder.one(request))
+
+    async def info(self, request: Request) -> Any:
+        """ManagedLedgerInfo; of a partitioned topic PartitionedManagedLedgerInfo."""
+        topics = await self._finder.every(request)
+        found = await self._workers(lambda: [info_of(topic.stats(), topic.ledgers()) for topic in topics])
+        if topics[0].name == str(request.topic.name):
+            return found[0]
+        return {"version": 0, "partitions": {topic.name: each for topic, each in zip(topics, found, strict=True)}}
+
+    async def partitioned_internal(self, request: Request) -> Any:
+        """PartitionedTopicInternalStats."""
+        topics = await self._finder.every(request)
+        return {
+            "metadata": {"partitions": len(topics), "deleted": False},
+            "partitions": {topic.name: await self._log_of(topic) for topic in topics},
+        }
+
+    async def _of(self, topic: Topic, request: Request) -> dict[str, Any]:
+        stats = await self._workers(topic.stats)
+        publishers, consumers = not request.flag("excludePublishers"), not request.flag("excludeConsumers")
+        return self._figures.of_topic(stats, publishers=publishers, consumers=consumers)
+
+    async def _log_of(self, topic: Topic) -> dict[str, Any]:
+        def work() -> dict[str, Any]:
+            ledgers = topic.ledgers()
+            last = feed.last_entry(topic, None).position
+            return of_log(topic.stats(), ledgers, last if last.entry_id >= 0 else MessageId(ledgers[-1].ledger_id, -1))
+
+        return await self._workers(work)

@@ -18,22 +18,19 @@ from ...delayed_store import DelayedStore
 from ...store.config import MIB, StoreConfig
 from ...store.errors import InvalidArgument
 from ..admin.application import Application
-from ..admin.brokers import Brokers
+from ..admin.brokers import Brokers, RestLookup
 from ..admin.http_request import Reply, Request
-from ..admin.openapi import OpenApi
-from ..admin.rest_lookup import RestLookup
-from ..admin.routing import Need, Route
+from ..admin.routing import Need, OpenApi, Route
 from ..admin.web_server import WebServer
 from ..lookup.topic_lookup import Urls
 from ..metrics.exposition import Exposition
 from ..metrics.text_format import CONTENT_TYPE
 from ..operate.schedule_resource import ScheduleResource
-from ..operate.stats_resource import StatsResource
 from ..operate.store_resource import StoreResource
 from ..operate.subscription_resource import SubscriptionResource
 from ..operate.topic_finder import TopicFinder
 from ..operate.topic_resource import TopicResource
-from ..operate.topic_stats import TopicFigures
+from ..operate.topic_stats import StatsResource, TopicFigures
 from ..protocol.loop_calls import Workers, keep_refreshing
 from ..security.authentication import Authentication
 from ..security.tls import Certificate

@@ -10,7 +10,7 @@ from typing import Any
 from ...delayed_store import DelayedStore
 from ...store.errors import ClosedError
 from ...store.names import TopicName
-from ..admin.addresses import Addresses
+from ..admin.brokers import Addresses
 from ..cluster.broker_link import Dialer, broker_context
 from ..cluster.ownership import Ownership
 from ..cluster.placement import PlacementFile
@@ -45,7 +45,7 @@ from ..security.authentication import (
     UnusableSecurity,
 )
 from ..security.permissions import Permissions
-from ..tenancy.topic_names import TopicNames
+from ..tenancy.namespaces import TopicNames
 from ..tenancy.topic_removal import TopicRemoval
 from .configuration import BrokerConfig
 from .connection import Connection, Handler

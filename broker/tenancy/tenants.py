@@ -6,7 +6,7 @@ from typing import Any
 
 from ...store.errors import InvalidArgument
 from ...store.names import validate_namespace_name
-from ..admin.addresses import Addresses
+from ..admin.brokers import Addresses
 from ..admin.http_request import HttpError, Request, texts_of
 from ..admin.routing import Need, Route
 from ..lookup.resources import Resources

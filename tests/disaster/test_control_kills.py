@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock
-from duelog.control.control_client import ControlClient
-from duelog.control.control_lines import Disconnected
+from duelog.operations.control_client import ControlClient
+from duelog.operations.control_lines import Disconnected
 from duelog.store.policy.policy_records import Scope
 from tests.disaster.fork_server import serve
 from tests.disaster.kill_series import KILLED, Server

@@ -13,9 +13,9 @@ from duelog import DelayedStore
 from duelog.broker.protocol.entry import MessageMetadata, header_for, pack
 from duelog.broker.protocol.fields import ENCODERS
 from duelog.broker.protocol.frames import join_blob
-from duelog.control import control_server, store_operations
-from duelog.control.control_lines import address_in
 from duelog.delivery.delivery_log import _CRC, _RECORD
+from duelog.operations import control_server, operations
+from duelog.operations.control_lines import address_in
 from duelog.store.codec import format as fmt
 from duelog.store.codec import run_lengths
 from duelog.store.codec.bodies import Bodies
@@ -184,5 +184,5 @@ def test_the_bounds_of_the_control_socket_are_those_of_the_code() -> None:
     stalled, last = control_server.STALLED_S, control_server._LAST_ANSWER_S
     assert table["an answer that is not read"].startswith(f"{stalled:.0f} s; {last:.0f} s")
     assert (control_server._LINE_BYTES, table["a request"][:6]) == (1 << 20, "1 MiB ")
-    most, size = store_operations._MOST_RECEIVED, store_operations._MOST_RECEIVED_BYTES >> 20
+    most, size = operations._MOST_RECEIVED, operations._MOST_RECEIVED_BYTES >> 20
     assert table["messages of one `receive`"].startswith(f"{most:,}, or {size} MiB")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ... import DeadLetter
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
-from ..asking import Ask, asked, dead_letter
-from ..output import answer, payload_fields, preview, write_json_lines, write_table
+from ..asking import asked
+from ..output import answer, payload_fields, payload_of, preview, write_json_lines, write_table
 from ..values import iso_time
 from .options import Json, Store
 
@@ -57,20 +55,20 @@ def list_(
     ```
     """
     filters = _filters(topic, subscription, reason, key, older_than)
-    with asked(store, writes=False) as ask:
-        found = list(_held(ask, filters))
+    with asked(store, writes=False) as opened:
+        found = list(opened.ask("dead_letters", filters))
     if json_:
         write_json_lines(_fields(letter) for letter in found)
         return
     rows = [
         (
-            str(letter.message_id),
-            letter.topic,
-            letter.subscription,
-            f"{letter.reason} ({letter.attempts} attempts)",
-            iso_time(letter.first_ms),
-            iso_time(letter.last_ms),
-            preview(letter.payload),
+            letter["message_id"],
+            letter["topic"],
+            letter["subscription"],
+            f"{letter['reason']} ({letter['attempts']} attempts)",
+            iso_time(letter["first_ms"]),
+            iso_time(letter["last_ms"]),
+            preview(payload_of(letter)),
         )
         for letter in found
     ]
@@ -95,14 +93,14 @@ def export(
     ```
     """
     filters, count = _filters(topic, subscription, reason, key, older_than), 0
-    with asked(store, writes=False) as ask:
+    with asked(store, writes=False) as opened:
         try:
             lines = file.open("x", encoding="ascii")
         except FileExistsError:
             raise InvalidArgument("FILE", str(file), "there is such a file already") from None
         try:
             with lines:
-                for letter in _held(ask, filters):
+                for letter in opened.ask("dead_letters", filters):
                     lines.write(json.dumps(_fields(letter)) + "\n")
                     count += 1
         except BaseException:
@@ -135,8 +133,8 @@ def requeue(
     """
     filters = _filters(topic, subscription, reason, key, older_than)
     wanted = {"delay": duration_seconds("--after", delay), "ids": _chosen(ids or [], all_), **filters}
-    with asked(store, writes=True) as ask:
-        count = ask("requeue_dead_letters", wanted)
+    with asked(store, writes=True) as opened:
+        count = opened.requeue_dead_letters(**wanted)
     answer({"requeued": count}, f"requeued: {count}", json_=json_)
 
 
@@ -159,21 +157,16 @@ def purge(
     ```
     """
     wanted = {"ids": _chosen(ids or [], all_), **_filters(topic, subscription, reason, key, older_than)}
-    with asked(store, writes=True) as ask:
-        count = ask("purge_dead_letters", wanted)
+    with asked(store, writes=True) as opened:
+        count = opened.purge_dead_letters(**wanted)
     answer({"purged": count}, f"purged: {count}", json_=json_)
 
 
 def _filters(
     topic: str | None, subscription: str | None, reason: str | None, key: str | None, older_than: str | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     seconds = None if older_than is None else duration_seconds("--older-than", older_than)
     return {"topic": topic, "subscription": subscription, "reason": reason, "key": key, "older_than": seconds}
-
-
-def _held(ask: Ask, filters: Mapping[str, object]) -> Iterator[DeadLetter]:
-    """The letters that the options leave."""
-    return map(dead_letter, ask("dead_letters", filters))
 
 
 def _chosen(ids: list[str], all_: bool) -> list[str] | None:
@@ -183,9 +176,6 @@ def _chosen(ids: list[str], all_: bool) -> list[str] | None:
     return None if all_ else ids
 
 
-def _fields(letter: DeadLetter) -> dict[str, object]:
-    fields = asdict(letter)
-    fields.pop("payload")
-    fields["occurrence"] = None if letter.occurrence is None else letter.occurrence._asdict()
-    places = {name: str(getattr(letter, name)) for name in ("position", "message_id")}
-    return {**fields, **places, **payload_fields(letter.payload)}
+def _fields(letter: Mapping[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in letter.items() if name != "payload"}
+    return {**others, **payload_fields(payload_of(letter))}

@@ -1,31 +1,180 @@
-"""The commands that look at a directory and change nothing in it: check, dump."""
+"""The commands that look at a store and change nothing in it: stats, partitions, check, dump, audit."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
-from ...store.codec.format import Table
-from ...store.errors import InvalidArgument
-from ..dump import open_environment, partition_directory, rows, wal_rows
+from ...store.errors import DuelogError, InvalidArgument
+from ...store.files.directory import DISK_PARTS, refuse_inside
 from ..output import (
     answer,
+    disk_rows,
+    printable,
     progress_bar,
     say,
+    size_text,
     write_json,
+    write_json_lines,
     write_line,
+    write_table,
 )
-from ..store_check import check_punctuality, check_store
-from ..values import require_store
-from .options import Json, Store
+from ..values import iso_time, require_store, time_ms
+from .options import Json, Store, Stores, end_fleet, store_progress
+from .place import Place, command_at_place
+
+if TYPE_CHECKING:
+    from ...operations.operations import Asked
+    from ...store.codec.format import Table
+
+app = typer.Typer()
+
+_MOST_HELD = 20
 
 
+@command_at_place(app, "stats")
+def stats(
+    store: Place,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Of this topic; else of the store.")] = None,
+    topics: Annotated[int, typer.Option(min=0, help="Of the store: show this many of its topics, by name.")] = 20,
+    json_: Json = False,
+) -> None:
+    """Show the figures of a store and its topics, or of one topic and its subscriptions.
+
+    Pending messages are not due yet; a subscription's backlog is due and not acknowledged. What consumers hold, and
+    dead letters, are counted by the process that has the store open, since it opened it.
+
+    ```
+    duelog stats data
+    duelog stats data reminders
+    duelog stats --server http://localhost:8080 reminders
+    ```
+    """
+    with store.opened() as there:
+        if topic is None:
+            _store_stats(there, store.name, topics, json_)
+        else:
+            _topic_stats(_chosen(there.ask("topic_figures", {"topic": topic})), json_)
+
+
+_STORE_FIGURES = (
+    "topics", "partitions", "pending", "set_aside", "disk_bytes", *(f"disk_{part}_bytes" for part in DISK_PARTS)
+)  # fmt: skip
+"""What a store says of itself, read-only too."""
+
+_TOPIC_FIGURES = ("name", "pending", "fired", "entries", "ledgers", "stored_bytes")
+_SUBSCRIPTION_FIGURES = ("name", "backlog", "mark_delete", "consumers", "unacknowledged", "redelivering",
+                         "dead_lettered", "paused")  # fmt: skip
+
+
+def _chosen(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of a topic. None: a server does not say, of a topic without subscriptions what is pending either."""
+    figures: dict[str, Any] = {name: found.get(name) for name in _TOPIC_FIGURES}
+    of_subscriptions = [{name: each.get(name) for name in _SUBSCRIPTION_FIGURES} for each in found["subscriptions"]]
+    return {**figures, "subscriptions": of_subscriptions}
+
+
+def _store_stats(there: Asked, name: str, topics: int, json_: bool) -> None:
+    found = there.ask("figures", {})
+    figures = {name: found[name] for name in _STORE_FIGURES}
+    shown = list(islice(_figures(there), topics))
+    if json_:
+        write_json({**figures, "shown": shown})
+        return
+    about = [(name.replace("_", " "), value) for name, value in figures.items() if not name.startswith("disk_")]
+    parts = {part: figures[f"disk_{part}_bytes"] for part in DISK_PARTS}
+    write_table(name, ("", ">"), [*about, *disk_rows(parts)])
+    write_line("")
+    columns = ("topic", ">pending", ">main log", ">subscriptions", ">largest backlog")
+    write_table(
+        f"topics: {len(shown):,} of {figures['topics']:,}",
+        columns,
+        [
+            (
+                each["name"],
+                each["pending"],
+                size_text(each["stored_bytes"]),
+                len(each["subscriptions"]),
+                max((subscription["backlog"] for subscription in each["subscriptions"]), default=None),
+            )
+            for each in shown
+        ],
+    )
+
+
+def _figures(there: Asked) -> Iterator[dict[str, Any]]:
+    for topic in there.topics():
+        try:
+            yield _chosen(there.ask("topic_figures", {"topic": topic}))
+        except DuelogError as error:
+            if getattr(error, "status", None) != 404:  # deleted just now
+                raise
+
+
+def _topic_stats(topic: dict[str, Any], json_: bool) -> None:
+    if json_:
+        write_json(topic)
+        return
+    about = (("pending", topic["pending"]), ("fired", topic["fired"]), ("entries of the main log", topic["entries"]),
+             ("ledgers", topic["ledgers"]), ("size of the main log", size_text(topic["stored_bytes"])))  # fmt: skip
+    write_table(topic["name"], ("", ">"), [cell for cell in about if cell[1] is not None])
+    write_line("")
+    columns = ("subscription", ">backlog", "mark-delete", ">consumers", ">unacknowledged", ">redelivering",
+               ">dead-lettered", "")  # fmt: skip
+    cells = [(*list(each.values())[:-1], "paused" if each["paused"] else None) for each in topic["subscriptions"]]
+    write_table(f"subscriptions: {len(cells):,}", columns, cells)
+
+
+@command_at_place(app, "partitions")
+def partitions(
+    store: Place,
+    json_: Json = False,
+) -> None:
+    """List the time partitions of a store: what is due when, and what it takes on disk.
+
+    A partition is future, current (it has begun), closed (all of it has fired) and then deleted, once the
+    subscriptions of every topic in it have acknowledged what they received; references: how many have not.
+
+    ```
+    duelog partitions data
+    duelog partitions --server http://localhost:8080
+    ```
+    """
+    with store.opened() as there:
+        found = there.ask("partitions", {})
+    from ...partitions.timespan import directory_name
+
+    if json_:
+        write_json_lines({"partition": directory_name(each["start_ms"]), **each} for each in found)
+        return
+    columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk")
+    write_table(
+        f"partitions: {len(found):,}",
+        columns,
+        [
+            (
+                directory_name(each["start_ms"]),
+                iso_time(each["end_ms"]),
+                each["state"],
+                each["topics"],
+                each["messages"],
+                each["pending"],
+                each["holders"] if each["state"] == "closed" else None,
+                size_text(each["disk_bytes"]),
+            )
+            for each in found
+        ],
+    )
+
+
+@app.command()
 def check(
     store: Store,
     deep: Annotated[bool, typer.Option("--deep", help="Read and decode every payload too.")] = False,
@@ -42,8 +191,10 @@ def check(
     duelog check data --deep
     ```
     """
+    from ..store_check import check_punctuality, check_store
+
     require_store(store)
-    with progress_bar("files", MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+    with progress_bar("files", time_left=False) as progress:
         damage = check_store(store, deep=deep, progress=progress)
     findings = damage or check_punctuality(store)
     for finding in findings:
@@ -55,6 +206,7 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
 def dump(
     store: Store,
     partition: Annotated[
@@ -80,6 +232,8 @@ def dump(
     duelog dump data --wal
     ```
     """
+    from ..dump import open_environment, partition_directory, rows, wal_rows
+
     require_store(store)
     wanted = None if table is None else _table(table)
     if wanted is not None and ledger is not None:
@@ -103,8 +257,119 @@ def dump(
 
 
 def _table(name: str) -> Table:
+    from ...store.codec.format import Table
+
     try:
         return Table[name.upper()]
     except KeyError:
         known = ", ".join(table.name for table in Table)
         raise InvalidArgument("--table", name, f"expected one of {known}") from None
+
+
+@app.command()
+def audit(
+    stores: Stores = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Spread the partitions over Spark's tasks.")] = False,
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --spark: where Spark runs; else all cores here.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write audit.html, audit.json and Parquet files there.")
+    ] = None,
+    as_of: Annotated[str | None, typer.Option(metavar="TIME", help="Judge as if it were that time.")] = None,
+    headers: Annotated[bool, typer.Option("--headers", help="Do not read payloads and pages: quicker.")] = False,
+    from_parquet: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Audit what `duelog export` wrote, in place of a store.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Look for what is lost, doubled, left over or held too long, and show what is kept. Exit status 1: findings.
+
+    `overdue` and `late` are shown, and do not change the exit status.
+
+    Works beside a process that has the store open, and changes nothing. Closed partitions are read whole, open ones by
+    their headers, as of the moment they are read. A partition that a slow subscription holds is no finding; it is
+    listed with what holds it. docs/audit.md says what each finding means. Of several stores each is audited on its own;
+    exit status 2: one of them could not be.
+
+    ```
+    duelog audit data --output report
+    duelog audit data --as-of 2026-12-24T00:00Z --json
+    duelog audit "stores/*" --output report
+    ```
+    """
+    from ..audit.audit_report import PARQUET_MISSING, as_json, fleet_as_json, write_fleet_report, write_report
+    from ..audit.audit_tables import Audit, is_faulty
+    from ..fleet import is_fleet, stores_of
+
+    as_of_ms = None if as_of is None else time_ms("--as-of", as_of)
+    result: Audit
+    if bool(stores) == (from_parquet is not None):
+        given = " ".join(map(str, stores or ())) or None
+        raise InvalidArgument("STORE", given, "expected a store, or --from-parquet with an export")
+    if stores and is_fleet(stores):
+        from ..spark.spark_jobs import audit_fleet, fleet_session
+
+        found = stores_of(stores)
+        for each in found:
+            if output is not None:
+                refuse_inside("--output", output, each)
+        with fleet_session("duelog audit", spark, master) as session, store_progress(found) as counted:
+            outcomes = counted(audit_fleet(found, session=session, verify=not headers, as_of_ms=as_of_ms))
+        if output is not None and not write_fleet_report(outcomes, output):
+            say(PARQUET_MISSING)
+        if json_:
+            write_json(fleet_as_json(outcomes))
+        for outcome in outcomes if not json_ else ():
+            if outcome.result is not None:
+                _show_audit(outcome.result)
+        end_fleet(outcomes, worse=any(each.result and is_faulty(each.result) for each in outcomes))
+        return
+    store = stores[0] if stores else None
+    if output is not None and store is not None:
+        refuse_inside("--output", output, store)
+    if from_parquet is not None:
+        from ..audit.exported import audit_export
+
+        result = audit_export(from_parquet, as_of_ms=as_of_ms)
+    elif spark and store is not None:
+        from ..spark.spark_jobs import audit_with_spark
+
+        result = audit_with_spark(store, master=master, verify=not headers, as_of_ms=as_of_ms)
+    elif store is not None:
+        from ..audit import audit_store
+
+        with progress_bar("partitions") as progress:
+            result = audit_store(store, verify=not headers, as_of_ms=as_of_ms, progress=progress)
+    if output is not None and not write_report(result, output):
+        say(PARQUET_MISSING)
+    if json_:
+        write_json(as_json(result))
+    else:
+        _show_audit(result)
+        if output is not None:
+            say(f"the report is in {output / 'audit.html'}")
+    if is_faulty(result):
+        raise typer.Exit(1)
+
+
+def _show_audit(result: Any) -> None:
+    for found in result.findings:
+        line = f"{found.severity}: {found.code}: {found.address}: {found.message}; {found.advice}"
+        write_line(printable(line))
+    messages, pending, fired, acknowledged = (
+        sum(getattr(row, name) for row in result.retention) for name in ("messages", "pending", "fired", "acknowledged")
+    )
+    disk = result.disk or {"partitions": sum(row.file_bytes for row in result.partitions)}
+    figures = (("topics", len(result.topics)), ("subscriptions", len(result.subscriptions)),
+               ("partitions", len(result.partitions)), ("messages in them", messages), ("pending", pending),
+               ("fired", fired), ("acknowledged by all", acknowledged), *disk_rows(disk))  # fmt: skip
+    write_table(str(result.store), ("", ">"), figures)
+    if result.held:
+        write_line("")
+        columns = ("partition", "topic", "held by", "subscription", ">behind")
+        rows = [(row.partition, row.topic, row.reason, row.subscription, row.behind) for row in result.held]
+        write_table(f"held partitions: {len({row[0] for row in rows}):,}", columns, rows[:_MOST_HELD])
+        if len(rows) > _MOST_HELD:
+            say(f"{len(rows) - _MOST_HELD:,} more reasons; --output has them all")
+    say(f"findings: {len(result.findings):,}")

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ... import Schedule
+from ...operations.json_form import to_json
 from ...store.duration import duration_ms, duration_seconds
 from ...store.errors import InvalidArgument
-from ...upkeep.schedule import Due
-from ..asking import asked, schedule
-from ..output import answer, payload_fields, preview, write_json, write_json_lines, write_table
+from ..asking import asked
+from ..output import answer, payload_fields, payload_of, preview, write_json, write_json_lines, write_table
 from ..values import iso_time, properties_of, time_ms
-from .cli_traffic import content_of
+from .cli_messages import content_of
 from .options import Json, Store
+
+if TYPE_CHECKING:
+    from ... import Schedule
+    from ...upkeep.schedule import Due
 
 app = typer.Typer(
     name="schedules",
@@ -90,10 +91,8 @@ def add(
     duelog schedules add data reminders daily "wake up" --cron @daily --timezone Europe/Rome --count 30
     ```
     """
-    wanted = {
-        "topic": topic,
-        "name": name,
-        "payload": base64.b64encode(content_of(payload)).decode(),
+    wanted: dict[str, Any] = {
+        "payload": to_json(content_of(payload)),
         "cron": cron,
         "interval": None if interval is None else _seconds("--interval", interval),
         "timezone": timezone,
@@ -106,9 +105,10 @@ def add(
         "grace": None if grace is None else _seconds("--grace", grace),
         "create": create,
     }
-    with asked(store, writes=True) as ask:
-        made = schedule(ask("every", wanted))
-    line = _state(made) if made.replaced is None else f"{_state(made)}; it replaces: {_when(made.replaced)}"
+    with asked(store, writes=True) as opened:
+        made = opened.ask("every", {"topic": topic, "name": name, **wanted})
+    replaced = made["replaced"]
+    line = _state(made) if replaced is None else f"{_state(made)}; it replaces: {_when(replaced)}"
     answer(_fields(made), line, json_=json_)
 
 
@@ -135,18 +135,19 @@ def show(
     duelog schedules show data reminders daily --next 10
     ```
     """
-    with asked(store, writes=False) as ask:
-        found = [each for each in map(schedule, ask("schedules", {"topic": topic})) if each.name == name]
+    with asked(store, writes=False) as opened:
+        found = [each for each in opened.schedules(topic) if each.name == name]
     if not found:
         raise _unknown(topic, name)
     (shown,) = found
     dues = list(itertools.islice(_upcoming(shown), next_))
+    fields = to_json(shown)
     if json_:
-        write_json({**_fields(shown), "upcoming": [due._asdict() for due in dues]})
+        write_json({**_fields(fields), "upcoming": [due._asdict() for due in dues]})
         return
     rows: list[tuple[str, object]] = [
-        ("recurs", _when(shown)),
-        ("state", _state(shown)),
+        ("recurs", _when(fields)),
+        ("state", _state(fields)),
         ("sent", shown.sent if shown.count is None else f"{shown.sent} of {shown.count}"),
         (
             "misfires",
@@ -164,6 +165,8 @@ def show(
 
 def _upcoming(schedule: Schedule) -> Iterator[Due]:
     """The occurrence that waits, and those after it; none while it is paused."""
+    from ...upkeep.schedule import Due
+
     left = None if schedule.count is None else schedule.count - schedule.sent
     due = None
     if schedule.next_nominal_ms is not None and schedule.next_due_ms is not None:
@@ -187,38 +190,38 @@ def list_(
     duelog schedules list data --topic reminders
     ```
     """
-    with asked(store, writes=False) as ask:
-        found = list(map(schedule, ask("schedules", {"topic": topic})))
+    with asked(store, writes=False) as opened:
+        found = list(opened.ask("schedules", {"topic": topic}))
     if json_:
         write_json_lines(map(_fields, found))
         return
-    rows = [(each.topic, each.name, _when(each), _state(each), preview(each.payload)) for each in found]
+    rows = [(each["topic"], each["name"], _when(each), _state(each), preview(payload_of(each))) for each in found]
     write_table("schedules", ["topic", "name", "recurs", "next", "payload"], rows)
 
 
-def _when(schedule: Schedule) -> str:
-    if schedule.interval_ms is not None:
-        return f"each {_length(schedule.interval_ms)}"
-    return f"{schedule.cron} ({schedule.timezone})"
+def _when(schedule: Mapping[str, Any]) -> str:
+    if schedule["interval_ms"] is not None:
+        return f"each {_length(schedule['interval_ms'])}"
+    return f"{schedule['cron']} ({schedule['timezone']})"
 
 
 def _length(ms: int) -> str:
     return f"{ms / 1000:g} s"
 
 
-def _state(schedule: Schedule) -> str:
-    if schedule.ended:
+def _state(schedule: Mapping[str, Any]) -> str:
+    if schedule["ended"]:
         return "ended"
-    return "paused" if schedule.next_due_ms is None else f"next at {iso_time(schedule.next_due_ms)}"
+    return "paused" if schedule["next_due_ms"] is None else f"next at {iso_time(schedule['next_due_ms'])}"
 
 
-def _fields(schedule: Schedule) -> dict[str, object]:
-    fields = {name: value for name, value in asdict(schedule).items() if name not in ("payload", "next_id", "replaced")}
+def _fields(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in schedule.items() if name not in ("payload", "next_id", "replaced")}
     return {
-        **fields,
-        **payload_fields(schedule.payload),
-        "next_id": None if schedule.next_id is None else str(schedule.next_id),
-        "replaced": None if schedule.replaced is None else _fields(schedule.replaced),
+        **others,
+        **payload_fields(payload_of(schedule)),
+        "next_id": schedule["next_id"],
+        "replaced": None if schedule["replaced"] is None else _fields(schedule["replaced"]),
     }
 
 
@@ -230,11 +233,10 @@ def _add(action: str, help_: str) -> None:
     """Add a command that changes a schedule and shows what it is then."""
 
     def change(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
-        with asked(store, writes=True) as ask:
-            found = ask(f"{action}_schedule", {"topic": topic, "name": name})
-        if found is None:
+        with asked(store, writes=True) as opened:
+            changed = opened.ask(f"{action}_schedule", {"topic": topic, "name": name})
+        if changed is None:
             raise _unknown(topic, name)
-        changed = schedule(found)
         answer(_fields(changed), _state(changed), json_=json_)
 
     app.command(action, help=f"{help_}\n\n```\nduelog schedules {action} data reminders daily\n```")(change)
@@ -252,6 +254,6 @@ def remove_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> No
     duelog schedules remove data reminders daily
     ```
     """
-    with asked(store, writes=True) as ask:
-        removed = ask("remove_schedule", {"topic": topic, "name": name})
+    with asked(store, writes=True) as opened:
+        removed = opened.remove_schedule(topic, name)
     answer({"removed": removed}, "removed" if removed else "there is no such schedule", json_=json_)

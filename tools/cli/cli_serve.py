@@ -1,21 +1,25 @@
-"""The commands `duelog serve` and `duelog proxy`: stores for Apache Pulsar clients, and one address for several."""
+"""The commands that run until they are told to stop: serve, proxy, worker."""
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 import logging
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ... import DelayedStore
-from ...opening import stored_span_ms
 from ...store.errors import InvalidArgument
 from ..output import write_line
 from ..values import alone
 from .options import Store, allow_every_descriptor
+
+if TYPE_CHECKING:
+    from ... import Worker
+
+app = typer.Typer()
 
 _EXAMPLE = """
 client = pulsar.Client({url!r})
@@ -26,6 +30,7 @@ print(client.subscribe("reminders", "mailer", pulsar.ConsumerType.Shared).receiv
 _LEVELS = ("debug", "info", "warning", "error")
 
 
+@app.command()
 def serve(
     store: Store,
     port: Annotated[int | None, typer.Option(help="Port of the binary protocol; 6650. 0: one that is free.")] = None,
@@ -56,6 +61,11 @@ def serve(
     duelog serve data
     ```
     """
+    import asyncio
+
+    from ... import DelayedStore
+    from ...opening import stored_span_ms
+
     try:
         from ...broker.server.broker import Broker, run_service, store_config
         from ...broker.server.configuration import BrokerConfig, read_config
@@ -101,6 +111,7 @@ def _announce(store: Path, urls: tuple[str, ...], web: tuple[str, ...]) -> None:
     sys.stdout.flush()
 
 
+@app.command()
 def proxy(
     broker: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="A broker: pulsar://host:port or pulsar+ssl://. Repeatable.")
@@ -135,6 +146,8 @@ def proxy(
     duelog proxy --broker pulsar://localhost:6650 --port 6660
     ```
     """
+    import asyncio
+
     try:
         from ...broker.cluster.proxy import Proxy
         from ...broker.cluster.proxy_configuration import ProxyConfig
@@ -164,3 +177,53 @@ def _announce_proxy(urls: tuple[str, ...], web: tuple[str, ...]) -> None:
     if any(web):
         write_line(f"figures are at {web[0]}/metrics")
     sys.stdout.flush()
+
+
+@app.command()
+def worker(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:WORKER",
+            help="A module, from the current directory or installed, and the name in it of a duelog.Worker.",
+            show_default=False,
+        ),
+    ],
+    log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "info",
+) -> None:
+    """Run the tasks of a worker until SIGTERM or Ctrl-C; then what is running may end, and the rest is given back.
+
+    How long it may take is the worker's `drain`; a second signal ends the waiting. Start and end are logged, each
+    failure of a task as a warning, each message that is given up as an error, with the id that it had at first.
+
+    ```
+    duelog worker shop.tasks:worker
+    ```
+    """
+    if log.upper() not in logging.getLevelNamesMapping():
+        raise InvalidArgument("--log", log, "expected debug, info, warning or error")
+    found = _worker_of(target)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=log.upper(), format=form)  # unless the program has seen to it
+    allow_every_descriptor()
+    with alone("a worker opens the store itself: end it first, or run the tasks in that program (`Worker(store)`)"):
+        found.run()
+
+
+def _worker_of(target: str) -> Worker:
+    from ... import Worker
+
+    module, _, name = target.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise InvalidArgument("MODULE:WORKER", target, "expected the form module:name")
+    sys.path.insert(0, os.getcwd())
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it was found, and imports one that is not there
+        raise InvalidArgument("MODULE:WORKER", target, f"there is no module {error.name!r}") from None
+    found = getattr(imported, name, None)
+    if not isinstance(found, Worker):
+        raise InvalidArgument("MODULE:WORKER", target, f"expected a duelog.Worker, it is {found!r}")
+    return found

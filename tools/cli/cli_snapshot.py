@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from ..asking import asked
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_table
-from ..snapshot_tool import FoundSnapshot, RebuildReport, list_snapshots, rebuild_snapshots, verify_snapshots
 from ..values import alone, iso_time
 from .options import Json, Store
 
+if TYPE_CHECKING:
+    from ..snapshot_tool import FoundSnapshot, RebuildReport
+
 app = typer.Typer(
+    name="snapshot",
     help="List, verify, save and rebuild the saved delay indexes of a store.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
 )
 
 Partition = Annotated[
@@ -35,6 +35,8 @@ def list_(store: Store, partition: Partition = None, topic: Topic = None, json_:
     duelog snapshot list data
     ```
     """
+    from ..snapshot_tool import list_snapshots
+
     _show(list_snapshots(store, partition=partition, topic=topic), json_)
 
 
@@ -49,6 +51,8 @@ def verify(store: Store, partition: Partition = None, topic: Topic = None, json_
     duelog snapshot verify data
     ```
     """
+    from ..snapshot_tool import verify_snapshots
+
     with alone("it replaces snapshots while they are read: end it first, or verify a backup"):
         found = verify_snapshots(store, partition=partition, topic=topic)
     _show(found, json_)
@@ -66,8 +70,8 @@ def save(store: Store, json_: Json = False) -> None:
     duelog snapshot save data
     ```
     """
-    with asked(store, writes=True) as ask:
-        count = ask("save_snapshots", {})
+    with asked(store, writes=True) as opened:
+        count = opened.save_snapshots()
     answer({"saved": count}, f"saved: {count:,}", json_=json_)
 
 
@@ -90,9 +94,11 @@ def rebuild(
     duelog snapshot rebuild data --partition 20261201T000000Z
     ```
     """
+    from ..snapshot_tool import rebuild_snapshots
+
     with (
         alone("rebuild writes what it would write too: end it first"),
-        progress_bar("entries", MofNCompleteColumn(), TimeRemainingColumn()) as progress,
+        progress_bar("entries") as progress,
     ):
         report = rebuild_snapshots(store, partition=partition, topic=topic, bucket_ms=bucket_ms, progress=progress)
     _show_report(report, json_)

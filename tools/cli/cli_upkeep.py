@@ -1,19 +1,17 @@
-"""The commands `duelog backup`, `duelog move-namespace`, `duelog repair`, `duelog compact` and `duelog tick`."""
+"""The commands that make and keep a store: init, backup, move-namespace, repair, compact, tick."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import DownloadColumn, TimeRemainingColumn
 
-from ...control.control_client import ControlClient
+from ...operations.control_client import ControlClient
+from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
 from ..asking import asked
-from ..compact_store import DEFAULT_MIN_DEAD_RATIO, CompactionReport, PartitionCompaction, Runner, compact_store
-from ..fleet import is_fleet, stores_of
 from ..output import (
     answer,
     printable,
@@ -25,11 +23,60 @@ from ..output import (
     write_line,
     write_table,
 )
-from ..repair.repair_store import repair_store
-from ..values import alone, iso_time, open_to_read
+from ..values import MIN_DEAD_RATIO, alone, iso_time, open_to_read
+from . import options
 from .options import Json, Master, Store, Stores, allow_every_descriptor, end_fleet, store_progress
 
+if TYPE_CHECKING:
+    from ..compact_store import CompactionReport, PartitionCompaction, Runner
 
+app = typer.Typer()
+
+
+@app.command("init")
+def init(
+    ctx: typer.Context,
+    store: options.Store,
+    partition: Annotated[
+        str, typer.Option(metavar="DURATION", help="Span of due time of one partition; it cannot be changed later.")
+    ] = "1d",
+    retention: options.Retention = None,
+    retention_bytes: options.RetentionBytes = None,
+    ttl: options.Ttl = None,
+    max_redeliveries: options.MaxRedeliveries = None,
+    dead_letter_topic: options.DeadLetterTopic = None,
+    ack_timeout: options.AckTimeout = None,
+    backoff: options.Backoff = None,
+    max_backoff: options.MaxBackoff = None,
+    json_: options.Json = False,
+) -> None:
+    """Make a store, with what it is to keep unless a namespace, topic or subscription says otherwise.
+
+    `send` and `import` make one too, with a day for the span and the defaults for the rest. What is set here
+    `duelog policies` shows and changes; the span stays.
+
+    ```
+    duelog init data --partition 1h --retention 7d --max-redeliveries 5
+    ```
+    """
+    from ... import DelayedStore, StoreConfig
+    from ...opening import stored_span_ms
+    from ...store.policy.policies import DEFAULTS
+
+    if stored_span_ms(store) is not None:
+        raise InvalidArgument("STORE", str(store), "there is a store already")
+    values = options.policy_values(ctx.params)
+    chosen: dict[str, Any] = {name: value for name, value in values.items() if value != DEFAULTS[name]}
+    span_ms = round(1000 * duration_seconds("--partition", partition))
+    config = StoreConfig(partition_ms=span_ms, background=False, **chosen)
+    with DelayedStore.open(store, config) as opened:
+        kept = opened.policies()
+    shown = {} if kept is None else kept.fields_set()
+    line = ", ".join(f"{name}={value}" for name, value in {"partition_ms": span_ms, **shown}.items())
+    answer({"partition_ms": span_ms, "policies": shown}, line, json_=json_)
+
+
+@app.command("backup")
 def backup(
     store: Store,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="Where to make the copy: an empty directory, or none.")],
@@ -55,6 +102,7 @@ def backup(
     say(f"copied {result.partitions:,} partitions and the main environment, {size_text(result.file_bytes)}")
 
 
+@app.command("move-namespace")
 def move_namespace(
     namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)],
     to: Annotated[str, typer.Option(metavar="BROKER", help="Name of the broker that is to serve it.")],
@@ -87,6 +135,7 @@ def move_namespace(
     )
 
 
+@app.command("repair")
 def repair(
     store: Store,
     output: Annotated[
@@ -105,6 +154,8 @@ def repair(
     duelog repair data --output given-up.jsonl
     ```
     """
+    from ..repair.repair_store import repair_store
+
     with alone("repair rewrites the files that it works on: end it first"):
         report = repair_store(store, output or store.with_name(store.name + "-given-up.jsonl"))
     for action in report.actions:
@@ -136,12 +187,13 @@ def repair(
         raise typer.Exit(1)
 
 
+@app.command("compact")
 def compact(
     stores: Stores,
     min_dead_ratio: Annotated[
         float,
         typer.Option(metavar="R", min=0, max=1, help="Rewrite a partition if this share of its bytes can go."),
-    ] = DEFAULT_MIN_DEAD_RATIO,
+    ] = MIN_DEAD_RATIO,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
     spark: Annotated[bool, typer.Option("--spark", help="Plan and copy by Spark (duelog[spark]).")] = False,
     master: Master = None,
@@ -161,6 +213,9 @@ def compact(
     duelog compact "stores/*"
     ```
     """
+    from ..compact_store import compact_store
+    from ..fleet import is_fleet, stores_of
+
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
     if is_fleet(stores):
@@ -179,7 +234,7 @@ def compact(
         return
     (store,) = stores
     run = _spark_runner(master) if spark else None
-    with progress_bar("bytes", DownloadColumn(), TimeRemainingColumn()) as progress:
+    with progress_bar("bytes") as progress:
         report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
     _show(report, dry_run, json_)
     if report.waiting and not dry_run:
@@ -196,6 +251,7 @@ def _have_adopted(store: Path) -> None:
             client.ask("tick", {})
 
 
+@app.command("tick")
 def tick(store: Store, json_: Json = False) -> None:
     """Do what is due now: fire, close, trim, delete; and say when the next thing is. For stores that no process keeps.
 
@@ -203,8 +259,8 @@ def tick(store: Store, json_: Json = False) -> None:
     duelog tick data
     ```
     """
-    with asked(store, writes=True) as ask:
-        done = ask("tick", {})
+    with asked(store, writes=True) as opened:
+        done = opened.tick()
     counts = ", ".join(f"{name}: {done[name]:,}" for name in ("fired", "closed", "trimmed", "deleted", "snapshots"))
     due = "nothing is planned" if done["next_due_ms"] is None else f"next at {iso_time(done['next_due_ms'])}"
     answer(done, f"{counts}; {due}", json_=json_)

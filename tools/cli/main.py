@@ -9,36 +9,35 @@ SIGPIPE), so that a command that was cut short never says that it found nothing.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from importlib.metadata import version
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-import lmdb
 import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]  # as typer does
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandInfo
 
 from ...store.errors import DuelogError, InvalidArgument
-from ..consuming import cli_backlog, cli_receive
 from ..output import drop_output, flush_output, say, write_line
-from ..remote import cli_drain, cli_figures, cli_policies, cli_topics
-from ..remote.places import ServerCommand
 from . import (
-    cli_audit,
+    cli_consuming,
     cli_dead_letters,
-    cli_export,
-    cli_init,
     cli_inspection,
+    cli_messages,
+    cli_policies,
     cli_schedules,
     cli_serve,
     cli_snapshot,
-    cli_traffic,
+    cli_topics,
+    cli_transfer,
     cli_upkeep,
-    cli_worker,
 )
+from .place import command_at_place
 
 HELP = """An embedded, durable log of messages that are due later.
 
@@ -98,16 +97,57 @@ def _errors_to_status() -> Iterator[None]:
         if error.filename is None:  # all others say which file it is
             drop_output()
         say(f"{error.filename or 'standard output'}: {error.strerror or error}")
-    except (lmdb.Error, MemoryError) as error:
-        say(str(error) or "there is not enough memory")
+    except MemoryError:
+        say("there is not enough memory")
+    except Exception as error:
+        if not _is_of_lmdb(error):
+            raise
+        say(str(error))
     raise typer.Exit(2) from None
 
 
-class ErrorsToStatus(TyperGroup):
-    """Runs a command; what cannot be done becomes a line on standard error and an exit status, never a traceback."""
+def _is_of_lmdb(error: Exception) -> bool:
+    """Return True for errors of LMDB, which a command that has not opened a store never loads."""
+    lmdb = sys.modules.get("lmdb")
+    return lmdb is not None and isinstance(error, lmdb.Error)
+
+
+class Commands(TyperGroup):
+    """Runs a command; what cannot be done becomes a line on standard error and an exit status, never a traceback.
+
+    A command is built when it is called for: to build all of them takes three times as long as all else that a short
+    command does.
+    """
+
+    _lists = False
+
+    @property
+    def commands(self) -> dict[str, Any]:
+        """All of them, for those that walk the commands."""
+        return {name: _built(name) for name in self.list_commands(None)}
+
+    @commands.setter
+    def commands(self, _: object) -> None:
+        """Keep nothing of what typer knows."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help: `init` makes what the others need."""
+        return sorted(REGISTERED, key=lambda name: name != "init")
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Build a command, or a group, for the help without its options; None: there is none of this name."""
+        if cmd_name not in REGISTERED:
+            return None
+        return _listed(cmd_name) if self._lists else _built(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, with a line for each command."""
+        self._lists = True
+        super().format_help(ctx, formatter)
+        self._lists = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What of the arguments is left to the command; prints the help and the version."""
+        """Take what arguments say to `duelog` itself; prints the help and the version."""
         with _errors_to_status():
             return super().parse_args(ctx, args)
 
@@ -117,9 +157,28 @@ class ErrorsToStatus(TyperGroup):
             return super().invoke(ctx)
 
 
+def _listed(name: str) -> TyperCommand:
+    registered = REGISTERED[name]
+    if isinstance(registered, CommandInfo):
+        return TyperCommand(name, help=registered.help or inspect.getdoc(registered.callback))
+    return TyperCommand(name, help=str(registered.info.help))
+
+
+@cache
+def _built(name: str) -> Any:
+    registered = REGISTERED[name]
+    one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+    if isinstance(registered, CommandInfo):
+        one.registered_commands = [registered]
+        return typer.main.get_command(one)
+    one.add_typer(registered)
+    group: Any = typer.main.get_command(one)
+    return group.commands[name]
+
+
 app = typer.Typer(
     name="duelog",
-    cls=ErrorsToStatus,
+    cls=Commands,
     help=HELP,
     no_args_is_help=True,
     add_completion=False,
@@ -131,6 +190,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"duelog {version('duelog')}")
         raise typer.Exit()
 
@@ -189,55 +250,24 @@ def demo(
         raise typer.Exit(1)
 
 
-for command in (
-    cli_init.init,
-    cli_traffic.send,
-    cli_receive.receive,
-    cli_backlog.pause,
-    cli_backlog.resume,
-    cli_traffic.import_,
-    cli_inspection.check,
-    cli_audit.audit,
-    cli_inspection.dump,
-    cli_upkeep.backup,
-    cli_upkeep.move_namespace,
-    cli_upkeep.repair,
-    cli_upkeep.compact,
-    cli_upkeep.tick,
-    cli_export.export,
-    cli_export.table,
-    cli_drain.drain,
-    cli_serve.serve,
-    cli_serve.proxy,
-    cli_worker.worker,
-    completion,
-    demo,
-):
-    app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
-for of_server in (
-    cli_figures.scheduled,
-    cli_figures.stats,
-    cli_figures.partitions,
-    cli_topics.cancel,
-    cli_topics.reschedule,
-    cli_backlog.peek,
-    cli_backlog.seek,
-    cli_backlog.skip,
-    cli_backlog.expire,
-):
-    app.command(of_server.__name__, cls=ServerCommand)(of_server)
+app.command()(completion)
+app.command()(demo)
 for also, name, same in (
     ("unsubscribe", "subscriptions delete", cli_topics.delete_subscription),
     ("delete-topic", "topics delete", cli_topics.delete_topic),
 ):
     help_ = inspect.cleandoc(same.__doc__ or "").replace(f"duelog {name}", f"duelog {also}")
-    app.command(also, cls=ServerCommand, help=f"{help_}\n\nThe same as `duelog {name}`.")(same)
-app.add_typer(cli_topics.topics)
-app.add_typer(cli_topics.subscriptions)
-app.add_typer(cli_dead_letters.app)
-app.add_typer(cli_policies.app)
-app.add_typer(cli_schedules.app)
-app.add_typer(cli_snapshot.app, name="snapshot")
+    command_at_place(app, also, help=f"{help_}\n\nThe same as `duelog {name}`.")(same)
+
+for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_serve):
+    app.registered_commands += rooms.app.registered_commands
+GROUPS = (cli_topics.topics, cli_topics.subscriptions, cli_dead_letters.app, cli_policies.app, cli_schedules.app,
+          cli_snapshot.app)  # fmt: skip
+REGISTERED: dict[str, CommandInfo | typer.Typer] = {
+    each.name or str(getattr(each.callback, "__name__", "")): each for each in app.registered_commands
+}
+REGISTERED |= {str(group.info.name): group for group in GROUPS}
+app.registered_commands = []
 
 
 def main() -> None:

@@ -7,15 +7,16 @@ import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from ...store.duration import duration_seconds
-from ...store.policy.policies import PolicyValue
-from ..fleet import Outcome
 from ..output import printable, progress_bar, say
+
+if TYPE_CHECKING:
+    from ...store.policy.policies import PolicyValue
+    from ..fleet import Outcome
 
 Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
 Stores = Annotated[
@@ -138,7 +139,7 @@ T = TypeVar("T")
 @contextmanager
 def store_progress(stores: Sequence[Path]) -> Iterator[Callable[[Iterable[Outcome[T]]], list[Outcome[T]]]]:
     """A bar of stores while the block runs; what it yields collects outcomes."""
-    with progress_bar("stores", MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+    with progress_bar("stores", time_left=False) as progress:
 
         def collect(outcomes: Iterable[Outcome[T]]) -> list[Outcome[T]]:
             found = []

@@ -11,7 +11,6 @@ something else is replaced, one that its event has no more is cancelled. Events 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections import Counter
@@ -21,9 +20,9 @@ from typing import IO, Any
 from zoneinfo import ZoneInfo
 
 from ... import Message
+from ...operations.operations import Operations
 from ...store.codec.body import encode_one
 from ...store.errors import InvalidArgument, InvalidMessage
-from ..asking import Ask
 from ..values import iso_time
 from .import_lines import first_refused
 
@@ -46,7 +45,7 @@ class ImportedReminders:
 
 
 def import_ics(
-    ask: Ask, file: IO[bytes], topic: str, *, timezone: str = "UTC", horizon: timedelta = timedelta(days=366)
+    store: Operations, file: IO[bytes], topic: str, *, timezone: str = "UTC", horizon: timedelta = timedelta(days=366)
 ) -> ImportedReminders:
     """Send the reminders of a calendar that trigger within `horizon` from the store's now, and update earlier ones.
 
@@ -60,7 +59,7 @@ def import_ics(
     from icalendar import Calendar
 
     zone = _zone(timezone)
-    limits: dict[str, int] = ask("limits", {})
+    limits = store.limits()
     now = _EPOCH + timedelta(milliseconds=limits["now_ms"])
     try:
         calendar = Calendar.from_ical(file.read())
@@ -92,18 +91,18 @@ def import_ics(
     messages.sort(key=_due)
     for message in messages:
         encode_one(message, limits["now_ms"], limits["max_message_bytes"])
-    refused = first_refused(ask, topic, messages)
+    refused = first_refused(store, topic, messages)
     if refused is not None:
         message = messages[refused["at"]]
         event = f"event {message.key!r}: reminder"
         reason = f"a delay of {refused['asked_ms']} ms is {refused['reason']}"
         raise InvalidMessage(event, iso_time(_due(message)), reason)
     uids = {str(component.get("UID", "")) for component in calendar.walk() if component.name in ("VEVENT", "VTODO")}
-    return _update(ask, topic, messages, uids, (_ms(now), _ms(now + horizon)), past, without_time)
+    return _update(store, topic, messages, uids, (_ms(now), _ms(now + horizon)), past, without_time)
 
 
 def _update(
-    ask: Ask,
+    store: Operations,
     topic: str,
     messages: list[Message],
     uids: set[str],
@@ -119,21 +118,20 @@ def _update(
         keyed[f"{instant}/{of_instant[instant]}"] = message
         of_instant[instant] += 1
     sent = updated = unchanged = cancelled = 0
-    is_there = ask("has_topic", {"topic": topic})
+    is_there = store.has_topic(topic)
     if is_there:
         for uid in sorted(uids):
-            for key in list(ask("keys", {"topic": topic, "prefix": _prefix(uid)})):
+            for key in list(store.keys(topic, _prefix(uid))):
                 trigger_ms = int(key.rpartition("/")[0][-15:])
                 if key not in keyed and within_ms[0] < trigger_ms <= within_ms[1]:
-                    cancelled += ask("cancel_key", {"topic": topic, "key": key})
+                    cancelled += store.cancel_key(topic, key)
     for key, message in keyed.items():
-        payload = base64.b64encode(message.payload).decode()
-        found = ask("find", {"topic": topic, "key": key}) if is_there else None
-        if found is not None and found["payload"] == payload:
+        found = store.find(topic, key) if is_there else None
+        if found is not None and found.payload == message.payload:
             unchanged += 1
             continue
-        given = {"payload": payload, "deliver_at": _due(message), "key": message.key, "dedup_key": key}
-        ask("send", {"topic": topic, **given, "replace": True, "create": True})
+        payload, due_ms = bytes(message.payload), _due(message)
+        store.send(topic, payload, due_ms, key=message.key, dedup_key=key, replace=True, create=True)
         sent, updated = sent + (found is None), updated + (found is not None)
     return ImportedReminders(sent, past, without_time, updated, unchanged, cancelled)
 

@@ -27,12 +27,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from ... import Message
+from ...operations.operations import Operations
 from ...store.codec.body import encode_one
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument, InvalidMessage
 from ...store.message import Dedup
 from ...store.names import TopicName
-from ..asking import Ask
 from ..values import time_ms
 
 FIELDS = ("topic", "payload", "payload_base64", "deliver_at", "deliver_after", "key", "properties",
@@ -54,14 +54,14 @@ class Import:
     """One import into an open store; the counts say how far it has come, also after an error."""
 
     def __init__(
-        self, ask: Ask, *, batch_messages: int = 5_000, allow_past: bool = False, once: str | None = None
+        self, store: Operations, *, batch_messages: int = 5_000, allow_past: bool = False, once: str | None = None
     ) -> None:
         """`allow_past` as in `Topic.send`; `once`: name of the producer that numbers the messages."""
-        self._ask = ask
+        self._store = store
         self._batch_messages = batch_messages
         self._allow_past = allow_past
         self._once = once
-        self._limits: dict[str, int] = ask("limits", {})
+        self._limits = store.limits()
         self._longest_line = 8 * self._limits["max_message_bytes"] + (1 << 20)
         self._counts: dict[str, int] = {}
         self.messages = 0
@@ -115,7 +115,7 @@ class Import:
         """Raise InvalidMessage for the first line that a delay policy refuses."""
         refused = []
         for topic, found in batch.items():
-            refusal = first_refused(self._ask, topic, [each.message for each in found])
+            refusal = first_refused(self._store, topic, [each.message for each in found])
             if refusal is not None:
                 refused.append((found[refusal["at"]], refusal))
         if refused:
@@ -142,10 +142,9 @@ class Import:
         self.messages += sum(map(len, batch.values()))
         self.lines = max(self.lines, number)
 
-    def _send(self, topic: str, piece: Sequence[dict[str, object]]) -> None:
+    def _send(self, topic: str, piece: Sequence[Message]) -> None:
         first = self._counts.get(topic, 0)
-        given = {"allow_past": self._allow_past, "producer": self._once, "first": first}
-        self.stored_before += self._ask("send_messages", {"topic": topic, "messages": piece, **given})
+        self.stored_before += self._store.send_messages(topic, piece, self._allow_past, self._once, first)
         self._counts[topic] = first + len(piece)
 
     def _message(self, number: int, line: bytes) -> tuple[str, _Read]:
@@ -208,24 +207,22 @@ _PIECE_BYTES = 768 << 10
 
 _DELAYS = 10_000
 
-_FIELDS = ("deliver_at", "deliver_after", "key", "properties", "dedup_key", "dedup_for", "replace")
 
-
-def first_refused(ask: Ask, topic: str, messages: Sequence[Message]) -> dict[str, Any] | None:
+def first_refused(store: Operations, topic: str, messages: Sequence[Message]) -> dict[str, Any] | None:
     """The first message whose delay a policy refuses: "at", its place, "asked_ms", "reason"; None: there is none."""
     delayed = [at for at, each in enumerate(messages) if (each.deliver_at, each.deliver_after) != (None, None)]
     for start in range(0, len(delayed), _DELAYS):
         places = delayed[start : start + _DELAYS]
         delays = [[messages[at].deliver_at, messages[at].deliver_after] for at in places]
-        refused: dict[str, Any] | None = ask("check_delays", {"topic": topic, "delays": delays})
+        refused = store.check_delays(topic, delays)
         if refused is not None:
             return {**refused, "at": places[refused["at"]]}
     return None
 
 
-def pieces_of(messages: Sequence[Message]) -> Iterator[list[dict[str, object]]]:
-    """The messages as `send_messages` takes them, a request's worth at a time."""
-    piece: list[dict[str, object]] = []
+def pieces_of(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Divide messages into lists that `send_messages` takes, a request's worth each."""
+    piece: list[Message] = []
     size = 0
     for message in messages:
         texts = (
@@ -237,9 +234,7 @@ def pieces_of(messages: Sequence[Message]) -> Iterator[list[dict[str, object]]]:
         if piece and size + takes > _PIECE_BYTES:
             yield piece
             piece, size = [], 0
-        given = {name: getattr(message, name) for name in _FIELDS}
-        fields = {name: value for name, value in given.items() if value is not None and value is not False}
-        piece.append({"payload": base64.b64encode(message.payload).decode(), **fields})
+        piece.append(message)
         size += takes
     if piece:
         yield piece

@@ -93,7 +93,7 @@ def scheduled(store: DelayedStore) -> list[tuple[str, int]]:
 def test_every_future_reminder_is_scheduled_when_it_triggers(open_store: OpenStore) -> None:
     """Before the start, after the end, at an absolute time; recurring with exceptions; days and times without zone."""
     store = open_store()
-    done = import_ics(operations_here(store).ask, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    done = import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
     assert scheduled(store) == [
         ("dentist", ms(2026, 9, 29, 18)),
         ("dentist", ms(2026, 9, 30, 12)),
@@ -115,7 +115,7 @@ def test_what_lies_beyond_the_horizon_is_left_out(open_store: OpenStore) -> None
     """A rule without an end gives no more than the horizon holds."""
     store = open_store()
     endless = CALENDAR.replace(b"RRULE:FREQ=WEEKLY;COUNT=4", b"RRULE:FREQ=WEEKLY")
-    import_ics(operations_here(store).ask, io.BytesIO(endless), "reminders", horizon=timedelta(days=30))
+    import_ics(operations_here(store), io.BytesIO(endless), "reminders", horizon=timedelta(days=30))
     assert scheduled(store)
     assert max(due_ms for _, due_ms in scheduled(store)) <= START_MS + 30 * 86_400_000
 
@@ -125,7 +125,7 @@ def test_what_is_no_calendar_is_refused_and_nothing_is_sent(open_store: OpenStor
     """The error names the file."""
     store = open_store()
     with pytest.raises(InvalidArgument) as caught:
-        import_ics(operations_here(store).ask, io.BytesIO(content), "reminders")
+        import_ics(operations_here(store), io.BytesIO(content), "reminders")
     assert caught.value.field == "FILE"
     assert not store.topic("reminders").exists()
 
@@ -148,18 +148,18 @@ def test_a_reminder_that_a_policy_refuses_is_named_and_none_is_sent(open_store: 
     store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=20 * 86_400_000), topic="reminders")
     with pytest.raises(InvalidMessage, match=r"event 'weekly': reminder='2026-10-19T06:50:00Z': a delay of .* ms is"):
-        import_ics(operations_here(store).ask, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+        import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
     assert not store.topic("reminders").exists()
 
 
 def test_importing_a_calendar_again_doubles_no_reminder(open_store: OpenStore) -> None:
     """Also after a restart; what is there is counted as it was."""
     store = open_store()
-    import_ics(operations_here(store).ask, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
     before = scheduled(store)
     store.close()
     store = open_store()
-    done = import_ics(operations_here(store).ask, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    done = import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
     assert scheduled(store) == before
     assert (done.messages, done.updated, done.unchanged, done.cancelled) == (0, 0, 8, 0)
 
@@ -167,9 +167,9 @@ def test_importing_a_calendar_again_doubles_no_reminder(open_store: OpenStore) -
 def test_importing_a_calendar_again_updates_what_it_imported_before(open_store: OpenStore) -> None:
     """An event that moved, one with another text, one that was cancelled, and one that another file has."""
     store = open_store()
-    import_ics(operations_here(store).ask, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
     import_ics(
-        operations_here(store).ask,
+        operations_here(store),
         io.BytesIO(CALENDAR.replace(b"UID:", b"UID:another-")),
         "reminders",
         timezone="Europe/Rome",
@@ -179,7 +179,7 @@ def test_importing_a_calendar_again_updates_what_it_imported_before(open_store: 
         .replace(b"SUMMARY:Weekly", b"SUMMARY:Every week")
         .replace(b"SUMMARY:Holiday", b"SUMMARY:Holiday\r\nSTATUS:CANCELLED")
     )  # fmt: skip
-    done = import_ics(operations_here(store).ask, io.BytesIO(changed), "reminders", timezone="Europe/Rome")
+    done = import_ics(operations_here(store), io.BytesIO(changed), "reminders", timezone="Europe/Rome")
     assert (done.messages, done.updated, done.unchanged, done.cancelled) == (2, 4, 0, 4)
     mine = [message for message in store.topic("reminders").scheduled() if not str(message.key).startswith("another")]
     assert [(message.key, message.due_ms) for message in mine] == [

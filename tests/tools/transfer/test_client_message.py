@@ -12,12 +12,12 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from duelog.broker.operate.stored_metadata import MOST_BYTES, StoredMetadata
+from duelog.broker.operate.stored_blob import MOST_BYTES, StoredMetadata
 from duelog.broker.protocol.commands import KeyValue
 from duelog.broker.protocol.entry import BATCH, CHUNK, Header, pack
 from duelog.broker.protocol.fields import BYTES, ENCODERS, VARINT, tag, varint
 from duelog.broker.protocol.frames import join_blob
-from duelog.tools.remote.client_message import ClientMessage, NotCarried, _Single, client_messages
+from duelog.tools.transfer.client_message import ClientMessage, NotCarried, _Single, client_messages
 
 HEAD = tag(1, BYTES) + varint(1) + b"p" + tag(2, VARINT) + varint(7) + tag(3, VARINT) + varint(1_000)
 """What all metadata begins with, and a client sets anew: producer, number, publish time."""

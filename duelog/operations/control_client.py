@@ -12,7 +12,7 @@ from typing import Any, Self
 from duelog.store.errors import DuelogError
 
 from .control_lines import GREETING, Disconnected, Lines, address_in, decode_line, encode_line
-from .store_operations import STREAMED
+from .operations import OPERATIONS
 
 _GREETED_WITHIN_S = 10.0
 
@@ -74,7 +74,8 @@ class ControlClient:
             with suppress(Disconnected):
                 self._read()  # raises what the other end said before it closed
             raise self._lost(error) from error
-        if name not in STREAMED:
+        operation = OPERATIONS.get(name)
+        if operation is None or not operation.streamed:
             return self._read()["result"]
         self._streamed = deque()
         return self._items(self._streamed)

@@ -1,51 +1,45 @@
-"""Operations of an open store by name, with arguments and results as JSON has them.
+"""The operations of an open store: one typed method each, and what is asked of them by name, in JSON.
 
-The one place that says which operations there are, for a store in this process and by the control socket alike. Each
-is atomic where the engine's call is; what has an attached consumer belongs to one `Operations`, one client's.
+The one place that says which operations there are, their arguments with types and defaults, who may ask, and what they
+give: `OPERATIONS` is made from the class. Python is where an operation is written (`Topic`, `Subscription`,
+`DelayedStore`); here it is offered. Each is atomic where the engine's call is; what has an attached consumer belongs to
+one `Operations`, one client's.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
-from inspect import signature
-from typing import Any, Protocol
+from dataclasses import asdict, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from duelog.store.clock import Clock
-from duelog.store.config import StoreConfig
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, ConsumerBusy, DelayTooLong, DuelogError, InvalidArgument
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
-from duelog.store.policy.policies import POLICY_FIELDS, EffectivePolicies, Policies, PolicyValue
 from duelog.store.position import MessageId
 
-from ..stats import PartitionStats, StoreStats
-from ..subscription import Subscription
-from ..topic import Topic
-from ..topics.dead_letters import DeadLetter, Letters
-from ..topics.seeking import PublishedAt, SeekTarget
-from ..upkeep.maintenance import TickResult
-from ..upkeep.schedule import Misfires, Schedule
+from .json_form import to_json
+from .operation import Operation, Right, operation
+
+if TYPE_CHECKING:
+    from duelog.store.clock import Clock
+    from duelog.store.config import StoreConfig
+    from duelog.store.policy.policies import EffectivePolicies, Policies, PolicyValue
+
+    from ..stats import PartitionStats, StoreStats, TopicStats
+    from ..subscription import Subscription
+    from ..topic import Topic
+    from ..topics.dead_letters import DeadLetter, Letters
+    from ..topics.seeking import SeekTarget
+    from ..upkeep.maintenance import TickResult
+    from ..upkeep.schedule import Schedule
 
 _log = logging.getLogger("duelog.control")
 
-STREAMED = frozenset({"dead_letters", "keys", "peek", "scheduled", "schedules", "topics"})
-"""Operations whose result is a sequence that is made while it is read."""
-
-NAMES = STREAMED | {
-    "ack", "cancel", "cancel_key", "check_delays", "create_subscription", "create_topic", "delete_subscription",
-    "delete_topic", "effective", "every", "expire", "figures", "find", "has_topic", "leave", "limits", "partitions",
-    "pause", "pause_schedule", "policies", "purge_dead_letters", "receive", "remove_policies", "remove_schedule",
-    "requeue_dead_letters", "reschedule", "resume", "resume_schedule", "save_snapshots", "seek", "send",
-    "send_messages", "skip", "subscribe", "subscriptions", "tick", "topic_figures", "update_policies",
-}  # fmt: skip
-"""The operations; each is a method of `Operations`."""
-
-_MESSAGE_FIELDS = {"payload", "deliver_at", "deliver_after", "key", "properties", "dedup_key", "dedup_for", "replace"}
+Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
+"""Does an operation by its name with arguments in JSON, and returns its result in JSON."""
 
 _AT_ONCE = 16
 _MOST_RECEIVED = 1_000
@@ -122,15 +116,11 @@ class Operations:
         self._consumer: Subscription | None = None
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> object:
-        """The result of an operation; an iterator for those of STREAMED. Raises InvalidArgument, and what it raises."""
-        if name not in NAMES:
-            raise InvalidArgument("operation", name, f"expected one of {', '.join(sorted(NAMES))}")
-        operation: Callable[..., object] = getattr(self, name)
-        try:
-            signature(operation).bind(**arguments)
-        except TypeError as error:
-            raise InvalidArgument("arguments", dict(arguments), f"{name}: {error}") from None
-        return operation(**arguments)
+        """Return an operation's result in JSON, an iterator if it is streamed. Raises InvalidArgument; its errors."""
+        known = OPERATIONS.get(name)
+        if known is None:
+            raise InvalidArgument("operation", name, f"expected one of {', '.join(sorted(OPERATIONS))}")
+        return known.answer(self, arguments)
 
     def close(self, *, failed: bool = True) -> None:
         """Leave: what was received and not acknowledged is handed out again. failed: see `Subscription.close`."""
@@ -141,6 +131,7 @@ class Operations:
 
     # -- topics and subscriptions ----------------------------------------------------------------------
 
+    @operation(Right.READ)
     def topics(self, namespace: str | None = None, limit: int | None = None) -> Iterator[str]:
         """Full names, in order."""
         for at, topic in enumerate(self._store.topics(namespace)):
@@ -148,9 +139,11 @@ class Operations:
                 return
             yield topic.name
 
+    @operation(Right.ADMIN)
     def create_topic(self, topic: str) -> bool:
         return self._store.topic(topic).create()
 
+    @operation(Right.ADMIN)
     def delete_topic(self, topic: str, force: bool = False) -> None:
         """force: though it is in use, by the clients of a broker or by consumers. Raises InvalidArgument: it is."""
         if self._store.topic_deleter is not None:
@@ -161,9 +154,11 @@ class Operations:
             raise InvalidArgument("topic", topic, f"consumers use it: {consumers}; force closes them")
         self._store.delete_topic(topic)
 
+    @operation(Right.READ)
     def subscriptions(self, topic: str) -> list[str]:
         return self._store.topic(topic).subscriptions()
 
+    @operation(Right.CONSUME)
     def create_subscription(self, topic: str, subscription: str, position: str) -> bool:
         """position: "earliest" or "latest"."""
         target = self._store.topic(topic)
@@ -172,31 +167,36 @@ class Operations:
         target.subscribe(subscription, type="shared", initial_position=position).close()
         return True
 
+    @operation(Right.CONSUME)
     def delete_subscription(self, topic: str, subscription: str) -> None:
         self._store.topic(topic).unsubscribe(subscription)
 
-    def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> str:
+    @operation(Right.CONSUME)
+    def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> MessageId:
         """Go to "earliest", "latest", a position as text, {"due_ms": ...} or {"published_ms": ...}; the position."""
-        target, place = self._store.topic(topic), seek_target(to)
+        target, place = self._store.topic(topic), _seek_target(to)
         admin = target.subscription(subscription)
         try:
-            return str(admin.reset(place))
+            return admin.reset(place)
         except ConsumerBusy:
             type_ = admin.stats().type
             if type_ is None:
                 raise
         with target.subscribe(subscription, type=type_) as consumer:  # type: ignore[arg-type]  # one that it has
-            return str(consumer.seek(place))
+            return consumer.seek(place)
 
+    @operation(Right.CONSUME)
     def skip(self, topic: str, subscription: str, count: int) -> int:
         """Acknowledge the first messages that are due; how many."""
         return self._store.topic(topic).subscription(subscription).skip(count)
 
+    @operation(Right.CONSUME)
     def expire(self, topic: str, subscription: str, older_than: float) -> int:
         """Acknowledge what has been due for so many seconds; how many."""
         before_ms = max(self._store.clock.now_ms() - duration_ms("older_than", older_than), 0)
         return self._store.topic(topic).subscription(subscription).expire(before_ms)
 
+    @operation(Right.CONSUME)
     def pause(
         self, topic: str, subscription: str, until_ms: int | None = None, seconds: float | None = None
     ) -> int | None:
@@ -208,20 +208,23 @@ class Operations:
         self._store.topic(topic).subscription(subscription).pause(until_ms)
         return until_ms
 
+    @operation(Right.CONSUME)
     def resume(self, topic: str, subscription: str) -> None:
         """Hand out again."""
         self._store.topic(topic).subscription(subscription).resume()
 
-    def peek(self, topic: str, subscription: str, count: int) -> Iterator[dict[str, object]]:
-        """The first messages that are due and not acknowledged."""
-        return map(received_json, self._store.topic(topic).subscription(subscription).peek(count))
+    @operation(Right.CONSUME)
+    def peek(self, topic: str, subscription: str, count: int) -> Iterator[ReceivedMessage]:
+        """Look at the first messages that are due and not acknowledged."""
+        return iter(self._store.topic(topic).subscription(subscription).peek(count))
 
     # -- messages --------------------------------------------------------------------------------------
 
+    @operation(Right.PRODUCE)
     def send(
         self,
         topic: str,
-        payload: str,
+        payload: bytes,
         deliver_at: int | None = None,
         deliver_after: float | None = None,
         key: str | None = None,
@@ -232,13 +235,11 @@ class Operations:
         dedup_for: float | None = None,
         replace: bool = False,
         create: bool = False,
-    ) -> dict[str, object]:
-        """payload: base64. create: make the topic where there is none."""
-        target = self._store.topic(topic)
-        if not create and not target.exists():
-            raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
+    ) -> dict[str, Any]:
+        """Send one message. create: make the topic where there is none."""
+        target = self._topic(topic, create)
         sent = target.send(
-            payload_of("payload", payload),
+            payload,
             deliver_at=deliver_at,
             deliver_after=deliver_after,
             key=key,
@@ -250,6 +251,13 @@ class Operations:
             replace=replace,
         )
         return {"message_id": str(sent), "topic": target.name, "due_ms": self._due_ms_of(target, sent)}
+
+    def _topic(self, name: str, create: bool) -> Topic:
+        """A topic to send to or receive from. Raises InvalidArgument where there is none and none is to be made."""
+        topic = self._store.topic(name)
+        if not create and not topic.exists():
+            raise InvalidArgument("TOPIC", name, "there is no such topic; --create makes it")
+        return topic
 
     @staticmethod
     def _due_ms_of(target: Topic, sent: MessageId) -> int | None:
@@ -264,36 +272,34 @@ class Operations:
             return None
         return None if stored is None else stored.due_ms
 
+    @operation(Right.READ)
     def scheduled(
         self, topic: str, start_ms: int | None = None, end_ms: int | None = None, limit: int | None = None
-    ) -> Iterator[dict[str, object]]:
-        """Messages that are not due, by due time."""
-        return map(scheduled_json, self._store.topic(topic).scheduled(start_ms, end_ms, limit))
+    ) -> Iterator[ScheduledMessage]:
+        """List messages that are not due, by due time."""
+        return self._store.topic(topic).scheduled(start_ms, end_ms, limit)
 
-    def cancel(self, topic: str, ids: Sequence[str]) -> list[str]:
-        """Cancel messages; the outcome of each."""
-        return [outcome.value for outcome in self._store.topic(topic).cancel_batch(message_ids_of(ids))]
+    @operation(Right.PRODUCE)
+    def cancel(self, topic: str, ids: Sequence[MessageId]) -> list[str]:
+        """Cancel messages in one transaction; each outcome: cancelled, already cancelled, fired, unknown."""
+        return [outcome.value for outcome in self._store.topic(topic).cancel_batch(ids)]
 
+    @operation(Right.PRODUCE)
     def reschedule(
-        self, topic: str, ids: Sequence[str], deliver_at: int | None = None, deliver_after: float | None = None
-    ) -> list[str | None]:
-        """The new id of each; None: too late, cancelled or unknown."""
-        new_ids = self._store.topic(topic).reschedule_batch(
-            message_ids_of(ids), deliver_at=deliver_at, deliver_after=deliver_after
-        )
-        return [None if new_id is None else str(new_id) for new_id in new_ids]
+        self, topic: str, ids: Sequence[MessageId], deliver_at: int | None = None, deliver_after: float | None = None
+    ) -> list[MessageId | None]:
+        """Give messages another due time in one transaction; each new id, None: too late, cancelled or unknown."""
+        target = self._store.topic(topic)
+        return list(target.reschedule_batch(ids, deliver_at=deliver_at, deliver_after=deliver_after))
 
     # -- receiving -------------------------------------------------------------------------------------
 
-    def subscribe(
-        self, topic: str, subscription: str, type: str = "exclusive", create: bool = False
-    ) -> dict[str, object]:
+    @operation(Right.CONSUME)
+    def subscribe(self, topic: str, subscription: str, type: str = "exclusive", create: bool = False) -> dict[str, Any]:
         """Attach this client's one consumer. create: make the subscription, and the topic, where there is none."""
         if self._consumer is not None:
             raise InvalidArgument("subscription", subscription, f"already receiving from {self._consumer.name!r}")
-        target = self._store.topic(topic)
-        if not create and not target.exists():
-            raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
+        target = self._topic(topic, create)
         is_new = not target.exists() or subscription not in target.subscriptions()
         if is_new and not create:
             reason = f"{target.name} has no such subscription; --create makes it"
@@ -302,8 +308,9 @@ class Operations:
         self._consumer.add_waker(self._waiter.wake)
         return {"topic": target.name, "created": is_new}
 
-    def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[dict[str, object]]:
-        """Messages that are due, once there is one; none: `timeout` seconds are over."""
+    @operation(Right.CONSUME)
+    def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[ReceivedMessage]:
+        """Wait for messages that are due, and take them; none: `timeout` seconds are over."""
         consumer = self._attached()
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout < 0):
             raise InvalidArgument("timeout", timeout, "expected seconds, or null")
@@ -320,11 +327,11 @@ class Operations:
             if not self._waiter.wait(min((each for each in (left, again) if each is not None), default=None)):
                 raise ClosedError("the store, or the connection to it,")
 
-    def _due(self, consumer: Subscription, max_messages: int) -> list[dict[str, object]] | int | None:
+    def _due(self, consumer: Subscription, max_messages: int) -> list[ReceivedMessage] | int | None:
         """Messages; or when to look again, None: when woken. A few at a time, as they may be large."""
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
-        messages: list[dict[str, object]] = []
+        messages: list[ReceivedMessage] = []
         size, most = 0, min(max_messages, _MOST_RECEIVED)
         while len(messages) < most and size < _MOST_RECEIVED_BYTES:
             try:
@@ -335,14 +342,16 @@ class Operations:
                 raise
             if not batch:
                 return messages or again_ms
-            messages += map(received_json, batch)
+            messages += batch
             size += sum(len(message.payload) for message in batch)
         return messages
 
-    def ack(self, positions: Sequence[str]) -> int:
+    @operation(Right.CONSUME)
+    def ack(self, positions: Sequence[MessageId]) -> int:
         """Acknowledge received messages, durably; how many were not acknowledged before."""
-        return self._attached().ack(message_ids_of(positions), durable=True)
+        return self._attached().ack(positions, durable=True)
 
+    @operation(Right.CONSUME)
     def leave(self) -> None:
         """Give back what was received and not acknowledged, without counting it as failed."""
         self.close(failed=False)
@@ -354,58 +363,66 @@ class Operations:
 
     # -- figures, upkeep, policies ---------------------------------------------------------------------
 
-    def figures(self) -> dict[str, object]:
-        return asdict(self._store.stats())
+    @operation(Right.ADMIN)
+    def figures(self) -> StoreStats:
+        return self._store.stats()
 
-    def topic_figures(self, topic: str) -> dict[str, object]:
-        figures = self._store.topic(topic).stats()
-        subscriptions = [
-            {**asdict(subscription), "mark_delete": str(subscription.mark_delete)}
-            for subscription in figures.subscriptions
-        ]
-        return {**asdict(figures), "subscriptions": subscriptions}
+    @operation(Right.READ)
+    def topic_figures(self, topic: str) -> TopicStats:
+        return self._store.topic(topic).stats()
 
-    def partitions(self) -> list[dict[str, object]]:
-        return list(map(asdict, self._store.partitions()))
+    @operation(Right.ADMIN)
+    def partitions(self) -> list[PartitionStats]:
+        return self._store.partitions()
 
-    def tick(self) -> dict[str, object]:
+    @operation(Right.ADMIN)
+    def tick(self) -> dict[str, Any]:
         """Do what is due now; what was done, and when the next thing is due."""
-        return {**asdict(done := self._store.tick()), "suspended": [str(each) for each in done.suspended]}
+        done = self._store.tick()
+        return {**to_json(replace(done, suspended=())), "suspended": list(map(str, done.suspended))}
 
+    @operation(Right.ADMIN)
     def save_snapshots(self) -> int:
         """Save the delay indexes in memory of which the next start would have to read much; how many."""
         return self._store.save_snapshots()
 
+    @operation(Right.ADMIN)
     def policies(
         self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
-    ) -> dict[str, object] | None:
-        """The policies set at just this scope; without a scope, those of every scope by its name."""
+    ) -> dict[str, Any] | None:
+        """Show the policies set at just this scope; without a scope, those of every scope by its name."""
         if namespace is topic is subscription is None:
             return {scope: asdict(each) for scope, each in self._store.all_policies().items()}
         policies = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
         return None if policies is None else asdict(policies)
 
-    def effective(self, topic: str, subscription: str | None = None) -> dict[str, object]:
-        """The policies in force, and the scope at which each value was set."""
+    @operation(Right.ADMIN)
+    def effective(self, topic: str, subscription: str | None = None) -> dict[str, Any]:
+        """Show the policies in force, and the scope at which each value was set."""
         policies = self._store.effective_policies(topic, subscription)
-        return {"values": {name: getattr(policies, name) for name in POLICY_FIELDS}, "set_at": dict(policies.set_at)}
+        return {
+            "values": {name: getattr(policies, name) for name in policies.set_at},
+            "set_at": dict(policies.set_at),
+        }
 
+    @operation(Right.ADMIN)
     def update_policies(
         self,
-        values: Mapping[str, PolicyValue | None],
+        values: Mapping[str, Any],
         namespace: str | None = None,
         topic: str | None = None,
         subscription: str | None = None,
-    ) -> dict[str, object]:
-        """Set fields, None: unset; what is set there then."""
+    ) -> Policies:
+        """Set policies, None: unset, and leave the others; what is set there then."""
         if not isinstance(values, Mapping):
             raise InvalidArgument("values", values, "expected values by policy")
+        from duelog.store.policy.policies import POLICY_FIELDS  # noqa: PLC0415 - the engine's, which a client does without
+
         for name in values.keys() - POLICY_FIELDS:
             raise InvalidArgument("policy", name, f"expected one of {', '.join(POLICY_FIELDS)}")
-        return asdict(
-            self._store.update_policies(namespace=namespace, topic=topic, subscription=subscription, **values)
-        )
+        return self._store.update_policies(namespace=namespace, topic=topic, subscription=subscription, **values)
 
+    @operation(Right.ADMIN)
     def remove_policies(
         self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> bool:
@@ -413,6 +430,7 @@ class Operations:
 
     # -- dead letters ----------------------------------------------------------------------------------
 
+    @operation(Right.CONSUME)
     def dead_letters(
         self,
         topic: str | None = None,
@@ -420,11 +438,11 @@ class Operations:
         reason: str | None = None,
         key: str | None = None,
         older_than: float | None = None,
-    ) -> Iterator[dict[str, object]]:
-        """Dead letters, by `DelayedStore.dead_letters`."""
-        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
-        return map(letter_json, letters)
+    ) -> Iterator[DeadLetter]:
+        """List dead letters, oldest first."""
+        return self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
 
+    @operation(Right.CONSUME)
     def requeue_dead_letters(
         self,
         ids: Sequence[str] | None = None,
@@ -439,6 +457,7 @@ class Operations:
         letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
         return self._store.requeue_dead_letters(_chosen(letters, ids), delay=delay)
 
+    @operation(Right.CONSUME)
     def purge_dead_letters(
         self,
         ids: Sequence[str] | None = None,
@@ -454,11 +473,12 @@ class Operations:
 
     # -- schedules -------------------------------------------------------------------------------------
 
+    @operation(Right.PRODUCE)
     def every(
         self,
         topic: str,
         name: str,
-        payload: str = "",
+        payload: bytes = b"",
         cron: str | None = None,
         interval: float | None = None,
         timezone: str = "UTC",
@@ -467,59 +487,60 @@ class Operations:
         until: int | None = None,
         count: int | None = None,
         jitter: float = 0,
-        misfires: Misfires = "first",
+        misfires: str = "first",
         grace: float | None = None,
         create: bool = False,
-    ) -> dict[str, object]:
-        """Set a schedule, by `Topic.every`. payload: base64. create: make the topic where there is none."""
-        target = self._store.topic(topic)
-        if not create and not target.exists():
-            raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
-        made = target.every(
+    ) -> Schedule:
+        """Set a schedule, by `Topic.every`. create: make the topic where there is none."""
+        return self._topic(topic, create).every(
             name,
             cron=cron,
             interval=interval,
             timezone=timezone,
-            payload=payload_of("payload", payload),
+            payload=payload,
             key=key,
             properties=properties,
             until=until,
             count=count,
             jitter=jitter,
-            misfires=misfires,
+            misfires=misfires,  # type: ignore[arg-type]  # it is checked there
             grace=grace,
         )
-        return schedule_json(made)
 
-    def schedules(self, topic: str | None = None) -> Iterator[dict[str, object]]:
-        """Those of a topic by name, or of all topics."""
+    @operation(Right.READ)
+    def schedules(self, topic: str | None = None) -> Iterator[Schedule]:
+        """List the schedules of a topic by name, or of all topics."""
         for one in self._store.topics() if topic is None else [self._store.topic(topic)]:
-            yield from map(schedule_json, one.schedules())
+            yield from one.schedules()
 
-    def pause_schedule(self, topic: str, name: str) -> dict[str, object] | None:
+    @operation(Right.PRODUCE)
+    def pause_schedule(self, topic: str, name: str) -> Schedule | None:
         """Take its pending occurrence back, until it is resumed; None: there is no such schedule."""
-        schedule = self._store.topic(topic).pause_schedule(name)
-        return None if schedule is None else schedule_json(schedule)
+        return self._store.topic(topic).pause_schedule(name)
 
-    def resume_schedule(self, topic: str, name: str) -> dict[str, object] | None:
+    @operation(Right.PRODUCE)
+    def resume_schedule(self, topic: str, name: str) -> Schedule | None:
         """Go on with the first occurrence after now; None: there is no such schedule."""
-        schedule = self._store.topic(topic).resume_schedule(name)
-        return None if schedule is None else schedule_json(schedule)
+        return self._store.topic(topic).resume_schedule(name)
 
+    @operation(Right.PRODUCE)
     def remove_schedule(self, topic: str, name: str) -> bool:
         """End it and take its pending occurrence back; False: there is no such schedule."""
         return self._store.topic(topic).remove_schedule(name)
 
     # -- imports ---------------------------------------------------------------------------------------
 
+    @operation(Right.READ)
     def limits(self) -> dict[str, int]:
         """The facts that an import needs before it sends: the store's time and its largest message."""
         return {"now_ms": self._store.clock.now_ms(), "max_message_bytes": self._store.config.max_message_bytes}
 
+    @operation(Right.READ)
     def has_topic(self, topic: str) -> bool:
         return self._store.topic(topic).exists()
 
-    def check_delays(self, topic: str, delays: Sequence[Sequence[Any]]) -> dict[str, object] | None:
+    @operation(Right.PRODUCE)
+    def check_delays(self, topic: str, delays: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
         """Find the first pair of deliver_at and deliver_after that a delay policy refuses; None: none."""
         if not self._store.effective_policies(topic).max_delivery_delay_ms:
             return None
@@ -533,47 +554,74 @@ class Operations:
                 return {"at": at, "asked_ms": error.asked_ms, "reason": error.reason}
         return None
 
+    @operation(Right.PRODUCE)
     def send_messages(
         self,
         topic: str,
-        messages: Sequence[Mapping[str, object]],
+        messages: Sequence[Message],
         allow_past: bool = False,
         producer: str | None = None,
         first: int = 0,
     ) -> int:
         """Send a batch, numbered from `first` on where a producer is named; how many that one had stored before."""
-        if not isinstance(messages, list):
-            raise InvalidArgument("messages", messages, "expected a list")
-        batch = [_message(f"messages[{at}]", each) for at, each in enumerate(messages)]
         target = self._store.topic(topic)
         if producer is None:
-            target.send_batch(batch, allow_past=allow_past)
+            target.send_batch(messages, allow_past=allow_past)
             return 0
         numbered = target.producer(producer)
         last = numbered.last_sequence_id
-        numbered.send_batch(batch, first_sequence_id=first, allow_past=allow_past)
-        return min(max(last + 1 - first, 0), len(batch))  # from 0 on without a gap: batches come in order
+        numbered.send_batch(messages, first_sequence_id=first, allow_past=allow_past)
+        return min(max(last + 1 - first, 0), len(messages))  # from 0 on without a gap: batches come in order
 
+    @operation(Right.READ)
     def keys(self, topic: str, prefix: str = "") -> Iterator[str]:
-        """Deduplication keys of pending messages, by `Topic.keys`."""
+        """List the deduplication keys of pending messages."""
         return self._store.topic(topic).keys(prefix)
 
-    def find(self, topic: str, key: str) -> dict[str, object] | None:
-        """The pending message of a deduplication key, by `Topic.find`; None: there is none."""
-        message = self._store.topic(topic).find(key)
-        return None if message is None else scheduled_json(message)
+    @operation(Right.READ)
+    def find(self, topic: str, key: str) -> ScheduledMessage | None:
+        """Find the pending message of a deduplication key; None: there is none."""
+        return self._store.topic(topic).find(key)
 
+    @operation(Right.PRODUCE)
     def cancel_key(self, topic: str, key: str) -> bool:
-        """Cancel the pending message of a deduplication key, by `Topic.cancel_key`; False: there is none."""
+        """Cancel the pending message of a deduplication key; False: there is none."""
         return self._store.topic(topic).cancel_key(key)
+
+
+OPERATIONS: Mapping[str, Operation] = MappingProxyType(
+    {name: method.operation for name, method in vars(Operations).items() if hasattr(method, "operation")}
+)
+"""The operations by name."""
+
+
+class Asked(Operations):
+    """The operations of a store that another process has open, or that is asked in the same words: by JSON."""
+
+    def __init__(self, ask: Ask) -> None:
+        """`ask` is a client's, or that of the `Operations` of a store in this process."""
+        self._ask = ask
+
+    def ask(self, name: str, arguments: Mapping[str, object]) -> Any:
+        """Have an operation done by name, with arguments and result in JSON."""
+        return self._ask(name, arguments)
+
+    def close(self, *, failed: bool = True) -> None:
+        """Do nothing: the connection is its owner's to close."""
+
+
+def _asked(operation: Operation) -> Callable[..., Any]:
+    return lambda asked, *given, **named: operation.ask(asked.ask, *given, **named)
+
+
+for _name, _operation in OPERATIONS.items():
+    setattr(Asked, _name, _asked(_operation))
 
 
 def _chosen(held: Iterator[DeadLetter], ids: Sequence[str] | None) -> list[DeadLetter]:
     """The letters of some ids. Raises InvalidArgument for an id that none has."""
     if ids is None:
         return list(held)
-    if isinstance(ids, str) or not isinstance(ids, Sequence):
-        raise InvalidArgument("ids", ids, "expected a list of ids, or null")
     wanted = set(map(str, ids))
     letters = [letter for letter in held if str(letter.message_id) in wanted]
     known = {str(letter.message_id) for letter in letters}
@@ -583,16 +631,9 @@ def _chosen(held: Iterator[DeadLetter], ids: Sequence[str] | None) -> list[DeadL
     return letters
 
 
-def _message(field: str, fields: object) -> Message:
-    if not isinstance(fields, Mapping) or not {"payload"} <= fields.keys() <= _MESSAGE_FIELDS:
-        raise InvalidArgument(
-            field, fields, f"expected an object with payload, and of {', '.join(sorted(_MESSAGE_FIELDS))}"
-        )
-    return Message(**{**fields, "payload": payload_of(f"{field}: payload", fields["payload"])})
+def _seek_target(to: object) -> SeekTarget:
+    from ..topics.seeking import PublishedAt  # noqa: PLC0415 - the engine's, which a client does without
 
-
-def seek_target(to: object) -> SeekTarget:
-    """Where to go in a log. Raises InvalidArgument."""
     if isinstance(to, str):
         return to if to in ("earliest", "latest") else MessageId.parse(to)
     if isinstance(to, Mapping) and len(to) == 1:
@@ -602,73 +643,3 @@ def seek_target(to: object) -> SeekTarget:
     raise InvalidArgument(
         "to", to, 'expected "earliest", "latest", a position, {"due_ms": ...} or {"published_ms": ...}'
     )
-
-
-def message_ids_of(texts: object) -> list[MessageId]:
-    """Ids from their texts. Raises InvalidArgument."""
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise InvalidArgument("ids", texts, "expected a list of ids")
-    return [MessageId.parse(text) for text in texts]
-
-
-def payload_of(field: str, text: object) -> bytes:
-    """Bytes from base64. Raises InvalidArgument."""
-    try:
-        return base64.b64decode(text, validate=True)  # type: ignore[arg-type]
-    except (binascii.Error, TypeError, ValueError):
-        raise InvalidArgument(field, text, "expected base64") from None
-
-
-def scheduled_json(message: ScheduledMessage) -> dict[str, object]:
-    """A message that is not due."""
-    return {
-        "message_id": str(message.message_id),
-        "payload": base64.b64encode(message.payload).decode(),
-        "key": message.key,
-        "properties": message.properties,
-        "due_ms": message.due_ms,
-        "publish_ms": message.publish_ms,
-        "occurrence": None if message.occurrence is None else message.occurrence._asdict(),
-        "topic": message.topic,
-        "dedup_key": message.dedup_key,
-    }
-
-
-def received_json(message: ReceivedMessage) -> dict[str, object]:
-    """A message that was handed out."""
-    return {
-        "payload": base64.b64encode(message.payload).decode(),
-        "key": message.key,
-        "properties": message.properties,
-        "message_id": str(message.message_id),
-        "position": str(message.position),
-        "due_ms": message.due_ms,
-        "publish_ms": message.publish_ms,
-        "occurrence": None if message.occurrence is None else message.occurrence._asdict(),
-        "redelivery_count": message.redelivery_count,
-        "retries": message.retries,
-        "addressee": message.addressee,
-        "topic": message.topic,
-        "subscription": message.subscription,
-    }
-
-
-def letter_json(letter: DeadLetter) -> dict[str, object]:
-    """A dead letter."""
-    return {
-        **{each.name: getattr(letter, each.name) for each in fields(letter)},
-        "payload": base64.b64encode(letter.payload).decode(),
-        "message_id": str(letter.message_id),
-        "position": str(letter.position),
-        "occurrence": None if letter.occurrence is None else letter.occurrence._asdict(),
-    }
-
-
-def schedule_json(schedule: Schedule) -> dict[str, object]:
-    """A schedule, and the one that it replaced."""
-    return {
-        **{each.name: getattr(schedule, each.name) for each in fields(schedule)},
-        "payload": base64.b64encode(schedule.payload).decode(),
-        "next_id": None if schedule.next_id is None else str(schedule.next_id),
-        "replaced": None if schedule.replaced is None else schedule_json(schedule.replaced),
-    }

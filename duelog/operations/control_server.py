@@ -50,7 +50,7 @@ _log = logging.getLogger("duelog.control")
 
 
 class ClientOperations(Protocol):
-    """The operations of one client: `Operations`."""
+    """The operations of one client: `Operations`, which stands above the engine."""
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> object: ...
     def close(self, *, failed: bool = True) -> None: ...

@@ -260,8 +260,8 @@ from pathlib import Path
 from duelog.tools.asking import asked
 sys.stdin.readline()
 for number in range(40):
-    with asked(Path({path!r}), writes=True) as ask:
-        ask("send", {{"topic": "t", "payload": ""}})
+    with asked(Path({path!r}), writes=True) as store:
+        store.send("t", b"")
 """
 
 

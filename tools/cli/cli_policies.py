@@ -7,16 +7,18 @@ topics, in Pulsar's units.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ... import Policies
 from ...store.errors import InvalidArgument
-from ..cli import options
+from ...store.names import TopicName
 from ..output import answer, write_json, write_json_lines, write_table
-from .operations import Effective, Scope
-from .places import Place, Server, ServerCommand, Token, Trust, administered
+from . import options
+from .place import Place, command_at_place
+
+if TYPE_CHECKING:
+    from ... import Policies
 
 app = typer.Typer(
     name="policies",
@@ -33,15 +35,12 @@ Subscription = Annotated[
 ]
 
 
-@app.command("get", cls=ServerCommand)
+@command_at_place(app, "get")
 def get_(
     store: Place,
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
-    server: Server = None,
-    token: Token = None,
-    trust: Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Show what is set: at every scope, or at one; for a topic or a subscription what is in force, by which scope.
@@ -51,40 +50,38 @@ def get_(
     duelog policies get --server http://localhost:8080 --topic reminders
     ```
     """
-    scope = Scope(namespace, topic, subscription)
-    with administered(server or store, token, trust) as there:
+    with store.opened() as there:
+        here = there.policies(namespace, topic, subscription)
         if topic is not None or subscription is not None:
-            _show_topic(there.effective(scope), subscription, json_)
+            _show_topic(str(topic), subscription, here, there.effective(str(topic), subscription), json_)
             return
-        scopes = there.policies(scope)
+    scopes = here or {}
+    if namespace is not None and here is not None:
+        scopes = {f"namespace {namespace}": here}
     if json_:
-        write_json_lines({"scope": scope, **asdict(policies)} for scope, policies in scopes.items())
+        write_json_lines({"scope": scope, **policies} for scope, policies in scopes.items())
         return
     rows = [
         (scope if at == 0 else "", name, value)
         for scope, policies in scopes.items()
-        for at, (name, value) in enumerate(policies.fields_set().items())
+        for at, (name, value) in enumerate((name, value) for name, value in policies.items() if value is not None)
     ]
     write_table("policies", ["scope", "policy", ">value"], rows)
 
 
-def _show_topic(found: Effective, subscription: str | None, json_: bool) -> None:
-    here = None if found.here is None else asdict(found.here)
+def _show_topic(
+    topic: str, subscription: str | None, here: dict[str, Any] | None, found: dict[str, Any], json_: bool
+) -> None:
+    name, values, set_at = str(TopicName.parse(topic)), found["values"], found["set_at"]  # None: a server does not say
     if json_:
-        write_json(
-            {"topic": found.topic, "subscription": subscription, "set": here, "effective": found.values,
-             "set_at": found.set_at}
-        )  # fmt: skip
+        write_json({"topic": name, "subscription": subscription, "set": here, "effective": values, "set_at": set_at})
         return
-    rows = [
-        (name, None if here is None else here[name], value, None if found.set_at is None else found.set_at[name])
-        for name, value in found.values.items()
-    ]
-    of = found.topic if subscription is None else f"subscription {subscription} of {found.topic}"
+    rows = [(policy, here and here[policy], value, set_at and set_at[policy]) for policy, value in values.items()]
+    of = name if subscription is None else f"subscription {subscription} of {name}"
     write_table(f"policies of {of}", ["policy", ">set here", ">in force", "set at"], rows)
 
 
-@app.command("set", cls=ServerCommand)
+@command_at_place(app, "set")
 def set_(
     ctx: typer.Context,
     store: Place,
@@ -105,9 +102,6 @@ def set_(
     max_backoff: options.MaxBackoff = None,
     max_in_flight: options.MaxInFlight = None,
     max_pending: options.MaxPending = None,
-    server: Server = None,
-    token: Token = None,
-    trust: Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Set policies of the store, a namespace, a topic or a subscription; what is not named stays as it is.
@@ -120,20 +114,17 @@ def set_(
     values = options.policy_values(ctx.params)
     if not values:
         raise InvalidArgument("policies", None, "give one of --enable, --max-delay, --retention, ...; see --help")
-    with administered(server or store, token, trust, writes=True) as there:
-        _say(there.update_policies(Scope(namespace, topic, subscription), values), json_)
+    with store.opened(writes=True) as there:
+        _say(there.update_policies(values, namespace, topic, subscription), json_)
 
 
-@app.command("unset", cls=ServerCommand)
+@command_at_place(app, "unset")
 def unset_(
     store: Place,
     fields: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Such as retention_ms, as `get` shows it.")],
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
-    server: Server = None,
-    token: Token = None,
-    trust: Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Unset single policies at one scope, so that the next wider one counts; the others stay.
@@ -142,8 +133,8 @@ def unset_(
     duelog policies unset data --topic reminders retention_ms
     ```
     """
-    with administered(server or store, token, trust, writes=True) as there:
-        _say(there.update_policies(Scope(namespace, topic, subscription), dict.fromkeys(fields)), json_)
+    with store.opened(writes=True) as there:
+        _say(there.update_policies(dict.fromkeys(fields), namespace, topic, subscription), json_)
 
 
 def _say(policies: Policies, json_: bool) -> None:
@@ -151,15 +142,12 @@ def _say(policies: Policies, json_: bool) -> None:
     answer(asdict(policies), line or "nothing is set there", json_=json_)
 
 
-@app.command("remove", cls=ServerCommand)
+@command_at_place(app, "remove")
 def remove_(
     store: Place,
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
-    server: Server = None,
-    token: Token = None,
-    trust: Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Remove everything that is set at one scope, so that the next wider one counts; of the store: the defaults.
@@ -168,6 +156,6 @@ def remove_(
     duelog policies remove data --topic reminders
     ```
     """
-    with administered(server or store, token, trust, writes=True) as there:
-        removed = there.remove_policies(Scope(namespace, topic, subscription))
+    with store.opened(writes=True) as there:
+        removed = there.remove_policies(namespace, topic, subscription)
     answer({"removed": removed}, "removed" if removed else "nothing was set there", json_=json_)

@@ -14,18 +14,21 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, StoreConfig, SystemClock, Topic
-from duelog.control import control_server
-from duelog.control.control_client import ControlClient, Refused
-from duelog.control.control_lines import Disconnected, address_in
-from duelog.control.store_operations import NAMES, Operations
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, SystemClock, Topic
+from duelog.markers.firing.suspensions import Suspension
+from duelog.operations import control_server
+from duelog.operations.control_client import ControlClient, Refused
+from duelog.operations.control_lines import Disconnected, address_in
+from duelog.operations.operation import Right
+from duelog.operations.operations import OPERATIONS, Asked, Operations
 from duelog.store.errors import StoreUnavailable
 from tests.packaging.tree import ROOT
 
@@ -209,7 +212,7 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
         (b'{"ask": "_store"}\n', "operation='_store'"),
         (b'{"ask": "tick", "with": {"path": "/"}}\n', "unexpected keyword argument 'path'"),
         (b'{"ask": "send", "with": {"topic": "t"}}\n', "missing a required argument: 'payload'"),
-        (b'{"ask": "send", "with": {"topic": "t", "payload": "#"}}\n', "TOPIC='t': there is no such topic"),
+        (b'{"ask": "send", "with": {"topic": "t", "payload": ""}}\n', "TOPIC='t': there is no such topic"),
         (b'{"ask": "send", "with": {"topic": "t", "payload": "#", "create": true}}\n', "payload='#': expected base64"),
         (b'{"ask": "send", "with": {"topic": 1, "payload": ""}}\n', "topic=1: expected a str"),
         (b'{"ask": "cancel", "with": {"topic": "t", "ids": "1:1"}}\n', "ids='1:1': expected a list"),
@@ -271,9 +274,65 @@ def test_an_answer_is_what_the_same_operation_gives_in_this_process(store: Delay
             theirs, ours = list(theirs), list(ours)  # type: ignore[call-overload]
         assert theirs == json.loads(json.dumps(ours)), name
     assert client.ask("cancel", {"topic": "t", "ids": [sent["message_id"], "9999:0"]}) == ["cancelled", "unknown"]
-    assert {name for name, _ in looks} < NAMES
+    assert {name for name, _ in looks} < OPERATIONS.keys()
     here._waiter.__exit__()  # type: ignore[attr-defined]
     here._waiter._connection.close()  # type: ignore[attr-defined]
+
+
+def test_figures_of_a_store_with_suspended_upkeep_are_told(
+    store: DelayedStore, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a suspended part is told by its text: an exception is no value of JSON."""
+    suspended = Suspension("trim", None, None, None, "reason", OSError("no space"), 1, 2, 3, 4)
+    found = replace(store.stats(), suspended=(suspended,))
+    monkeypatch.setattr(DelayedStore, "stats", lambda _: found)
+    figures: Any = client.ask("figures", {})
+    assert [(each["task"], each["error"]) for each in figures["suspended"]] == [("trim", "no space")]
+
+
+def test_the_table_says_of_each_operation_who_may_ask_and_what_it_takes_and_gives() -> None:
+    """Made from the typed methods: none is without a right, and every argument and result has a type."""
+    assert set(OPERATIONS) == {name for name in vars(Operations) if name[0] != "_"} - {"ask", "close"}
+    for name, operation in OPERATIONS.items():
+        assert (operation.name, set(operation.parameters)) == (name, set(operation.signature.parameters))
+        assert isinstance(operation.right, Right)
+        assert operation.result is not None
+    assert {name for name, each in OPERATIONS.items() if each.streamed} == {
+        "dead_letters", "keys", "peek", "scheduled", "schedules", "topics"
+    }  # fmt: skip
+    cancel = OPERATIONS["cancel"]
+    assert (cancel.right, cancel.parameters, cancel.result) == (
+        Right.PRODUCE, {"topic": str, "ids": Sequence[MessageId]}, list[str]
+    )  # fmt: skip
+
+
+def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(
+    store: DelayedStore, client: ControlClient
+) -> None:
+    """Messages, letters, schedules, policies, ids: equal to those of this process."""
+    asked, here = Asked(client.ask), Operations(store, None)  # type: ignore[arg-type]  # nothing waits here
+    asked.send("t", b"pay", deliver_after=3600, properties={"a": "b"}, dedup_key="k", create=True)
+    asked.send_messages("t", [Message(b"x", key="k"), Message(b"y", deliver_after=60, dedup_key="l")])
+    asked.create_subscription("t", "s", "earliest")
+    asked.every("t", "n", payload=b"p", cron="@daily")
+    with store.topic("u").subscribe("s") as dying:
+        store.topic("u").send(b"x")
+        dying.dead_letter(dying.receive(1)[0], "by hand")
+    looks: list[tuple[str, tuple[object, ...]]] = [
+        ("scheduled", ("t",)), ("find", ("t", "k")), ("find", ("t", "none")), ("schedules", ()), ("dead_letters", ()),
+        ("update_policies", ({"ttl_ms": 1}, None, "t")), ("partitions", ()), ("pause_schedule", ("t", "n")),
+        ("topics", ()), ("seek", ("t", "s", "latest")),
+    ]  # fmt: skip
+    for name, given in looks:
+        ours, theirs = getattr(here, name)(*given), getattr(asked, name)(*given)
+        if OPERATIONS[name].streamed:
+            ours, theirs = list(ours), list(theirs)
+            assert ours, name
+        assert theirs == ours, name
+    asked.subscribe("v", "r", create=True)
+    store.topic("v").send(b"y", key="k")
+    (received,) = asked.receive(timeout=20)
+    assert (received.payload, received.key, asked.ack([received.position])) == (b"y", "k", 1)
 
 
 def test_something_else_is_asked_while_an_answer_is_being_streamed(store: DelayedStore, client: ControlClient) -> None:
@@ -397,8 +456,8 @@ OPENED = """
 import os, signal, socket, sys
 sys.path.append({root!r})
 from duelog import DelayedStore
-from duelog.control import control_server
-from duelog.control.store_operations import Operations
+from duelog.operations import control_server
+from duelog.operations.operations import Operations
 point = {point!r}
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 if point == "before":
@@ -444,7 +503,7 @@ CLIENT = """
 import os, signal, sys
 sys.path.append({root!r})
 from pathlib import Path
-from duelog.control.control_client import ControlClient
+from duelog.operations.control_client import ControlClient
 client = ControlClient.connect(Path({path!r}))
 client.ask("subscribe", {{"topic": "t", "subscription": "s"}})
 client.ask("receive", {{"timeout": 0}})

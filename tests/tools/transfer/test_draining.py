@@ -15,8 +15,8 @@ from duelog import DelayedStore, StoreConfig
 from duelog.engine import open_engine
 from duelog.store.clock import SystemClock
 from duelog.store.errors import DuelogError
-from duelog.tools.remote.client_message import ClientMessage
-from duelog.tools.remote.draining import ADDRESSED, AT_ONCE, BY_SCHEDULE, EXPIRES, Drain, Drained, DrainStopped
+from duelog.tools.transfer.client_message import ClientMessage
+from duelog.tools.transfer.draining import ADDRESSED, AT_ONCE, BY_SCHEDULE, EXPIRES, Drain, Drained, DrainStopped
 from tests.tools.command_line import DAY_MS, FUTURE_MS
 
 TOPICS = ("persistent://public/default/a", "persistent://shop/mail/b")

@@ -13,7 +13,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Annotated, NamedTuple
 
-from ...broker.operate.stored_metadata import CannotDecompress, StoredMetadata, decompressed, split_blob
+from ...broker.operate.stored_blob import CannotDecompress, StoredMetadata, decompressed, split_blob
 from ...broker.protocol.commands import KeyValue
 from ...broker.protocol.entry import BATCH, CHUNK, HEADER_BYTES, unpack
 from ...broker.protocol.fields import DECODERS, SIGNED, ProtocolError, part

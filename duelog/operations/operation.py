@@ -1,0 +1,105 @@
+"""One operation of an open store, declared by a typed method: its name, arguments, result, and who may ask for it."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import cached_property
+from importlib import import_module
+from inspect import Signature, signature
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from duelog.store.errors import InvalidArgument
+
+from .json_form import from_json, to_json
+
+C = TypeVar("C", bound=Callable[..., object])
+
+
+class Right(Enum):
+    """Permission that a caller needs in the namespace of the topic; ADMIN is that of the whole store."""
+
+    READ = "read"
+    """Granted with either of PRODUCE and CONSUME."""
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    ADMIN = "admin"
+
+
+class Operation:
+    """A row of the table.
+
+    `parameters` and `result` are annotated types, resolved when they are first needed: a command that asks another
+    process imports what its own operation names, and not the engine.
+    """
+
+    def __init__(self, method: Callable[..., object], right: Right) -> None:
+        self.name = method.__name__
+        self.right = right
+        self.streamed = str(method.__annotations__["return"]).startswith("Iterator[")
+        """The result is a sequence that is made while it is read."""
+        self._method = method
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Arguments after `self`, with their defaults."""
+        found = signature(self._method)
+        return found.replace(parameters=list(found.parameters.values())[1:])
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self._method, localns=_face_names(self._method))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Types of the arguments by name."""
+        return {name: self._hints[name] for name in self.signature.parameters}
+
+    @property
+    def result(self) -> Any:
+        """Type of the result; of a streamed one, of each element."""
+        kind = self._hints["return"]
+        return get_args(kind)[0] if get_origin(kind) is Iterator else kind
+
+    def answer(self, operations: object, arguments: Mapping[str, Any]) -> object:
+        """Do it with arguments in JSON; the result in JSON, an iterator if it is streamed. Raises InvalidArgument."""
+        try:
+            self.signature.bind(**arguments)
+        except TypeError as error:
+            raise InvalidArgument("arguments", dict(arguments), f"{self.name}: {error}") from None
+        kinds = self.parameters
+        given = {name: from_json(kinds[name], value, name) for name, value in arguments.items()}
+        result = getattr(operations, self.name)(**given)
+        return map(to_json, result) if self.streamed else to_json(result)
+
+    def ask(self, ask: Callable[[str, Mapping[str, object]], Any], *given: object, **named: object) -> Any:
+        """Have it done elsewhere, by a function that takes and gives JSON; the result as the method returns it."""
+        arguments = self.signature.bind(*given, **named).arguments
+        answer = ask(self.name, {name: to_json(value) for name, value in arguments.items()})
+        if self.streamed:
+            return (from_json(self.result, each, self.name) for each in answer)
+        return from_json(self.result, answer, self.name)
+
+
+def _face_names(method: Callable[..., object]) -> dict[str, Any]:
+    """Import what a method's annotations name of the public face and of figures, beside what its module has."""
+    names = set(re.findall(r"\w+", " ".join(method.__annotations__.values())))
+    face, known = sys.modules["duelog"], method.__globals__
+    return {
+        name: getattr(face if name in face.__all__ else import_module("duelog.stats"), name)
+        for name in names
+        if name not in known and not hasattr(builtins, name)
+    }
+
+
+def operation(right: Right) -> Callable[[C], C]:
+    """Declare a method as an operation. REQUIRES: its annotations are names of its module or of `_face_names`."""
+
+    def declare(method: C) -> C:
+        method.operation = Operation(method, right)  # type: ignore[attr-defined]
+        return method
+
+    return declare

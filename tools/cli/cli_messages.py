@@ -1,0 +1,220 @@
+"""The commands on messages that are to come: send, scheduled, cancel, reschedule."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ...store.duration import duration_seconds
+from ...store.errors import InvalidArgument
+from ...store.message import due_at_ms
+from ...store.position import MessageId
+from ..asking import asked
+from ..output import (
+    answer,
+    message_json,
+    preview,
+    printable,
+    say,
+    write_json,
+    write_json_lines,
+    write_line,
+    write_table,
+)
+from ..values import iso_time, properties_of, time_ms, time_range_ms
+from .options import Create, Json, Store, TopicName
+from .place import Place, command_at_place
+
+app = typer.Typer()
+
+AllowPast = Annotated[
+    bool, typer.Option("--allow-past", help="Take due times before 2001 too, as 0; without it they may be seconds.")
+]
+
+
+@app.command()
+def send(
+    store: Store,
+    topic: TopicName,
+    payload: Annotated[
+        str | None,
+        typer.Argument(metavar="PAYLOAD", help="The message; - or nothing: read it from standard input."),
+    ] = None,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Deliver at this time.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver this long from now.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="The message's key.")] = None,
+    property_: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
+    ] = None,
+    dedup_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Send nothing while a message of this key is pending; its id is printed."),
+    ] = None,
+    dedup_for: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="With --dedup-key: the key holds at least so long.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="With --dedup-key: cancel the pending message of the key, and send.")
+    ] = False,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Do not deliver it later than this after its due time.")
+    ] = None,
+    allow_past: AllowPast = False,
+    create: Create = False,
+    json_: Json = False,
+) -> None:
+    """Send one message, due now or later, and print its id once it is on disk.
+
+    A topic that is not there is refused, unless --create makes it, and the store where the directory is missing or
+    empty.
+
+    ```
+    duelog send data reminders "pay the bill" --create --at 2026-12-01T09:00:00+01:00 --key order-17 --property shop=7
+    ```
+    """
+    deliver_at = None if at is None else due_at_ms("--at", time_ms("--at", at), allow_past=allow_past)
+    deliver_after = None if after is None else duration_seconds("--after", after)
+    properties = properties_of(property_ or [])
+    message: dict[str, Any] = {
+        "payload": content_of(payload),
+        "deliver_at": deliver_at,
+        "deliver_after": deliver_after,
+        "key": key,
+        "properties": properties,
+        "allow_past": allow_past,
+        "ttl": None if ttl is None else duration_seconds("--ttl", ttl),
+        "dedup_key": dedup_key,
+        "dedup_for": None if dedup_for is None else duration_seconds("--dedup-for", dedup_for),
+        "replace": replace,
+    }
+    with asked(store, writes=True, create=create) as opened:
+        sent: dict[str, Any] = opened.send(topic, create=create, **message)
+    unread = "now" if at is None and after is None else "as asked"  # stored, and could not be read back
+    due = unread if sent["due_ms"] is None else iso_time(sent["due_ms"])
+    answer(sent, f"{sent['message_id']}  due {due}", json_=json_)
+
+
+def content_of(text: str | None) -> bytes:
+    """The payload that an argument gives, or standard input where it is - or there is none."""
+    if text is not None and text != "-":
+        return os.fsencode(text)
+    if text is None and sys.stdin.isatty():
+        raise InvalidArgument("PAYLOAD", None, "give a message, or - and type it, ended by Ctrl-D")
+    return sys.stdin.buffer.read()
+
+
+@command_at_place(app, "scheduled")
+def scheduled(
+    store: Place,
+    topic: TopicName,
+    start: Annotated[
+        str | None, typer.Option("--from", "--start", metavar="TIME", help="Due at this time or later.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--until", "--end", metavar="TIME", help="Due before this time.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
+    json_: Json = False,
+) -> None:
+    """List messages of a topic that are not due yet, by due time. Of a server: the first 4,096 bytes of each payload.
+
+    ```
+    duelog scheduled data reminders --from 2026-12-01T00:00Z --until 2026-12-02T00:00Z
+    duelog scheduled --server http://localhost:8080 reminders
+    ```
+    """
+    start_ms, end_ms = time_range_ms("--from", start, "--until", end)
+    with store.opened() as there:
+        found = list(there.scheduled(topic, start_ms, end_ms, limit + 1))
+    shown = found[:limit]
+    if json_:
+        for message in shown:
+            write_json(message_json(message))
+    else:
+        columns = ("message id", "due", "key", "payload")
+        cells = [(str(each.message_id), iso_time(each.due_ms), each.key, preview(each.payload)) for each in shown]
+        write_table(f"scheduled messages: {len(shown):,}", columns, cells)
+    if len(found) > limit:
+        say(f"there are more than {limit:,}; --limit shows more of them")
+
+
+@command_at_place(app, "cancel")
+def cancel(
+    store: Place,
+    topic: TopicName,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the messages, such as 17:3; or --dedup-key.")
+    ] = None,
+    dedup_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="The pending message of this deduplication key; may be repeated."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Cancel delayed messages, so that they are never delivered. Exit status 1: one has fired, or is unknown.
+
+    ```
+    duelog cancel --server http://localhost:8080 reminders 17:3 17:4
+    duelog cancel data reminders --dedup-key order-17
+    ```
+    """
+    if bool(ids) == bool(dedup_key):
+        raise InvalidArgument("ID", ids or [], "expected ids, or --dedup-key; one of the two")
+    wanted = [_id(each) for each in ids or []]
+    with store.opened(writes=True) as there:
+        if dedup_key:
+            named, field = dedup_key, "dedup_key"
+            outcomes = ["cancelled" if there.cancel_key(topic, each) else "unknown" for each in named]
+        else:
+            named, field = ids or [], "message_id"
+            outcomes = there.cancel(topic, wanted)
+    rows = [{field: each, "outcome": outcome} for each, outcome in zip(named, outcomes, strict=True)]
+    _show(rows, [f"{printable(each)}  {outcome}" for each, outcome in zip(named, outcomes, strict=True)], json_)
+    if {"fired", "unknown"} & set(outcomes):
+        raise typer.Exit(1)
+
+
+@command_at_place(app, "reschedule")
+def reschedule(
+    store: Place,
+    topic: TopicName,
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the messages, such as 17:3.")],
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Deliver at this time.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver this long from now.")] = None,
+    json_: Json = False,
+) -> None:
+    """Give delayed messages another due time; each gets a new id. Exit status 1: for one it is too late, or unknown.
+
+    ```
+    duelog reschedule data reminders 17:3 --at 2026-12-24T09:00:00Z
+    duelog reschedule --server http://localhost:8080 reminders 17:3 --after 0
+    ```
+    """
+    if (at is None) == (after is None):
+        raise InvalidArgument("--at", at, "expected one of the two, --at or --after")
+    deliver_at = None if at is None else due_at_ms("--at", time_ms("--at", at), allow_past=False)
+    deliver_after = None if after is None else duration_seconds("--after", after)
+    wanted = [_id(each) for each in ids]
+    with store.opened(writes=True) as there:
+        new_ids = there.reschedule(topic, wanted, deliver_at, deliver_after)
+    due = "" if deliver_at is None else f"  due {iso_time(deliver_at)}"
+    found = list(zip(ids, new_ids, strict=True))
+    rows = [{"message_id": old, "new_message_id": new and str(new)} for old, new in found]
+    _show(rows, [f"{old}  {'too late, or unknown' if new is None else f'{new}{due}'}" for old, new in found], json_)
+    if None in new_ids:
+        raise typer.Exit(1)
+
+
+def _id(text: str) -> MessageId:
+    try:
+        return MessageId.parse(text)
+    except InvalidArgument as error:
+        raise InvalidArgument("ID", text, error.reason) from error
+
+
+def _show(rows: list[dict[str, str | None]] | list[dict[str, str]], lines: list[str], json_: bool) -> None:
+    if json_:
+        write_json_lines(rows)
+    for line in lines if not json_ else ():
+        write_line(line)

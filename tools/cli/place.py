@@ -1,0 +1,176 @@
+"""A place where a store is: a directory, or with `--server URL` a server; and asking what is there for operations.
+
+What is an address (`http://`, `https://`) is a server, anything else a directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from ...operations.operation import Right
+from ...operations.operations import OPERATIONS, Asked
+from ...store.errors import InvalidArgument, UnknownSubscription
+from ...store.names import TopicName
+
+C = TypeVar("C", bound=Callable[..., object])
+
+TOKEN = "DUELOG_TOKEN"
+
+
+@dataclass
+class StorePlace:
+    """A directory, or a server and how it is reached."""
+
+    text: str
+    token: str | None = None
+    trust: Path | None = None
+    """Certificates in PEM; None: those of this machine."""
+
+    @property
+    def name(self) -> str:
+        """The address, or the directory's full path."""
+        return self.text.rstrip("/") if is_address(self.text) else str(Path(self.text).absolute())
+
+    @contextmanager
+    def opened(self, *, writes: bool = False) -> Iterator[Asked]:
+        """Ask for operations, with the names of subscriptions as clients know them.
+
+        Raises StoreLocked for a directory that is to change and is open elsewhere, ServerRefused.
+        """
+        if is_address(self.text):
+            from .server import Server
+
+            yield Asked(Server(self.text, self.token, self.trust).ask)
+            return
+        from ..asking import asked
+
+        with asked(Path(self.text), writes=writes) as store:
+            yield _Directory(store.ask)
+
+
+_Argument = typer.Argument(metavar="STORE", help="Directory of the store; left out with --server.", show_default=False)
+Place = Annotated[StorePlace, _Argument]
+_OPTIONS = {
+    "server": Annotated[
+        str | None,
+        typer.Option("--server", metavar="URL", help="A server in place of a directory: http:// or https://host:port."),
+    ],
+    "token": Annotated[
+        str | None, typer.Option(metavar="TOKEN", envvar=TOKEN, show_envvar=True, help="With --server: who asks.")
+    ],
+    "trust": Annotated[
+        Path | None,
+        typer.Option("--tls-trust", metavar="FILE", help="With https: certificates that are trusted, in PEM."),
+    ],
+}
+
+
+def command_at_place(app: typer.Typer, name: str, **settings: Any) -> Callable[[C], C]:
+    """Add a command whose first argument is a `Place`: --server, --token and --tls-trust say so of a server."""
+
+    def add(command: C) -> C:
+        def run(store: str, server: str | None, token: str | None, trust: Path | None, **given: Any) -> Any:
+            return command(store=StorePlace(server or store, token, trust), **given)
+
+        hints = get_type_hints(command, include_extras=True) | {"store": Annotated[str, _Argument]}
+        *first, json_ = [each.replace(annotation=hints[each.name]) for each in signature(command).parameters.values()]
+        ours = [Parameter(option, json_.kind, default=None, annotation=kind) for option, kind in _OPTIONS.items()]
+        run.__signature__ = Signature([*first, *ours, json_])  # type: ignore[attr-defined]
+        run.__annotations__ = hints | _OPTIONS
+        run.__doc__ = command.__doc__
+        app.command(name, cls=ServerCommand, **settings)(run)
+        return command
+
+    return add
+
+
+class ServerCommand(TyperCommand):
+    """A command whose first argument is a store: with --server URL the argument is left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the address in the argument's place."""
+        found: list[str] = []
+        for at, each in enumerate(args):
+            if each == "--":
+                break
+            if each == "--server" and at + 1 < len(args):
+                found = [args[at + 1]]
+            elif each.startswith("--server="):
+                found = [each.partition("=")[2]]
+        if found and not is_address(found[0]):
+            expected = "expected http://host:port or https://host:port, where `duelog serve --http` listens"
+            raise InvalidArgument("--server", found[0], expected)
+        return super().parse_args(ctx, [*found, *args])
+
+
+def is_address(place: str) -> bool:
+    """Return True if a place is a server.
+
+    >>> is_address("http://localhost:8080"), is_address("data")
+    (True, False)
+    """
+    return re.fullmatch(r"https?://[^\s/?#]+/?", place) is not None
+
+
+class _Directory(Asked):
+    """A store in a directory, which knows subscriptions by other names than clients do where those have `/` or `%`."""
+
+    def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        if OPERATIONS[name].right is Right.CONSUME and "subscription" in arguments:
+            arguments = {**arguments, "subscription": self._stored(name, **arguments)}
+        answer = super().ask(name, arguments)
+        if name == "scheduled":
+            return map(_as_sent, answer)
+        if name == "subscriptions":
+            return sorted(map(_shown, answer))
+        if name == "topic_figures":
+            subscriptions = [{**each, "name": _shown(each["name"])} for each in answer["subscriptions"]]
+            return {**answer, "subscriptions": subscriptions}
+        return answer
+
+    def _stored(self, name: str, *, topic: str, subscription: str, **_: object) -> str:
+        """Find a subscription's name. Raises UnknownSubscription with the name as it was given."""
+        from ...broker.lookup.topic_address import stored_subscription
+
+        try:
+            stored = stored_subscription(subscription)
+        except Exception as error:
+            raise InvalidArgument("SUBSCRIPTION", subscription, str(error)) from error
+        if name != "create_subscription" and stored not in super().ask("subscriptions", {"topic": topic}):
+            raise UnknownSubscription(str(TopicName.parse(topic)), subscription)
+        return stored
+
+
+def _shown(subscription: str) -> str:
+    from ...broker.lookup.topic_address import shown_subscription
+
+    return shown_subscription(subscription)
+
+
+def _as_sent(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as its client sent it, of an entry of the broker; a batch, and what cannot be read, as it is stored."""
+    from ...operations.json_form import from_json, to_json
+
+    payload = from_json(bytes, message["payload"], "payload")
+    try:
+        from ...broker.operate.stored_blob import CodecMissing
+        from ..transfer.client_message import NotCarried, client_messages
+    except ModuleNotFoundError:  # duelog[broker] is not installed
+        return message
+    try:
+        found = client_messages(payload, message["key"], message["properties"])
+    except (NotCarried, CodecMissing):
+        return message
+    if len(found) != 1:
+        return message
+    (only,) = found
+    return {**message, "payload": to_json(only.content or b""), "key": only.key, "properties": only.properties}

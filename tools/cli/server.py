@@ -1,0 +1,384 @@
+"""A server's administration over HTTP, by the operations of the table: REST of `duelog serve --http`.
+
+Each operation is a request or several, and takes and gives the JSON of the table; nothing is open between two. Policies
+over REST are those of namespaces and topics that Pulsar has: delays, retention in minutes and MiB, time to live in
+seconds; others are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from collections.abc import Iterator, Mapping
+from http.client import HTTPException
+from math import ceil
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode, urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+from ...operations.json_form import camel, to_json
+from ...store.config import MIB
+from ...store.errors import DuelogError, InvalidArgument
+from ...store.names import TopicName, validate_namespace_name
+from ...store.policy.policies import Policies, PolicyValue
+from ...store.position import MessageId
+
+_PAGE = 1_000
+_PAYLOAD_BYTES = 4_096
+_MINUTE_MS = 60_000
+_FOR_EVER = 2**63 - 1
+_PLACES = {
+    "latest": {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1},
+    "earliest": {"ledgerId": -1, "entryId": -1},
+}
+
+_DELAYS = {
+    "active": "active",
+    "tickTime": "tick_time_ms",
+    "maxDeliveryDelayInMillis": "max_delivery_delay_ms",
+    "fixedDeliveryDelayInMillis": "fixed_delivery_delay_ms",
+}
+_SET_BY = {
+    "delayedDelivery": set(_DELAYS.values()),
+    "retention": {"retention_ms", "retention_bytes"},
+    "messageTTL": {"ttl_ms"},
+}
+"""Policies by the path that sets them."""
+_TOLD = ("message_id", "key", "properties", "due_ms", "publish_ms")
+"""Fields of a scheduled message that a server tells."""
+_FIELDS = (*_DELAYS.values(), "retention_ms", "retention_bytes", "ttl_ms")
+
+_NOT_ASKED = {
+    "cancel_key": "a server is not asked by key; cancel by id, or in its directory",
+    "peek": "a server is not asked for messages; peek in its directory",
+}
+
+_TIMEOUT_S = 60
+_MOST_REDIRECTS = 5
+
+
+class ServerRefused(DuelogError):
+    """A server's answer that is an error, or why there was none (status 0)."""
+
+    def __init__(self, server: str, status: int, reason: str) -> None:
+        super().__init__(f"{server}: {f'{status}: ' if status else ''}{reason}")
+        self.status = status
+        self.reason = reason
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """They are followed here: the library follows none that changes something."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class RestClient:
+    """One server, and the others that it sends requests on to."""
+
+    def __init__(self, url: str, token: str | None = None, trust: Path | None = None) -> None:
+        """trust: certificates in PEM; None: those of this machine. Raises InvalidArgument."""
+        self.url = url.rstrip("/")
+        self._headers = {"Accept": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        if any(not value.isprintable() for value in self._headers.values()):
+            raise InvalidArgument("--token", None, "has characters that no token has")
+        try:
+            context = ssl.create_default_context(cafile=trust)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument("--tls-trust", str(trust), f"cannot be read: {error.strerror or error}") from error
+        self._opener = build_opener(_NoRedirects, HTTPSHandler(context=context))
+
+    def get(self, path: str, **query: object) -> Any:
+        """None: 204."""
+        return self.ask("GET", path, **query)
+
+    def ask(self, method: str, path: str, body: object = ..., **query: object) -> Any:
+        """The JSON of the answer; None: it has none. A query that is None is left out. Raises ServerRefused."""
+        given = {name: value for name, value in query.items() if value is not None}
+        url = f"{self.url}{path}{'?' if given else ''}{urlencode(given)}"
+        data = None if body is ... else json.dumps(body).encode()
+        headers = self._headers | ({} if data is None else {"Content-Type": "application/json"})
+        for _ in range(_MOST_REDIRECTS):
+            found = self._once(Request(url, data, headers, method=method))
+            if isinstance(found, bytes):
+                return json.loads(found) if found else None
+            onward = urljoin(url, found["Location"])
+            if urlsplit(onward).scheme not in ("https", urlsplit(url).scheme):
+                raise ServerRefused(self.url, 307, f"sends on to {onward}, which is not encrypted")
+            url = onward
+        raise ServerRefused(self.url, 307, "is sent on from server to server")
+
+    def _once(self, request: Request) -> bytes | Mapping[str, str]:
+        """The body of an answer, or the headers of one that sends on."""
+        server = f"{request.type}://{request.host}"
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                return bytes(answer.read())
+        except HTTPError as error:
+            with error:
+                if error.code == 307 and error.headers.get("Location"):
+                    return dict(error.headers.items())
+                raise ServerRefused(server, error.code, _reason(error)) from error
+        except URLError as error:
+            reason = error.reason
+            text = getattr(reason, "strerror", None) or reason
+            raise ServerRefused(server, 0, str(getattr(reason, "verify_message", "") or text)) from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise ServerRefused(server, 0, str(error) or type(error).__name__) from error
+
+
+def segment(text: str) -> str:
+    """A part of a path."""
+    return quote(text, safe="")
+
+
+def _reason(error: HTTPError) -> str:
+    try:
+        return " ".join(str(json.loads(error.read())["reason"]).split())
+    except (ValueError, KeyError, TypeError, OSError):
+        return str(error.reason)
+
+
+class Server:
+    """A server that does operations, each by requests of its own."""
+
+    def __init__(self, url: str, token: str | None, trust: Path | None) -> None:
+        self._rest = RestClient(url, token, trust)
+
+    def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Do an operation, with arguments and result in JSON; None in place of what REST does not tell."""
+        if not hasattr(type(self), name):
+            reason = _NOT_ASKED.get(name, f"a server is not asked to {name}; ask in its directory")
+            raise InvalidArgument("--server", self._rest.url, reason)
+        return getattr(self, name)(**arguments)
+
+    # -- topics ----------------------------------------------------------------------------------------
+
+    def topics(self, namespace: str | None = None) -> Iterator[str]:
+        for each in self._namespaces() if namespace is None else [validate_namespace_name(namespace)]:
+            yield from self._rest.get(f"/admin/v2/persistent/{each}")
+
+    def _namespaces(self) -> Iterator[str]:
+        for tenant in self._rest.get("/admin/v2/tenants"):
+            yield from self._rest.get(f"/admin/v2/namespaces/{segment(tenant)}")
+
+    def create_topic(self, topic: str) -> bool:
+        return self._create(_admin(topic), {})
+
+    def delete_topic(self, topic: str, force: bool = False) -> None:
+        self._rest.ask("DELETE", _admin(topic), force=str(force).lower())
+
+    def _create(self, path: str, body: object) -> bool:
+        try:
+            self._rest.ask("PUT", path, body)
+        except ServerRefused as refused:
+            if refused.status != 409:
+                raise
+            return False
+        return True
+
+    def figures(self) -> dict[str, Any]:
+        return _snake(self._rest.get("/duelog/v1/counters")["store"])
+
+    def partitions(self) -> list[dict[str, Any]]:
+        return [{**_snake(each), "holders": each["references"]} for each in self._rest.get("/duelog/v1/partitions")]
+
+    def topic_figures(self, topic: str) -> dict[str, Any]:
+        stats = self._rest.get(f"{_admin(topic)}/stats", excludePublishers="true", excludeConsumers="true")
+        log = self._rest.get(f"{_admin(topic)}/internalStats")
+        durable = {name: each for name, each in sorted(stats["subscriptions"].items()) if each["isDurable"]}
+        return {
+            "name": str(TopicName.parse(topic)),
+            "pending": max((each["msgDelayed"] for each in durable.values()), default=None),
+            "entries": log["numberOfEntries"],
+            "ledgers": len(log["ledgers"]),
+            "stored_bytes": log["totalSize"],
+            "subscriptions": [
+                {
+                    "name": name,
+                    "backlog": each["msgBacklogNoDelayed"],
+                    "mark_delete": log["cursors"][name]["markDeletePosition"],
+                }
+                for name, each in durable.items()
+                if name in log["cursors"]
+            ],
+        }
+
+    # -- messages --------------------------------------------------------------------------------------
+
+    def scheduled(
+        self, topic: str, start_ms: int | None = None, end_ms: int | None = None, limit: int = _PAGE
+    ) -> Iterator[dict[str, Any]]:
+        after, path = None, f"{_duelog(topic)}/scheduled"
+        name = str(TopicName.parse(topic))
+        while limit > 0:
+            given = {"start": start_ms, "end": end_ms, "limit": min(limit, _PAGE), "after": after}
+            page = self._rest.get(path, **given, payloadBytes=_PAYLOAD_BYTES)
+            for each in page["messages"]:
+                told = {field: each[camel(field)] for field in _TOLD}
+                yield {**told, "payload": each.get("payload", ""), "topic": name, "occurrence": None, "dedup_key": None}
+            limit, after = limit - len(page["messages"]), page["next"]
+            if after is None:
+                return
+
+    def cancel(self, topic: str, ids: list[str]) -> list[str]:
+        return [each["outcome"] for each in self._together(topic, "cancel", ids, {})]
+
+    def reschedule(
+        self, topic: str, ids: list[str], deliver_at: int | None = None, deliver_after: float | None = None
+    ) -> list[str | None]:
+        given = {"deliverAt": deliver_at, "deliverAfter": deliver_after}
+        body = {name: value for name, value in given.items() if value is not None}
+        return [each["newMessageId"] for each in self._together(topic, "reschedule", ids, body)]
+
+    def _together(self, topic: str, verb: str, ids: list[str], body: Mapping[str, Any]) -> list[Any]:
+        """Send one request, which is one transaction, for each 1,000."""
+        done: list[Any] = []
+        for at in range(0, len(ids), _PAGE):
+            given = {**body, "messageIds": ids[at : at + _PAGE]}
+            done += self._rest.ask("POST", f"{_duelog(topic)}/{verb}", given)["messages"]
+        return done
+
+    # -- subscriptions ---------------------------------------------------------------------------------
+
+    def subscriptions(self, topic: str) -> list[str]:
+        return list(self._rest.get(f"{_admin(topic)}/subscriptions"))
+
+    def create_subscription(self, topic: str, subscription: str, position: str) -> bool:
+        return self._create(_subscription(topic, subscription), _PLACES[position])
+
+    def delete_subscription(self, topic: str, subscription: str) -> None:
+        self._rest.ask("DELETE", _subscription(topic, subscription))
+
+    def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> None:
+        path = f"{_subscription(topic, subscription)}/resetcursor"
+        if not isinstance(to, str):
+            if "due_ms" in to:
+                raise InvalidArgument("--due", to["due_ms"], "a server goes by --published")
+            self._rest.ask("POST", f"{path}/{to['published_ms']}")
+        elif to in _PLACES:
+            self._rest.ask("POST", path, _PLACES[to])
+        else:
+            position = MessageId.parse(to)
+            self._rest.ask("POST", path, {"ledgerId": position.ledger_id, "entryId": position.entry_id})
+
+    def skip(self, topic: str, subscription: str, count: int) -> None:
+        self._rest.ask("POST", f"{_subscription(topic, subscription)}/skip/{count}")
+
+    def expire(self, topic: str, subscription: str, older_than: float) -> None:
+        self._rest.ask("POST", f"{_subscription(topic, subscription)}/expireMessages/{max(ceil(older_than), 1)}")
+
+    # -- policies --------------------------------------------------------------------------------------
+
+    def policies(
+        self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> dict[str, Any] | None:
+        if namespace is topic is subscription is None:
+            found = {f"namespace {name}": self.policies(name) for name in self._namespaces()}
+            return {name: each for name, each in found.items() if each is not None}
+        own = self._own(_scope(namespace, topic, subscription))
+        return to_json(Policies(**own)) if own else None
+
+    def effective(self, topic: str, subscription: str | None = None) -> dict[str, Any]:
+        values = self._own(_scope(None, topic, subscription), applied="true")
+        return {"values": {name: values.get(name) for name in _FIELDS}, "set_at": None}
+
+    def update_policies(
+        self,
+        values: Mapping[str, PolicyValue | None],
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
+    ) -> dict[str, Any]:
+        path = _scope(namespace, topic, subscription)
+        for name in values:
+            if name not in _FIELDS:
+                raise InvalidArgument(name, values[name], f"a server takes only {', '.join(_FIELDS)}")
+        wanted = {name: value for name, value in {**self._own(path), **values}.items() if value is not None}
+        bodies = {"delayedDelivery": _delays(wanted), "retention": _retention(wanted), "messageTTL": _ttl(wanted)}
+        for name, body in bodies.items():  # all of them have been checked
+            if not values.keys() & _SET_BY[name]:
+                continue
+            if body is None:
+                self._rest.ask("DELETE", f"{path}/{name}")
+            else:
+                self._rest.ask("POST", f"{path}/{name}", body)
+        updated: dict[str, Any] = to_json(Policies(**self._own(path)))
+        return updated
+
+    def remove_policies(
+        self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> bool:
+        path = _scope(namespace, topic, subscription)
+        is_set = bool(self._own(path))
+        for name in _SET_BY:
+            self._rest.ask("DELETE", f"{path}/{name}")
+        return is_set
+
+    def _own(self, path: str, **query: str) -> dict[str, Any]:
+        """What is set at a scope, as fields of `Policies`; what is in force, where the query asks for that."""
+        delays = self._rest.get(f"{path}/delayedDelivery", **query) or {}
+        found = {field: delays[name] for name, field in _DELAYS.items() if name in delays}
+        retention = self._rest.get(f"{path}/retention", **query)
+        if retention is not None:
+            minutes, mib = retention["retentionTimeInMinutes"], retention["retentionSizeInMB"]
+            found["retention_ms"] = _FOR_EVER if minutes == mib == -1 else max(minutes, 0) * _MINUTE_MS
+            found["retention_bytes"] = max(mib, 0) * MIB
+        seconds = self._rest.get(f"{path}/messageTTL", **query)
+        return found if seconds is None else found | {"ttl_ms": seconds * 1_000}
+
+
+def _snake(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name): value for name, value in found.items()}
+
+
+def _admin(topic: str) -> str:
+    name = TopicName.parse(topic)
+    return f"/admin/v2/persistent/{name.namespace_name}/{segment(name.local_name)}"
+
+
+def _duelog(topic: str) -> str:
+    return _admin(topic).replace("/admin/v2", "/duelog/v1", 1)
+
+
+def _subscription(topic: str, subscription: str) -> str:
+    return f"{_admin(topic)}/subscription/{segment(subscription)}"
+
+
+def _scope(namespace: str | None, topic: str | None, subscription: str | None) -> str:
+    """The path below which the policies of a scope are."""
+    if subscription is not None:
+        raise InvalidArgument("--subscription", subscription, "a server has policies of namespaces and topics")
+    if topic is not None:
+        return _admin(topic)
+    if namespace is None:
+        raise InvalidArgument("--namespace", None, "a server has policies of namespaces and topics: name one")
+    return f"/admin/v2/namespaces/{validate_namespace_name(namespace)}"
+
+
+def _delays(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {name: values[field] for name, field in _DELAYS.items() if field in values} or None
+
+
+def _retention(values: Mapping[str, Any]) -> dict[str, int] | None:
+    if "retention_ms" not in values and "retention_bytes" not in values:
+        return None
+    ms, size = values.get("retention_ms", 0), values.get("retention_bytes", 0)
+    if ms == _FOR_EVER:
+        return {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    minutes = _whole("retention_ms", ms, _MINUTE_MS, "minutes")
+    mib = _whole("retention_bytes", size, MIB, "MiB")
+    return {"retentionTimeInMinutes": minutes or (-1 if mib else 0), "retentionSizeInMB": mib or (-1 if minutes else 0)}
+
+
+def _ttl(values: Mapping[str, Any]) -> int | None:
+    return _whole("ttl_ms", values["ttl_ms"], 1_000, "seconds") if "ttl_ms" in values else None
+
+
+def _whole(name: str, value: int, unit: int, called: str) -> int:
+    if value % unit:
+        raise InvalidArgument(name, value, f"a server takes whole {called}")
+    return value // unit
