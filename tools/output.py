@@ -54,23 +54,34 @@ def progress_bar(unit: str, *, time_left: bool = True) -> Iterator[Callable[[int
 
     time_left: show what is left in place of what has passed.
     """
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import (
         BarColumn,
         DownloadColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
-    counts = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    class OnceKnown(ProgressColumn):
+        """A column that is empty until it is known how much there is to do."""
+
+        def __init__(self, column: ProgressColumn) -> None:
+            super().__init__()
+            self._column = column
+
+        def render(self, task: Task) -> RenderableType:
+            return "" if task.total is None else self._column(task)
+
     shown = Progress(
         TextColumn(unit),
         BarColumn(),
-        counts,
-        TimeRemainingColumn() if time_left else TimeElapsedColumn(),
+        OnceKnown(DownloadColumn() if unit == "bytes" else MofNCompleteColumn()),
+        OnceKnown(TimeRemainingColumn() if time_left else TimeElapsedColumn()),
         console=Console(stderr=True),
         transient=True,
         disable=not sys.stderr.isatty(),
