@@ -40,7 +40,7 @@ is not copied has been dealt with once it is planned."""
 
 @dataclass(frozen=True, slots=True)
 class PartitionCompaction:
-    """What became of one partition, and its figures.
+    """The outcome of one partition, and its figures.
 
     outcome: "skipped" (too little to drop), "planned" (a dry run), "adopted", "waiting" (for the process that has the
     store open) or "failed", with the `reason`. dead_*: bodies that no subscription needs; file_bytes: the length of the
@@ -79,12 +79,10 @@ class CompactionReport:
 
     @property
     def bytes_before(self) -> int:
-        """Bytes of the files that were compacted."""
         return sum(each.file_bytes for each in self.partitions if each.file_bytes_after is not None)
 
     @property
     def bytes_after(self) -> int:
-        """Bytes of the files that came of it."""
         return sum(each.file_bytes_after or 0 for each in self.partitions)
 
 
@@ -190,7 +188,7 @@ def _adopt(path: Path, identity: Identity) -> list[Adopted | Refused] | None:
 
 @dataclass(slots=True)
 class _Found:
-    """What is known of the partitions by now, by start."""
+    """Rows of partitions by their start, as far as they are known."""
 
     sealed: dict[int, Sealed]
     answers: dict[int, PartitionAnswer] = field(default_factory=dict)
@@ -200,7 +198,7 @@ class _Found:
     """Why, by the name of the directory."""
 
     def note(self, outcomes: Sequence[Adopted | Refused] | None) -> None:
-        """What became of finished generations: these, or others that were there when adoption began."""
+        """Note the outcome of finished generations: these, or others that were there when adoption began."""
         for each in outcomes or ():
             if isinstance(each, Adopted):
                 self.adopted[each.start_ms] = each.bytes_after

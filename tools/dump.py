@@ -1,4 +1,4 @@
-"""What lies in a store's environments, key by key: catalog records, runs with their headers, markers, entries.
+"""The content of a store's environments, key by key: catalog records, runs with their headers, markers, entries.
 
 Reads the LMDB environments themselves, so that a store which does not open can still be looked at, and decodes with
 the format modules of store/ only. A record that is damaged comes with its error, and the rest goes on. Works beside a
@@ -48,7 +48,6 @@ class Row(NamedTuple):
     error: str | None = None
 
     def as_json(self) -> Fields:
-        """The row for `--json`."""
         shown: Fields = {"table": self.table, "key": self.key}
         if self.error is not None:
             return {**shown, "error": self.error}
@@ -57,7 +56,6 @@ class Row(NamedTuple):
         return {**shown, "value": value if payload is None else {**value, **payload_fields(payload)}}
 
     def as_line(self) -> str:
-        """The row on one line for people."""
         head = f"{self.table:<14} {_named(self.key)}"
         return f"{head}  DAMAGED: {printable(self.error)}" if self.error else f"{head}  {_named(self.value)}"
 

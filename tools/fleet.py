@@ -23,11 +23,11 @@ AT_ONCE = 4
 """Stores that jobs deal with at a time: on Spark, so that the last tasks of one leave no core idle."""
 
 FAILURES = (DuelogError, lmdb.Error, OSError)
-"""What a store raises that is damaged, busy or not there."""
+"""Errors of a store that is damaged, busy or not there."""
 
 
 class Outcome(NamedTuple, Generic[T]):
-    """What became of one store: a result, or the reason why there is none."""
+    """The outcome of one store: a result, or the reason why there is none."""
 
     store: Path
     result: T | None
@@ -35,7 +35,7 @@ class Outcome(NamedTuple, Generic[T]):
 
 
 def is_fleet(given: Sequence[str | os.PathLike[str]]) -> bool:
-    """Whether stores are given as a fleet: more than one, a glob or a table; not the directory of one store."""
+    """Return True if stores are given as a fleet: more than one, a glob or a table; not the directory of one store."""
     return len(given) != 1 or Path(given[0]).is_file() or _is_glob(os.fspath(given[0]))
 
 
@@ -81,7 +81,7 @@ def _looks_like_store(path: Path) -> bool:
 
 
 def attempt(store: Path, work: Callable[[Path], T]) -> Outcome[T]:
-    """What `work` comes to in one store. Only what the store is to blame for becomes a reason."""
+    """Do work in one store. Only what the store is to blame for becomes a reason."""
     try:
         return Outcome(store, work(store))
     except FAILURES as error:

@@ -45,7 +45,7 @@ _SHARED = ("setting/",)
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a move did. A second attempt that only finished the first one has copied nothing."""
+    """Figures of a move. A second attempt that only finished the first one has copied nothing."""
 
     source: Path
     target: Path
@@ -151,13 +151,13 @@ def _copy(
 
 
 def _files(store: Path) -> dict[str, list[int]]:
-    """What tells whether a process has written into a store since."""
+    """Sizes and times by which to tell if a process has written into a store since."""
     found = sorted([*store.rglob("data.mdb"), *(store / "wal").glob("*")])
     return {str(each.relative_to(store)): [each.stat().st_size, each.stat().st_mtime_ns] for each in found}
 
 
 def _is_unused(target: Path) -> bool:
-    """Whether a store is what an attempt has left there that was interrupted just before the switch."""
+    """Return True if an attempt that was interrupted just before the switch has left a store."""
     try:
         left = json.loads((target / _UNUSED).read_bytes())
     except (OSError, ValueError):
@@ -211,5 +211,5 @@ def _is_in(topic: str, namespace: str) -> bool:
 
 
 def _belongs(path: str, namespace: str) -> bool:
-    """Whether a path is of the namespace, or is its tenant."""
+    """Return True if a path is of the namespace, or is its tenant."""
     return path in {namespace, namespace.partition("/")[0]} or path.startswith(f"{namespace}/")

@@ -1,4 +1,4 @@
-"""What a tool prints: JSON for programs, tables and lines for people.
+"""Output of tools: JSON for programs, tables and lines for people.
 
 Standard output carries the answer and nothing else; whatever else there is to say goes to standard error. Text from
 messages is shown with everything that is not printable escaped, so that a payload cannot drive a terminal.
@@ -41,7 +41,7 @@ def write_line(text: str) -> None:
 
 
 def answer(value: object, line: str, *, json_: bool) -> None:
-    """What a command comes to: one JSON value for programs, or a line for people."""
+    """Print the result of a command: one JSON value for programs, or a line for people."""
     if json_:
         write_json(value)
     else:

@@ -36,7 +36,7 @@ class CompactionTask(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What is in a partition, and what no subscription needs of it; bytes are those of bodies."""
+    """Size of a partition, and of what no subscription needs of it; bytes are those of bodies."""
 
     messages: int
     body_bytes: int
@@ -51,7 +51,7 @@ class Failed(NamedTuple):
 
 
 class PartitionAnswer(NamedTuple):
-    """What came of a task. figures None: it failed before it was planned. result None: nothing was to be copied."""
+    """Result of a task. figures None: it failed before it was planned. result None: nothing was to be copied."""
 
     start_ms: int
     figures: Figures | None
@@ -86,7 +86,7 @@ def compact_partition(
 
 
 def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError | None:
-    """What the system refused; None where the partition, or a full disk, is what is wrong."""
+    """The system's refusal; None where the partition, or a full disk, is at fault."""
     if isinstance(error, OSError):
         return error
     staged = isinstance(error, (DamagedStore, StoreFailed)) and staging in error.path.parents

@@ -59,7 +59,7 @@ class FoundSnapshot:
 
 
 class RebuiltLog(NamedTuple):
-    """What was found in one topic's log in one partition: see snapshot.rebuild.Rebuilt."""
+    """One topic's log in one partition: see snapshot.rebuild.Rebuilt."""
 
     partition: str
     topic: str
@@ -68,7 +68,7 @@ class RebuiltLog(NamedTuple):
 
 @dataclass(slots=True)
 class RebuildReport:
-    """What `rebuild_snapshots` found and did; `removed`: snapshots of partitions that have none (closed ones)."""
+    """Findings and deeds of `rebuild_snapshots`; `removed`: snapshots of partitions that have none (closed ones)."""
 
     logs: list[RebuiltLog]
     removed: int = 0

@@ -106,7 +106,7 @@ def properties_of(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def stored_identity(path: Path) -> Identity:
-    """What the STORE file says, whatever the span it was made with. Raises FormatMismatch, DamagedStore."""
+    """Read the STORE file, whatever the span it was made with. Raises FormatMismatch, DamagedStore."""
     from .. import StoreConfig
     from ..opening import read_identity, stored_span_ms
 
@@ -123,7 +123,7 @@ def require_store(path: Path) -> None:
 
 @contextmanager
 def alone(why: str) -> Iterator[None]:
-    """What needs a store for itself runs in the block; where another process has it open, StoreLocked says why."""
+    """Run a block that needs a store for itself; where another process has it open, StoreLocked says why."""
     try:
         yield
     except AlreadyOpen:

@@ -33,7 +33,7 @@ COMPRESSED_BYTES = 1 << 20
 """Answers of this size are compressed by a worker for clients that take them so: writing them holds up the loop."""
 
 _BODY_S = 30.0
-"""What a client has to send a body in."""
+"""Seconds that a client has to send a body in."""
 
 _STALL_S = 120.0
 """A client has to take a piece of a long answer in this."""
@@ -125,7 +125,6 @@ class Application:
             raise HttpError(401, str(error), {"WWW-Authenticate": ", ".join(challenges)}) from error
 
     def _check(self, need: Need, role: str | None, parameters: dict[str, str]) -> None:
-        """Raises HttpError 403."""
         permissions = self._permissions
         if need in _ACTIONS:
             namespace = f"{parameters['tenant']}/{parameters['namespace']}"

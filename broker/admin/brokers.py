@@ -19,7 +19,7 @@ _BROKERS = "/admin/v2/brokers"
 
 @dataclass(slots=True)
 class Addresses:
-    """Of the binary protocol and of administration; empty: not that way. Known once the broker listens."""
+    """URLs of the binary protocol and of administration; empty: not that way. Known once the broker listens."""
 
     pulsar: str = ""
     pulsar_tls: str = ""
@@ -37,11 +37,11 @@ class Changeable(Protocol):
     """Settings that change while the broker runs, as texts; kept over its end."""
 
     def names(self) -> list[str]:
-        """Of all that may be changed."""
+        """Names of the settings that may be changed."""
         ...
 
     def values(self) -> dict[str, str]:
-        """Of those that were changed."""
+        """Settings that were changed."""
         ...
 
     async def set(self, name: str, text: str) -> None:
@@ -54,7 +54,7 @@ class Changeable(Protocol):
 
 
 class Brokers:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(
         self,
@@ -72,7 +72,6 @@ class Brokers:
         self._changeable = changeable
 
     def routes(self) -> list[Route]:
-        """The resource's routes."""
         super_, login, one = Need.SUPERUSER, Need.LOGIN, _BROKERS + "/configuration/{name}"
         return [
             Route("GET", _BROKERS, self.brokers, "Brokers: this one", super_),
@@ -90,13 +89,11 @@ class Brokers:
         ]
 
     async def brokers(self, request: Request) -> list[str]:
-        """By `host:port`."""
         if request.path.get("cluster", self._cluster) != self._cluster:
             raise HttpError(404, f"cluster {request.path['cluster']} does not exist; this one is {self._cluster}")
         return [self._addresses.broker_id]
 
     async def leader(self, request: Request) -> dict[str, str]:
-        """As `BrokerInfo`."""
         return {"serviceUrl": self._addresses.http or self._addresses.https, "brokerId": self._addresses.broker_id}
 
     async def health(self, request: Request) -> Reply:
@@ -112,15 +109,12 @@ class Brokers:
         return Reply(b"ok", "text/plain")
 
     async def version(self, request: Request) -> Reply:
-        """As clients get it when they connect."""
         return Reply(f"duelog-{version('duelog')}".encode(), "text/plain")
 
     async def names(self, request: Request) -> list[str]:
-        """In order."""
         return sorted(self._changeable.names())
 
     async def values(self, request: Request) -> dict[str, str]:
-        """By name."""
         return self._changeable.values()
 
     async def runtime(self, request: Request) -> dict[str, Any]:
@@ -129,12 +123,10 @@ class Brokers:
         return {**found, **self._changeable.values()}
 
     async def set(self, request: Request) -> None:
-        """412 for a name or value that is none."""
         self._require(request.path["name"])
         await self._changeable.set(request.path["name"], request.path["value"])
 
     async def delete(self, request: Request) -> None:
-        """412 for a name that is none."""
         self._require(request.path["name"])
         await self._changeable.delete(request.path["name"])
 
@@ -159,7 +151,7 @@ _BUNDLE = b"0x00000000_0xffffffff"
 
 
 class RestLookup:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(self, resources: Resources, urls: Mapping[str, Urls], addresses: Addresses) -> None:
         """urls: of the binary protocol, by listener name."""
@@ -179,7 +171,7 @@ class RestLookup:
         return found
 
     async def lookup(self, request: Request) -> dict[str, str]:
-        """As `LookupData`: C++ clients look for every address, also an empty one. Never makes a topic."""
+        """C++ clients look for every address of `LookupData`, also an empty one. Never makes a topic."""
         self._require(request)
         listener = request.query.get("listenerName", "")
         urls = self._urls.get(listener)
@@ -194,7 +186,6 @@ class RestLookup:
         }
 
     async def bundle(self, request: Request) -> Reply:
-        """A namespace is one part."""
         self._require(request)
         return Reply(_BUNDLE, "text/plain")
 

@@ -75,7 +75,6 @@ class Request:
         return stored_subscription(self.path["subscription"])
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A query that is true or false."""
         text = self.query.get(name, "")
         if not text:
             return default
@@ -107,11 +106,9 @@ class Request:
         return found
 
     def integer(self, name: str = "body", *, lowest: int = 0, highest: int = 2**31 - 1) -> int:
-        """The body as a JSON integer."""
         return checked_integer(name, self.json(), lowest, highest)
 
     def boolean(self) -> bool:
-        """The body as a JSON boolean."""
         found = self.json()
         if not isinstance(found, bool):
             raise HttpError(412, "the body: expected true or false")

@@ -1,4 +1,4 @@
-"""What is answered to a request that no route takes: that there is no such address, or what to do instead."""
+"""Answers to requests that no route takes: that there is no such address, or what to do instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from .http_request import HttpError
 
 _BASE = ("admin", "lookup")
-"""What Pulsar's paths begin with."""
+"""First words of Pulsar's paths."""
 
 _LIST = "GET /duelog/v1/openapi.json lists what is offered"
 
@@ -94,7 +94,7 @@ def instead_of(method: str, raw_path: str, methods: Sequence[str]) -> HttpError:
 
 
 def _why(segments: Sequence[str]) -> str:
-    """What to do instead; empty: nothing is known of it."""
+    """Advice what to do instead; empty: nothing is known of it."""
     kind = segments[2] if len(segments) > 2 else ""
     if kind in _BY_KIND:
         return _BY_KIND[kind]

@@ -22,7 +22,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 
 
 class Need(Enum):
-    """What a role needs for a route. Superusers and the administrators of `{tenant}` have all of the last four."""
+    """Right that a route needs. Superusers and the administrators of `{tenant}` have all of the last four."""
 
     NOTHING = auto()
     """Not even credentials."""
@@ -61,13 +61,12 @@ class Route:
     query: Sequence[str] = ()
     """Names of the queries that count; others are passed over."""
     body: str = ""
-    """What the body is, for the OpenAPI document: "object", "integer", "boolean", "string", "array"; empty: none."""
+    """Kind of the body, for the OpenAPI document: "object", "integer", "boolean", "string", "array"; empty: none."""
     here: bool = False
     """Answered by this broker, whichever owns the namespace."""
 
     @property
     def segments(self) -> list[str]:
-        """The path's parts."""
         return self.path.strip("/").split("/")
 
 
@@ -135,11 +134,9 @@ class OpenApi:
         self._routes = [*routes, *self.routes()]
 
     def routes(self) -> list[Route]:
-        """The document itself."""
         return [Route("GET", "/duelog/v1/openapi.json", self.document, "This document", Need.NOTHING)]
 
     async def document(self, request: Request) -> dict[str, Any]:
-        """OpenAPI 3.1."""
         paths: dict[str, dict[str, Any]] = {}
         for route in sorted(self._routes, key=lambda route: (route.path, route.method)):
             paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

@@ -29,7 +29,7 @@ MAX_RESULT_BYTES = 8 << 20
 """A longer result is dropped and the job has failed: on the command line it is written to a file."""
 
 _END_S = 10.0
-"""What a job that is cancelled has to end in before it is killed."""
+"""Seconds in which a cancelled job has to end before it is killed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class Job:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """What is told of it beside its result."""
+        """The job beside its result."""
         return {"id": self.job_id, "kind": self.kind, "options": dict(self.options), "state": self.state,
                 "startedMs": self.started_ms, "endedMs": self.ended_ms, "reason": self.reason}  # fmt: skip
 
@@ -61,7 +61,7 @@ class Job:
 
 
 class Jobs:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(
         self, command: Sequence[str], store: Path, clock: Callable[[], int], done: Callable[[], object] = lambda: None
@@ -93,11 +93,9 @@ class Jobs:
         return job
 
     def all(self) -> list[Job]:
-        """Those that are known, the oldest first."""
         return list(self._jobs)
 
     def get(self, job_id: int) -> Job:
-        """Raises HttpError 404."""
         for job in self._jobs:
             if job.job_id == job_id:
                 return job
@@ -112,7 +110,6 @@ class Jobs:
         await asyncio.wait([job.task])
 
     async def close(self) -> None:
-        """End all that run."""
         running = [job for job in self._jobs if job.state == "running"]
         await asyncio.gather(*map(self.cancel, running))
 

@@ -32,14 +32,13 @@ MOST_TOGETHER = 1_000
 
 
 class ScheduleResource:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(self, finder: TopicFinder, workers: Workers) -> None:
         self._finder = finder
         self._workers = workers
 
     def routes(self) -> list[Route]:
-        """What is offered."""
         page = ("start", "end", "limit", "after", "payloadBytes")
         return [
             Route("GET", f"{TOPIC}/scheduled", self.scheduled, "Messages to come, by due time",

@@ -29,7 +29,7 @@ _JOBS = "/duelog/v1/jobs"
 
 
 class StoreResource:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class StoreResource:
         self._jobs = jobs
 
     def routes(self) -> list[Route]:
-        """What is offered."""
         all_, job = Need.SUPERUSER, f"{_JOBS}/{{job}}"
         here = True
         return [

@@ -180,7 +180,7 @@ def _headers(metadata: StoredMetadata, size: int) -> dict[str, Any]:
 
 
 def _iso(ms: int) -> str:
-    """As Pulsar's DateFormatter, in UTC; a number that is no date as it is."""
+    """Write a time as Pulsar's DateFormatter does, in UTC; a number that is no date as it is."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):

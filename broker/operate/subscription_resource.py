@@ -33,7 +33,7 @@ _AT_ONCE = 100
 
 
 class SubscriptionResource:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(self, finder: TopicFinder, consumers: Consumers, workers: Workers, clock: Callable[[], int]) -> None:
         """clock: the store's, in ms."""
@@ -43,7 +43,6 @@ class SubscriptionResource:
         self._clock = clock
 
     def routes(self) -> list[Route]:
-        """What is offered."""
         every = TOPIC + "/all_subscription/expireMessages/{expireTimeInSeconds}"
         reset, count = f"{SUBSCRIPTION}/resetcursor", "{numMessages}"
         of_namespace = [
@@ -78,7 +77,6 @@ class SubscriptionResource:
         ]  # fmt: skip
 
     async def names(self, request: Request) -> Any:
-        """Of a partitioned topic those of any partition."""
         topics = await self._finder.every(request)
         found = await self._workers(lambda: {name for topic in topics for name in topic.subscriptions()})
         return sorted(map(shown_subscription, found))
@@ -134,7 +132,7 @@ class SubscriptionResource:
     # -- backlog ---------------------------------------------------------------------------------------
 
     async def skip_all(self, request: Request) -> None:
-        """What consumers hold is acknowledged, too, and what waits inline (PIP-448)."""
+        """Acknowledges what consumers hold, too, and what waits inline (PIP-448)."""
         found = await self._existing(request)
 
         def work() -> None:
@@ -179,7 +177,6 @@ class SubscriptionResource:
         await self._workers(lambda: [subscription.expire(before_ms) for _, subscription in found])
 
     async def expire_all(self, request: Request) -> None:
-        """Of a partitioned topic, those of each partition."""
         topics, before_ms = await self._finder.every(request), self._before(request)
 
         def work() -> None:
@@ -239,7 +236,7 @@ class SubscriptionResource:
         await self._consumers.alone(topic.name, subscription.name, work, force=True)
 
     async def peek(self, request: Request) -> Reply:
-        """As Pulsar shows it: metadata in headers, a batch in one piece. 404: there are not so many."""
+        """The metadata is in headers, a batch in one piece. 404: there are fewer messages."""
         found = await self._one(request)
         place = request.number("messagePosition", 1, lowest=1, highest=MOST_PEEKED)
         messages = await self._workers(lambda: found.peek(after=place - 1))
@@ -250,7 +247,6 @@ class SubscriptionResource:
     # -- finding ---------------------------------------------------------------------------------------
 
     async def _one(self, request: Request) -> SubscriptionAdmin:
-        """Of a topic that is not partitioned."""
         topic = await self._finder.one(request)
         return await self._workers(lambda: topic.subscription(request.subscription))
 
@@ -285,7 +281,7 @@ def _reset_of(body: object) -> _Reset:
 
 
 def _is_last(topic: Topic, position: MessageId, in_batch: int) -> bool:
-    """Whether nothing of its batch lies behind a message: an entry is acknowledged as a whole. Waits for the disk."""
+    """Return True if a message is the last of its batch: an entry is acknowledged as a whole. Waits for the disk."""
     if in_batch < 0:
         return True
     with topic.reader(position) as reader:

@@ -54,7 +54,7 @@ class TopicFinder:
         return self._store.topic(str(address.name))
 
     def partition_topics(self, address: TopicAddress) -> list[Topic]:
-        """Of a partitioned topic, those that hold its partitions, which need not exist; else none."""
+        """The topics that hold a partitioned topic's partitions, which need not exist; else none."""
         numbers = range(self._resources.partitions(address.name))
         return [self._store.topic(str(partition_name(address.name, number))) for number in numbers]
 

@@ -39,7 +39,7 @@ _NON_PERSISTENT = "/admin/v2/non-persistent/{tenant}/{namespace}"
 
 
 class TopicServices(Protocol):
-    """What of the broker's services topics concern."""
+    """The broker's services that topics concern."""
 
     resources: Resources
     access: TopicAccess
@@ -51,7 +51,7 @@ class TopicServices(Protocol):
 
 
 class TopicResource:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(self, store: DelayedStore, services: TopicServices, finder: TopicFinder) -> None:
         self._store = store
@@ -66,7 +66,6 @@ class TopicResource:
         self._finder = finder
 
     def routes(self) -> list[Route]:
-        """What is offered."""
         forced = ("force", "deleteSchema", "authoritative")
         partitions = f"{TOPIC}/partitions"
         return [

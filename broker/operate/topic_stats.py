@@ -44,7 +44,7 @@ _EXTREMES: Mapping[str, Callable[[int, int], int]] = {
     "lastPublishTimeStamp": max,
     "oldestBacklogMessageAgeSeconds": max,
 }
-"""Of several partitions."""
+"""Figures that are not summed over partitions."""
 
 _NO_COMPACTION = {
     "lastCompactionRemovedEventCount": 0,
@@ -176,7 +176,7 @@ class TopicFigures:
     def _subscription(
         self, members: Sequence[Consumer], rate: OutRate, sent: Dispatched, consumers: bool
     ) -> dict[str, Any]:
-        """Of a reader; a subscription has more."""
+        """Figures of a reader; a subscription has more."""
         active = next((each.name for each in members if each.active), None)
         return {
             **_out(rate, sent),
@@ -249,7 +249,7 @@ class TopicFigures:
 
 
 def _oldest_of(stats: TopicStats) -> dict[str, Any]:
-    """Of the message that has been due, and not acknowledged, for longest; -1: there is none."""
+    """Figures of the message that has been due, and not acknowledged, for longest; -1: there is none."""
     backlogs = [each for each in stats.subscriptions if each.backlog]
     if not backlogs:
         return {"oldestBacklogMessageAgeSeconds": -1, "oldestBacklogMessageSubscriptionName": None}
@@ -385,12 +385,12 @@ def _metadata(pairs: Iterable[KeyValue]) -> dict[str, str]:
 
 
 def iso(ms: int) -> str:
-    """As Pulsar writes times, in UTC."""
+    """Write a time as Pulsar does, in UTC."""
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class StatsResource:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(self, finder: TopicFinder, figures: TopicFigures, workers: Workers) -> None:
         self._finder = finder
@@ -398,7 +398,6 @@ class StatsResource:
         self._workers = workers
 
     def routes(self) -> list[Route]:
-        """What is offered."""
         asked = ("excludePublishers", "excludeConsumers")
         inside = f"{TOPIC}/partitioned-internalStats"
         return [
@@ -421,7 +420,6 @@ class StatsResource:
         return together(found, each=request.flag("perPartition", True))
 
     async def internal(self, request: Request) -> Any:
-        """PersistentTopicInternalStats."""
         return await self._log_of(await self._finder.one(request))
 
     async def info(self, request: Request) -> Any:

@@ -46,7 +46,7 @@ class _Policy:
 
 
 class NamespacePolicies:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(self, policies: PolicyStore, resources: Resources, access: TopicAccess) -> None:
         self._policies = policies
@@ -79,7 +79,6 @@ class NamespacePolicies:
         )  # fmt: skip
 
     def routes(self) -> list[Route]:
-        """The resource's routes."""
         found = []
         for base, policies, scope in (
             (NAMESPACE, self._of_namespace, self._namespace_scope),
@@ -101,13 +100,13 @@ class NamespacePolicies:
         return found
 
     async def all_of(self, namespace: str) -> dict[str, Any]:
-        """What is set for a namespace, as fields of `Policies`."""
+        """The policies set for a namespace, as fields of `Policies`."""
         scope = PolicyScope(namespace)
         found = {each.field: await each.read(scope, False) for each in self._of_namespace}
         return {name: value for name, value in found.items() if value is not None}
 
     def changes(self, namespace: str, body: dict[str, Any]) -> list[Callable[[], Awaitable[object]]]:
-        """What sets the fields of `Policies` for a namespace that is being made. HttpError 412 for what is not offered.
+        """Prepare the writes of a new namespace's `Policies`. HttpError 412 for what is not offered.
 
         Java's client sends every field, those that say nothing too.
         """
@@ -244,13 +243,13 @@ _UNSET: Mapping[str, Any] = MappingProxyType(
         "subscriptionTypesEnabled": [],
     }
 )  # fmt: skip
-"""What Pulsar answers of policies that duelog does not have, where none is set; None: 204."""
+"""Pulsar's answers for policies that duelog does not have; None: 204."""
 
 _PASSED_OVER = {"bundles", "replication_clusters", "allowed_clusters", "bundles_activated", "deleted"}
 
 
 def _says_something(name: str, value: Any) -> bool:
-    """Whether a field of `Policies` asks for anything but what duelog does.
+    """Return True if a field of `Policies` asks for anything but what duelog does.
 
     Java writes -1 for a limit that is not set.
     """

@@ -57,7 +57,7 @@ def _json(names: list[str]) -> bytes:
 
 
 class Namespaces:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(
         self,
@@ -79,7 +79,6 @@ class Namespaces:
         self._tenant_elsewhere = tenant_elsewhere
 
     def routes(self) -> list[Route]:
-        """The resource's routes."""
         tenant, role = Need.TENANT, _NAMESPACE + "/permissions/{role}"
         return [
             Route("GET", "/admin/v2/namespaces/{tenant}", self.of_tenant, "Namespaces of a tenant", tenant),
@@ -103,7 +102,6 @@ class Namespaces:
         return [*self._resources.namespaces.names(f"{request.path['tenant']}/")]
 
     async def get(self, request: Request) -> dict[str, Any]:
-        """As `Policies`."""
         namespace = self.existing(request)
         own = await self._policies.all_of(namespace)
         return {
@@ -119,7 +117,7 @@ class Namespaces:
         }
 
     async def create(self, request: Request) -> None:
-        """Of a tenant that exists; the body, as `Policies`, may set what is offered here. 409 if there is one."""
+        """The tenant has to exist; the body, `Policies`, may set what is offered here. 409 if there is one."""
         namespace = request.namespace
         await self._take_tenant(request)
         self._require_tenant(request)
@@ -168,14 +166,12 @@ class Namespaces:
         return await self._names.reply(namespace)
 
     async def bundles(self, request: Request) -> dict[str, Any]:
-        """As `BundlesData`."""
         self.existing(request)
         return BUNDLES
 
     # -- permissions ---------------------------------------------------------------------------------
 
     async def permissions(self, request: Request) -> dict[str, list[str]]:
-        """By role."""
         return self._permissions(self.existing(request))
 
     async def topic_permissions(self, request: Request) -> dict[str, list[str]]:
@@ -202,7 +198,6 @@ class Namespaces:
         )
 
     async def replication(self, request: Request) -> list[str]:
-        """There is no other one."""
         self.existing(request)
         return [self._cluster]
 

@@ -33,17 +33,17 @@ def topic_scope(resources: Resources, topic: TopicName) -> PolicyScope:
 
 
 class PolicyStore:
-    """Of the event loop's thread; the work is done in others."""
+    """For the event loop's thread alone; the work is done in others."""
 
     def __init__(self, store: DelayedStore) -> None:
         self._store = store
 
     async def own(self, scope: PolicyScope) -> Policies:
-        """What is set at just this scope."""
+        """The policies set at just this scope."""
         return await asyncio.to_thread(self._own, scope)
 
     async def in_force(self, scope: PolicyScope) -> EffectivePolicies:
-        """What counts for a topic, or for a namespace's topics that set nothing."""
+        """The policies in force for a topic, or for a namespace's topics that set nothing."""
         if scope.topics:
             return await asyncio.to_thread(self._store.effective_policies, scope.topics[0])
 

@@ -45,7 +45,7 @@ def delays_of(found: object) -> DelayedDeliveryPolicies:
 
 
 def delays_json(own: DelayedDeliveryPolicies, in_force: EffectivePolicies, *, applied: bool) -> dict[str, Any] | None:
-    """What is set at a scope, or applied: what is in force there; None: nothing is set.
+    """Write the delays set at a scope, or applied: in force there; None: nothing is set.
 
     `active` and `tickTime` are always told, as Java's client reads a missing one as false.
     """
@@ -67,7 +67,6 @@ class Retention(NamedTuple):
 
     @property
     def fields(self) -> dict[str, int]:
-        """As the store's policies."""
         return {"retention_ms": self.ms, "retention_bytes": self.size}
 
 
@@ -84,7 +83,7 @@ def retention_of(found: object) -> Retention:
 
 
 def retention_json(found: Policies | EffectivePolicies) -> dict[str, int] | None:
-    """What `retention_of` reads; None: nothing is set."""
+    """The inverse of `retention_of`; None: nothing is set."""
     if found.retention_ms is None and found.retention_bytes is None:
         return None
     ms, size = found.retention_ms or 0, found.retention_bytes or 0
@@ -114,7 +113,7 @@ def creation_of(found: object) -> AutoCreation:
 
 
 def creation_json(found: AutoCreation) -> dict[str, Any]:
-    """What `creation_of` reads."""
+    """The inverse of `creation_of`."""
     shown: dict[str, Any] = {
         "allowAutoTopicCreation": found.allowed,
         "topicType": "partitioned" if found.partitions else "non-partitioned",
@@ -134,7 +133,7 @@ def seconds_of(found: object) -> int:
 
 
 def seconds_json(found: Policies | EffectivePolicies) -> int | None:
-    """What `seconds_of` reads, rounded up."""
+    """The inverse of `seconds_of`, rounded up."""
     return None if found.ttl_ms is None else -(-found.ttl_ms // 1_000)
 
 

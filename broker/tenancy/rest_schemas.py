@@ -21,20 +21,19 @@ _NUMBERS = {
     "INT64": 9, "FLOAT": 10, "DOUBLE": 11, "DATE": 12, "TIME": 13, "TIMESTAMP": 14, "KEY_VALUE": 15, "INSTANT": 16,
     "LOCAL_DATE": 17, "LOCAL_TIME": 18, "LOCAL_DATE_TIME": 19, "PROTOBUF_NATIVE": 20,
 }  # fmt: skip
-"""Of schema types, by the names that REST has for them."""
+"""Numbers of schema types by the names that REST has for them."""
 
 _NAMES = {number: name for name, number in _NUMBERS.items()}
 
 
 class RestSchemas:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(self, facts: TopicFacts, resources: Resources) -> None:
         self._facts = facts
         self._resources = resources
 
     def routes(self) -> list[Route]:
-        """The resource's routes."""
         either, produce = Need.EITHER, Need.PRODUCE
         return [
             Route("GET", _TOPIC + "schema", self.last, "The last schema of a topic", either),
@@ -72,7 +71,6 @@ class RestSchemas:
         return {"version": int.from_bytes(found, "big")}
 
     async def fits(self, request: Request) -> dict[str, Any]:
-        """As a producer's."""
         namespace, schema = existing_namespace(self._resources, request), _schema_of(request)
         asked = self._resources.compatibility(namespace)
         stored = await asyncio.to_thread(self._facts.versions, request.topic.base)
@@ -87,7 +85,6 @@ class RestSchemas:
         return {"version": next((each.version for each in stored if same(schema, each.schema)), -1)}
 
     async def delete(self, request: Request) -> dict[str, Any]:
-        """All versions."""
         stored = await self._stored(request)
         await asyncio.to_thread(self._facts.forget_schemas, request.topic.base)
         return {"version": stored[-1].version}
@@ -101,7 +98,7 @@ class RestSchemas:
 
 
 def _shown(stored: StoredSchema) -> dict[str, Any]:
-    """As `GetSchemaResponse`. When it was stored is not known."""
+    """Write `GetSchemaResponse`. When it was stored is not known."""
     schema = stored.schema
     return {
         "version": stored.version,

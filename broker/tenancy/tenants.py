@@ -25,7 +25,6 @@ class Tenants:
         self._cluster = cluster
 
     def routes(self) -> list[Route]:
-        """The resource's routes."""
         return [
             Route("GET", "/admin/v2/clusters", self.clusters, "Clusters: this one", Need.LOGIN),
             Route("GET", "/admin/v2/clusters/{cluster}", self.cluster, "Addresses of a cluster", Need.LOGIN),
@@ -37,11 +36,9 @@ class Tenants:
         ]
 
     async def clusters(self, request: Request) -> list[str]:
-        """The names."""
         return [self._cluster]
 
     async def cluster(self, request: Request) -> dict[str, Any]:
-        """As `ClusterData`."""
         if request.path["cluster"] != self._cluster:
             raise HttpError(404, f"cluster {request.path['cluster']} does not exist; this one is {self._cluster}")
         here = self._addresses
@@ -53,11 +50,9 @@ class Tenants:
         }
 
     async def names(self, request: Request) -> list[str]:
-        """In order."""
         return [*self._resources.tenants.names()]
 
     async def get(self, request: Request) -> dict[str, Any]:
-        """As `TenantInfo`."""
         return {"adminRoles": self._found(request), "allowedClusters": [self._cluster]}
 
     async def create(self, request: Request) -> None:

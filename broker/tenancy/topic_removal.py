@@ -14,7 +14,7 @@ from ..lookup.topic_facts import TopicFacts
 
 
 class TopicRemoval:
-    """Of the event loop's thread."""
+    """For the event loop's thread alone."""
 
     def __init__(
         self,
@@ -65,7 +65,6 @@ class TopicRemoval:
         await asyncio.to_thread(self._facts.forget_all, namespace)
 
     async def names(self, namespace: str) -> list[TopicName]:
-        """The topics of a namespace."""
         return await asyncio.to_thread(lambda: [TopicName.parse(topic.name) for topic in self._store.topics(namespace)])
 
     def _refuse_used(self, names: Sequence[TopicName], *, force: bool) -> None:

@@ -67,7 +67,7 @@ def stats(
 _STORE_FIGURES = (
     "topics", "partitions", "pending", "set_aside", "disk_bytes", *(f"disk_{part}_bytes" for part in DISK_PARTS)
 )  # fmt: skip
-"""What a store says of itself, read-only too."""
+"""Figures that a store has when it is opened read-only, too."""
 
 _TOPIC_FIGURES = ("name", "pending", "fired", "entries", "ledgers", "stored_bytes")
 _SUBSCRIPTION_FIGURES = ("name", "backlog", "mark_delete", "consumers", "unacknowledged", "redelivering",

@@ -33,7 +33,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name."
 
 
 class OnMisfire(StrEnum):
-    """What comes of occurrences that were missed."""
+    """Treatment of occurrences that were missed."""
 
     first = "first"
     all = "all"

@@ -319,7 +319,7 @@ class Server:
         return is_set
 
     def _own(self, path: str, **query: str) -> dict[str, Any]:
-        """What is set at a scope, as fields of `Policies`; what is in force, where the query asks for that."""
+        """Read what is set at a scope, or in force where the query asks for that, as fields of `Policies`."""
         delays = self._rest.get(f"{path}/delayedDelivery", **query) or {}
         found = {field: delays[name] for name, field in _DELAYS.items() if name in delays}
         retention = self._rest.get(f"{path}/retention", **query)

@@ -35,7 +35,7 @@ class _Single:
 
 
 class ClientMessage(NamedTuple):
-    """What a client's `send` is given. content None: a null value; event_time 0: none."""
+    """Arguments of a client's `send`. content None: a null value; event_time 0: none."""
 
     content: bytes | None
     properties: dict[str, str]

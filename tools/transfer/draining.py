@@ -40,7 +40,7 @@ STRIPES = 32
 """Producers of one partition log, and threads. Never another number: entries would change their producer."""
 
 _BATCH_BITS = 24
-"""Of a number, for the place of a message in its batch."""
+"""Bits of a number for the place of a message in its batch."""
 
 BY_SCHEDULE = "occurrence of a schedule"
 ADDRESSED = "retry for one subscription"
@@ -226,7 +226,7 @@ class Drain:
         return [TopicName.parse(topic.name) for topic in self._store.topics()]
 
     def _item(self, topic: TopicName, entry: PendingEntry, of_schedules: set[MessageId | None]) -> _Item | None:
-        """What is sent for an entry; None: it is left where it is."""
+        """Make what is sent for an entry; None: it is left where it is."""
         left = ""
         if entry.reason:
             left = UNREADABLE

@@ -18,7 +18,7 @@ _SEND_TIMEOUT_MS = 60_000
 
 
 class TargetFailed(DuelogError):
-    """What the other broker, or the way to it, said."""
+    """An error of the other broker, or of the way to it."""
 
 
 class PulsarTarget:
@@ -59,7 +59,6 @@ class PulsarTarget:
         return _Producer(self, opened)
 
     def close(self) -> None:
-        """End the connections."""
         with suppress(Exception):  # what was sent is confirmed
             self._client.close()
 
