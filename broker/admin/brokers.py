@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 from ...delayed_store import DelayedStore
+from ..listing.dynamic_settings import DynamicSettings
 from ..lookup.resources import Resources
 from ..lookup.topic_lookup import Urls
 from .http_request import HttpError, Reply, Request
@@ -33,26 +34,6 @@ class Addresses:
         return found.partition("://")[2]
 
 
-class Changeable(Protocol):
-    """Settings that change while the broker runs, as texts; kept over its end."""
-
-    def names(self) -> list[str]:
-        """Names of the settings that may be changed."""
-        ...
-
-    def values(self) -> dict[str, str]:
-        """Settings that were changed."""
-        ...
-
-    async def set(self, name: str, text: str) -> None:
-        """Change one. Raises InvalidArgument for a name or value that is none."""
-        ...
-
-    async def delete(self, name: str) -> None:
-        """Have it be as the configuration says. Raises InvalidArgument."""
-        ...
-
-
 class Brokers:
     """For the event loop's thread alone."""
 
@@ -62,7 +43,7 @@ class Brokers:
         cluster: str,
         addresses: Addresses,
         settings: Mapping[str, object],
-        changeable: Changeable,
+        changeable: DynamicSettings,
     ) -> None:
         """settings: the configuration, by the names that it has in a file."""
         self._store = store

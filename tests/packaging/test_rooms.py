@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "check": {"upkeep", "survey"},
     "workers": {""},
     "aio": {"", "delivery", "sending"},
-    "broker.admin": {"broker.lookup", "broker.protocol", "broker.security"},
+    "broker.admin": {"broker.listing", "broker.lookup", "broker.protocol", "broker.security"},
     "broker.consume": {"broker.lookup", "broker.protocol"},
     "broker.metrics": {"broker.consume", "broker.listing", "broker.produce", "broker.protocol"},
     "broker.produce": {"broker.lookup", "broker.protocol"},
