@@ -47,7 +47,8 @@ class _Asking:
         self._writes = writes
         self._create = create
         self._stack = stack
-        self._deadline = time.monotonic() + _PATIENCE_S
+        self._deadline: float | None = None
+        """Set when the store is first found taken: this process has imported the engine by then."""
         self._answered = False
         self._reached = self._reach()
 
@@ -58,7 +59,7 @@ class _Asking:
                 self._answered = True
                 return found
             except Refused as error:
-                if self._answered or error.type != CLOSING or time.monotonic() > self._deadline:
+                if self._answered or error.type != CLOSING or self._is_late():
                     raise
             self._reached = self._reach()
 
@@ -69,9 +70,14 @@ class _Asking:
             except AlreadyOpen:
                 raise
             except (StoreLocked, Refused, Disconnected):
-                if time.monotonic() > self._deadline:
+                if self._is_late():
                     raise
             time.sleep(_PAUSE_S)
+
+    def _is_late(self) -> bool:
+        now = time.monotonic()
+        self._deadline = self._deadline or now + _PATIENCE_S
+        return now > self._deadline
 
     def _ask_of_one(self) -> Ask:
         client = ControlClient.connect(self._path)

@@ -250,6 +250,8 @@ def demo(
         raise typer.Exit(1)
 
 
+for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_serve):
+    app.registered_commands += rooms.app.registered_commands
 app.command()(completion)
 app.command()(demo)
 for also, name, same in (
@@ -259,8 +261,6 @@ for also, name, same in (
     help_ = inspect.cleandoc(same.__doc__ or "").replace(f"duelog {name}", f"duelog {also}")
     command_at_place(app, also, help=f"{help_}\n\nThe same as `duelog {name}`.")(same)
 
-for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_serve):
-    app.registered_commands += rooms.app.registered_commands
 GROUPS = (cli_topics.topics, cli_topics.subscriptions, cli_dead_letters.app, cli_policies.app, cli_schedules.app,
           cli_snapshot.app)  # fmt: skip
 REGISTERED: dict[str, CommandInfo | typer.Typer] = {
