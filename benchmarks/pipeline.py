@@ -183,6 +183,7 @@ def _all_columns() -> list[str]:
 def _compact(store: Path, run: Runner | None = None) -> None:
     """Compact everything up to adoption, and have it to do again."""
     lock = StoreLock(store)  # adoption is for who has it
+    lock.take()
     try:
         report = compact_store(store, run=run)
     finally:

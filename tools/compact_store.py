@@ -169,8 +169,9 @@ def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> tuple[list[Compa
 
 def _adopt(path: Path, identity: Identity) -> list[Adopted | Refused] | None:
     """Adopt what is ready; None: a process has the store open, and does it."""
+    lock = StoreLock(path)
     try:
-        lock = StoreLock(path)
+        lock.take()
     except StoreLocked:
         return None
     try:

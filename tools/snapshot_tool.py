@@ -103,7 +103,9 @@ class _Offline:
         require_store(path)
         with ExitStack() as stack:
             if lock:
-                stack.callback(StoreLock(path).release)
+                held = StoreLock(path)
+                stack.callback(held.release)
+                held.take()
             identity = stored_identity(path)
             config = StoreConfig(partition_ms=identity.partition_ms)
             wal = None if lock else FollowedWal(path, identity.store_id)

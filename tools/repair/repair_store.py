@@ -63,6 +63,7 @@ def repair_store(path: Path, output: Path) -> RepairReport:
     """
     refuse_inside("--output", output, path)
     lock = StoreLock(path)
+    lock.take()
     account = Account(output)
     try:
         identity = stored_identity(path)
