@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 from duelog import DelayedStore, ManualClock
@@ -133,7 +132,7 @@ def run_demo(
     if not all_:
         trace = trace.last_years(years)
     with ExitStack() as stack:
-        progress = stack.enter_context(progress_bar("sent and received", TaskProgressColumn(), TimeRemainingColumn()))
+        progress = stack.enter_context(progress_bar("sent and received"))
         path = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duelog-demo-"))) / "store"
         report, course = replay_trace(path, trace, lambda done: progress(done, 2 * len(trace)))
     drawn = _draw(report, course, plot)

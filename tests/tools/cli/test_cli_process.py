@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from duelog import Message
+from duelog.tools.cli.cli_upkeep import init
 from duelog.tools.cli.main import REGISTERED, main
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, make_store, ok, process, run
