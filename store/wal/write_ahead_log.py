@@ -98,11 +98,12 @@ class WriteAheadLog:
             following.close()
             raise
         with self._flushing:
+            if before is not None and before.number not in self._ended:  # first: `leave_empty` is not to remove it
+                self._ended.append(before.number)
             self._active, self._next_number, self._recovered = following, following.number + 1, False
             if before is None:
                 return None
             before.close()
-            self._ended.append(before.number)
         reach("wal.ended")
         return before.number
 

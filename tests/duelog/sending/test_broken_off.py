@@ -23,7 +23,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.files import failpoints
 from duelog.store.listener import StoreListener
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import Row
+from duelog.store.wal.segment import Row, Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from tests.conftest import OpenStore
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, Together, held, in_wal, send
@@ -192,6 +192,19 @@ def test_a_close_that_is_interrupted_while_it_applies_the_log_loses_nothing(
     with pytest.raises(KeyboardInterrupt):
         store.close()
     assert reopened(store, open_store) == [b"first"] * 3
+
+
+def test_an_interrupt_as_a_segment_follows_the_one_of_a_clean_close_keeps_no_store_from_opening(
+    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next close removed the segment with which reading begins."""
+    store.close()
+    again = open_store(config=CONFIG)
+    with monkeypatch.context() as patch:
+        once(patch, Segment, "close", before=True)
+        with pytest.raises(KeyboardInterrupt):
+            send(again, 1)
+    assert reopened(again, open_store) == [b"first"] * 3
 
 
 def test_a_second_interrupt_before_the_store_has_stopped_changes_nothing(
