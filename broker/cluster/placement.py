@@ -29,7 +29,6 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,17 +200,11 @@ def place_namespace(path: Path, namespace: str, broker: str) -> Placement:
     The file is replaced as a whole and durably; two callers at one moment, in two processes too, change it one after
     the other. Raises InvalidArgument, OSError.
     """
-    with _locked_directory(path.parent):
-        return _place(path, namespace, broker)
-
-
-@contextmanager
-def _locked_directory(path: Path) -> Iterator[None]:
-    """Keep others that do the same out. The lock is the directory's: the file is another one each time it changes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # The lock is the directory's: the file is another one each time it changes.
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        return _place(path, namespace, broker)
     finally:
         os.close(descriptor)
 

@@ -102,30 +102,26 @@ class Limits(NamedTuple):
     timeout_ms: int = 25_000
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """Bytes that may be used until they are released."""
 
-    __slots__ = ("_counted", "_updates", "size")
-
-    def __init__(self, size: int, counted: int) -> None:
-        self.size = size
-        """Bytes; 0 once it is released or updated."""
-        self._counted = counted
-        """Bytes that a limit counts: 0 where there was no limit."""
-        self._updates = 0
-        """Updates that wait."""
+    size: int
+    """Bytes; 0 once it is released or updated."""
+    _counted: int
+    """Bytes that a limit counts: 0 where there was no limit."""
+    _updates: int = 0
+    """Updates that wait."""
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
-    __slots__ = ("future", "is_cancelled", "old", "since", "size", "timer")
-
-    def __init__(self, size: int, old: Permit | None, is_cancelled: IsGone | None, since: float) -> None:
-        self.size = size
-        self.old = old
-        self.is_cancelled = is_cancelled
-        self.since = since
-        self.future: Permits = asyncio.get_running_loop().create_future()
-        self.timer: Timer | None = None
+    size: int
+    old: Permit | None
+    is_cancelled: IsGone | None
+    since: float
+    future: Permits
+    timer: Timer | None = None
 
     @property
     def old_counted(self) -> int:
@@ -204,7 +200,7 @@ class AsyncSemaphore:
         what there is then, less than it asked for.
         """
         if 0 <= size <= permit._counted and not self._closed:
-            request = _Request(size, permit, None, self._loop.time())
+            request = self._made(size, permit, None)
             self._grant(request)
             self._run()
             return request.future
@@ -258,7 +254,7 @@ class AsyncSemaphore:
             raise InvalidArgument("permits", size, "expected 0 or more")
         if 0 < self.max_permits < size:
             raise InvalidArgument("permits", size, f"more than the limit of {self.max_permits}")
-        request = _Request(size, old, is_cancelled, self._loop.time())
+        request = self._made(size, old, is_cancelled)
         self._queue[request] = None
         if old is not None:
             old._updates += 1
@@ -274,6 +270,9 @@ class AsyncSemaphore:
                 request.timer = self._loop.call_later(self.timeout_ms / 1_000, self._time_out, request)
                 request.future.add_done_callback(lambda _: self._take_back(request))
         return request.future
+
+    def _made(self, size: int, old: Permit | None, is_cancelled: IsGone | None) -> _Request:
+        return _Request(size, old, is_cancelled, self._loop.time(), asyncio.get_running_loop().create_future())
 
     def _run(self) -> None:
         """Grant from the head on what can be granted."""

@@ -1,7 +1,7 @@
 """Authentication of connections by tokens and passwords: CONNECT, AUTH_RESPONSE, and credentials that expire.
 
 session: CONNECT -> begin -> Proven -> CONNECTED
-later:   check, each minute: CHALLENGE -> AUTH_CHALLENGE, AUTH_RESPONSE -> respond -> Proven; CLOSE
+later:   expired -> AUTH_CHALLENGE, AUTH_RESPONSE -> respond -> Proven
 
 Tokens are JSON Web Tokens, signed with a key that the configuration names; their algorithms are the configuration's,
 never the token's own choice. Passwords stand in a file as `htpasswd -B` writes it, read again when it changes.
@@ -19,7 +19,6 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -64,18 +63,6 @@ class Method(Protocol):
     def prove(self, data: bytes) -> Proven:
         """May wait for the disk or compute long. Raises InvalidCredentials."""
         ...
-
-
-REFRESH_CHECK_S = 60.0
-"""Between two checks of a connection's credentials."""
-
-
-class Verdict(Enum):
-    """The next step for a connection whose credentials were checked."""
-
-    GOOD = auto()
-    CHALLENGE = auto()
-    CLOSE = auto()
 
 
 class Authentication:
@@ -125,13 +112,6 @@ class Authentication:
             return await self.prove(method, data)
         except InvalidCredentials as error:
             raise Refused(ServerError.AUTHENTICATION, str(error)) from error
-
-
-def check(held: Proven, now_ms: int, *, challenged: bool, can_refresh: bool) -> Verdict:
-    """Check a connection's credentials. challenged: an AUTH_CHALLENGE went out. can_refresh: the client answers one."""
-    if held.expires_ms is None or now_ms < held.expires_ms:
-        return Verdict.GOOD
-    return Verdict.CLOSE if challenged or not can_refresh else Verdict.CHALLENGE
 
 
 # -- tokens ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.fields import Command, ProtocolError
 from ..protocol.frames import head
 from ..protocol.states import Session
-from ..security.authentication import Authentication, Proven, Verdict, check
+from ..security.authentication import Authentication, Proven
 from .configuration import BrokerConfig
 from .write_queue import WriteQueue
 
@@ -115,16 +115,14 @@ class Login:
             self._timer = asyncio.get_running_loop().call_later(self._check_s, self._check)
 
     def _check(self) -> None:
-        if self._proven is None:
-            return
-        can_refresh = self._session.flags.supports_auth_refresh
-        verdict = check(self._proven, self._clock(), challenged=self._challenged, can_refresh=can_refresh)
-        if verdict is Verdict.CLOSE:
-            self._fail(ServerError.AUTHENTICATION, "the credentials have expired")
-            return
-        if verdict is Verdict.CHALLENGE:
+        """Ask for new credentials once they have expired; end the connection where none came by the next check."""
+        proven = self._proven
+        if proven is not None and proven.expires_ms is not None and self._clock() >= proven.expires_ms:
+            if self._challenged or not self._session.flags.supports_auth_refresh:
+                self._fail(ServerError.AUTHENTICATION, "the credentials have expired")
+                return
             self._challenged = True
-            self._session.challenge(commands.AuthData(self._proven.method, _REFRESH))
+            self._session.challenge(commands.AuthData(proven.method, _REFRESH))
         self._check_later()
 
 

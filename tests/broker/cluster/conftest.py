@@ -9,5 +9,5 @@ from tests.broker.clients.conftest import free_port
 
 @pytest.fixture
 def unused_port() -> int:
-    """Of this machine."""
+    """A free port of this machine."""
     return free_port()

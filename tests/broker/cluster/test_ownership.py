@@ -98,8 +98,7 @@ async def test_lookup_is_redirected_to_the_owner_and_the_owner_says_connect(tmp_
         found = await a.ask(commands.Lookup(TWO, 1))
         url = f"pulsar://127.0.0.1:{pair.ports['b']}"
         assert found == commands.LookupResponse(1, url=url, url_tls="", response=commands.LookupKind.REDIRECT)
-        found = await b.ask(commands.Lookup(TWO, 2))
-        assert isinstance(found, commands.LookupResponse)
+        found = await b.ask_for(commands.LookupResponse, commands.Lookup(TWO, 2))
         assert (found.response, found.url) == (commands.LookupKind.CONNECT, url)
         for client in (a, b):
             await client.close()
@@ -109,30 +108,24 @@ async def test_any_broker_answers_questions_and_only_the_owner_takes_producers_a
     """Partitions, schemas and lists come from the owner; the other store gets nothing."""
     async with pair_at(tmp_path, default_num_partitions=3) as pair:
         a = await RawClient.connected(pair.ports["a"])
-        metadata = await a.ask(commands.PartitionedMetadata(TWO, 1))
-        assert isinstance(metadata, commands.PartitionedMetadataResponse)
+        metadata = await a.ask_for(commands.PartitionedMetadataResponse, commands.PartitionedMetadata(TWO, 1))
         assert (metadata.request_id, metadata.partitions) == (1, 3)
         schema = commands.Schema("s", b'"string"', 1)
         made = await a.ask(commands.GetOrCreateSchema(2, TWO, schema))
         assert made == commands.GetOrCreateSchemaResponse(2, schema_version=bytes(8))
-        got = await a.ask(commands.GetSchema(3, TWO))
-        assert isinstance(got, commands.GetSchemaResponse)
+        got = await a.ask_for(commands.GetSchemaResponse, commands.GetSchema(3, TWO))
         assert (got.request_id, got.schema) == (3, schema)
-        listed = await a.ask(commands.GetTopics(4, "two/x"))
-        assert isinstance(listed, commands.GetTopicsResponse)
+        listed = await a.ask_for(commands.GetTopicsResponse, commands.GetTopics(4, "two/x"))
         assert listed.topics == [f"{TWO}-partition-{number}" for number in range(3)]
         kind = commands.SubscriptionType.SHARED
         for asked in (commands.Producer(f"{TWO}-partition-0", 1, 5), commands.Subscribe(TWO, "s", kind, 1, 6)):
-            refused = await a.ask(asked)
-            assert isinstance(refused, commands.Error)
+            refused = await a.ask_for(commands.Error, asked)
             assert (refused.request_id, refused.error) == (asked.request_id, ServerError.SERVICE_NOT_READY)
-        watch = await a.ask(commands.WatchTopicList(7, 1, "two/x", ".*"))
-        assert isinstance(watch, commands.Error)
+        watch = await a.ask_for(commands.Error, commands.WatchTopicList(7, 1, "two/x", ".*"))
         assert watch.error is ServerError.NOT_ALLOWED
         assert not list(pair.running["a"][0].topics())
         assert len(list(pair.running["b"][0].topics())) == 3
-        own = await a.ask(commands.Producer(f"{ONE}-partition-0", 1, 8))
-        assert isinstance(own, commands.ProducerSuccess)
+        await a.ask_for(commands.ProducerSuccess, commands.Producer(f"{ONE}-partition-0", 1, 8))
         await a.close()
 
 
@@ -190,20 +183,17 @@ async def test_a_table_that_changes_sends_clients_to_the_new_owner(tmp_path: Pat
         a = await RawClient.connected(pair.ports["a"])
         assert isinstance(await a.ask(commands.Producer(ONE, 1, 1)), commands.ProducerSuccess)
         watching = await RawClient.connected(pair.ports["b"])
-        watch = await watching.ask(commands.WatchTopicList(1, 1, "two/x", ".*"))
-        assert isinstance(watch, commands.WatchTopicListSuccess)
+        await watching.ask_for(commands.WatchTopicListSuccess, commands.WatchTopicList(1, 1, "two/x", ".*"))
         pair.place("a")
         assert await watching.hear() is None
         closed = [await b.hear(), await b.hear()]
         assert {type(each) for each in closed} == {commands.CloseProducer, commands.CloseConsumer}
-        found = await b.ask(commands.Lookup(TWO, 3))
-        assert isinstance(found, commands.LookupResponse)
+        found = await b.ask_for(commands.LookupResponse, commands.Lookup(TWO, 3))
         assert (found.response, found.url) == (
             commands.LookupKind.REDIRECT, f"pulsar://127.0.0.1:{pair.ports['a']}"
         )  # fmt: skip
         while True:  # until a has looked at the table, too; nothing else comes: its producer is there
-            found = await a.ask(commands.Lookup(TWO, 3))
-            assert isinstance(found, commands.LookupResponse)
+            found = await a.ask_for(commands.LookupResponse, commands.Lookup(TWO, 3))
             if found.response == commands.LookupKind.CONNECT:
                 break
         for client in (a, b, watching):
@@ -214,8 +204,7 @@ async def test_brokers_that_do_not_agree_do_not_ask_each_other_for_ever(tmp_path
     """A question that was passed on is not passed on again."""
     async with pair_at(tmp_path, agreed=False) as pair:
         client = await RawClient.connected(pair.ports["a"])
-        metadata = await client.ask(commands.PartitionedMetadata(TWO, 1))
-        assert isinstance(metadata, commands.PartitionedMetadataResponse)
+        metadata = await client.ask_for(commands.PartitionedMetadataResponse, commands.PartitionedMetadata(TWO, 1))
         assert metadata.error is ServerError.SERVICE_NOT_READY
         await client.close()
 
@@ -230,12 +219,10 @@ async def test_a_proxy_asks_the_owner_with_and_without_a_table(placed: bool, tmp
             clients = [await RawClient.connected(own) for _ in range(2)]
             for number, client in enumerate(clients):
                 for topic, name in ((ONE, "a"), (TWO, "b")):
-                    found = await client.ask(commands.Lookup(topic, number))
-                    assert isinstance(found, commands.LookupResponse)
+                    found = await client.ask_for(commands.LookupResponse, commands.Lookup(topic, number))
                     assert found.url == f"pulsar://127.0.0.1:{pair.ports[name]}"
                     assert (found.response, found.through_proxy) == (commands.LookupKind.CONNECT, True)
-                listed = await client.ask(commands.GetTopics(9, "two/x"))
-                assert isinstance(listed, commands.GetTopicsResponse)
+                await client.ask_for(commands.GetTopicsResponse, commands.GetTopics(9, "two/x"))
                 await client.close()
             side, heard = await through(own, f"127.0.0.1:{pair.ports['b']}")
             assert isinstance(heard, commands.Connected)
@@ -249,8 +236,7 @@ async def test_a_namespace_that_no_broker_serves_is_not_found(tmp_path: Path) ->
         pair.path.write_text(pair.path.read_text().replace('default = "a"', ""))
         async with proxy_to(placement_file=pair.path) as (_, own):
             client = await RawClient.connected(own)
-            found = await client.ask(commands.Lookup(ONE, 1))
-            assert isinstance(found, commands.LookupResponse)
+            found = await client.ask_for(commands.LookupResponse, commands.Lookup(ONE, 1))
             assert found.error is ServerError.TOPIC_NOT_FOUND
             await client.close()
 

@@ -88,16 +88,14 @@ async def test_a_list_over_the_limit_is_served_alone_and_holds_it_until_it_has_l
         deaf.say(commands.GetTopics(1, "public/default"))
         await until(lambda: proxy.limiter.direct.acquired)
         assert proxy.limiter.direct.acquired == 1 * MB
-        refused = await other.ask(commands.GetTopics(1, "public/default"))
-        assert isinstance(refused, commands.Error)
+        refused = await other.ask_for(commands.Error, commands.GetTopics(1, "public/default"))
         assert refused.error is ServerError.TOO_MANY_REQUESTS
         deaf.reader._transport.resume_reading()  # type: ignore[attr-defined]
         answer = await deaf.hear()
         assert isinstance(answer, commands.GetTopicsResponse)
         assert answer.topics == NAMES
         await until(lambda: not proxy.limiter.direct.acquired)
-        answer = await other.ask(commands.GetTopics(2, "public/default"))
-        assert isinstance(answer, commands.GetTopicsResponse)
+        answer = await other.ask_for(commands.GetTopicsResponse, commands.GetTopics(2, "public/default"))
         assert len(answer.topics) == len(NAMES)
         await until(lambda: not proxy.limiter.direct.acquired)
         assert proxy.limiter.heap.acquired == 0

@@ -155,7 +155,7 @@ async def test_the_first_asker_gets_a_guess_at_once_and_the_others_what_it_repor
 
 
 async def asked(sizes: ListSizes) -> int:
-    """What an asker is told that reports nothing."""
+    """The estimate of an asker that reports nothing."""
     async with sizes.estimate(("ns", 0)) as (size, _):
         return size
 
@@ -279,7 +279,7 @@ class _Collector(Collector):
 
 
 async def test_twelve_metrics_are_26_series() -> None:
-    """As the text that Prometheus reads."""
+    """In the text that Prometheus reads."""
     loop = TestLoop()
     limiter = DualMemoryLimiter(LIMITS, LIMITS, loop)
     limiter.created = 5.0

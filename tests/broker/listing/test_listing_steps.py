@@ -152,7 +152,7 @@ async def test_a_list_larger_than_both_limits_is_served_alone(store: DelayedStor
 async def test_a_frame_that_has_not_left_keeps_its_permit_and_a_connection_that_is_gone_gives_it_back(
     store: DelayedStore,
 ) -> None:
-    """What waits for it goes on then."""
+    """Requests that wait for it go on then."""
     stand = Stand(store, direct=Limits(FRAME, 10, 1_000))
     stuck, other = FakePeer(), FakePeer()
     stuck.held = True

@@ -64,8 +64,7 @@ async def test_a_client_that_asks_for_a_thousand_lists_and_reads_none_holds_up_n
         await until(lambda: limiter.direct.acquired)
         other = await RawClient.connected(port)
         for request_id, (namespace, count) in enumerate([(LARGE, 2_000), (SMALL, 5)] * 3):
-            answer = await other.ask(commands.GetTopics(request_id, namespace))
-            assert isinstance(answer, commands.GetTopicsResponse), answer
+            answer = await other.ask_for(commands.GetTopicsResponse, commands.GetTopics(request_id, namespace))
             assert len(answer.topics) == count
         await until(lambda: limiter.direct.acquired and not limiter.heap.acquired)
         assert limiter.direct.acquired < 500_000

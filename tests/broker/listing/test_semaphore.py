@@ -43,7 +43,7 @@ class Stand:
         return [waited for _, waited in self.semaphore.waits._recent]
 
     def check(self, available: int, waiting: int) -> None:
-        """What is left, and how many wait."""
+        """Check the bytes left, and how many wait."""
         semaphore = self.semaphore
         assert (semaphore.available, semaphore.queue_size) == (available, waiting)
         assert semaphore.available + semaphore.acquired == semaphore.max_permits
@@ -101,10 +101,10 @@ async def test_a_queue_without_a_bound_takes_any_number() -> None:
     """max_queue 0."""
     stand = Stand()
     stand.now(10)
-    for _ in range(2_000):
-        stand.acquire(1)
+    waiting = [stand.acquire(1) for _ in range(2_000)]
     stand.check(0, 2_000)
     stand.semaphore.close()
+    assert all(isinstance(each.exception(), PermitClosed) for each in waiting)
 
 
 async def test_a_timeout_lets_the_next_one_through() -> None:
@@ -233,7 +233,7 @@ async def test_releasing_twice_gives_once() -> None:
 
 
 async def test_closing_fails_what_waits_and_what_comes() -> None:
-    """What is held can be released."""
+    """Held permits can be released."""
     stand = Stand()
     held = stand.now(10)
     waiting = stand.acquire(1)
@@ -246,7 +246,7 @@ async def test_closing_fails_what_waits_and_what_comes() -> None:
 
 
 async def test_without_a_limit_nothing_is_counted() -> None:
-    """What was taken then counts for nothing under a limit either; to grow it counts in full."""
+    """A permit of that time counts for nothing under a limit either; to grow it counts in full."""
     stand = Stand(max_permits=0)
     held = stand.now(1 << 40)
     assert held.size == 1 << 40

@@ -30,7 +30,7 @@ def local(names: list[str]) -> list[str]:
     ],
 )
 def test_a_pattern_is_matched_in_full_without_scheme_and_partition(pattern: str, found: list[str]) -> None:
-    """As Pulsar's broker does it."""
+    """Pulsar's broker does the same."""
     assert local(selected(NAMES, compiled(pattern))) == found
 
 

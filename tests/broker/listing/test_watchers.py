@@ -185,7 +185,7 @@ async def test_a_topic_that_comes_and_goes_in_one_commit_is_told_of_each_time(on
 
 
 async def test_names_that_change_over_and_over_are_few_updates(on_stand: OnStand) -> None:
-    """What is created and deleted again cancels out, once it was told of ten times."""
+    """Creating and deleting cancel out, once they were told of ten times."""
     async with on_stand() as (stand, peer):
         await stand.watch(peer)
         peer.take()
@@ -199,7 +199,7 @@ async def test_names_that_change_over_and_over_are_few_updates(on_stand: OnStand
 
 
 async def test_a_watcher_that_has_the_hash_is_sent_no_names(on_stand: OnStand) -> None:
-    """As a listing."""
+    """A listing does the same."""
     async with on_stand() as (stand, peer):
         await stand.change(names("a"))
         await stand.watch(peer, found=topics_hash(names("a")))
@@ -259,7 +259,7 @@ async def test_what_cannot_be_watched_is_refused(
 
 
 async def test_a_role_that_may_consume_may_watch(on_stand: OnStand) -> None:
-    """Of the namespace."""
+    """The right is the namespace's."""
     async with on_stand(max_lookups=7) as (stand, peer):
         await stand.resources.load()
         granted = NamespaceSettings(permissions={"r": frozenset({Action.CONSUME})})
@@ -340,7 +340,7 @@ async def test_updates_wait_for_their_turn_and_permits(on_stand: OnStand) -> Non
 async def test_what_waits_has_a_bound_and_comes_as_one_update_then(
     on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a client that does not read: what was created and deleted meanwhile is not in it."""
+    """A client does not read: names created and deleted meanwhile are not in it."""
     monkeypatch.setattr(watchers, "MAX_WAITING", 10)
 
     async with on_stand() as (stand, peer):
@@ -389,7 +389,7 @@ async def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
 
 
 async def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStand) -> None:
-    """Of one that is there, of one that is being opened, of one that is unknown."""
+    """A watcher that is there, one that is being opened, one that is unknown."""
     async with on_stand() as (stand, peer):
         await stand.watch(peer)
         peer.take()

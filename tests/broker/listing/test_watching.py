@@ -38,7 +38,7 @@ def drop(store: DelayedStore, names: list[str]) -> None:
 
 
 def expected(names: set[str], watcher_id: int) -> set[str]:
-    """What a watcher is to know."""
+    """The names that a watcher is to know."""
     local = {name.removeprefix(PREFIX) for name in names}
     kept = {
         1: local,

@@ -25,7 +25,7 @@ _requests = count(1)
 
 
 class Watched:
-    """What a client knows by one watcher."""
+    """The names that a client knows by one watcher."""
 
     def __init__(self, watcher_id: int, pattern: str) -> None:
         self.watcher_id = watcher_id
@@ -135,7 +135,7 @@ class Held:
         self.services: Services = services
 
     def names(self, namespace: str = NAMESPACE) -> set[str]:
-        """What the store has."""
+        """The topics of the store."""
         return {topic.name for topic in self.store.topics(namespace)}
 
     def check_empty(self) -> None:

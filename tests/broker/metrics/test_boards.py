@@ -103,7 +103,7 @@ async def test_every_metric_and_label_of_board_and_alerts_is_exported_by_a_live_
     ],
 )
 def test_metrics_are_found_in_expressions(expression: str, found: list[tuple[str, set[str]]]) -> None:
-    """What the test above looks at."""
+    """Names and labels that the test above looks for."""
     assert list(used(expression)) == found
 
 
@@ -156,5 +156,5 @@ def test_each_alert_says_how_bad_it_is_what_is_wrong_and_what_to_do() -> None:
              "DuelogProxyTopicListQueueFull", "DuelogProxyTopicListTimeouts", "DuelogProxyTopicListWaits"],
 )  # fmt: skip
 def test_there_is_an_alert(name: str) -> None:
-    """What an operator is woken for; those of topic lists are the four that PIP-442 asks for."""
+    """An operator is woken for each; those of topic lists are the four that PIP-442 asks for."""
     assert name in {rule["alert"] for rule in RULES}

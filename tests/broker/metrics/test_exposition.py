@@ -286,7 +286,7 @@ async def test_a_store_that_has_failed_is_told_of(
 
 
 async def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What belongs to the loop is copied a few topics a turn; a worker reads the store and writes the text."""
+    """The loop copies its figures a few topics a turn; a worker reads the store and writes the text."""
     monkeypatch.setattr(topic_figures, "_SLICE", 2)
     writers: list[threading.Thread] = []
     write_topics = topic_figures.write_topics

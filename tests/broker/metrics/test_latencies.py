@@ -44,7 +44,7 @@ def test_what_was_written_a_moment_early_was_not_late() -> None:
 
 
 def test_quantiles_lie_in_the_bucket_where_they_are() -> None:
-    """Of none: not a number."""
+    """Without durations they are not a number."""
     durations = Durations()
     assert str(durations.quantile(0.5)) == "nan"
     values = sorted(random.Random(1).expovariate(50) for _ in range(1_000))

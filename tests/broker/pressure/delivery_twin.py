@@ -1,4 +1,4 @@
-"""What clients may have seen of a broker that was killed again and again: plain rules over their records.
+"""Plain rules over the records of clients of a broker that was killed again and again.
 
 Every receipt is stored and delivered until it is acknowledged, nothing comes early, each message is stored once, one
 that comes twice has a redelivery count or a reason (the broker was killed, the consumer went back), one whose
@@ -37,7 +37,7 @@ class Got(NamedTuple):
 
 
 class Record:
-    """What happened to one topic."""
+    """The events of one topic."""
 
     def __init__(self) -> None:
         self.sent: dict[str, float] = {}
@@ -50,7 +50,7 @@ class Record:
         self.sought: list[tuple[float, float]] = []
 
     def unfinished(self) -> set[str]:
-        """What has a receipt and is not acknowledged."""
+        """Messages that have a receipt and are not acknowledged."""
         return self.receipts - self.acked.keys()
 
 

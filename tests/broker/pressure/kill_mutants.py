@@ -30,7 +30,7 @@ def receipt_before_the_flush() -> None:
 
 
 def acknowledgement_forgotten() -> None:
-    """Of many acknowledgements one is not told to the engine."""
+    """One of many acknowledgements is not told to the engine."""
     acknowledge = pump._Job._acknowledge
 
     def wrong(self: Any, consumer: Any, acks: Any, durable: bool) -> None:

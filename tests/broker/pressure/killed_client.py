@@ -82,7 +82,7 @@ class Client:
         print("flushed", flush=True)
 
     def answered(self, topic: str, text: str) -> Any:
-        """What notes the receipt of a message."""
+        """Return a callback that notes the receipt of a message."""
 
         def done(result: Any, _: Any) -> None:
             self.note("receipt" if result == pulsar.Result.Ok else "failed", topic, text, str(result))

@@ -32,8 +32,7 @@ class Talker(RawClient):
 
     async def produce(self, topic: str, producer_id: int = 1) -> None:
         """Open a producer."""
-        found = await self.ask(commands.Producer(topic, producer_id, next(_requests)))
-        assert isinstance(found, commands.ProducerSuccess), found
+        await self.ask_for(commands.ProducerSuccess, commands.Producer(topic, producer_id, next(_requests)))
 
     async def subscribe(
         self, topic: str, name: str = "s", kind: SubscriptionType = SubscriptionType.SHARED, consumer_id: int = 1
@@ -57,7 +56,7 @@ class Talker(RawClient):
         return found
 
     async def hear_blob(self) -> tuple[commands.Command, bytes] | None:
-        """As of any client; PINGs are answered."""
+        """The next command that is no PING; PINGs are answered."""
         while (found := await super().hear_blob()) is not None and isinstance(found[0], commands.Ping):
             self.say(commands.Pong())
         return found

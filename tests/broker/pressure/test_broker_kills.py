@@ -64,11 +64,11 @@ class Series:
         self.outages.append(Outage(killed, time.time()))
 
     def records(self) -> dict[str, Record]:
-        """What clients have seen."""
+        """The records of the clients, by topic."""
         return read_records(self._files, self._audit)
 
     def run(self, kills: int) -> list[str]:
-        """What was wrong."""
+        """Run clients and kills; the rules that were broken."""
         run_client(self._broker, "prepare", self._audit)
         clients = [
             subprocess.Popen(
@@ -118,7 +118,7 @@ class Series:
 
 
 def figures(records: dict[str, Record]) -> Counter[str]:
-    """What a series was made of."""
+    """Count the events of a series."""
     found: Counter[str] = Counter()
     for record in records.values():
         found["receipts"] += len(record.receipts)

@@ -71,8 +71,7 @@ async def test_a_failed_store_closes_producers_and_opens_no_more(served: FaultyS
     client.say(commands.Send(1, 50), blob=blob_of(b"lost", 50))
     closed = await client.hear()
     assert isinstance(closed, commands.CloseProducer), closed
-    refused = await client.ask(commands.Producer(topic, 2, 7))
-    assert isinstance(refused, commands.Error), refused
+    refused = await client.ask_for(commands.Error, commands.Producer(topic, 2, 7))
     assert (refused.request_id, refused.error) == (7, ServerError.SERVICE_NOT_READY)
     await client.close()
     served.kill()

@@ -52,7 +52,7 @@ def test_a_full_disk_refuses_sends_and_passes_when_there_is_space(served: Served
         receipts, number = [], 0
 
         async def send(payload: bytes) -> bool:
-            """Whether there is a receipt; else it is refused."""
+            """Send; True: there is a receipt, False: it is refused."""
             nonlocal number
             client.say(commands.Send(1, number), blob=blob_of(payload, number))
             answer = await client.hear()

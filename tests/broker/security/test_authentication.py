@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from duelog.broker.protocol.commands import AuthData, AuthResponse, Connect
+from duelog.broker.protocol.commands import AuthData, AuthResponse, Connect, FeatureFlags
 from duelog.broker.protocol.failures import Refused, ServerError
-from duelog.broker.security.authentication import Authentication, InvalidCredentials, Proven, Verdict, check
+from duelog.broker.security.authentication import Authentication, InvalidCredentials, Proven
+from duelog.broker.server.connection import Login
 
 
 class Names:
@@ -85,12 +88,26 @@ def test_a_response_that_proves_another_role_or_none_is_refused(data: AuthData |
     assert caught.value.error == ServerError.AUTHENTICATION
 
 
-def test_expired_credentials_are_asked_for_once_and_then_the_connection_is_closed() -> None:
+@pytest.mark.parametrize(
+    ("expires_ms", "challenged", "can_refresh", "outcome"),
+    [
+        (None, False, False, "goes on"),
+        (11, False, True, "goes on"),
+        (30, True, True, "goes on"),
+        (10, False, True, "asked"),
+        (10, True, True, "closed"),
+        (10, False, False, "closed"),
+    ],
+)
+async def test_expired_credentials_are_asked_for_once_and_then_the_connection_is_closed(
+    expires_ms: int | None, challenged: bool, can_refresh: bool, outcome: str
+) -> None:
     """At once if the client does not know the question."""
-    held = Proven("me", "token", 10)
-    assert check(Proven("me"), 10**15, challenged=False, can_refresh=False) == Verdict.GOOD
-    assert check(held, 9, challenged=False, can_refresh=True) == Verdict.GOOD
-    assert check(held, 10, challenged=False, can_refresh=True) == Verdict.CHALLENGE
-    assert check(held, 10, challenged=True, can_refresh=True) == Verdict.CLOSE
-    assert check(held, 10, challenged=False, can_refresh=False) == Verdict.CLOSE
-    assert check(held._replace(expires_ms=30), 20, challenged=True, can_refresh=True) == Verdict.GOOD
+    outcomes: list[str] = []
+    flags = FeatureFlags(supports_auth_refresh=can_refresh)
+    session: Any = SimpleNamespace(flags=flags, challenge=lambda data: outcomes.append("asked"))
+    login = Login(AUTHENTICATION, session, lambda: 10, 60, lambda error, text: outcomes.append("closed"))
+    login._proven, login._challenged = Proven("me", "token", expires_ms), challenged
+    login._check()
+    assert (outcomes or ["goes on"], login._timer is None) == ([outcome], outcome == "closed")
+    login.close()

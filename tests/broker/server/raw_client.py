@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.fields import Command
@@ -15,6 +15,8 @@ from duelog.broker.security.authentication import Authentication
 from duelog.broker.server.configuration import BrokerConfig
 from duelog.broker.server.connection import Connection, Handler
 from duelog.broker.server.listening import Listeners
+
+C = TypeVar("C", bound=Command)
 
 WITHIN_S = 60
 """Longest wait of a test for something that is bound to happen."""
@@ -43,6 +45,12 @@ class RawClient:
     def say(self, *said: Command, blob: bytes = b"") -> None:
         """Send commands; the blob with each of them."""
         self.writer.write(b"".join(head(each, len(blob)) + blob for each in said))
+
+    async def ask_for(self, kind: type[C], command: Command) -> C:
+        """Ask, and take an answer of one kind."""
+        answer = await self.ask(command)
+        assert isinstance(answer, kind), answer
+        return answer
 
     async def hear(self) -> Command | None:
         """The next command; None: the connection has ended."""
