@@ -515,10 +515,7 @@ def _words(audit: Audit) -> str:
         ("subscription", "a named receiver of a topic; each gets every message once it is due"),
         ("partition", "a directory with the messages of all topics that are due in one span of time"),
         ("fire", "a message's time has come: a marker that points at it goes into its topic's main log"),
-        (
-            "main log",
-            "what subscriptions read; it consists of ledgers, and the oldest go when all have passed them",
-        ),
+        ("main log", "what subscriptions read; it consists of ledgers, and the oldest go when all have passed them"),
         ("acknowledge", "a receiver is done with a message; it never gets it again"),
     )
     shown = "".join(f"<dt>{term}</dt><dd>{escape(meaning)}</dd>" for term, meaning in terms)

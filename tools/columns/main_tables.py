@@ -131,10 +131,7 @@ DEAD_LETTERS = pa.schema(
         ("dead_letter_topic", pa.string()),
         ("ledger_id", pa.int64()),  # with entry_id: where it lies in the dead-letter topic's main log
         ("entry_id", pa.int64()),
-        (
-            "topic",
-            pa.string(),
-        ),  # with subscription: where it came from; null, as all down to dead_ms: unreadable
+        ("topic", pa.string()),  # with subscription: where it came from; null, as all down to dead_ms: unreadable
         ("subscription", pa.string()),
         ("message_ledger", pa.int64()),  # with message_entry: the message's id there
         ("message_entry", pa.int64()),

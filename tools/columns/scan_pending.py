@@ -59,11 +59,7 @@ class PendingSlice(NamedTuple):
 
 
 def plan_pending(
-    store: Path,
-    wanted: Wanted | None = None,
-    *,
-    as_of_ms: int | None = None,
-    sizes: Sizes = USUAL,
+    store: Path, wanted: Wanted | None = None, *, as_of_ms: int | None = None, sizes: Sizes = USUAL
 ) -> list[PendingSlice]:
     """Slices of what is pending and `wanted`. O(logs of open partitions, runs of main logs)."""
     known = logs_now(store)

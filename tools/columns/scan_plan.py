@@ -111,13 +111,7 @@ class Wanted(NamedTuple):
         return sealed.start_ms < self.due_until_ms and self.due_from_ms < sealed.end_ms
 
 
-def plan_scan(
-    store: Path,
-    wanted: Wanted | None = None,
-    *,
-    claims: bool = False,
-    sizes: Sizes = USUAL,
-) -> list[Slice]:
+def plan_scan(store: Path, wanted: Wanted | None = None, *, claims: bool = False, sizes: Sizes = USUAL) -> list[Slice]:
     """Slices of everything `wanted` that is sealed.
 
     `claims`: read what main says of cancelled and admitted entries too. O(partition logs).
@@ -130,12 +124,7 @@ def plan_scan(
 
 
 def plan_in(
-    raw: Reads,
-    store_id: bytes,
-    generations: Iterable[Sealed],
-    wanted: Wanted,
-    claims: bool,
-    sizes: Sizes = USUAL,
+    raw: Reads, store_id: bytes, generations: Iterable[Sealed], wanted: Wanted, claims: bool, sizes: Sizes = USUAL
 ) -> list[Slice]:
     """The same in a read transaction of the caller's (`read_sealed`)."""
     found: list[Slice] = []

@@ -296,10 +296,7 @@ def _mend_log(main: Environment, log: PartitionLog, marked: Marked, account: Acc
         named = cancellations.members(raw, Table.CANCELLED, ledger_id) | admitted
     tails = [each.metadata.tail for each in inspect_snapshots(environment, ledger_id) if each.metadata is not None]
     least = max(
-        0 if frontier is None else frontier.absorbed_end,
-        max(named, default=-1) + 1,
-        max(known, default=-1) + 1,
-        *tails,
+        0 if frontier is None else frontier.absorbed_end, max(named, default=-1) + 1, max(known, default=-1) + 1, *tails
     )
     mended = account.write(
         environment, mend_ledger, environment.name, ledger_id, least, known, account.discard, base_ms=start_ms

@@ -81,14 +81,7 @@ from ...survey.contents import (
     topic_ids,
     was_used,
 )
-from ...survey.withdrawals import (
-    Conditionals,
-    Withdrawn,
-    lost_admissions,
-    lost_cancellations,
-    passed_of,
-    waited_for,
-)
+from ...survey.withdrawals import Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
 from ...upkeep.schedule import schedule_rows, unpack_schedule
 from .repair_files import generations
 from .repair_report import Account, Discarded
