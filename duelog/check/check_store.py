@@ -362,8 +362,8 @@ def _gap(path: Path, environment: Environment, rows: EnvironmentRows) -> Iterato
     """The first log of an environment that ends before what the write-ahead log holds of it."""
     try:
         with environment.read() as raw:
-            value = raw.get(APPLIED_KEY)
-            applied = -1 if value is None else fmt.unpack_u64(fmt.unseal(APPLIED_KEY, value))
+            fields = catalog.fields_of(raw, APPLIED_KEY)
+            applied = -1 if fields is None else fmt.unpack_u64(fields)
             for ledger in rows.after(applied).ledgers():
                 gap = ledger.gap(applied_tail(raw, environment.name, ledger.ledger_id))
                 if gap is not None:

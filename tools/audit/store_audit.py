@@ -283,7 +283,7 @@ def log_tasks(facts: StoreFacts, start_ms: int) -> tuple[LogTask, ...]:
 
 def _now(main: Environment, start_ms: int) -> PartitionRecord | None:
     with main.read() as raw:
-        return dict(catalog.partitions(raw)).get(start_ms)
+        return catalog.partition(raw, start_ms)
 
 
 def _is_newer(record: PartitionRecord, known: PartitionRecord) -> bool:

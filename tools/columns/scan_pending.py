@@ -101,9 +101,8 @@ def pending_in(
     as_of_ms: by when what waits inline is not pending any more; None: now, or the store's clock where that is later.
     """
     if as_of_ms is None:
-        mark = raw.get(fmt.counter_key("clock_mark"))
-        marked = 0 if mark is None else fmt.unpack_u64(fmt.unseal(fmt.counter_key("clock_mark"), mark))
-        as_of_ms = max(time.time_ns() // 1_000_000, marked)
+        mark = catalog.fields_of(raw, fmt.counter_key(catalog.CLOCK))
+        as_of_ms = max(time.time_ns() // 1_000_000, 0 if mark is None else fmt.unpack_u64(mark))
     wal = FollowedWal(store, identity.store_id)
     place = os.fspath(store.absolute())
     found: list[PendingSlice] = []

@@ -130,9 +130,8 @@ def mend_records(transaction: Transaction, name: str, account: Account) -> list[
 
 
 def _counter(raw: Reads, name: str) -> int | None:
-    key = fmt.counter_key(name)
-    value = raw.get(key)
-    return None if value is None else fmt.unpack_u64(fmt.unseal(key, value))
+    fields = catalog.fields_of(raw, fmt.counter_key(name))
+    return None if fields is None else fmt.unpack_u64(fields)
 
 
 # -- topics, partitions, counters --------------------------------------------------------------
