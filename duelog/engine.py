@@ -266,7 +266,7 @@ class Engine:
         self.control: ControlServer | None = None
         self.backing_up = Lock()
         """One backup at a time."""
-        self.documents = Documents(storage.main, self.check_open, self.check_writable)
+        self.documents = Documents(storage.main, wal_writer, self.check_open, self.check_writable)
         self._shutdown = Shutdown(
             [
                 self.sending.outbox.close,

@@ -151,6 +151,8 @@ def wal_rows(store: Path, *, entries: bool = False) -> Iterator[Row]:
                 place = "main" if row.start_ms == MAIN else f"partition {directory_name(row.start_ms)}"
                 if row.kind == RowKind.RUN:
                     found = _rows_of(place, row.key, bytes(row.value), entries)
+                elif row.kind == RowKind.DELETE:
+                    found = iter([Row(Table(row.key[0]).name, _KEYS[Table(row.key[0])](row.key), {"deleted": True})])
                 else:
                     found = _rows_of(place, row.key, seal(row.key, bytes(row.value)), entries)
                 for each in found:

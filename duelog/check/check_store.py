@@ -29,7 +29,7 @@ from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.codec.sent_ids import KeyRecord, dedup_key_of
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import APPLIED_KEY, Reads
+from duelog.store.env.memtable import APPLIED_KEY, Reads, applied_rows
 from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, FormatMismatch
 from duelog.store.log import catalog
 from duelog.store.log.documents import Document
@@ -438,7 +438,7 @@ def check_records(raw: Reads, name: str, ledgers: Collection[int]) -> Iterator[F
                     read_record(key, value)
             except ValueError as reason:
                 yield error("corrupt-record", address, str(reason))
-            if table == Table.COPY and raw.get(copied_key(key)) is None:
+            if table == Table.COPY and applied_rows(raw).get(copied_key(key)) is None:
                 yield error("lost-record", address, "is the copy of a record that is gone")
         more = cursor.next()
 

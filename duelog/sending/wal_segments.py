@@ -195,10 +195,14 @@ class WalSegments:
     def sync(self) -> None:
         """Have all groups be on disk where a commit that follows may tell of them. Raises StoreFailed."""
         if self._durability == "relaxed":
-            try:
-                self._wal.flush()
-            except OSError as error:
-                raise self._main.fail(error) from error
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until every group is on disk. Raises StoreFailed."""
+        try:
+            self._wal.flush()
+        except OSError as error:
+            raise self._main.fail(error) from error
 
     # -- segments and checkpoints ------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, Store
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.log.documents import MAX_VALUE_BYTES
 from duelog.store.wal.segment import MAIN, capacity_of, group_bytes, row_weight
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
@@ -65,6 +66,8 @@ class WalWriter:
         self._segments = segments
         self.largest_group = max(capacity_of(config.wal_bytes), config.max_message_bytes + _ADDED_BYTES)
         """Bytes of rows that one group takes at most; any message is taken."""
+        self._largest_unit = max(self.largest_group, MAX_VALUE_BYTES + _ADDED_BYTES)
+        """Bytes of rows of one unit of work at most; any document is taken."""
         self.largest_firing = min(config.fire_batch, self.largest_group // _FIRED_BYTES)
         """Entries that one group fires at most."""
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
@@ -168,12 +171,12 @@ class WalWriter:
             rows = batch.rows
             if rows:
                 size, weight = group_bytes(rows), row_weight(rows)
-                if size > self.largest_group:
-                    if len(units) > 1:
-                        batch.release()
-                        return self._halves(units)
+                if size > self.largest_group and len(units) > 1:
+                    batch.release()
+                    return self._halves(units)
+                if size > self._largest_unit:
                     current = units[0]
-                    raise InvalidArgument("messages", size, f"bytes, more than a group of {self.largest_group} takes")
+                    raise InvalidArgument("messages", size, f"bytes, more than a group of {self._largest_unit} takes")
                 if not self._segments.fits(size, weight):
                     batch.release()  # a commit that applies may append to the same logs
                     self._segments.make_space(size, weight)
@@ -222,6 +225,10 @@ class WalWriter:
     def sync(self) -> None:
         """Have all groups be on disk where a commit that follows may tell of them. Raises StoreFailed."""
         self._segments.sync()
+
+    def flush(self) -> None:
+        """Wait until every group is on disk, whatever the store's durability. Raises StoreFailed."""
+        self._segments.flush()
 
     def due_ms(self) -> int | None:
         """When `checkpoint` has something to do; None: never, as it is. Soon, also where the clock was set back."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from pyroaring import BitMap64
 
@@ -19,7 +18,7 @@ from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.position import MessageId
-from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
+from duelog.store.wal.write_batch import GroupWriter, WriteBatch
 
 from .topic_state import TopicState
 
@@ -30,16 +29,6 @@ MOST_NUMBERS = 1 << BLOCK_BITS
 
 _COMPRESS_EVERY = 1 << BLOCK_BITS
 """Numbers stored after which the bitmap in memory is brought to runs."""
-
-
-class GroupWriter(Protocol):
-    """A writer that appends groups to the write-ahead log."""
-
-    def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
-        """The rows of the main environment in a batch."""
-
-    def wait_for_groups(self) -> None:
-        """Wait until every unit of work that was queued is decided."""
 
 
 def _counting(first: int, last: int) -> Sequence[int]:

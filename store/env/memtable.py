@@ -63,6 +63,13 @@ class LedgerRuns(Sequence[UnappliedRun]):
         return map(self.__getitem__, range(len(self._rows)))
 
 
+Fields = bytes | None
+"""The fields of a small record; None: it is deleted."""
+
+_ABSENT = b"absent"
+"""Stands for no row, where None is a deletion; told by identity."""
+
+
 class Unapplied(NamedTuple):
     """The rows of a memtable.
 
@@ -71,9 +78,9 @@ class Unapplied(NamedTuple):
     """
 
     runs: dict[int, list[LedgerRow]]
-    records: dict[bytes, bytes]
+    records: dict[bytes, Fields]
     numbers: list[tuple[bytes, BitMap64]]
-    ids: dict[bytes, bytes]
+    ids: dict[bytes, Fields]
 
     @classmethod
     def nothing(cls) -> Unapplied:
@@ -95,13 +102,13 @@ class Unapplied(NamedTuple):
         """Add the run that follows the ledger's last, or a batch that has it."""
         self.runs.setdefault(ledger_id, []).append(run)
 
-    def add_record(self, key: bytes, fields: bytes) -> None:
-        """Add a small record, in place of what is there."""
+    def add_record(self, key: bytes, fields: Fields) -> None:
+        """Add a small record, in place of what is there, or its deletion."""
         (self.ids if key[0] in _MANY else self.records)[key] = fields
 
-    def get(self, key: bytes) -> bytes | None:
-        """The fields of a small record; None: none is unapplied."""
-        return (self.ids if key[0] in _MANY else self.records).get(key)
+    def get(self, key: bytes, default: Fields) -> Fields:
+        """The fields of a small record, None where it is deleted; `default`: no row of it is unapplied."""
+        return (self.ids if key[0] in _MANY else self.records).get(key, default)
 
     def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
         """Add numbers to the record of a key."""
@@ -136,8 +143,8 @@ class Memtable:
         """Add the run that follows the ledger's last, or a batch that has it."""
         self.view.add_run(ledger_id, run)
 
-    def add_record(self, key: bytes, fields: bytes) -> None:
-        """Add a small record, in place of what is there."""
+    def add_record(self, key: bytes, fields: Fields) -> None:
+        """Add a small record, in place of what is there, or its deletion."""
         self.view.add_record(key, fields)
 
     def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
@@ -151,7 +158,7 @@ class Applied:
     def __init__(self, memtable: Memtable) -> None:
         self._memtable = memtable
         self._runs: dict[int, int] = {}
-        self._records: dict[bytes, bytes] = {}
+        self._records: dict[bytes, Fields] = {}
         self._numbers = 0
 
     def rows(self) -> Iterator[tuple[int, LedgerRuns]]:
@@ -164,14 +171,14 @@ class Applied:
                 self._runs[ledger_id] = given + len(following)
                 yield ledger_id, LedgerRuns(ledger_id, following)
 
-    def records(self) -> list[tuple[bytes, bytes]]:
+    def records(self) -> list[tuple[bytes, Fields]]:
         """The small records that the transaction has not been given yet, and is given now: (key, fields)."""
         view = self._memtable.view
         fresh = [
             (key, fields)
             for rows in (view.records, view.ids)
             for key, fields in list(rows.items())
-            if self._records.get(key) is not fields
+            if self._records.get(key, _ABSENT) is not fields
         ]
         self._records.update(fresh)
         return fresh
@@ -189,9 +196,9 @@ class Applied:
             runs, records, numbers, ids = memtable.view
             memtable.view = Unapplied(
                 {ledger: left for ledger, rows in runs.items() if (left := rows[self._runs.get(ledger, 0) :])},
-                {key: fields for key, fields in records.items() if self._records.get(key) is not fields},
+                {key: fields for key, fields in records.items() if self._records.get(key, _ABSENT) is not fields},
                 numbers[self._numbers :],
-                {key: fields for key, fields in ids.items() if self._records.get(key) is not fields},
+                {key: fields for key, fields in ids.items() if self._records.get(key, _ABSENT) is not fields},
             )
 
 
@@ -212,8 +219,10 @@ class ReadTransaction:
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""
-        fields = self.unapplied.get(key)
-        return self.raw.get(key, default) if fields is None else memoryview(seal(key, fields))
+        fields = self.unapplied.get(key, _ABSENT)
+        if fields is _ABSENT:
+            return self.raw.get(key, default)
+        return default if fields is None else memoryview(seal(key, fields))
 
 
 Reads = lmdb.Transaction | ReadTransaction
@@ -232,8 +241,13 @@ def unapplied_runs(raw: Reads, ledger_id: int) -> Sequence[UnappliedRun]:
     return LedgerRuns(ledger_id, rows) if rows else ()
 
 
-def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, bytes]:
-    """The unapplied small records whose keys begin with `prefix`: fields by key."""
+def applied_rows(raw: Reads) -> lmdb.Transaction:
+    """The transaction of LMDB alone, which has no unapplied rows."""
+    return raw.raw if isinstance(raw, ReadTransaction) else raw
+
+
+def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, Fields]:
+    """The unapplied small records whose keys begin with `prefix`: fields by key, None of a deleted one."""
     if not isinstance(raw, ReadTransaction):
         return {}
     _, records, _, ids = raw.unapplied
@@ -261,7 +275,10 @@ def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
         return
     transaction.put(APPLIED_KEY, pack_u64(position))
     for key, fields in records:
-        transaction.put(key, fields)
+        if fields is None:
+            transaction.delete(key)
+        else:
+            transaction.put(key, fields)
     for key, numbers in united:
         value = transaction.raw.get(key)
         both = numbers | (BitMap64() if value is None else BitMap64.deserialize(unseal(key, value)))

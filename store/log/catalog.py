@@ -7,6 +7,7 @@ rows agree is up to their writers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, Protocol
 
 from ..codec import format as fmt
@@ -66,25 +67,27 @@ def rows(
 
     Raises CorruptRecord at a damaged one.
     """
-    unapplied = sorted(
+    unapplied = [
         (key, fields)
-        for key, fields in unapplied_records(raw, prefix).items()
+        for key, fields in sorted(unapplied_records(raw, prefix).items(), key=itemgetter(0))
         if (start is None or key >= start) and (limit is None or key < limit)
-    )
+    ]
     cursor = raw.cursor()
     more = cursor.set_range(start or prefix)
     while more:
         key = bytes(cursor.key())
         if not key.startswith(prefix) or (limit is not None and key >= limit):
             break
-        while unapplied and unapplied[0][0] < key:
-            yield unapplied.pop(0)
-        if unapplied and unapplied[0][0] == key:
-            yield unapplied.pop(0)
+        while unapplied and unapplied[0][0] <= key:
+            later, fields = unapplied.pop(0)
+            if fields is not None:
+                yield later, fields
+            if later == key:
+                break
         else:
             yield key, fmt.unseal(key, cursor.value())
         more = cursor.next()
-    yield from unapplied
+    yield from ((later, fields) for later, fields in unapplied if fields is not None)
 
 
 def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:

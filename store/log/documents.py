@@ -12,12 +12,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..codec import format as fmt
 from ..env.environment import Environment
-from ..env.transaction import Transaction
-from ..errors import CorruptRecord, DocumentChanged, InvalidArgument
+from ..errors import BrokenInvariant, CorruptRecord, DocumentChanged, InvalidArgument
+from ..wal.write_batch import EnvironmentBatch, GroupWriter
 from . import catalog
 
 MAX_KEY_BYTES = 500
@@ -28,6 +28,8 @@ MAX_VALUE_BYTES = 1 << 20
 _VERSION = struct.Struct(">Q")
 _PAGE_BYTES = 1 << 20
 _ROW_BYTES = 1 << 10
+
+T = TypeVar("T")
 
 
 class Document(NamedTuple):
@@ -55,9 +57,16 @@ class Documents:
     store sees what another process has written.
     """
 
-    def __init__(self, main: Environment, check_open: Callable[[], None], check_writable: Callable[[], None]) -> None:
-        """`check_open` and `check_writable` raise where the store is not."""
+    def __init__(
+        self,
+        main: Environment,
+        writer: GroupWriter | None,
+        check_open: Callable[[], None],
+        check_writable: Callable[[], None],
+    ) -> None:
+        """`check_open` and `check_writable` raise where the store is not; `writer`: None where it is read-only."""
         self._main = main
+        self._writer = writer
         self._check_open = check_open
         self._check_writable = check_writable
 
@@ -70,7 +79,7 @@ class Documents:
     def put(self, key: str, value: bytes | bytearray | memoryview, *, expected: int | EllipsisType | None = ...) -> int:
         """Store a document, durably, in place of one that is there; its version.
 
-        expected: the version that must be there, None: there must be none; compared and replaced in one transaction.
+        expected: the version that must be there, None: there must be none; compared and replaced in one step.
         Left out: whatever is there. Raises DocumentChanged, with nothing stored; InvalidArgument, StoreFull,
         StoreFailed.
         """
@@ -83,28 +92,33 @@ class Documents:
         if len(content) > MAX_VALUE_BYTES:
             raise InvalidArgument("value", content, f"{len(content)} bytes, over {MAX_VALUE_BYTES}")
 
-        def work(transaction: Transaction) -> int:
-            _compare(transaction, key, row, compared)
-            version = catalog.take_numbers(transaction, catalog.DOCUMENTS)
-            transaction.put(row, Document(content, version).pack())
+        def work(rows: EnvironmentBatch) -> int:
+            _compare(rows, key, row, compared)
+            version = catalog.take_numbers(rows, catalog.DOCUMENTS)
+            rows.put(row, Document(content, version).pack())
             return version
 
-        version = self._main.write(work)
-        self._main.sync()
-        return version
+        return self._write(work)
 
     def delete(self, key: str, *, expected: int | EllipsisType | None = ...) -> bool:
         """Delete a document, durably; False: there is none. `expected`, and what it raises, as of `put`."""
         self._check_writable()
         row, compared = _row_key(key), _checked(expected)
 
-        def work(transaction: Transaction) -> bool:
-            _compare(transaction, key, row, compared)
-            return transaction.delete(row)
+        def work(rows: EnvironmentBatch) -> bool:
+            _compare(rows, key, row, compared)
+            return rows.delete(row)
 
-        deleted = self._main.write(work)
-        self._main.sync()
-        return deleted
+        return self._write(work)
+
+    def _write(self, work: Callable[[EnvironmentBatch], T]) -> T:
+        """Run a unit of work on the rows of main in a group, and wait until that is on disk."""
+        writer = self._writer
+        if writer is None:
+            raise BrokenInvariant("a read-only store is written to")
+        value = writer.write(lambda batch: work(writer.main_rows(batch)))
+        writer.flush()
+        return value
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Document]]:
         """(key, document) of those whose key begins with `prefix`, in order of key, code point by code point.
@@ -149,11 +163,11 @@ def _checked(expected: int | EllipsisType | None) -> int | EllipsisType | None:
     return expected
 
 
-def _compare(transaction: Transaction, key: str, row: bytes, expected: int | EllipsisType | None) -> None:
+def _compare(rows: EnvironmentBatch, key: str, row: bytes, expected: int | EllipsisType | None) -> None:
     """Raise DocumentChanged unless the stored document has the expected version."""
     if isinstance(expected, EllipsisType):
         return
-    fields = transaction.get(row)
+    fields = rows.get(row)
     found = None if fields is None else Document.unpack(fields).version
     if found != expected:
         raise DocumentChanged(key, expected, found)

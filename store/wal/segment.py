@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -37,8 +37,11 @@ from ..codec.run_lengths import logs_in
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from .segment_file import SECTOR, SegmentFile, make_file
 
-SEGMENT_VERSION = 2
-"""Version of a segment; one of another version is refused."""
+SEGMENT_VERSION = 3
+"""Version of a segment that is begun; 3 has rows DELETE."""
+
+READ_VERSIONS = (2, 3)
+"""Versions that are read; one of another is refused."""
 
 MAIN = -1
 """In place of a partition's start: the main environment."""
@@ -68,6 +71,8 @@ class RowKind(IntEnum):
     """Numbers are united with a record: a roaring bitmap of 64 bits."""
     BATCH = 4
     """Runs of several ledgers are inserted: a scattered batch."""
+    DELETE = 5
+    """A small record is removed; the value is empty."""
 
 
 class Row(NamedTuple):
@@ -149,11 +154,12 @@ class Segment:
     """A segment open for appending. For one thread at a time."""
 
     def __init__(
-        self, directory: Path, number: int, store_id: bytes, size: int, *, at: int = _GROUPS_AT, sequence: int = 0
+        self, directory: Path, number: int, store_id: bytes, size: int, *, at: int | None = None, sequence: int = 0
     ) -> None:
         """Use the file of `number` in a directory, made of `size` bytes where there is none. Raises OSError.
 
-        at, sequence: where to go on.
+        at, sequence: where the groups of one that was read end; of an older version only its end is appended to it.
+        None: it is begun. Raises DamagedStore, FormatMismatch.
         """
         self._path = directory / file_name(number)
         self.number = number
@@ -162,11 +168,12 @@ class Segment:
             _make(self._path, store_id, size)
         self._file = SegmentFile(self._path)
         try:
-            self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id)
+            versions = READ_VERSIONS if at is not None else (SEGMENT_VERSION,)
+            self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id, versions)
         except BaseException:
             self._file.close()
             raise
-        self._at = at
+        self._at = _GROUPS_AT if at is None else at
         self._sequence = self._flushed = sequence
         self.ended = False
         """True once its last group was appended."""
@@ -355,7 +362,7 @@ def _seed(at: int, store_id: bytes) -> int:
     return crc32(store_id, crc32(_PLACE.pack(at)))
 
 
-def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
+def _read_header(content: bytes, path: Path, store_id: bytes, versions: Collection[int] = READ_VERSIONS) -> int:
     """Check a header, and return the size that it says. Raises DamagedStore, FormatMismatch."""
     fields = content[_CRC.size : _CRC.size + _HEADER.size]
     if len(fields) < _HEADER.size or crc32(fields) != _CRC.unpack_from(content, 0)[0]:
@@ -363,7 +370,7 @@ def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
     version, size, owner = _HEADER.unpack(fields)
     if owner != store_id:
         raise DamagedStore(path, "belongs to another store")
-    if version != SEGMENT_VERSION:
+    if version not in versions:
         raise FormatMismatch(path, "version", version, SEGMENT_VERSION)
     return int(size)
 

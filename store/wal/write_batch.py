@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from pyroaring import BitMap64
 
@@ -18,9 +18,12 @@ from ..codec.format import run_key, split_run_key
 from ..codec.run import HEADER
 from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..env.claims import Claims
-from ..env.memtable import Memtable, Unapplied
+from ..env.memtable import Fields, Memtable, Unapplied
 from ..env.transaction import LogEnds, Staged, StagingTransaction
+from ..errors import CorruptRecord
 from .segment import SEVERAL, Group, Row, RowKind
+
+T = TypeVar("T")
 
 
 class EnvironmentBatch(StagingTransaction):
@@ -35,14 +38,14 @@ class EnvironmentBatch(StagingTransaction):
         self._ends, self._staged, self._after = group._ends, group._staged, group._after
         self._group = group
         self._read = read
-        self._put: dict[bytes, bytes] | None = None
+        self._put: dict[bytes, Fields] = {}
+        """What the group leaves of small records."""
         self.start_ms = start_ms
         self.memtable = memtable
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record. REQUIRES: a claim on what may change it."""
-        fields = None if self._put is None else self._put.get(key)
-        return self._read(key) if fields is None else fields
+        return self._put[key] if key in self._put else self._read(key)
 
     def claim(self, owner: object) -> None:
         """Reserve `owner`, a log or a record, for the group. Raises Conflict."""
@@ -50,11 +53,21 @@ class EnvironmentBatch(StagingTransaction):
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
-        if self._put is None:
-            self._put = {}
         self._put[key] = fields
         self._group.rows.append(Row(RowKind.RECORD, self.start_ms, key, fields))
         self._group.published.append(partial(self.memtable.add_record, key, fields))
+
+    def delete(self, key: bytes) -> bool:
+        """Remove a small record; False when it is not there."""
+        try:
+            if self.get(key) is None:
+                return False
+        except CorruptRecord:  # it is there, whatever it says
+            pass
+        self._put[key] = None
+        self._group.rows.append(Row(RowKind.DELETE, self.start_ms, key, b""))
+        self._group.published.append(partial(self.memtable.add_record, key, None))
+        return True
 
     def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
         """Store a run of `count` entries under a key that must be new."""
@@ -72,6 +85,22 @@ class EnvironmentBatch(StagingTransaction):
     def appended(self, callback: Callable[[], object]) -> None:
         """Have memory hear of an append once the memtables have it."""
         self._group.published.append(callback)
+
+
+class GroupWriter(Protocol):
+    """A writer that appends groups to the write-ahead log."""
+
+    def write(self, work: Callable[[WriteBatch], T]) -> T:
+        """Run `work` and return its value once its rows are as durable as the store's durability says."""
+
+    def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
+        """The rows of the main environment in a batch."""
+
+    def wait_for_groups(self) -> None:
+        """Wait until every unit of work that was queued is decided."""
+
+    def flush(self) -> None:
+        """Wait until every group is on disk, whatever the store's durability. Raises StoreFailed."""
 
 
 class WriteBatch(LogEnds):
@@ -175,5 +204,7 @@ def add_row(memtable: Memtable | Unapplied, row: Row | BatchRow) -> None:
         memtable.add_run(ledger_id, WholeRun(first, first + HEADER.unpack_from(row.value)[4], row.value))
     elif row.kind == RowKind.RECORD:
         memtable.add_record(row.key, bytes(row.value))
+    elif row.kind == RowKind.DELETE:
+        memtable.add_record(row.key, None)
     else:
         memtable.add_numbers(row.key, BitMap64.deserialize(bytes(row.value)))

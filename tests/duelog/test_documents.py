@@ -24,7 +24,7 @@ from duelog.store.files.failpoints import arm, disarm
 from duelog.store.log import catalog
 from duelog.store.log.documents import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from duelog.tools.dump import open_environment, rows
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, applied
 from tests.duelog.aio.test_aio import in_a_loop
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
@@ -186,6 +186,7 @@ def test_a_damaged_document_is_an_error_and_a_finding(store: DelayedStore) -> No
         list(store.documents.items())
     assert [finding.code for finding in store.check()] == ["corrupt-record"]
     assert store.documents.delete("a")
+    assert list(applied(store).check()) == []
 
 
 def test_a_counter_behind_the_versions_is_a_finding(store: DelayedStore) -> None:
@@ -259,10 +260,10 @@ class DocumentMachine(RuleBasedStateMachine):
             self.store.close()
             self.open(copy)
             found = self.store.documents.get(key)
-            assert (found and found.value) == ((before and before.value) if breaks == "commit.before"
+            assert (found and found.value) == ((before and before.value) if breaks == "wal.before"
                                                else None if deletes else value)  # fmt: skip
             answer = (found.version if found is not None else 0) if not deletes else True
-            if breaks == "commit.before":
+            if breaks == "wal.before":
                 return
         finally:
             disarm()
@@ -280,7 +281,7 @@ class DocumentMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, deletes=st.booleans(), knows=st.integers(0, 1), point=st.sampled_from(("before", "after")))
     def change_it_and_die(self, key: str, deletes: bool, knows: int, point: str) -> None:
-        self.change(key, deletes, knows, f"commit.{point}")
+        self.change(key, deletes, knows, f"wal.{point}")
 
     @rule()
     def close_and_open(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,12 +248,13 @@ class _LedgerCopy(NamedTuple):
 
 def records_before(raw: Reads, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(key, value) of every record whose key is below `limit`: copied, with the checksum that it has. By key."""
-    unapplied = sorted(unapplied_records(raw, b"").items(), reverse=True)
+    unapplied = sorted(unapplied_records(raw, b"").items(), key=itemgetter(0), reverse=True)
 
     def before(key: bytes) -> Iterator[tuple[bytes, bytes]]:
         while unapplied and unapplied[-1][0] < min(key, limit):
             later, fields = unapplied.pop()
-            yield later, fmt.seal(later, fields)
+            if fields is not None:
+                yield later, fmt.seal(later, fields)
 
     for view, value in raw.cursor():
         key = bytes(view)

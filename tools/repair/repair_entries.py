@@ -96,6 +96,9 @@ class WalRepair:
                 if row.kind == RowKind.RECORD:
                     if position > applied or (row.key[0] == Table.LOG and transaction.get(row.key) is None):
                         transaction.put(row.key, bytes(row.value))
+                elif row.kind == RowKind.DELETE:
+                    if position > applied:
+                        transaction.delete(row.key)
                 elif row.kind == RowKind.NUMBERS:
                     known = transaction.get(row.key)
                     both = BitMap64.deserialize(bytes(row.value))

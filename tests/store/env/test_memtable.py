@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pyroaring import BitMap64
 
 from duelog.store.codec.bodies import Bodies
-from duelog.store.codec.format import counter_key, run_key, sequence_key, sequence_prefix, unpack_u64, unseal
+from duelog.store.codec.format import copy_key, counter_key, run_key, sequence_key, sequence_prefix, unpack_u64, unseal
 from duelog.store.codec.run import Run, RunLimits, pack_messages
 from duelog.store.codec.run_lengths import ScatteredBatch, WholeRun
 from duelog.store.env.claims import Claims
@@ -160,6 +160,49 @@ def test_records_of_both_come_in_order(opened: Environment, memtable: Memtable) 
         for low in range(6):
             for high in range(low, 6):
                 assert list(catalog.rows(raw, KEY[:1], rows[low][0], rows[high][0])) == rows[low:high]
+
+
+def test_a_record_that_is_deleted_is_read_nowhere_and_gone_with_its_copy_once_that_is_applied(
+    opened: Environment, memtable: Memtable
+) -> None:
+    """Whether LMDB or the memtable had it; what is put after its deletion is there."""
+    stored, unapplied, again = (counter_key(name) for name in "abc")
+    for key in (stored, again):
+        opened.write(lambda transaction, key=key: transaction.put(key, b"1"))  # type: ignore[misc]
+    memtable.add_record(unapplied, b"2")
+    for key in (stored, unapplied, again):
+        memtable.add_record(key, None)
+    memtable.add_record(again, b"3")
+    for _ in range(2):
+        with opened.read() as raw:
+            assert [key for key, _ in catalog.rows(raw, KEY[:1]) if key != APPLIED_KEY] == [again]
+            assert [raw.get(key) for key in (stored, unapplied)] == [None, None]
+        assert (opened.get(stored), opened.get(again)) == (None, b"3")
+        opened.apply()
+        assert not memtable
+    with applied(opened) as raw:
+        assert raw.get(copy_key(stored)) is None
+        assert raw.get(copy_key(again)) is not None
+
+
+def test_a_deletion_that_comes_while_a_commit_works_is_not_taken_for_applied(
+    opened: Environment, memtable: Memtable
+) -> None:
+    """Nor one that came before it, for the row that came behind."""
+    memtable.add_record(KEY, b"1")
+
+    def work(_: Transaction) -> None:
+        memtable.add_record(KEY, None)
+        memtable.position += 1
+
+    opened.write(work)
+    assert opened.get(KEY) is None
+    memtable.add_record(KEY, b"2")
+    opened.write(lambda _: memtable.add_record(KEY, None))
+    assert opened.get(KEY) is None
+    memtable.add_record(KEY, None)
+    opened.write(lambda _: memtable.add_record(KEY, b"3"))
+    assert opened.get(KEY) == b"3"
 
 
 def test_a_commit_applies_what_is_unapplied_with_its_place(opened: Environment, memtable: Memtable) -> None:

@@ -191,13 +191,29 @@ def test_a_segment_of_another_store_is_refused(tmp_path: Path) -> None:
             refuse()
 
 
+def set_version(file: Path, version: int) -> None:
+    """Give a segment the header of another version."""
+    fields = struct.pack("<IQ16s", version, SIZE, STORE_ID)
+    write_at(file, 0, struct.pack("<I", crc32(fields)) + fields)
+
+
 def test_a_segment_of_a_later_version_is_refused(tmp_path: Path) -> None:
     """It says which."""
-    file = make_segment(tmp_path, 7, [[1]])
-    fields = struct.pack("<IQ16s", 9, SIZE, STORE_ID)
-    write_at(file, 0, struct.pack("<I", crc32(fields)) + fields)
+    set_version(make_segment(tmp_path, 7, [[1]]), 9)
     with pytest.raises(FormatMismatch, match="version is 9"):
         read_segment(tmp_path, 7, STORE_ID)
+
+
+def test_a_segment_of_the_version_before_is_read_and_not_begun_again(tmp_path: Path) -> None:
+    """Nothing is written into it that the version before does not know; its end may be."""
+    set_version(make_segment(tmp_path, 7, [[1]]), 2)
+    found = read_segment(tmp_path, 7, STORE_ID)
+    assert numbers(found.groups) == [[1]]
+    with pytest.raises(FormatMismatch, match="version is 2"):
+        Segment(tmp_path, 7, STORE_ID, SIZE)
+    with closing(Segment(tmp_path, 7, STORE_ID, SIZE, at=found.end, sequence=1)) as segment:
+        segment.append([], flush=True)
+    assert read_segment(tmp_path, 7, STORE_ID).ended
 
 
 def test_a_segment_that_was_cut_off_is_damaged(tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def test_rows_that_are_read_back_fill_a_memtable_as_they_were_published(rig: Rig
     append(main, Log(5), [b"a", b"b"])
     main.put(KEY, b"")
     main.add_numbers(KEY, BitMap64([1, 1 << 40]))
+    main.put(counter_key("b"), b"")
+    main.delete(counter_key("b"))
     rows = rig.batch.rows
     rig.batch.publish(1)
     again = Memtable(Claims(), LIMITS)
@@ -118,6 +120,10 @@ def test_a_record_is_read_as_the_group_leaves_it(rig: Rig) -> None:
     assert main.get(KEY) == b""
     main.put(KEY, b"new")
     assert main.get(KEY) == b"new"
+    assert main.delete(KEY)
+    assert main.get(KEY) is None
+    assert not main.delete(KEY)
+    assert not partition.delete(KEY)
 
 
 def test_numbers_are_allocated_in_a_group_alone(rig: Rig) -> None:
