@@ -256,7 +256,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
     """
     path = directory / file_name(number)
     content = path.read_bytes()
-    size = _read_header(content, path, store_id)
+    size = _read_header(content, path, store_id, READ_VERSIONS)
     if len(content) < size:
         raise DamagedStore(path, f"ends at byte {len(content)} of {size}")
     groups: list[Group] = []
@@ -362,7 +362,7 @@ def _seed(at: int, store_id: bytes) -> int:
     return crc32(store_id, crc32(_PLACE.pack(at)))
 
 
-def _read_header(content: bytes, path: Path, store_id: bytes, versions: Collection[int] = READ_VERSIONS) -> int:
+def _read_header(content: bytes, path: Path, store_id: bytes, versions: Collection[int]) -> int:
     """Check a header, and return the size that it says. Raises DamagedStore, FormatMismatch."""
     fields = content[_CRC.size : _CRC.size + _HEADER.size]
     if len(fields) < _HEADER.size or crc32(fields) != _CRC.unpack_from(content, 0)[0]:

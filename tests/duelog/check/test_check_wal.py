@@ -132,7 +132,7 @@ def test_a_partition_that_ends_before_the_log_goes_on_is_an_error(
 
 def test_a_log_of_a_later_version_is_not_taken_for_damage(crashed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairing it would throw away what the version that wrote it can read."""
-    monkeypatch.setattr(segment, "SEGMENT_VERSION", 0)
+    monkeypatch.setattr(segment, "READ_VERSIONS", (0,))
     (found,) = check_store(crashed)
     assert (found.code, "version is 2" in found.message, "repair" in found.advice) == ("wal", True, False)
     with pytest.raises(FormatMismatch):

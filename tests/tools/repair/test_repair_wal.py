@@ -255,7 +255,7 @@ def test_a_log_and_a_partition_damaged_together_are_repaired(crashed: Crashed, t
 def test_a_log_of_a_later_version_is_not_repaired(crashed: Crashed, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not damaged; the version that wrote it reads it."""
     before = crashed.segment.read_bytes()
-    monkeypatch.setattr(segment, "SEGMENT_VERSION", 0)
+    monkeypatch.setattr(segment, "READ_VERSIONS", (0,))
     with pytest.raises(FormatMismatch):
         repair_store(crashed.path, crashed.output)
     assert crashed.segment.read_bytes() == before
