@@ -280,6 +280,7 @@ class Schedule:
         return self.next_due_ms + (self.grace_ms or 0) + 1
 
     def says_the_same(self, other: Schedule) -> bool:
+        """Return whether both were asked for with the same arguments, whatever their progress."""
         return all(getattr(self, name) == getattr(other, name) for name in _ASKED)
 
 
