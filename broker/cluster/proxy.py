@@ -94,7 +94,6 @@ class Proxy:
             admission=self._admission,
         )
         host = settings.reachable_address
-        host = f"[{host}]" if ":" in host else host
         plain = tls = ""
         try:
             if config.service_port is not None:

@@ -18,9 +18,7 @@ from ...store.errors import CorruptRecord
 from ...store.listener import call_supplied
 from ..protocol import entry
 from ..protocol.commands import (
-    NO_REQUEST,
     ActiveConsumerChange,
-    CloseConsumer,
     SubscriptionType,
 )
 from ..protocol.frames import MessageHeads
@@ -181,15 +179,7 @@ class Attached:
         """The type that its consumers share; None: it has none."""
         return self.consumers[0].type if self.consumers else None
 
-    @property
-    def is_unused(self) -> bool:
-        return not self.consumers and not self.opening and not self.leaving
-
     # -- consumers -----------------------------------------------------------------------------------
-
-    def join(self, consumer: Consumer) -> None:
-        self.consumers.append(consumer)
-        consumer.state = "ready"
 
     def leave(self, consumer: Consumer) -> None:
         """A consumer is gone: it is sent nothing more, and what it holds is for others."""
@@ -229,14 +219,6 @@ class Attached:
     def tell_active(consumer: Consumer) -> None:
         if consumer.active is not None and consumer.peer.protocol_version >= _FAILOVER_NOTICES:
             consumer.peer.send(ActiveConsumerChange(consumer.consumer_id, consumer.active))
-
-    def close_consumers(self) -> list[Consumer]:
-        """Tell every consumer that it is closed, and forget them; who they were."""
-        closed = list(self.consumers)
-        for consumer in closed:
-            self.leave(consumer)
-            consumer.peer.send(CloseConsumer(consumer.consumer_id, NO_REQUEST))
-        return closed
 
     # -- dispatch ------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from ...store.position import BEFORE_FIRST, ENTRY_MASK, MessageId
 from ..lookup.topic_address import stored_subscription
 from ..lookup.topic_facts import TopicFacts
 from ..protocol.commands import (
+    NO_REQUEST,
     Ack,
     AckResponse,
     AckType,
@@ -183,7 +184,8 @@ class Consumers:
                 if not group.consumers:
                     consumer.engine.add_waker(group.pump.wake)
                     group.waking = consumer.engine
-                group.join(consumer)
+                group.consumers.append(consumer)
+                consumer.state = "ready"
                 consumer.group = group
                 peer.send(Success(command.request_id))
                 group.tell_active(consumer)
@@ -265,7 +267,8 @@ class Consumers:
 
     def _drop_unused(self, group: Attached) -> None:
         key = group.topic.name, group.name
-        if group.is_unused and self._groups.get(key) is group:
+        in_use = group.consumers or group.opening or group.leaving
+        if not in_use and self._groups.get(key) is group:
             del self._groups[key]
             group.pump.close()
             if group.durable and group.batches:
@@ -288,8 +291,10 @@ class Consumers:
 
     def _close_group(self, group: Attached) -> asyncio.Future[None]:
         """Close the consumers of a subscription, which is not for what they did: their deliveries do not count."""
-        consumers = group.close_consumers()
+        consumers = list(group.consumers)
         for consumer in consumers:
+            group.leave(consumer)
+            consumer.peer.send(CloseConsumer(consumer.consumer_id, NO_REQUEST))
             self._forget(consumer)
         return self._detach(group, consumers, failed=False)
 
@@ -416,18 +421,15 @@ class Consumers:
         group.pump.drop_acks()
         group.batches.clear()
         if not group.durable:
-            self._remember(group, start)
+            key = group.topic.name, group.name
+            self._moved[key] = start
+
+            def forget() -> None:
+                if self._moved.get(key) is start:
+                    del self._moved[key]
+
+            self._calls.loop.call_later(self.settings.keep_alive_s, forget)
         self._close_group(group)
-
-    def _remember(self, group: Attached, start: feed.Start) -> None:
-        key = group.topic.name, group.name
-        self._moved[key] = start
-
-        def forget() -> None:
-            if self._moved.get(key) is start:
-                del self._moved[key]
-
-        self._calls.loop.call_later(self.settings.keep_alive_s, forget)
 
     async def last_message_id(self, peer: Peer, command: GetLastMessageId) -> None:
         _, group, engine = self._ready(peer, command.consumer_id)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from typing import NamedTuple
 
 from . import commands
 from .fields import CLASSES, Command, ProtocolError
@@ -37,13 +36,6 @@ class State(Enum):
     CONNECTING = "connecting"
     READY = "ready"
     CLOSED = "closed"
-
-
-class Received(NamedTuple):
-    """A command, and its blob if it is a SEND."""
-
-    command: Command
-    blob: memoryview
 
 
 class Session:
@@ -91,14 +83,14 @@ class Session:
         if self.state is not State.CLOSED:
             self._frames.feed(data)
 
-    def next(self) -> Received | None:
-        """The next command, None until more bytes come. A PING is answered here."""
+    def next(self) -> tuple[Command, memoryview] | None:
+        """The next command and the blob of a SEND, None until more bytes come. A PING is answered here."""
         try:
             while self.state is not State.CLOSED and (frame := self._frames.cut()) is not None:
                 command = commands.decode(frame.command)
                 self._check(command, frame.blob)
                 if type(command) is not commands.Ping:
-                    return Received(command, frame.blob)
+                    return command, frame.blob
                 self._write(commands.Pong())
         except ProtocolError:
             self.close()

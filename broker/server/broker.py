@@ -124,7 +124,6 @@ class Broker:
         services.exposition.connection_counts = lambda: listeners.counts
         plain = tls = ""
         host = config.reachable_address
-        host = f"[{host}]" if ":" in host else host
         if config.broker_service_port is not None:
             plain = f"pulsar://{host}:{await listeners.listen('broker_service_port')}"
         if certificate is not None and config.broker_service_port_tls is not None:

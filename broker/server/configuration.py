@@ -218,10 +218,10 @@ class BrokerConfig:
 
     @property
     def reachable_address(self) -> str:
-        """The host that clients are told to connect to."""
-        if self.advertised_address:
-            return self.advertised_address
-        return socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
+        """The host that clients are told to connect to, as URLs have it."""
+        here = socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
+        host = self.advertised_address or here
+        return f"[{host}]" if ":" in host else host
 
     def delay_policies(self) -> dict[str, Any]:
         """Policies for the whole store that are set here."""

@@ -38,7 +38,7 @@ class FakePeer:
         self.pings = 0
         self._on_writable: list[Callable[[], object]] = []
         self.held = False
-        """Whether what is sent stays in the queue."""
+        """True while what is sent stays in the queue."""
         self._on_left: list[Callable[[], object]] = []
 
     def send(self, command: Command, blob: bytes | memoryview | None = None) -> None:
@@ -73,7 +73,7 @@ class FakePeer:
             call()
 
     def leave(self) -> None:
-        """What was sent has left, or the connection is gone."""
+        """Tell that what was sent has left, or the connection is gone."""
         calls, self._on_left = self._on_left, []
         for call in calls:
             call()
@@ -94,7 +94,7 @@ class FakePeer:
         return [command for command, _ in self.sent if isinstance(command, kind)]
 
     def take(self) -> list[Command]:
-        """What was sent since the last time."""
+        """Return and forget what was sent since the last time."""
         sent, self.sent = self.sent, []
         return [command for command, _ in sent]
 

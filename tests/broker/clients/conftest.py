@@ -71,7 +71,6 @@ class ServedStore:
         return [sys.executable, "-c", _SERVE]
 
     def arguments(self) -> list[str]:
-        """Of the program."""
         return ["serve", str(self.folder / "store"), "--config", str(self.folder / "broker.toml")]
 
     def start(self) -> None:
@@ -88,12 +87,10 @@ class ServedStore:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
         assert self._process is not None
         return self._process.pid
 
     def log(self) -> str:
-        """What it printed."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")[-4_000:]
 
     def kill(self) -> None:
@@ -128,7 +125,7 @@ class ServedProxy(ServedStore):
 
 
 def listens(port: int) -> bool:
-    """Whether a connection is taken."""
+    """Return True if a connection is taken."""
     with socket.socket() as found:
         found.settimeout(1)
         return found.connect_ex(("127.0.0.1", port)) == 0

@@ -1,4 +1,4 @@
-"""What programs do with the ordinary Python client: each function is run in a process of its own, against a broker.
+"""Programs with the ordinary Python client: each function is run in a process of its own, against a broker.
 
     python scenarios.py NAME URL VERSION [MORE]
 
@@ -63,7 +63,7 @@ def texts(messages: list[Any]) -> list[str]:
 
 
 def nothing(consumer: Any) -> bool:
-    """Whether nothing comes."""
+    """Return True if nothing comes."""
     try:
         message = consumer.receive(QUIET_MS)
     except pulsar.Timeout:
@@ -192,7 +192,7 @@ def empty_and_large(url: str) -> None:
 
 
 def subscription_goes_on(url: str) -> None:
-    """What was acknowledged before a close does not come again; what was not does."""
+    """Messages acknowledged before a close do not come again; the others do."""
     client = connect(url)
     consumer = client.subscribe(named("goes-on"), "s")
     send(client.create_producer(named("goes-on")), numbered(10))
@@ -274,7 +274,7 @@ def batches(url: str) -> None:
 
 
 def batch_index(url: str) -> None:
-    """Of a batch, what was acknowledged does not come again: not after a refusal, nor to the next consumer."""
+    """Messages of a batch that were acknowledged do not come again: not after a refusal, nor to the next consumer."""
     client = connect(url)
 
     def subscribe() -> Any:
@@ -410,7 +410,7 @@ def sticky(url: str) -> None:
 
 
 def nack(url: str) -> None:
-    """What is given back comes again, counted; the rest does not."""
+    """Messages that are given back come again, counted; the rest do not."""
     client = connect(url)
     consumer = client.subscribe(
         named("nack"), "s", consumer_type=ConsumerType.Shared, negative_ack_redelivery_delay_ms=100
@@ -444,7 +444,7 @@ def redelivery(url: str) -> None:
 
 
 def acknowledgement_timeout(url: str) -> None:
-    """What a client holds for too long comes again."""
+    """A message that a client holds for too long comes again."""
     client = connect(url)
     consumer = client.subscribe(
         named("ack-timeout"), "s", consumer_type=ConsumerType.Shared, unacked_messages_timeout_ms=10_000

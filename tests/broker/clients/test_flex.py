@@ -20,10 +20,10 @@ def run_flex(folder: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("scenario", ["produceAndConsume", "sharedWithNack"])
 def test_a_program_of_pulsar_flex_works_as_with_pulsar(scenario: str, broker: ServedStore, flex: Path) -> None:
-    """What the scenario says."""
+    """The scenario says what is shown."""
     run_flex(flex, scenario, f"127.0.0.1:{broker.port}")
 
 
 def test_pulsar_flex_is_let_in_with_a_token(secured_broker: ServedStore, flex: Path) -> None:
-    """As other clients are."""
+    """The same token opens the broker to every client."""
     run_flex(flex, "token", f"127.0.0.1:{secured_broker.port}", token("root"))

@@ -62,7 +62,7 @@ ONCE = ("acknowledgement_timeout", "blocked_by_a_quota")
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_programs_work_as_with_pulsar(version: str, broker: ServedStore, run_scenarios: RunScenario) -> None:
-    """What the scenarios say, in a namespace that the versions share; each has topics of its own."""
+    """Each scenario says what it shows; versions share a namespace, and each has topics of its own."""
     run_scenarios(version, SCENARIOS if version != "installed" else (*SCENARIOS, *ONCE), broker.url, version)
 
 
@@ -105,7 +105,7 @@ def test_a_connection_outlives_its_token(secured_broker: ServedStore, run_scenar
 
 
 def test_passwords_open_the_broker(serve_store: ServeStore, run_scenario: RunScenario, tmp_path: Path) -> None:
-    """Of a file as htpasswd writes it."""
+    """The file is one that htpasswd writes."""
     bcrypt = pytest.importorskip("bcrypt")
     path = tmp_path / "htpasswd"
     path.write_bytes(b"me:" + bcrypt.hashpw(b"secret", bcrypt.gensalt(4)) + b"\n")

@@ -56,7 +56,7 @@ def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
 def test_a_program_works_through_the_proxy_as_without(
     broker: ServedStore, start_proxy: StartProxy, run_scenarios: RunScenario
 ) -> None:
-    """What the scenarios say; their topics are not those of other tests."""
+    """Each scenario says what it shows; the topics are not those of other tests."""
     run_scenarios("installed", SCENARIOS, start_proxy(broker.url).url, "proxied")
 
 

@@ -40,8 +40,9 @@ class Talk:
         self.session.feed(data, 0)
         found = []
         while (received := self.session.next()) is not None:
-            assert bytes(received.blob) == (BLOB if isinstance(received.command, commands.Send) else b"")
-            found.append(received.command)
+            command, blob = received
+            assert bytes(blob) == (BLOB if isinstance(command, commands.Send) else b"")
+            found.append(command)
         return found
 
 
