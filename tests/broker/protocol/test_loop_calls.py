@@ -21,24 +21,20 @@ def test_work_that_comes_after_the_end_is_refused_and_breaks_nothing() -> None:
         asyncio.run(workers(int))
 
 
-def test_a_look_that_fails_is_logged_and_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_look_that_fails_is_logged_and_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
     """A file that goes away between two steps of a look must not leave an old certificate in use for ever."""
     looks: list[bool | None] = [None, False, True]
+    done = asyncio.Event()
 
-    async def follow() -> None:
-        done = asyncio.Event()
+    def look() -> bool:
+        found = looks.pop(0)
+        if found is None:
+            raise FileNotFoundError("broker.pem")
+        return found
 
-        def look() -> bool:
-            found = looks.pop(0)
-            if found is None:
-                raise FileNotFoundError("broker.pem")
-            return found
-
-        task = asyncio.create_task(keep_refreshing(look, 0, done.set))
-        await asyncio.wait_for(done.wait(), 30)
-        task.cancel()
-        await asyncio.wait([task])
-
-    asyncio.run(follow())
+    task = asyncio.create_task(keep_refreshing(look, 0, done.set))
+    await asyncio.wait_for(done.wait(), 30)
+    task.cancel()
+    await asyncio.wait([task])
     assert looks == []
     assert "broker.pem" in caplog.text

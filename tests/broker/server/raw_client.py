@@ -136,6 +136,17 @@ async def serving(
         await made.listeners.close(1)
 
 
+@asynccontextmanager
+async def served_client(
+    handlers: Mapping[Any, Handler] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Serving, RawClient]]:
+    """Listen, with one client that has said CONNECT."""
+    async with serving(handlers, **settings) as server:
+        client = await RawClient.connected(server.port)
+        yield server, client
+        await client.close()
+
+
 async def until(condition: Any) -> None:
     """Let the event loop go on until a condition holds."""
 

@@ -130,34 +130,30 @@ async def test_acknowledgements_right_behind_a_seek_do_not_undo_it(
         await client.close()
 
 
-def test_the_end_answers_sends_and_tells_clients(tmp_path: Path) -> None:
+async def test_the_end_answers_sends_and_tells_clients(tmp_path: Path) -> None:
     """Every SEND that was read has its receipt before its producer is closed, and is in the store."""
     receipts: list[commands.SendReceipt] = []
-
-    async def main() -> None:
-        async with broker_at(tmp_path / "store") as (broker, port):
-            client = await RawClient.connected(port)
-            kind = commands.SubscriptionType.EXCLUSIVE
-            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
-            assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 2)), commands.ProducerSuccess)
-            for number in range(500):
-                client.say(commands.Send(1, number), blob=blob_of(number))
-            first = await client.hear()
-            assert isinstance(first, commands.SendReceipt)
-            receipts.append(first)
-            ended = asyncio.ensure_future(broker.stop())
-            closed: set[type] = set()
-            while (found := await client.hear()) is not None:
-                if isinstance(found, commands.SendReceipt):
-                    assert not closed
-                    receipts.append(found)
-                else:
-                    closed.add(type(found))
-            assert closed == {commands.CloseProducer, commands.CloseConsumer}
-            await client.close()
-            await ended
-
-    asyncio.run(main())
+    async with broker_at(tmp_path / "store") as (broker, port):
+        client = await RawClient.connected(port)
+        kind = commands.SubscriptionType.EXCLUSIVE
+        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
+        assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 2)), commands.ProducerSuccess)
+        for number in range(500):
+            client.say(commands.Send(1, number), blob=blob_of(number))
+        first = await client.hear()
+        assert isinstance(first, commands.SendReceipt)
+        receipts.append(first)
+        ended = asyncio.ensure_future(broker.stop())
+        closed: set[type] = set()
+        while (found := await client.hear()) is not None:
+            if isinstance(found, commands.SendReceipt):
+                assert not closed
+                receipts.append(found)
+            else:
+                closed.add(type(found))
+        assert closed == {commands.CloseProducer, commands.CloseConsumer}
+        await client.close()
+        await ended
     assert [each.sequence_id for each in receipts] == list(range(len(receipts)))
     with DelayedStore.open(tmp_path / "store") as store:
         stored, _ = store.topic(TOPIC).subscribe("s").poll(1_000)
@@ -256,7 +252,7 @@ class Noise:
 
 
 @pytest.mark.parametrize("seed", [int(os.environ.get("DUELOG_NOISE_SEED", "1")), 2, 3])
-def test_nothing_that_clients_say_breaks_the_broker(
+async def test_nothing_that_clients_say_breaks_the_broker(
     tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Thousands of commands from several connections at once; the broker answers, or ends that connection."""
@@ -291,14 +287,11 @@ def test_nothing_that_clients_say_breaks_the_broker(
             reading.cancel()
             await client.close()
 
-    async def main() -> None:
-        async with broker_at(tmp_path / "store") as (_, port):
-            await asyncio.gather(*(talk(Noise(seed * 100 + each), port) for each in range(4)))
-            watcher = await RawClient.connected(port)
-            assert await watcher.ask(commands.Ping()) == commands.Pong()
-            await watcher.close()
-
-    asyncio.run(main())
+    async with broker_at(tmp_path / "store") as (_, port):
+        await asyncio.gather(*(talk(Noise(seed * 100 + each), port) for each in range(4)))
+        watcher = await RawClient.connected(port)
+        assert await watcher.ask(commands.Ping()) == commands.Pong()
+        await watcher.close()
     assert [
         record.getMessage() for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR
     ] == []

@@ -15,7 +15,7 @@ from duelog.broker.protocol.frames import join_blob
 from duelog.broker.security.authentication import Authentication, InvalidCredentials, Proven
 from duelog.broker.server.connection import Connection
 from duelog.store.errors import UnknownTopic
-from tests.broker.server.raw_client import RawClient, serving, until
+from tests.broker.server.raw_client import RawClient, served_client, serving, until
 
 BLOB = join_blob(b"", b"payload")
 
@@ -58,14 +58,12 @@ async def test_commands_reach_their_service_with_their_blob_in_order() -> None:
     def handler(connection: Connection, command: Any, blob: memoryview) -> None:
         came.append((command, bytes(blob)))
 
-    async with serving({commands.Send: handler, commands.Ack: handler}) as server:
-        client = await RawClient.connected(server.port)
+    async with served_client({commands.Send: handler, commands.Ack: handler}) as (_, client):
         acks = commands.Ack(1, commands.AckType.INDIVIDUAL, [commands.MessageIdData(1, 2)])
         client.say(commands.Send(1, 0), commands.Send(1, 1), blob=BLOB)
         client.say(acks)
         await until(lambda: len(came) == 3)
         assert came == [(commands.Send(1, 0), BLOB), (commands.Send(1, 1), BLOB), (acks, b"")]
-        await client.close()
 
 
 async def _refusing(connection: Connection, command: Any, blob: memoryview) -> None:
@@ -84,8 +82,7 @@ async def test_a_request_that_no_service_answered_is_refused_in_its_own_form(cap
     """By what was raised; an error of the broker's own says nothing of the inside, but to the log."""
     handlers = {commands.Lookup: _refusing, commands.Seek: _unknown, commands.Unsubscribe: _failing}
 
-    async with serving(handlers) as server:
-        client = await RawClient.connected(server.port)
+    async with served_client(handlers) as (_, client):
         lookup = await client.ask(commands.Lookup("t", 1))
         assert isinstance(lookup, commands.LookupResponse)
         assert (lookup.response, lookup.error) == (commands.LookupKind.FAILED, ServerError.AUTHORIZATION)
@@ -98,13 +95,11 @@ async def test_a_request_that_no_service_answered_is_refused_in_its_own_form(cap
         assert "secret" not in failed.message
         assert "secret" in caplog.text
         assert await client.ask(commands.Ping()) == commands.Pong()
-        await client.close()
 
 
 async def test_transactions_are_refused_in_their_own_form() -> None:
     """NotAllowedError, with the ids that were asked about."""
-    async with serving() as server:
-        client = await RawClient.connected(server.port)
+    async with served_client() as (_, client):
         asks: list[tuple[Any, type]] = [
             (commands.NewTxn(1), commands.NewTxnResponse),
             (commands.AddPartitionToTxn(2, 3, 4), commands.AddPartitionToTxnResponse),
@@ -119,28 +114,24 @@ async def test_transactions_are_refused_in_their_own_form() -> None:
             assert (found.request_id, found.error) == (asked.request_id, ServerError.NOT_ALLOWED)
             if isinstance(found, commands.EndTxnResponse):
                 assert (found.txn_least, found.txn_most) == (3, 4)
-        await client.close()
 
 
-def test_a_service_that_breaks_beside_any_request_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_service_that_breaks_beside_any_request_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     """An error with the request id of none, then the end; other connections go on."""
 
     def handler(connection: Connection, command: Any, blob: memoryview) -> None:
         raise RuntimeError("broken")
 
-    async def main() -> None:
-        async with serving({commands.Send: handler}) as server:
-            other, client = await RawClient.connected(server.port), await RawClient.connected(server.port)
-            client.say(commands.Send(1, 1), blob=BLOB)
-            error = await client.hear()
-            assert isinstance(error, commands.Error)
-            assert (error.request_id, error.error) == (NO_REQUEST, ServerError.UNKNOWN)
-            assert await client.hear() is None
-            assert await other.ask(commands.Ping()) == commands.Pong()
-            await client.close()
-            await other.close()
-
-    asyncio.run(main())
+    async with serving({commands.Send: handler}) as server:
+        other, client = await RawClient.connected(server.port), await RawClient.connected(server.port)
+        client.say(commands.Send(1, 1), blob=BLOB)
+        error = await client.hear()
+        assert isinstance(error, commands.Error)
+        assert (error.request_id, error.error) == (NO_REQUEST, ServerError.UNKNOWN)
+        assert await client.hear() is None
+        assert await other.ask(commands.Ping()) == commands.Pong()
+        await client.close()
+        await other.close()
     assert "broken" in caplog.text
 
 
@@ -154,8 +145,7 @@ async def test_a_connection_that_is_paused_serves_nothing_until_every_reason_is_
             connection.pause_reading("a")
             connection.pause_reading("b")
 
-    async with serving({commands.Send: handler}) as server:
-        client = await RawClient.connected(server.port)
+    async with served_client({commands.Send: handler}) as (server, client):
         connection = await server.meet(client)
         client.say(*(commands.Send(1, number) for number in range(5)), blob=BLOB)
         await until(lambda: len(came) == 3)
@@ -169,7 +159,6 @@ async def test_a_connection_that_is_paused_serves_nothing_until_every_reason_is_
         connection.resume_reading("b")
         await until(lambda: len(came) == 6)
         assert came == [0, 1, 2, 3, 4, 5]
-        await client.close()
 
 
 async def test_requests_under_way_are_bounded() -> None:
@@ -182,8 +171,7 @@ async def test_requests_under_way_are_bounded() -> None:
         await future
         connection.send(commands.Success(command.request_id))
 
-    async with serving({commands.Seek: handler}, max_pending_requests=4) as server:
-        client = await RawClient.connected(server.port)
+    async with served_client({commands.Seek: handler}, max_pending_requests=4) as (_, client):
         client.say(*(commands.Seek(1, number) for number in range(6)))
         await until(lambda: len(waiting) == 4)
         for _ in range(20):
@@ -195,15 +183,13 @@ async def test_requests_under_way_are_bounded() -> None:
         for future in waiting[2:]:
             future.set_result(None)
         assert [await client.hear() for _ in range(6)] == [commands.Success(number) for number in range(6)]
-        await client.close()
 
 
 async def test_a_client_that_does_not_read_gets_no_more_messages_and_is_not_read() -> None:
     """Its queue stays near the mark; once it reads, all of it comes and the connection is writable again."""
     blob = join_blob(b"", bytes(100_000))
 
-    async with serving(write_high_mark=1 << 20, write_low_mark=1 << 18) as server:
-        client = await RawClient.connected(server.port)
+    async with served_client(write_high_mark=1 << 20, write_low_mark=1 << 18) as (server, client):
         connection = await server.meet(client)
         sent, turns = 0, 0
         while connection.writable or turns < 50:  # what the kernel takes is not in the queue
@@ -224,7 +210,6 @@ async def test_a_client_that_does_not_read_gets_no_more_messages_and_is_not_read
         await until(lambda: again)
         assert again == [True]
         assert await client.ask(commands.Ping()) == commands.Pong()
-        await client.close()
 
 
 class HandMovedLoop(asyncio.SelectorEventLoop):
@@ -279,8 +264,7 @@ async def test_a_connection_ends_when_what_was_queued_has_left() -> None:
     """Also a message that is larger than every buffer."""
     blob = bytes(8 << 20)
 
-    async with serving() as server:
-        client = await RawClient.connected(server.port)
+    async with served_client() as (server, client):
         connection = await server.meet(client)
         connection.send(commands.Message(1, commands.MessageIdData(1, 1)), blob)
         connection.close("test")
@@ -290,7 +274,6 @@ async def test_a_connection_ends_when_what_was_queued_has_left() -> None:
         assert await client.hear_blob() == (commands.Message(1, commands.MessageIdData(1, 1)), blob)
         assert await client.hear() is None
         await until(lambda: server.gone)
-        await client.close()
 
 
 async def test_answers_arrive_though_the_client_goes_on_sending_to_a_connection_that_is_closed() -> None:
@@ -301,23 +284,19 @@ async def test_answers_arrive_though_the_client_goes_on_sending_to_a_connection_
         connection.send(commands.Message(1, commands.MessageIdData(1, 1)), bytes(4 << 20))
         connection.close("test")
 
-    async with serving({commands.Send: handler}) as server:
-        client = await RawClient.connected(server.port)
+    async with served_client({commands.Send: handler}) as (_, client):
         client.say(*(commands.Send(1, number) for number in range(10)), blob=blob)
         found = await client.hear_blob()
         assert found is not None
         assert len(found[1]) == 4 << 20
         assert await client.hear() is None
-        await client.close()
 
 
 async def test_a_silent_client_gets_a_ping_and_is_then_closed() -> None:
     """Keep-alive on a real clock."""
-    async with serving(keep_alive_interval_seconds=0.05) as server:
-        client = await RawClient.connected(server.port)
+    async with served_client(keep_alive_interval_seconds=0.05) as (_, client):
         assert await client.hear() == commands.Ping()
         assert await client.hear() is None
-        await client.close()
 
 
 async def test_a_client_that_does_not_finish_its_handshake_is_closed() -> None:

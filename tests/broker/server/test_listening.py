@@ -8,7 +8,7 @@ import pytest
 
 from duelog.broker.protocol import commands
 from duelog.store.errors import InvalidArgument
-from tests.broker.server.raw_client import RawClient, Serving, serving, until
+from tests.broker.server.raw_client import RawClient, Serving, served_client, serving, until
 
 
 async def test_a_port_in_use_is_said_to_be() -> None:
@@ -47,13 +47,11 @@ async def test_localhost_is_one_port_at_every_address_of_it() -> None:
 
 async def test_what_is_sent_to_a_client_does_not_wait_for_its_word_that_it_has_what_went_before() -> None:
     """Nagle's algorithm held a message back for up to 40 ms, until the client acknowledged the segment before."""
-    async with serving() as server:
-        client = await RawClient.connected(server.port)
+    async with served_client() as (server, client):
         connection = await server.meet(client)
         assert connection._transport is not None
         found = connection._transport.get_extra_info("socket")
         assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        await client.close()
 
 
 async def test_the_end_closes_every_connection_once_its_answers_have_left() -> None:
