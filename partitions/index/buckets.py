@@ -221,7 +221,7 @@ class Buckets:
 
     def starts_after(self, start_ms: int) -> Iterator[int]:
         """Starts of the buckets after ``start_ms``, ascending; nothing may be added or removed meanwhile."""
-        yield from self._bitmaps.irange(start_ms, None, (False, True))
+        yield from self._bitmaps.irange(start_ms, inclusive=(False, True))
 
     def saved_below(self, start_ms: int, limit_id: int) -> tuple[int, bytes] | None:
         """Entries and serialised bitmap of a packed bucket with nothing added, all below ``limit_id``; else None."""
@@ -346,7 +346,7 @@ class Buckets:
     def rejoin(self, bucket: Bucket) -> None:
         """Undo a ``split_first`` half done: one bucket again, of its parts and what ``bucket.ids`` still holds."""
         ids = bucket.ids
-        for start_ms in list(self._bitmaps.irange(bucket.start_ms, bucket.limit_ms, (True, False))):
+        for start_ms in list(self._bitmaps.irange(bucket.start_ms, bucket.limit_ms, inclusive=(True, False))):
             ids |= self._unpacked(start_ms)
             del self._bitmaps[start_ms]
         del self._cuts[bisect_right(self._cuts, bucket.start_ms) : bisect_left(self._cuts, bucket.limit_ms)]

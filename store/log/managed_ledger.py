@@ -331,7 +331,7 @@ class ManagedLedger:
 
 
 def _info(ledger_id: int, record: LedgerRecord) -> LedgerInfo:
-    return LedgerInfo(ledger_id, record.created_ms, record.closed_ms, record.entries, record.stored_bytes, True)
+    return LedgerInfo(ledger_id, record.created_ms, record.closed_ms, record.entries, record.stored_bytes, closed=True)
 
 
 def _view(closed: tuple[LedgerInfo, ...], tail: Ledger, created_ms: int) -> _View:

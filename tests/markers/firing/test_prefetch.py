@@ -176,6 +176,8 @@ def test_what_is_due_is_fired_between_two_steps(
     store.close()
     store = open_store(config=config)
     calls.clear()
+    monkeypatch.setattr(loaded, "_LOAD_SLICE_S", 0.0)
+    monkeypatch.setattr("duelog.upkeep.maintenance._SLICE_S", 0.0)
     now = iter(range(1_000_000))
     monkeypatch.setattr("duelog.store.env.page_cache.time.perf_counter", lambda: next(now))
     while not calls:
