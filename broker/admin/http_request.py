@@ -105,15 +105,6 @@ class Request:
             raise HttpError(412, "the body: expected a JSON object")
         return found
 
-    def integer(self, name: str = "body", *, lowest: int = 0, highest: int = 2**31 - 1) -> int:
-        return checked_integer(name, self.json(), lowest, highest)
-
-    def boolean(self) -> bool:
-        found = self.json()
-        if not isinstance(found, bool):
-            raise HttpError(412, "the body: expected true or false")
-        return found
-
 
 def value_of(found: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
     """A field of a JSON object; absent or null: the default. Raises HttpError 412."""

@@ -26,8 +26,8 @@ from ..lookup.topic_address import TopicAddress, partition_name
 from ..lookup.topic_lookup import TopicAccess
 from ..produce.producers import Producers
 from ..protocol.loop_calls import Workers
+from ..tenancy.namespace_policies import PolicyStore, topic_scope
 from ..tenancy.namespaces import TopicNames
-from ..tenancy.policy_store import PolicyStore, topic_scope
 from ..tenancy.topic_removal import TopicRemoval
 from .stored_blob import reply_of
 from .topic_finder import MOST_PEEKED, TOPIC, TOPICS, WHOLES, TopicFinder

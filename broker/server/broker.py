@@ -34,9 +34,8 @@ from ..operate.topic_stats import StatsResource, TopicFigures
 from ..protocol.loop_calls import Workers, keep_refreshing
 from ..security.authentication import Authentication
 from ..security.tls import Certificate
-from ..tenancy.namespace_policies import NamespacePolicies
+from ..tenancy.namespace_policies import NamespacePolicies, PolicyStore
 from ..tenancy.namespaces import Namespaces
-from ..tenancy.policy_store import PolicyStore
 from ..tenancy.rest_schemas import RestSchemas
 from ..tenancy.tenants import Tenants
 from .configuration import EVERYWHERE, BrokerConfig, in_file
