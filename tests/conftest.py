@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +16,26 @@ from duelog import Clock, DelayedStore, ManualClock, StoreConfig
 
 START_MS = 1_790_000_000_000
 """2026-09-21T14:13:20Z: where test clocks begin, in the middle of a day."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what is to run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+MEMORY = "/dev/shm"
+"""A file system in memory, where waiting for the disk costs nothing."""
+
+
+def holds_stores(directory: str) -> bool:
+    """True if a file system has space for what tests make, and writes past the page cache."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory) as file:
+            os.close(os.open(file.name, os.O_WRONLY | os.O_DIRECT))
+        return shutil.disk_usage(directory).free > 4 << 30
+    except OSError:
+        return False
+
+
+if holds_stores(MEMORY):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)  # where tmp_path lies
 
 LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A loaded machine draws and runs slowly, which says nothing of the code."""
