@@ -180,6 +180,7 @@ def test_what_is_due_is_fired_between_two_steps(
     monkeypatch.setattr("duelog.upkeep.maintenance._SLICE_S", 0.0)
     now = iter(range(1_000_000))
     monkeypatch.setattr("duelog.store.env.page_cache.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("duelog.markers.firing.loaded._LOAD_SLICE_S", 0.02)
     while not calls:
         store._engine.slice()
     counts = []
