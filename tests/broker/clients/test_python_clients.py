@@ -1,4 +1,4 @@
-"""The Python client, several released versions of it, each scenario in a process of its own."""
+"""The Python client, the newest and the oldest version of it, each scenario in a process of its own."""
 
 from __future__ import annotations
 
