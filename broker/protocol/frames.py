@@ -45,7 +45,7 @@ class FrameCutter:
     Blobs are views of the bytes that came. A piece is copied only if a frame continues in the next, once.
     """
 
-    __slots__ = ("_at", "_data", "_more", "_size", "_wanted", "limit")
+    __slots__ = ("_at", "_data", "_more", "_size", "limit", "wanted")
 
     def __init__(self, limit: int = BEFORE_CONNECT) -> None:
         self.limit = limit
@@ -54,22 +54,18 @@ class FrameCutter:
         self._at = 0
         self._more: list[bytes] = []
         self._size = 0
-        self._wanted = 0
+        self.wanted = 0
+        """Bytes of the frame that is not complete yet, as far as that is known."""
 
     @property
     def kept(self) -> int:
         """Bytes that wait for the rest of their frame, or to be asked for."""
         return self._size - self._at
 
-    @property
-    def wanted(self) -> int:
-        """Bytes of the frame that is not complete yet, as far as that is known."""
-        return self._wanted
-
     def surrender(self) -> bytes:
         """Return the bytes fed and not cut, and forget them."""
         rest = b"".join((self._data[self._at :], *self._more))
-        self._data, self._at, self._size, self._wanted = b"", 0, 0, 0
+        self._data, self._at, self._size, self.wanted = b"", 0, 0, 0
         self._more.clear()
         return rest
 
@@ -80,15 +76,15 @@ class FrameCutter:
     def cut(self) -> Frame | None:
         """The next frame, None until it is complete. Raises ProtocolError, after which there is no next."""
         if self._more:
-            if self._size - self._at < self._wanted:
+            if self._size - self._at < self.wanted:
                 return None
             rest = self._data[self._at :]
             self._data = b"".join((rest, *self._more)) if rest or len(self._more) > 1 else self._more[0]
             self._more.clear()
-            self._at, self._size, self._wanted = 0, len(self._data), 0
+            self._at, self._size, self.wanted = 0, len(self._data), 0
         at, have = self._at, self._size - self._at
         if have < 8:
-            self._wanted = 4 if have < 4 else 8
+            self.wanted = 4 if have < 4 else 8
             if not have:
                 self._data, self._at, self._size = b"", 0, 0
             elif have >= 4:
@@ -99,7 +95,7 @@ class FrameCutter:
         if command_size > size - 4:
             raise ProtocolError(f"a frame of {size} bytes has a command of {command_size}")
         if have < size + 4:
-            self._wanted = size + 4
+            self.wanted = size + 4
             return None
         start = at + 8
         self._at = end = at + 4 + size

@@ -72,11 +72,6 @@ class Session:
     def client_version(self) -> str:
         return self.connect.client_version
 
-    @property
-    def kept(self) -> int:
-        """Bytes that are kept for a frame that is not complete, or not taken yet."""
-        return self._frames.kept
-
     def feed(self, data: bytes, now: float) -> None:
         self._heard = now
         self._asked = False

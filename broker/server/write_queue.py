@@ -25,8 +25,8 @@ class Writing(Protocol):
 class WriteQueue:
     """Bytes queued for one transport. Runs on the event loop's thread."""
 
-    __slots__ = ("_call_soon", "_chunks", "_high", "_is_over", "_low", "_marks", "_on_low", "_paused", "_scheduled",
-                 "_stall", "_transport", "left", "size")  # fmt: skip
+    __slots__ = ("_call_soon", "_chunks", "_high", "_low", "_marks", "_on_low", "_paused", "_scheduled",
+                 "_stall", "_transport", "is_over", "left", "size")  # fmt: skip
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class WriteQueue:
         self._chunks: deque[bytes | memoryview] = deque()
         self._marks: deque[tuple[int, Callable[[], object]]] = deque()
         """Values that `left` has to reach, each with the call to make then."""
-        self._is_over = False
+        self.is_over = False
+        """True from reaching the high mark until falling to the low one."""
         self._paused = False
         self._scheduled = False
         self.size = 0
@@ -56,11 +57,6 @@ class WriteQueue:
         """Bytes that have left, to tell whether the client takes any."""
         self._stall = (0, 0.0)
         """The last seen `left`, and the time since which it has not grown."""
-
-    @property
-    def is_over(self) -> bool:
-        """True from reaching the high mark until falling to the low one."""
-        return self._is_over
 
     @property
     def is_empty(self) -> bool:
@@ -82,7 +78,7 @@ class WriteQueue:
             self._chunks.append(blob)
             self.size += len(blob)
         if self.size >= self._high:
-            self._is_over = True
+            self.is_over = True
         if not self._scheduled and not self._paused:
             self._scheduled = True
             self._call_soon(self._flush)
@@ -126,8 +122,8 @@ class WriteQueue:
             self._transport.write(piece)
             if self._marks and not self._paused:
                 self._tell()
-        if self._is_over and self.size <= self._low and self._transport is not None:
-            self._is_over = False
+        if self.is_over and self.size <= self._low and self._transport is not None:
+            self.is_over = False
             self._on_low()
 
     def _take(self) -> bytes | memoryview:

@@ -223,4 +223,4 @@ def test_no_bytes_raise_anything_but_a_protocol_error(state: State, seed: int) -
             pass
     except ProtocolError:
         assert talk.session.state is State.CLOSED
-    assert talk.session.kept <= len(fed)
+    assert talk.session._frames.kept <= len(fed)
