@@ -20,7 +20,6 @@ from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
 from duelog.partitions import partition_set
 from duelog.sending.wal_segments import Checkpoint
-from duelog.sending.wal_writer import WalWriter
 from duelog.store.codec.format import Table, counter_key, pack_u64
 from duelog.store.files.directory import move
 from duelog.store.files.failpoints import reach
@@ -268,13 +267,14 @@ def numbers_left_out() -> None:
 def keys_left_out() -> None:
     """The record of a deduplication key is known in memory, and not in the group that stores its message."""
 
-    def without_keys(plain: Any) -> Any:
-        def store(self: Any, rows: Any, publish: Any, units: Any) -> None:
-            plain(self, [row for row in rows if row.key[:1] != bytes([Table.KEY])], publish, units)
+    def wrap(append: Any) -> Any:
+        def without_keys(self: Any, rows: Any, *, flush: bool) -> int:
+            kept = [row for row in rows if row.key[:1] != bytes([Table.KEY])]
+            return int(append(self, kept, flush=flush))
 
-        return store
+        return without_keys
 
-    _patch(WalWriter, "_store", without_keys)
+    _patch(WriteAheadLog, "append", wrap)
 
 
 def apply(name: str) -> None:
