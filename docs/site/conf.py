@@ -107,7 +107,7 @@ PUBLIC = {
 
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", rf"(?!duelog\.(errors\.)?({'|'.join(PUBLIC)})\b).*")]
-"""What a docstring says of a public name has to be there; internal types in signatures have no page."""
+"""References from docstrings to public names have to lead somewhere; internal types in signatures have no page."""
 
 
 def setup(app: Any) -> None:
@@ -271,7 +271,7 @@ GIVEN_OUT = {"DelayedStore", "Documents", "Producer", "Subscription", "Subscript
 def hide_internal_constructor(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    """What the library makes its objects of is not for callers."""
+    """Leave out what the library makes its objects of: it is not for callers."""
     return ("", returns) if what == "class" and name.rpartition(".")[2] in GIVEN_OUT else None
 
 

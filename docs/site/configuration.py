@@ -87,7 +87,7 @@ class Setting(NamedTuple):
     meaning: str
 
     def row(self) -> str:
-        """As Markdown."""
+        """Render as Markdown."""
         meaning = re.sub("``(.*?)``", r"`\1`", self.meaning).replace("|", "\\|")
         meaning = meaning[:1].upper() + meaning[1:]
         return f"| `{self.name}` | {self.type} | {self.default} | {self.unit} | {meaning} |"
@@ -106,7 +106,7 @@ FIELD = re.compile(r"([a-z]\w*(?:, [a-z]\w*)*): (.*)")
 
 
 def documented_fields(docstring: str) -> Iterator[DocumentedField]:
-    """What a docstring says of each field, in order. A heading is what is bold at the start of a line."""
+    """Read what a docstring says of each field, in order. A heading is what is bold at the start of a line."""
     heading, lines = "", inspect.cleandoc(docstring).splitlines()
     for number, line in enumerate(lines):
         if line.startswith("**"):
@@ -222,7 +222,7 @@ def settings_of(cls: type[BrokerConfig] | type[ProxyConfig]) -> list[Setting]:
 
 
 def table(settings: list[Setting]) -> str:
-    """As Markdown."""
+    """Render as Markdown."""
     return "\n".join(
         [
             "| name | type | default | unit | meaning |",

@@ -218,7 +218,7 @@ class Segment:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no group."""
+        """True while it has no group."""
         return not self._sequence
 
     @property

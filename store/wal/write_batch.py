@@ -39,7 +39,7 @@ class EnvironmentBatch(StagingTransaction):
         self._group = group
         self._read = read
         self._put: dict[bytes, Fields] = {}
-        """What the group leaves of small records."""
+        """Small records as the group leaves them."""
         self.start_ms = start_ms
         self.memtable = memtable
 

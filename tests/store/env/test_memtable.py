@@ -165,7 +165,7 @@ def test_records_of_both_come_in_order(opened: Environment, memtable: Memtable) 
 def test_a_record_that_is_deleted_is_read_nowhere_and_gone_with_its_copy_once_that_is_applied(
     opened: Environment, memtable: Memtable
 ) -> None:
-    """Whether LMDB or the memtable had it; what is put after its deletion is there."""
+    """LMDB or the memtable had it; what is put after its deletion is there."""
     stored, unapplied, again = (counter_key(name) for name in "abc")
     for key in (stored, again):
         opened.write(lambda transaction, key=key: transaction.put(key, b"1"))  # type: ignore[misc]
