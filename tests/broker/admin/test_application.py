@@ -117,135 +117,101 @@ async def served(owner: str | None = None, anonymous: str | None = None) -> Asyn
         ("OPTIONS", "/open", "reader", 405),
     ],
 )
-def test_a_role_may_do_what_the_route_says(method: str, path: str, role: str | None, status: int) -> None:
+async def test_a_role_may_do_what_the_route_says(method: str, path: str, role: str | None, status: int) -> None:
     """401 without credentials, 403 without the right, and only then what is there."""
-
-    async def main() -> None:
-        async with served() as rest:
-            answered = await rest.ask(method, path, role=role)
-            assert answered.status == status, answered
-            if status >= 400:
-                assert answered.reason
-
-    asyncio.run(main())
+    async with served() as rest:
+        answered = await rest.ask(method, path, role=role)
+        assert answered.status == status, answered
+        if status >= 400:
+            assert answered.reason
 
 
-def test_wrong_credentials_are_refused_also_where_none_would_do() -> None:
+async def test_wrong_credentials_are_refused_also_where_none_would_do() -> None:
     """The anonymous role is for those who show nothing."""
-
-    async def main() -> None:
-        async with served(anonymous="somebody") as rest:
-            for other in ({}, {"Authorization": "Basic dXNlcjpw"}, {"Authorization": "Digest x"}):
-                assert (await rest.ask("GET", "/login", headers=other)).value["role"] == "somebody"
-            for given in ("Bearer x", "Bearer", "Bearer %", "Bearer \u00e9",
-                          f"Bearer {token('a', exp=1)}"):  # fmt: skip
-                answered = await rest.ask("GET", "/login", headers={"Authorization": given})
-                assert answered.status == 401, given
-                assert answered.headers["WWW-Authenticate"] == "Bearer"
-
-    asyncio.run(main())
+    async with served(anonymous="somebody") as rest:
+        for other in ({}, {"Authorization": "Basic dXNlcjpw"}, {"Authorization": "Digest x"}):
+            assert (await rest.ask("GET", "/login", headers=other)).value["role"] == "somebody"
+        for given in ("Bearer x", "Bearer", "Bearer %", "Bearer \u00e9",
+                      f"Bearer {token('a', exp=1)}"):  # fmt: skip
+            answered = await rest.ask("GET", "/login", headers={"Authorization": given})
+            assert answered.status == 401, given
+            assert answered.headers["WWW-Authenticate"] == "Bearer"
 
 
-def test_names_come_as_they_were_before_they_were_encoded() -> None:
+async def test_names_come_as_they_were_before_they_were_encoded() -> None:
     """A name may have a slash, a space as Java writes it, and a percent sign; unknown queries are dropped."""
-
-    async def main() -> None:
-        async with served() as rest:
-            answered = await rest.ask("PUT", "/c/shop/mail/a%2Fb+c%20d%25%C3%A9", role="boss")
-            assert answered.value["path"] == {"tenant": "shop", "namespace": "mail", "topic": "a/b c d%\u00e9"}
-            assert (await rest.ask("PUT", "/c/shop/mail/%ff", role="boss")).status == 412
-            assert (await rest.ask("PUT", "/c/shop/mail/", role="boss")).status == 405
-            assert (await rest.ask("GET", "/login?a=1&a=2&b=3", role="boss")).value["query"] == {"a": "1"}
-            assert (await rest.ask("PUT", "/c/shop/mail/partitioned", role="boss")).value["path"][
-                "topic"
-            ] == "partitioned"
-            assert (await rest.ask("GET", "/c/shop/mail/partitioned", role="boss")).status == 412
-
-    asyncio.run(main())
+    async with served() as rest:
+        answered = await rest.ask("PUT", "/c/shop/mail/a%2Fb+c%20d%25%C3%A9", role="boss")
+        assert answered.value["path"] == {"tenant": "shop", "namespace": "mail", "topic": "a/b c d%\u00e9"}
+        assert (await rest.ask("PUT", "/c/shop/mail/%ff", role="boss")).status == 412
+        assert (await rest.ask("PUT", "/c/shop/mail/", role="boss")).status == 405
+        assert (await rest.ask("GET", "/login?a=1&a=2&b=3", role="boss")).value["query"] == {"a": "1"}
+        assert (await rest.ask("PUT", "/c/shop/mail/partitioned", role="boss")).value["path"]["topic"] == "partitioned"
+        assert (await rest.ask("GET", "/c/shop/mail/partitioned", role="boss")).status == 412
 
 
-def test_errors_have_a_status_and_a_reason_and_tell_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_have_a_status_and_a_reason_and_tell_nothing_of_the_inside(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """What the store raises, what a handler raises, and what nobody expected."""
-
-    async def main() -> None:
-        async with served() as rest:
-            found = {
-                what: await rest.ask("GET", f"/fail/{what}", role="x") for what in ("topic", "argument", "own", "bug")
-            }
-            assert {what: each.status for what, each in found.items()} == {
-                "topic": 404, "argument": 412, "own": 409, "bug": 500}  # fmt: skip
-            assert "field" in found["argument"].reason
-            assert found["own"].reason == "it is not empty"
-            assert "secret" not in found["bug"].reason
-
-    asyncio.run(main())
+    async with served() as rest:
+        found = {what: await rest.ask("GET", f"/fail/{what}", role="x") for what in ("topic", "argument", "own", "bug")}
+        assert {what: each.status for what, each in found.items()} == {
+            "topic": 404, "argument": 412, "own": 409, "bug": 500}  # fmt: skip
+        assert "field" in found["argument"].reason
+        assert found["own"].reason == "it is not empty"
+        assert "secret" not in found["bug"].reason
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_body_has_to_be_what_the_route_takes() -> None:
+async def test_a_body_has_to_be_what_the_route_takes() -> None:
     """Not JSON: 400; another value: 412; too long: 413; and the server goes on."""
-
-    async def main() -> None:
-        async with served() as rest:
-            for data, status in (
-                (b"{}", 204), (b"{", 400), (b"\xff", 400), (b"[" * 100_000, 400), (b"NaN", 400), (b"9" * 5_000, 400),
-                (b"3", 412), (b"", 412), (b"x" * (MAX_BODY_BYTES + 1), 413),
-            ):  # fmt: skip
-                answered = await rest.ask("PUT", "/object", data=data, role="x")
-                assert answered.status == status, data[:10]
-            assert (await rest.ask("GET", "/bytes", role="x"))[:2] == (200, b"\0\1")
-
-    asyncio.run(main())
+    async with served() as rest:
+        for data, status in (
+            (b"{}", 204), (b"{", 400), (b"\xff", 400), (b"[" * 100_000, 400), (b"NaN", 400), (b"9" * 5_000, 400),
+            (b"3", 412), (b"", 412), (b"x" * (MAX_BODY_BYTES + 1), 413),
+        ):  # fmt: skip
+            answered = await rest.ask("PUT", "/object", data=data, role="x")
+            assert answered.status == status, data[:10]
+        assert (await rest.ask("GET", "/bytes", role="x"))[:2] == (200, b"\0\1")
 
 
-def test_a_namespace_of_another_broker_is_redirected_to_it_with_path_and_query() -> None:
+async def test_a_namespace_of_another_broker_is_redirected_to_it_with_path_and_query() -> None:
     """Credentials are asked for first; the right is the other broker's to judge."""
-
-    async def main() -> None:
-        async with served(owner="http://other:8080") as rest:
-            answered = await rest.ask("PUT", "/c/shop/mail/a%2Fb?force=true", role="nobody")
-            assert answered.status == 307
-            assert answered.headers["Location"] == "http://other:8080/c/shop/mail/a%2Fb?force=true"
-            assert (await rest.ask("PUT", "/c/shop/mail/t")).status == 401
-            assert (await rest.ask("GET", "/t/shop", role="boss")).status == 200
-
-    asyncio.run(main())
+    async with served(owner="http://other:8080") as rest:
+        answered = await rest.ask("PUT", "/c/shop/mail/a%2Fb?force=true", role="nobody")
+        assert answered.status == 307
+        assert answered.headers["Location"] == "http://other:8080/c/shop/mail/a%2Fb?force=true"
+        assert (await rest.ask("PUT", "/c/shop/mail/t")).status == 401
+        assert (await rest.ask("GET", "/t/shop", role="boss")).status == 200
 
 
-def test_requests_that_are_no_http_do_not_stop_the_server() -> None:
+async def test_requests_that_are_no_http_do_not_stop_the_server() -> None:
     """Each is answered or closed."""
-
-    async def main() -> None:
-        async with served() as rest:
-            port = int(rest.address.rpartition(":")[2])
-            for raw in (b"GET\r\n\r\n", b"\0" * 100, b"GET http://[ HTTP/1.1\r\n\r\n",
-                        b"GET * HTTP/1.1\r\nHost: a\r\n\r\n",
-                        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
-                        b"GET //[ HTTP/1.1\r\nHost: a\r\n\r\n", b"GET /?%ff=%fe HTTP/1.1\r\n\r\n"):  # fmt: skip
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(raw)
-                writer.write_eof()
-                answer = await asyncio.wait_for(reader.read(), 5)
-                assert b" 500 " not in answer[:20], raw
-                writer.close()
-            assert (await rest.ask("GET", "/open")).status == 200
-
-    asyncio.run(main())
+    async with served() as rest:
+        port = int(rest.address.rpartition(":")[2])
+        for raw in (b"GET\r\n\r\n", b"\0" * 100, b"GET http://[ HTTP/1.1\r\n\r\n",
+                    b"GET * HTTP/1.1\r\nHost: a\r\n\r\n",
+                    b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+                    b"GET //[ HTTP/1.1\r\nHost: a\r\n\r\n", b"GET /?%ff=%fe HTTP/1.1\r\n\r\n"):  # fmt: skip
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(raw)
+            writer.write_eof()
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert b" 500 " not in answer[:20], raw
+            writer.close()
+        assert (await rest.ask("GET", "/open")).status == 200
 
 
-def test_a_page_of_another_site_changes_nothing() -> None:
+async def test_a_page_of_another_site_changes_nothing() -> None:
     """Its browser would send what needs no credentials, or has them; reading shows the page nothing."""
-
-    async def main() -> None:
-        async with served(anonymous="root") as rest:
-            here = {"Origin": rest.address}
-            other = {"Origin": "http://evil.example"}
-            assert (await rest.ask("POST", "/c/shop/mail", headers=other)).status == 403
-            assert (await rest.ask("POST", "/c/shop/mail", headers={"Origin": "null"})).status == 403
-            assert (await rest.ask("POST", "/c/shop/mail", headers=here)).status == 200
-            assert "Access-Control-Allow-Origin" not in (await rest.ask("GET", "/login", headers=other)).headers
-
-    asyncio.run(main())
+    async with served(anonymous="root") as rest:
+        here = {"Origin": rest.address}
+        other = {"Origin": "http://evil.example"}
+        assert (await rest.ask("POST", "/c/shop/mail", headers=other)).status == 403
+        assert (await rest.ask("POST", "/c/shop/mail", headers={"Origin": "null"})).status == 403
+        assert (await rest.ask("POST", "/c/shop/mail", headers=here)).status == 200
+        assert "Access-Control-Allow-Origin" not in (await rest.ask("GET", "/login", headers=other)).headers
 
 
 def test_two_routes_of_one_shape_are_refused() -> None:

@@ -37,25 +37,21 @@ def test_a_setting_changes_at_once_and_over_a_restart_until_it_is_deleted(tmp_pa
     asyncio.run(look())
 
 
-def test_the_broker_tells_its_addresses_version_and_settings_but_no_secret(tmp_path: Path) -> None:
+async def test_the_broker_tells_its_addresses_version_and_settings_but_no_secret(tmp_path: Path) -> None:
     """As Pulsar's tools ask."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s", **SECURED) as (broker, rest, _):
-            here = rest.address.removeprefix("http://")
-            assert (await rest.ask("GET", "/admin/v2/brokers", role="root")).value == [here]
-            assert (await rest.ask("GET", "/admin/v2/brokers/standalone", role="root")).value == [here]
-            leader = (await rest.ask("GET", "/admin/v2/brokers/leaderBroker", role="root")).value
-            assert leader == {"serviceUrl": rest.address, "brokerId": here}
-            cluster = (await rest.ask("GET", "/admin/v2/clusters/standalone", role="any")).value
-            assert (cluster["serviceUrl"], cluster["brokerServiceUrl"]) == (rest.address, broker.urls.plain)
-            assert (await rest.ask("GET", "/admin/v2/brokers/health", role="any")).value == b"ok"
-            assert (await rest.ask("GET", "/admin/v2/brokers/ready", role="any")).value == b"ok"
-            assert (await rest.ask("GET", "/admin/v2/brokers/version", role="any")).value.startswith(b"duelog-")
-            settings = (await rest.ask("GET", f"{CONFIGURATION}/runtime", role="root")).value
-            assert settings["superUserRoles"] == "root"
-            assert settings["authorizationEnabled"] == "true"
-            assert settings["tokenSecretKey"] == "*****"
-            assert all(isinstance(each, str) for each in settings.values())
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s", **SECURED) as (broker, rest, _):
+        here = rest.address.removeprefix("http://")
+        assert (await rest.ask("GET", "/admin/v2/brokers", role="root")).value == [here]
+        assert (await rest.ask("GET", "/admin/v2/brokers/standalone", role="root")).value == [here]
+        leader = (await rest.ask("GET", "/admin/v2/brokers/leaderBroker", role="root")).value
+        assert leader == {"serviceUrl": rest.address, "brokerId": here}
+        cluster = (await rest.ask("GET", "/admin/v2/clusters/standalone", role="any")).value
+        assert (cluster["serviceUrl"], cluster["brokerServiceUrl"]) == (rest.address, broker.urls.plain)
+        assert (await rest.ask("GET", "/admin/v2/brokers/health", role="any")).value == b"ok"
+        assert (await rest.ask("GET", "/admin/v2/brokers/ready", role="any")).value == b"ok"
+        assert (await rest.ask("GET", "/admin/v2/brokers/version", role="any")).value.startswith(b"duelog-")
+        settings = (await rest.ask("GET", f"{CONFIGURATION}/runtime", role="root")).value
+        assert settings["superUserRoles"] == "root"
+        assert settings["authorizationEnabled"] == "true"
+        assert settings["tokenSecretKey"] == "*****"
+        assert all(isinstance(each, str) for each in settings.values())

@@ -11,47 +11,40 @@ from typing import Any
 from tests.broker.admin.rest import administered
 
 
-def test_a_client_with_an_http_address_finds_its_topics(tmp_path: Path) -> None:
+async def test_a_client_with_an_http_address_finds_its_topics(tmp_path: Path) -> None:
     """C++ clients drop an answer in which an address is left out, also one that there is not."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, _, _):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                str(Path(__file__).with_name("looking_up_client.py")),
-                broker.web_urls.plain,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                output, _ = await asyncio.wait_for(process.communicate(), 60)
-            finally:
-                if process.returncode is None:
-                    process.kill()
-            assert process.returncode == 0, output.decode(errors="replace")[-4_000:]
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (broker, _, _):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(Path(__file__).with_name("looking_up_client.py")),
+            broker.web_urls.plain,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        assert process.returncode == 0, output.decode(errors="replace")[-4_000:]
 
 
-def test_lookup_tells_the_addresses_of_the_broker_and_of_its_listeners(tmp_path: Path) -> None:
+async def test_lookup_tells_the_addresses_of_the_broker_and_of_its_listeners(tmp_path: Path) -> None:
     """By the paths of later and of earlier clients."""
     settings: dict[str, Any] = {"advertised_listeners": ("outside:pulsar://broker.example:6650",)}
 
-    async def main() -> None:
-        async with administered(tmp_path / "s", **settings) as (broker, rest, _):
-            for kind in ("topic", "destination"):
-                path = f"/lookup/v2/{kind}/persistent/public/default/t"
-                assert (await rest.ask("GET", path)).value == {
-                    "brokerUrl": broker.urls.plain,
-                    "brokerUrlTls": "",
-                    "httpUrl": rest.address,
-                    "httpUrlTls": "",
-                    "nativeUrl": broker.urls.plain,
-                }
-                found = (await rest.ask("GET", path + "?listenerName=outside")).value
-                assert found["brokerUrl"] == "pulsar://broker.example:6650"
-                assert (await rest.ask("GET", path + "/bundle")).value == b"0x00000000_0xffffffff"
-            assert (await rest.ask("GET", "/lookup/v2/topic/persistent/no/no/t")).status == 404
-            assert (await rest.ask("GET", "/lookup/v2/topic/non-persistent/public/default/t")).status == 405
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s", **settings) as (broker, rest, _):
+        for kind in ("topic", "destination"):
+            path = f"/lookup/v2/{kind}/persistent/public/default/t"
+            assert (await rest.ask("GET", path)).value == {
+                "brokerUrl": broker.urls.plain,
+                "brokerUrlTls": "",
+                "httpUrl": rest.address,
+                "httpUrlTls": "",
+                "nativeUrl": broker.urls.plain,
+            }
+            found = (await rest.ask("GET", path + "?listenerName=outside")).value
+            assert found["brokerUrl"] == "pulsar://broker.example:6650"
+            assert (await rest.ask("GET", path + "/bundle")).value == b"0x00000000_0xffffffff"
+        assert (await rest.ask("GET", "/lookup/v2/topic/persistent/no/no/t")).status == 404
+        assert (await rest.ask("GET", "/lookup/v2/topic/non-persistent/public/default/t")).status == 405

@@ -16,41 +16,29 @@ from tests.broker.admin.rest import administered
 from tests.broker.security.certificates import write_pair
 
 
-def test_without_a_port_there_is_no_administration(tmp_path: Path) -> None:
+async def test_without_a_port_there_is_no_administration(tmp_path: Path) -> None:
     """The setting is None."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s", web_service_port=None) as (broker, _, _):
-            assert broker.web_urls == ("", "")
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s", web_service_port=None) as (broker, _, _):
+        assert broker.web_urls == ("", "")
 
 
-def test_a_port_in_use_is_named_and_nothing_listens(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_named_and_nothing_listens(tmp_path: Path) -> None:
     """The broker does not start."""
-
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            with pytest.raises(InvalidArgument, match=f"webServicePort={port}"):
-                async with administered(tmp_path / "s", web_service_port=port):
-                    raise AssertionError
-
-    asyncio.run(main())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidArgument, match=f"webServicePort={port}"):
+            async with administered(tmp_path / "s", web_service_port=port):
+                raise AssertionError
 
 
-def test_every_address_of_a_name_has_the_same_port(tmp_path: Path) -> None:
+async def test_every_address_of_a_name_has_the_same_port(tmp_path: Path) -> None:
     """`localhost` may be two addresses."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s", bind_address="localhost") as (_, rest, _):
-            assert (await rest.ask("GET", "/status.html")).value == b"ok"
-            port = int(rest.address.rpartition(":")[2])
-            for family, _, _, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
-                with socket.socket(family, socket.SOCK_STREAM) as client:
-                    client.connect(address)
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s", bind_address="localhost") as (_, rest, _):
+        assert (await rest.ask("GET", "/status.html")).value == b"ok"
+        port = int(rest.address.rpartition(":")[2])
+        for family, _, _, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
+            with socket.socket(family, socket.SOCK_STREAM) as client:
+                client.connect(address)
 
 
 def test_it_is_served_over_tls_with_the_certificate_of_the_broker(tmp_path: Path) -> None:
@@ -87,74 +75,63 @@ async def _started(path: Path, **settings: Any) -> None:
         pass
 
 
-def test_connections_over_the_limit_are_closed_and_those_before_go_on(tmp_path: Path) -> None:
+async def test_connections_over_the_limit_are_closed_and_those_before_go_on(tmp_path: Path) -> None:
     """maxHttpServerConnections; there is place again when one has ended."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s", max_http_server_connections=3) as (_, rest, _):
-            assert (await rest.ask("GET", "/status.html")).status == 200  # the session's, kept alive
-            port = int(rest.address.rpartition(":")[2])
-            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-            for _, writer in held:
-                writer.write(b"GET /status.html HTTP/1.1\r\nHost: a\r\n\r\n")
-            for reader, _ in held:
-                assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert await reader.read() == b""
+    async with administered(tmp_path / "s", max_http_server_connections=3) as (_, rest, _):
+        assert (await rest.ask("GET", "/status.html")).status == 200  # the session's, kept alive
+        port = int(rest.address.rpartition(":")[2])
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for _, writer in held:
+            writer.write(b"GET /status.html HTTP/1.1\r\nHost: a\r\n\r\n")
+        for reader, _ in held:
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+        assert (await rest.ask("GET", "/status.html")).status == 200
+        for _, writer in held:
             writer.close()
-            assert (await rest.ask("GET", "/status.html")).status == 200
-            for _, writer in held:
+        async with asyncio.timeout(60):
+            while True:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET /status.html HTTP/1.1\r\nHost: a\r\n\r\n")
+                answered = await reader.readline()
                 writer.close()
-            async with asyncio.timeout(60):
-                while True:
-                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.write(b"GET /status.html HTTP/1.1\r\nHost: a\r\n\r\n")
-                    answered = await reader.readline()
-                    writer.close()
-                    if answered:
-                        break
-
-    asyncio.run(main())
+                if answered:
+                    break
 
 
-def test_a_body_that_does_not_come_is_408(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_come_is_408(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its connection is closed."""
     monkeypatch.setattr("duelog.broker.admin.application._BODY_S", 0.1)
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
-            writer.write(b"PUT /admin/v2/tenants/x HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{")
-            assert (await reader.readline()).split()[1] == b"408"
-            writer.close()
-            assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["public"]
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
+        writer.write(b"PUT /admin/v2/tenants/x HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{")
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+        assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["public"]
 
 
-def test_a_broker_that_ends_answers_the_request_under_way(tmp_path: Path) -> None:
+async def test_a_broker_that_ends_answers_the_request_under_way(tmp_path: Path) -> None:
     """And accepts no more."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, _):
-            assert broker._web is not None
-            assert broker._services is not None
-            runner, heap = broker._web._runner, broker._services.limiter.heap
-            held = await heap.acquire(heap.max_permits)
-            under_way = asyncio.create_task(rest.ask("GET", "/admin/v2/namespaces/public/default/topics"))
-            async with asyncio.timeout(60):
-                while not heap.queue_size:
-                    await asyncio.sleep(0.001)
-                ending = asyncio.create_task(broker.stop())
-                while runner.sites:
-                    await asyncio.sleep(0.001)
-                heap.release(held)
-                assert (await under_way).value == []
-                await ending
-            with pytest.raises(aiohttp.ClientConnectionError):
-                await rest.ask("GET", "/status.html")
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (broker, rest, _):
+        assert broker._web is not None
+        assert broker._services is not None
+        runner, heap = broker._web._runner, broker._services.limiter.heap
+        held = await heap.acquire(heap.max_permits)
+        under_way = asyncio.create_task(rest.ask("GET", "/admin/v2/namespaces/public/default/topics"))
+        async with asyncio.timeout(60):
+            while not heap.queue_size:
+                await asyncio.sleep(0.001)
+            ending = asyncio.create_task(broker.stop())
+            while runner.sites:
+                await asyncio.sleep(0.001)
+            heap.release(held)
+            assert (await under_way).value == []
+            await ending
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await rest.ask("GET", "/status.html")
 
 
 @pytest.mark.parametrize(
@@ -167,22 +144,19 @@ def test_a_broker_that_ends_answers_the_request_under_way(tmp_path: Path) -> Non
     ],
     ids=["version", "header", "length", "line"],
 )
-def test_broken_http_is_logged_in_one_line_without_a_traceback(
+async def test_broken_http_is_logged_in_one_line_without_a_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
     """It is answered 400, and no error of the broker's."""
     caplog.set_level("INFO")
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, _, _):
-            port = int(broker.web_urls.plain.rpartition(":")[2])
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(sent)
-            assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.0 400 ")
-            writer.close()
-            await writer.wait_closed()
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (broker, _, _):
+        port = int(broker.web_urls.plain.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.0 400 ")
+        writer.close()
+        await writer.wait_closed()
     (record,) = [each for each in caplog.records if each.name == "duelog.broker.http"]
     assert (record.levelname, record.exc_info, "\n" in record.getMessage()) == ("INFO", None, False)
     assert record.getMessage().startswith("Error handling request from 127.0.0.1: 400")

@@ -22,40 +22,32 @@ COMMAND = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
 DUE_MS = 4_000_000_000_000 // 86_400_000 * 86_400_000
 
 
-def test_figures_of_the_store_and_the_broker(tmp_path: Path) -> None:
+async def test_figures_of_the_store_and_the_broker(tmp_path: Path) -> None:
     """What is there, and what came since the start."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "store") as (_, rest, store):
-            store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
-            found = (await rest.ask("GET", "/duelog/v1/counters")).value
-            assert {name: found["store"][name] for name in ("topics", "partitions", "pending")} == {
-                "topics": 1,
-                "partitions": 1,
-                "pending": 3,
-            }
-            assert (found["producers"], found["consumers"], found["messagesIn"], found["suspended"]) == (0, 0, 0, [])
-
-    asyncio.run(main())
+    async with administered(tmp_path / "store") as (_, rest, store):
+        store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
+        found = (await rest.ask("GET", "/duelog/v1/counters")).value
+        assert {name: found["store"][name] for name in ("topics", "partitions", "pending")} == {
+            "topics": 1,
+            "partitions": 1,
+            "pending": 3,
+        }
+        assert (found["producers"], found["consumers"], found["messagesIn"], found["suspended"]) == (0, 0, 0, [])
 
 
-def test_a_partition_says_why_it_is_still_there(tmp_path: Path) -> None:
+async def test_a_partition_says_why_it_is_still_there(tmp_path: Path) -> None:
     """By the name that `duelog partitions` gives; 404 for one that is not there, 412 for no name of one."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "store") as (_, rest, store):
-            store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
-            (listed,) = (await rest.ask("GET", "/duelog/v1/partitions")).value
-            name = directory_name(DUE_MS)
-            assert (listed["name"], listed["state"], listed["messages"], listed["pending"]) == (name, "future", 3, 3)
-            found = (await rest.ask("GET", f"/duelog/v1/partitions/{name}")).value
-            kept = [(each["reason"], each["topic"], each["behind"]) for each in found.pop("keptBy")]
-            assert kept == [("not over", "", 0), ("pending", "persistent://public/default/t", 3)]
-            assert found == listed
-            assert (await rest.ask("GET", "/duelog/v1/partitions/20010101T000000Z")).status == 404
-            assert (await rest.ask("GET", "/duelog/v1/partitions/tomorrow")).status == 412
-
-    asyncio.run(main())
+    async with administered(tmp_path / "store") as (_, rest, store):
+        store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
+        (listed,) = (await rest.ask("GET", "/duelog/v1/partitions")).value
+        name = directory_name(DUE_MS)
+        assert (listed["name"], listed["state"], listed["messages"], listed["pending"]) == (name, "future", 3, 3)
+        found = (await rest.ask("GET", f"/duelog/v1/partitions/{name}")).value
+        kept = [(each["reason"], each["topic"], each["behind"]) for each in found.pop("keptBy")]
+        assert kept == [("not over", "", 0), ("pending", "persistent://public/default/t", 3)]
+        assert found == listed
+        assert (await rest.ask("GET", "/duelog/v1/partitions/20010101T000000Z")).status == 404
+        assert (await rest.ask("GET", "/duelog/v1/partitions/tomorrow")).status == 412
 
 
 # -- jobs -------------------------------------------------------------------------------------------
@@ -108,34 +100,30 @@ def test_duelog_serve_runs_jobs_beside_it(tmp_path: Path) -> None:
         served.kill()
 
 
-def test_a_compaction_is_taken_over_by_the_broker(tmp_path: Path) -> None:
+async def test_a_compaction_is_taken_over_by_the_broker(tmp_path: Path) -> None:
     """Cancelled messages leave a closed partition while the store is served, and those that are left can be read."""
+    settings: dict[str, Any] = {"store": {"partition_ms": 100}}
+    async with administered(tmp_path / "store", command=COMMAND, **settings) as (_, rest, store):
+        topic = store.topic("t")
+        topic.subscribe("s").close()
+        ids = topic.send_payloads([b"x" * 1_000] * 100, deliver_at=store.clock.now_ms() + 300)
+        assert all(topic.cancel_batch(ids[10:]))
 
-    async def main() -> None:
-        settings: dict[str, Any] = {"store": {"partition_ms": 100}}
-        async with administered(tmp_path / "store", command=COMMAND, **settings) as (_, rest, store):
-            topic = store.topic("t")
-            topic.subscribe("s").close()
-            ids = topic.send_payloads([b"x" * 1_000] * 100, deliver_at=store.clock.now_ms() + 300)
-            assert all(topic.cancel_batch(ids[10:]))
+        async def until(state: str, generation: int) -> None:
+            async with asyncio.timeout(60):
+                while True:
+                    (found,) = (await rest.ask("GET", "/duelog/v1/partitions")).value
+                    if (found["state"], found["generation"]) == (state, generation):
+                        return
+                    await asyncio.sleep(0.05)
 
-            async def until(state: str, generation: int) -> None:
-                async with asyncio.timeout(60):
-                    while True:
-                        (found,) = (await rest.ask("GET", "/duelog/v1/partitions")).value
-                        if (found["state"], found["generation"]) == (state, generation):
-                            return
-                        await asyncio.sleep(0.05)
-
-            await until("closed", 1)
-            body = {"kind": "compaction", "minDeadRatio": 0.1}
-            (report,) = (await ended(rest, (await rest.ask("POST", "/duelog/v1/jobs", body)).value["id"]))["result"]
-            assert [(each["messages"], each["dead_messages"]) for each in report["partitions"]] == [(100, 90)]
-            await until("closed", 2)
-            with topic.subscribe("s") as subscription:
-                assert len(subscription.receive(100, timeout=0)) == 10
-
-    asyncio.run(main())
+        await until("closed", 1)
+        body = {"kind": "compaction", "minDeadRatio": 0.1}
+        (report,) = (await ended(rest, (await rest.ask("POST", "/duelog/v1/jobs", body)).value["id"]))["result"]
+        assert [(each["messages"], each["dead_messages"]) for each in report["partitions"]] == [(100, 90)]
+        await until("closed", 2)
+        with topic.subscribe("s") as subscription:
+            assert len(subscription.receive(100, timeout=0)) == 10
 
 
 async def ended(rest: Rest, job_id: int) -> dict[str, Any]:
@@ -160,17 +148,13 @@ async def ended(rest: Rest, job_id: int) -> dict[str, Any]:
         ({"kind": "check"}, 405, "duelog serve"),
     ],
 )
-def test_what_is_no_job_is_not_started(body: Any, status: int, reason: str, tmp_path: Path) -> None:
+async def test_what_is_no_job_is_not_started(body: Any, status: int, reason: str, tmp_path: Path) -> None:
     """The field and the value; and 405 where the broker does not know how to run one."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "store") as (_, rest, _store):
-            answered = await rest.ask("POST", "/duelog/v1/jobs", body)
-            assert (answered.status, reason in answered.reason) == (status, True), answered
-            assert (await rest.ask("GET", "/duelog/v1/jobs")).value == []
-            assert (await rest.ask("GET", "/duelog/v1/jobs/1")).status == 404
-
-    asyncio.run(main())
+    async with administered(tmp_path / "store") as (_, rest, _store):
+        answered = await rest.ask("POST", "/duelog/v1/jobs", body)
+        assert (answered.status, reason in answered.reason) == (status, True), answered
+        assert (await rest.ask("GET", "/duelog/v1/jobs")).value == []
+        assert (await rest.ask("GET", "/duelog/v1/jobs/1")).status == 404
 
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -186,42 +170,35 @@ def started(jobs: Jobs) -> Job:
     return jobs.start("check", {}, ["check"], [])
 
 
-def test_two_run_at_a_time_and_a_cancelled_one_is_gone(tmp_path: Path) -> None:
+async def test_two_run_at_a_time_and_a_cancelled_one_is_gone(tmp_path: Path) -> None:
     """The third is 429; a process that is cancelled has ended when that is answered; the end of the broker ends all."""
-
-    async def main() -> None:
-        jobs = Jobs(SLEEPER, tmp_path, lambda: 5)
-        first, second = started(jobs), started(jobs)
-        with pytest.raises(HttpError, match="2 jobs are running") as refused:
-            started(jobs)
-        assert refused.value.status == 429
-        while first.process is None or second.process is None:
-            await asyncio.sleep(0.01)
-        processes = first.process, second.process
-        await jobs.cancel(first)
-        assert (first.state, processes[0].returncode, first.ended_ms) == ("cancelled", -15, 5)
-        third = started(jobs)
-        await jobs.close()
-        assert [each.state for each in (second, third)] == ["cancelled", "cancelled"]
-        assert processes[1].returncode == -15
-
-    asyncio.run(main())
+    jobs = Jobs(SLEEPER, tmp_path, lambda: 5)
+    first, second = started(jobs), started(jobs)
+    with pytest.raises(HttpError, match="2 jobs are running") as refused:
+        started(jobs)
+    assert refused.value.status == 429
+    while first.process is None or second.process is None:
+        await asyncio.sleep(0.01)
+    processes = first.process, second.process
+    await jobs.cancel(first)
+    assert (first.state, processes[0].returncode, first.ended_ms) == ("cancelled", -15, 5)
+    third = started(jobs)
+    await jobs.close()
+    assert [each.state for each in (second, third)] == ["cancelled", "cancelled"]
+    assert processes[1].returncode == -15
 
 
-def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while."""
     monkeypatch.setattr("duelog.broker.operate.jobs._END_S", 0.05)
 
-    async def main() -> None:
-        jobs = Jobs(STUBBORN, tmp_path, lambda: 5)
-        job = started(jobs)
-        while job.process is None or not (tmp_path / "ready").exists():
-            await asyncio.sleep(0.01)
-        process = job.process
-        await jobs.cancel(job)
-        assert process.returncode == -9
-
-    asyncio.run(main())
+    jobs = Jobs(STUBBORN, tmp_path, lambda: 5)
+    job = started(jobs)
+    while job.process is None or not (tmp_path / "ready").exists():
+        await asyncio.sleep(0.01)
+    process = job.process
+    await jobs.cancel(job)
+    assert process.returncode == -9
 
 
 @pytest.mark.parametrize(
@@ -234,38 +211,31 @@ def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
         ("print('x' * 200)", "failed", "the result is over 100 bytes: use the command line"),
     ],
 )
-def test_how_a_job_ends(
+async def test_how_a_job_ends(
     program: str, state: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Findings are a result; whatever else is no JSON within bounds is a failure with its reason."""
     monkeypatch.setattr("duelog.broker.operate.jobs.MAX_RESULT_BYTES", 100)
 
-    async def main() -> None:
-        jobs = Jobs([sys.executable, "-c", program], tmp_path, lambda: 5)
+    jobs = Jobs([sys.executable, "-c", program], tmp_path, lambda: 5)
+    job = started(jobs)
+    assert job.task is not None
+    await job.task
+    assert job.state == state
+    if reason is None:
+        expected: Any = [{"a": 1}, [2]]
+    else:
+        expected = None
+        assert reason in str(job.reason)
+    assert json.loads(job.with_result()) == {**job.as_json(), "result": expected}
+
+
+async def test_a_command_that_cannot_be_run_is_a_failure(tmp_path: Path) -> None:
+    """As where Python was removed; and the oldest of many is forgotten."""
+    jobs = Jobs([str(tmp_path / "none")], tmp_path, lambda: 5)
+    for _ in range(MOST_KEPT + 5):
         job = started(jobs)
         assert job.task is not None
         await job.task
-        assert job.state == state
-        if reason is None:
-            expected: Any = [{"a": 1}, [2]]
-        else:
-            expected = None
-            assert reason in str(job.reason)
-        assert json.loads(job.with_result()) == {**job.as_json(), "result": expected}
-
-    asyncio.run(main())
-
-
-def test_a_command_that_cannot_be_run_is_a_failure(tmp_path: Path) -> None:
-    """As where Python was removed; and the oldest of many is forgotten."""
-
-    async def main() -> None:
-        jobs = Jobs([str(tmp_path / "none")], tmp_path, lambda: 5)
-        for _ in range(MOST_KEPT + 5):
-            job = started(jobs)
-            assert job.task is not None
-            await job.task
-            assert (job.state, "none" in str(job.reason)) == ("failed", True)
-        assert [each.job_id for each in jobs.all()] == list(range(6, MOST_KEPT + 6))
-
-    asyncio.run(main())
+        assert (job.state, "none" in str(job.reason)) == ("failed", True)
+    assert [each.job_id for each in jobs.all()] == list(range(6, MOST_KEPT + 6))

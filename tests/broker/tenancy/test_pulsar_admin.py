@@ -257,21 +257,18 @@ def test_pulsar_admin_topics_list_asks_for_topics_that_are_not_persistent_and_ge
 
 
 @pytest.mark.parametrize("body", ["", ...])
-def test_topic_policies_set_message_ttl_has_its_number_in_the_query(tmp_path: Path, body: Any) -> None:
+async def test_topic_policies_set_message_ttl_has_its_number_in_the_query(tmp_path: Path, body: Any) -> None:
     """Java sends an empty text as the body; a number there counts too."""
     path = "/admin/v2/persistent/public/default/t/messageTTL"
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, store):
-            store.topic("t").create()
-            assert (await rest.ask("POST", f"{path}?messageTTL=60&isGlobal=false", body)).status == 204
-            assert (await rest.ask("GET", path)).value == 60
-            answered = await rest.ask("POST", f"{path}?messageTTL=-1", body)
-            assert (answered.status, "messageTTL=-1" in answered.reason) == (412, True)
-            assert (await rest.ask("POST", path, 90)).status == 204
-            assert (await rest.ask("GET", path)).value == 90
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, store):
+        store.topic("t").create()
+        assert (await rest.ask("POST", f"{path}?messageTTL=60&isGlobal=false", body)).status == 204
+        assert (await rest.ask("GET", path)).value == 60
+        answered = await rest.ask("POST", f"{path}?messageTTL=-1", body)
+        assert (answered.status, "messageTTL=-1" in answered.reason) == (412, True)
+        assert (await rest.ask("POST", path, 90)).status == 204
+        assert (await rest.ask("GET", path)).value == 90
 
 
 @pytest.mark.parametrize(
@@ -301,20 +298,17 @@ def test_namespaces_get_a_policy_that_duelog_has_not_is_what_pulsar_says_of_one_
     assert rest_of_module.ask("PUT", f"{NAMESPACE}/{path}", 1).status == 405
 
 
-def test_topics_permissions_are_those_of_the_namespace(tmp_path: Path) -> None:
+async def test_topics_permissions_are_those_of_the_namespace(tmp_path: Path) -> None:
     """A topic has none of its own, and need not exist; its name has to be one."""
     path = "/admin/v2/persistent/my-tenant/my-ns/t/permissions"
 
-    async def main() -> None:
-        async with administered(tmp_path / "s", **SECURED) as (_, rest, _):
-            await made(rest, role="root")
-            assert (await rest.ask("POST", f"{NAMESPACE}/permissions/ann", ["consume"], role="admin1")).status == 204
-            assert (await rest.ask("GET", path, role="admin1"))[:2] == (200, {"ann": ["consume"]})
-            assert (await rest.ask("GET", path, role="ann")).status == 403
-            assert (await rest.ask("GET", path.replace("my-ns", "no"), role="admin1")).status == 404
-            assert (await rest.ask("POST", f"{path}/ann", ["produce"], role="admin1")).status == 405
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s", **SECURED) as (_, rest, _):
+        await made(rest, role="root")
+        assert (await rest.ask("POST", f"{NAMESPACE}/permissions/ann", ["consume"], role="admin1")).status == 204
+        assert (await rest.ask("GET", path, role="admin1"))[:2] == (200, {"ann": ["consume"]})
+        assert (await rest.ask("GET", path, role="ann")).status == 403
+        assert (await rest.ask("GET", path.replace("my-ns", "no"), role="admin1")).status == 404
+        assert (await rest.ask("POST", f"{path}/ann", ["produce"], role="admin1")).status == 405
 
 
 def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
@@ -368,122 +362,103 @@ def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
-def test_pulsar_admin_namespaces_create_sends_minus_one_for_what_is_not_set(tmp_path: Path) -> None:
+async def test_pulsar_admin_namespaces_create_sends_minus_one_for_what_is_not_set(tmp_path: Path) -> None:
     """Of all fields none asks for anything; each by itself does not either."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, _):
-            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
-            assert (await rest.ask("PUT", NAMESPACE, UNSET_IN_JAVA)).status == 204
-            for number, (name, value) in enumerate(UNSET_IN_JAVA.items()):
-                answered = await rest.ask("PUT", f"/admin/v2/namespaces/my-tenant/n{number}", {name: value})
-                assert answered.status == 204, (name, answered)
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+        assert (await rest.ask("PUT", NAMESPACE, UNSET_IN_JAVA)).status == 204
+        for number, (name, value) in enumerate(UNSET_IN_JAVA.items()):
+            answered = await rest.ask("PUT", f"/admin/v2/namespaces/my-tenant/n{number}", {name: value})
+            assert answered.status == 204, (name, answered)
 
 
-def test_a_namespace_is_made_with_roles_in_auth_policies_and_what_get_says_can_be_put(tmp_path: Path) -> None:
+async def test_a_namespace_is_made_with_roles_in_auth_policies_and_what_get_says_can_be_put(tmp_path: Path) -> None:
     """Pulsar's own scripts grant actions of functions and packages, too: they mean nothing here."""
     path = "/admin/v2/namespaces/my-tenant/"
     granted = {"ann": ["consume", "produce"], "bob": ["consume"]}
     asked = {"ann": ["produce", "consume", "functions", "packages"], "bob": ["consume"], "eve": ["sinks"], "joe": []}
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, _):
-            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
-            assert (await rest.ask("PUT", f"{path}a", {"auth_policies": {"namespace_auth": asked}})).status == 204
-            assert (await rest.ask("GET", f"{path}a/permissions")).value == granted
-            assert (await rest.ask("POST", f"{path}a/messageTTL", 60)).status == 204
-            assert (await rest.ask("POST", f"{path}a/retention", {MINUTES: 3, MIB: -1})).status == 204
-            assert (await rest.ask("POST", f"{path}a/delayedDelivery", {"active": True, MAX: 5})).status == 204
-            read = (await rest.ask("GET", f"{path}a")).value
-            assert (await rest.ask("PUT", f"{path}b", read)).status == 204
-            assert (await rest.ask("GET", f"{path}b")).value == read
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+        assert (await rest.ask("PUT", f"{path}a", {"auth_policies": {"namespace_auth": asked}})).status == 204
+        assert (await rest.ask("GET", f"{path}a/permissions")).value == granted
+        assert (await rest.ask("POST", f"{path}a/messageTTL", 60)).status == 204
+        assert (await rest.ask("POST", f"{path}a/retention", {MINUTES: 3, MIB: -1})).status == 204
+        assert (await rest.ask("POST", f"{path}a/delayedDelivery", {"active": True, MAX: 5})).status == 204
+        read = (await rest.ask("GET", f"{path}a")).value
+        assert (await rest.ask("PUT", f"{path}b", read)).status == 204
+        assert (await rest.ask("GET", f"{path}b")).value == read
 
 
-def test_a_namespace_whose_policies_cannot_be_stored_is_not_made(
+async def test_a_namespace_whose_policies_cannot_be_stored_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request may be made again."""
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+        with monkeypatch.context() as patched:
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, _):
-            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
-            with monkeypatch.context() as patched:
+            def full(*_: Any, **__: Any) -> None:
+                raise StoreFull(tmp_path, "no space")
 
-                def full(*_: Any, **__: Any) -> None:
-                    raise StoreFull(tmp_path, "no space")
-
-                patched.setattr(DelayedStore, "update_policies", full)
-                assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 507
-                assert (await rest.ask("GET", NAMESPACE)).status == 404
-            assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 204
-
-    asyncio.run(main())
+            patched.setattr(DelayedStore, "update_policies", full)
+            assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 507
+            assert (await rest.ask("GET", NAMESPACE)).status == 404
+        assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 204
 
 
-def test_a_deleted_tenant_takes_its_namespaces_with_it_if_forced(tmp_path: Path) -> None:
+async def test_a_deleted_tenant_takes_its_namespaces_with_it_if_forced(tmp_path: Path) -> None:
     """Topics of an embedded program, in a namespace that was never made, too."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, store):
-            await made(rest)
-            for name in ("my-tenant/my-ns/a", "my-tenant/my-ns/a-partition-0", "other/wild/t"):
-                store.topic(name).create()
-            assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild")).status == 409
-            assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild?force=true")).status == 204
-            assert (await rest.ask("DELETE", f"{TENANT}?force=true")).status == 204
-            assert list(store.topics()) == []
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, store):
+        await made(rest)
+        for name in ("my-tenant/my-ns/a", "my-tenant/my-ns/a-partition-0", "other/wild/t"):
+            store.topic(name).create()
+        assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild")).status == 409
+        assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild?force=true")).status == 204
+        assert (await rest.ask("DELETE", f"{TENANT}?force=true")).status == 204
+        assert list(store.topics()) == []
 
 
-def test_rights_are_those_of_the_wire(tmp_path: Path) -> None:
+async def test_rights_are_those_of_the_wire(tmp_path: Path) -> None:
     """A superuser makes a tenant, its administrator a namespace, whose grants count for both; 401 and 403 else."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s", **SECURED) as (_, rest, _):
-            for method, path in (
-                ("GET", NAMESPACE),
-                ("PUT", TENANT),
-                ("GET", "/admin/v2/brokers/health"),
-                ("GET", "/x"),
-            ):
-                assert (await rest.ask(method, path)).status == 401
-            assert (await rest.ask("GET", "/status.html")).status == 200
-            await made(rest, role="root")
-            role = f"{NAMESPACE}/permissions/ann"
-            for method, path, body in (
-                ("GET", "/admin/v2/tenants", ...), ("PUT", "/admin/v2/tenants/x", TENANT_INFO), ("DELETE", TENANT, ...),
-                ("POST", "/admin/v2/brokers/configuration/maxTopicListInFlightHeapMemSizeMB/3", ...),
-                ("GET", "/admin/v2/brokers/configuration/runtime", ...),
-                ("POST", TENANT, {"adminRoles": ["ann"]}),
-            ):  # fmt: skip
-                assert (await rest.ask(method, path, body, role="admin1")).status == 403, path
-            refused: tuple[tuple[str, str, Any], ...] = (
-                ("GET", TENANT, ...), ("GET", NAMESPACE, ...), ("POST", role, ["produce"]), ("DELETE", NAMESPACE, ...),
-                ("POST", f"{NAMESPACE}/delayedDelivery", {"active": False}), ("GET", f"{NAMESPACE}/topics", ...),
-                ("PUT", "/admin/v2/namespaces/my-tenant/x", ...), ("GET", "/admin/v2/namespaces/no/no", ...),
-                ("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t", ...),
-            )  # fmt: skip
-            for method, path, body in refused:
-                assert (await rest.ask(method, path, body, role="ann")).status == 403, path
-            assert (await rest.ask("POST", role, ["consume", "consume"], role="admin2")).status == 204
-            answered = await rest.ask("GET", f"{NAMESPACE}/permissions", role="admin1")
-            assert answered.value == {"ann": ["consume"]}
-            policies = (await rest.ask("GET", NAMESPACE, role="admin1")).value
-            assert policies["auth_policies"]["namespace_auth"] == {"ann": ["consume"]}
-            assert (await rest.ask("GET", f"{NAMESPACE}/topics", role="ann")).status == 200
-            assert (await rest.ask("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t", role="ann")).status == 200
-            assert (await rest.ask("DELETE", role, role="admin1")).status == 204
-            assert (await rest.ask("GET", f"{NAMESPACE}/topics", role="ann")).status == 403
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s", **SECURED) as (_, rest, _):
+        for method, path in (
+            ("GET", NAMESPACE),
+            ("PUT", TENANT),
+            ("GET", "/admin/v2/brokers/health"),
+            ("GET", "/x"),
+        ):
+            assert (await rest.ask(method, path)).status == 401
+        assert (await rest.ask("GET", "/status.html")).status == 200
+        await made(rest, role="root")
+        role = f"{NAMESPACE}/permissions/ann"
+        for method, path, body in (
+            ("GET", "/admin/v2/tenants", ...), ("PUT", "/admin/v2/tenants/x", TENANT_INFO), ("DELETE", TENANT, ...),
+            ("POST", "/admin/v2/brokers/configuration/maxTopicListInFlightHeapMemSizeMB/3", ...),
+            ("GET", "/admin/v2/brokers/configuration/runtime", ...),
+            ("POST", TENANT, {"adminRoles": ["ann"]}),
+        ):  # fmt: skip
+            assert (await rest.ask(method, path, body, role="admin1")).status == 403, path
+        refused: tuple[tuple[str, str, Any], ...] = (
+            ("GET", TENANT, ...), ("GET", NAMESPACE, ...), ("POST", role, ["produce"]), ("DELETE", NAMESPACE, ...),
+            ("POST", f"{NAMESPACE}/delayedDelivery", {"active": False}), ("GET", f"{NAMESPACE}/topics", ...),
+            ("PUT", "/admin/v2/namespaces/my-tenant/x", ...), ("GET", "/admin/v2/namespaces/no/no", ...),
+            ("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t", ...),
+        )  # fmt: skip
+        for method, path, body in refused:
+            assert (await rest.ask(method, path, body, role="ann")).status == 403, path
+        assert (await rest.ask("POST", role, ["consume", "consume"], role="admin2")).status == 204
+        answered = await rest.ask("GET", f"{NAMESPACE}/permissions", role="admin1")
+        assert answered.value == {"ann": ["consume"]}
+        policies = (await rest.ask("GET", NAMESPACE, role="admin1")).value
+        assert policies["auth_policies"]["namespace_auth"] == {"ann": ["consume"]}
+        assert (await rest.ask("GET", f"{NAMESPACE}/topics", role="ann")).status == 200
+        assert (await rest.ask("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t", role="ann")).status == 200
+        assert (await rest.ask("DELETE", role, role="admin1")).status == 204
+        assert (await rest.ask("GET", f"{NAMESPACE}/topics", role="ann")).status == 403
 
 
-def test_schemas_are_stored_compared_and_told_by_version(tmp_path: Path) -> None:
+async def test_schemas_are_stored_compared_and_told_by_version(tmp_path: Path) -> None:
     """As the wire has them; KEY_VALUE as one JSON object."""
     path = "/admin/v2/schemas/public/default/t"
 
@@ -491,88 +466,75 @@ def test_schemas_are_stored_compared_and_told_by_version(tmp_path: Path) -> None
         fields = ",".join(f'{{"name":"{name}","type":["null","int"],"default":null}}' for name in names)
         return f'{{"type":"record","name":"R","fields":[{fields}]}}'
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, store):
-            store.topic("t").create()
-            first = {"type": "AVRO", "schema": record("a"), "properties": {"k": "v"}}
-            assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
-            second = {"type": "AVRO", "schema": record("a", "b"), "properties": {}}
-            answered = await rest.ask("POST", f"{path}/compatibility", second)
-            assert answered.value == {"isCompatibility": True, "schemaCompatibilityStrategy": "FULL"}
-            assert (await rest.ask("POST", f"{path}/version", second)).value == {"version": -1}
-            assert (await rest.ask("POST", f"{path}/schema", second)).value == {"version": 1}
-            assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
-            found = (await rest.ask("GET", f"{path}/schema/0")).value
-            assert (found["type"], found["data"], found["properties"]) == ("AVRO", record("a"), {"k": "v"})
-            assert (await rest.ask("GET", f"{path}/schema")).value["version"] == 1
-            both = (await rest.ask("GET", f"{path}/schemas")).value["getSchemaResponses"]
-            assert [each["version"] for each in both] == [0, 1]
-            assert (await rest.ask("GET", f"{path}/schema/2")).status == 404
-            assert (await rest.ask("GET", f"{path}/schema/x")).status == 412
-            bad = {"type": "STRING", "schema": "", "properties": {}}
-            assert (await rest.ask("POST", f"{path}/schema", bad)).status == 409
-            assert (await rest.ask("DELETE", f"{path}/schema")).value == {"version": 1}
-            pair = {"type": "KEY_VALUE", "schema": '{"key": "", "value": ' + record("a") + "}",
-                    "properties": {"key.schema.type": "STRING", "value.schema.type": "AVRO"}}  # fmt: skip
-            assert (await rest.ask("POST", f"{path}/schema", pair)).value == {"version": 0}
-            found = (await rest.ask("GET", f"{path}/schema")).value
-            assert found["data"].replace(" ", "") == str(pair["schema"]).replace(" ", "")
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, store):
+        store.topic("t").create()
+        first = {"type": "AVRO", "schema": record("a"), "properties": {"k": "v"}}
+        assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
+        second = {"type": "AVRO", "schema": record("a", "b"), "properties": {}}
+        answered = await rest.ask("POST", f"{path}/compatibility", second)
+        assert answered.value == {"isCompatibility": True, "schemaCompatibilityStrategy": "FULL"}
+        assert (await rest.ask("POST", f"{path}/version", second)).value == {"version": -1}
+        assert (await rest.ask("POST", f"{path}/schema", second)).value == {"version": 1}
+        assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
+        found = (await rest.ask("GET", f"{path}/schema/0")).value
+        assert (found["type"], found["data"], found["properties"]) == ("AVRO", record("a"), {"k": "v"})
+        assert (await rest.ask("GET", f"{path}/schema")).value["version"] == 1
+        both = (await rest.ask("GET", f"{path}/schemas")).value["getSchemaResponses"]
+        assert [each["version"] for each in both] == [0, 1]
+        assert (await rest.ask("GET", f"{path}/schema/2")).status == 404
+        assert (await rest.ask("GET", f"{path}/schema/x")).status == 412
+        bad = {"type": "STRING", "schema": "", "properties": {}}
+        assert (await rest.ask("POST", f"{path}/schema", bad)).status == 409
+        assert (await rest.ask("DELETE", f"{path}/schema")).value == {"version": 1}
+        pair = {"type": "KEY_VALUE", "schema": '{"key": "", "value": ' + record("a") + "}",
+                "properties": {"key.schema.type": "STRING", "value.schema.type": "AVRO"}}  # fmt: skip
+        assert (await rest.ask("POST", f"{path}/schema", pair)).value == {"version": 0}
+        found = (await rest.ask("GET", f"{path}/schema")).value
+        assert found["data"].replace(" ", "") == str(pair["schema"]).replace(" ", "")
 
 
 @pytest.mark.parametrize("body", [None, ..., {"adminRoles": None}])
-def test_a_tenant_keeps_its_admin_roles_when_it_is_posted_null(tmp_path: Path, body: Any) -> None:
+async def test_a_tenant_keeps_its_admin_roles_when_it_is_posted_null(tmp_path: Path, body: Any) -> None:
     """An empty list takes them all; nothing at all asks for nothing."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, _):
-            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
-            assert (await rest.ask("POST", TENANT, body)).status == 412
-            assert (await rest.ask("GET", TENANT)).value == TENANT_INFO
-            assert (await rest.ask("POST", TENANT, {"adminRoles": []})).status == 204
-            assert (await rest.ask("GET", TENANT)).value["adminRoles"] == []
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+        assert (await rest.ask("POST", TENANT, body)).status == 412
+        assert (await rest.ask("GET", TENANT)).value == TENANT_INFO
+        assert (await rest.ask("POST", TENANT, {"adminRoles": []})).status == 204
+        assert (await rest.ask("GET", TENANT)).value["adminRoles"] == []
 
 
-def test_schemas_upload_comes_before_its_topic_and_goes_with_its_namespace(tmp_path: Path) -> None:
+async def test_schemas_upload_comes_before_its_topic_and_goes_with_its_namespace(tmp_path: Path) -> None:
     """As with Pulsar; a producer of the topic has to fit then."""
     namespace, schema = "/admin/v2/namespaces/public/n", "/admin/v2/schemas/public/n/t/schema"
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, _):
-            assert (await rest.ask("PUT", namespace)).status == 204
-            assert (await rest.ask("POST", schema, {"type": "INT8", "schema": ""})).value == {"version": 0}
-            assert (await rest.ask("GET", "/admin/v2/persistent/public/n")).value == []
-            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-            other = commands.Schema("t", b"", 7, [])
-            answer = await client.ask(commands.Producer("persistent://public/n/t", 1, 1, schema=other))
-            assert isinstance(answer, commands.Error)
-            assert answer.error == commands.ServerError.INCOMPATIBLE_SCHEMA
-            await client.close()
-            assert (await rest.ask("DELETE", f"{namespace}?force=true")).status == 204
-            assert (await rest.ask("PUT", namespace)).status == 204
-            assert (await rest.ask("GET", schema)).status == 404
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (broker, rest, _):
+        assert (await rest.ask("PUT", namespace)).status == 204
+        assert (await rest.ask("POST", schema, {"type": "INT8", "schema": ""})).value == {"version": 0}
+        assert (await rest.ask("GET", "/admin/v2/persistent/public/n")).value == []
+        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+        other = commands.Schema("t", b"", 7, [])
+        answer = await client.ask(commands.Producer("persistent://public/n/t", 1, 1, schema=other))
+        assert isinstance(answer, commands.Error)
+        assert answer.error == commands.ServerError.INCOMPATIBLE_SCHEMA
+        await client.close()
+        assert (await rest.ask("DELETE", f"{namespace}?force=true")).status == 204
+        assert (await rest.ask("PUT", namespace)).status == 204
+        assert (await rest.ask("GET", schema)).status == 404
 
 
-def test_a_new_schema_is_compared_as_the_namespace_says(tmp_path: Path) -> None:
+async def test_a_new_schema_is_compared_as_the_namespace_says(tmp_path: Path) -> None:
     """PUT schemaCompatibilityStrategy."""
     path = "/admin/v2/namespaces/public/default/schemaCompatibilityStrategy"
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, store):
-            store.topic("t").create()
-            assert (await rest.ask("GET", path)).value == "UNDEFINED"
-            assert (await rest.ask("GET", path + "?applied=true")).value == "FULL"
-            schemas = "/admin/v2/schemas/public/default/t/schema"
-            assert (await rest.ask("POST", schemas, {"type": "INT8", "schema": ""})).status == 200
-            assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 409
-            assert (await rest.ask("PUT", path, "ALWAYS_COMPATIBLE")).status == 204
-            assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 200
-            assert (await rest.ask("PUT", path, "UNDEFINED")).status == 204
-            assert (await rest.ask("POST", schemas, {"type": "INT32", "schema": ""})).status == 409
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, store):
+        store.topic("t").create()
+        assert (await rest.ask("GET", path)).value == "UNDEFINED"
+        assert (await rest.ask("GET", path + "?applied=true")).value == "FULL"
+        schemas = "/admin/v2/schemas/public/default/t/schema"
+        assert (await rest.ask("POST", schemas, {"type": "INT8", "schema": ""})).status == 200
+        assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 409
+        assert (await rest.ask("PUT", path, "ALWAYS_COMPATIBLE")).status == 204
+        assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 200
+        assert (await rest.ask("PUT", path, "UNDEFINED")).status == 204
+        assert (await rest.ask("POST", schemas, {"type": "INT32", "schema": ""})).status == 409

@@ -20,26 +20,22 @@ TOPIC = "persistent://public/default/t"
 PATH = "/admin/v2/persistent/public/default/t"
 
 
-def test_a_topic_with_clients_is_deleted_by_force_alone(tmp_path: Path) -> None:
+async def test_a_topic_with_clients_is_deleted_by_force_alone(tmp_path: Path) -> None:
     """412 says how many; force closes them."""
-
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, store):
-            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-            kind = commands.SubscriptionType.SHARED
-            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
-            answered = await rest.ask("DELETE", PATH)
-            assert (answered.status, "force" in answered.reason) == (412, True)
-            assert (await rest.ask("DELETE", PATH + "?force=true")).status == 204
-            assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseConsumer)
-            assert not store.topic(TOPIC).exists()
-            assert (await rest.ask("DELETE", PATH)).status == 404
-            await client.close()
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (broker, rest, store):
+        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+        kind = commands.SubscriptionType.SHARED
+        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
+        answered = await rest.ask("DELETE", PATH)
+        assert (answered.status, "force" in answered.reason) == (412, True)
+        assert (await rest.ask("DELETE", PATH + "?force=true")).status == 204
+        assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseConsumer)
+        assert not store.topic(TOPIC).exists()
+        assert (await rest.ask("DELETE", PATH)).status == 404
+        await client.close()
 
 
-def test_duelog_topics_delete_beside_a_running_broker_refuses_a_topic_with_producers(tmp_path: Path) -> None:
+async def test_duelog_topics_delete_beside_a_running_broker_refuses_a_topic_with_producers(tmp_path: Path) -> None:
     """By the store's directory and by the server alike; `--force` closes them, and nothing is kept of the topic."""
     path = tmp_path / "s"
 
@@ -47,32 +43,29 @@ def test_duelog_topics_delete_beside_a_running_broker_refuses_a_topic_with_produ
         done = await asyncio.to_thread(process, "topics", "delete", *options)
         return done.returncode, done.stderr
 
-    async def main() -> None:
-        async with administered(path, keep_alive_interval_seconds=600) as (broker, rest, store):
-            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-            for kept in ("t", "p-partition-1"):
-                if kept != "t":
-                    assert (await rest.ask("PUT", PATH[:-1] + "p/partitions", 2)).status == 204
-                assert isinstance(await client.ask(commands.Producer(kept, len(kept), 1)), commands.ProducerSuccess)
-            for place in ((path,), ("--server", broker.web_urls.plain)):
-                status, said = await deleted(*place, "t")
-                assert (status, "force" in said) == (2, True), said
-            status, said = await deleted(path, "p")
-            assert (status, "p-partition-1" in said) == (2, True), said
-            assert len(list(store.topics())) == 3
-            assert await deleted(path, "t", "--force") == (0, "")
-            assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
-            assert await deleted(path, "p", "--force") == (0, "")
-            assert (await rest.ask("GET", PATH[:-2] + "/partitioned")).value == []
-            assert list(store.topics()) == []
-            status, said = await deleted(path, "t")
-            assert (status, "does not exist" in said) == (2, True), said
-            await client.close()
-
-    asyncio.run(main())
+    async with administered(path, keep_alive_interval_seconds=600) as (broker, rest, store):
+        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+        for kept in ("t", "p-partition-1"):
+            if kept != "t":
+                assert (await rest.ask("PUT", PATH[:-1] + "p/partitions", 2)).status == 204
+            assert isinstance(await client.ask(commands.Producer(kept, len(kept), 1)), commands.ProducerSuccess)
+        for place in ((path,), ("--server", broker.web_urls.plain)):
+            status, said = await deleted(*place, "t")
+            assert (status, "force" in said) == (2, True), said
+        status, said = await deleted(path, "p")
+        assert (status, "p-partition-1" in said) == (2, True), said
+        assert len(list(store.topics())) == 3
+        assert await deleted(path, "t", "--force") == (0, "")
+        assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
+        assert await deleted(path, "p", "--force") == (0, "")
+        assert (await rest.ask("GET", PATH[:-2] + "/partitioned")).value == []
+        assert list(store.topics()) == []
+        status, said = await deleted(path, "t")
+        assert (status, "does not exist" in said) == (2, True), said
+        await client.close()
 
 
-def test_a_producer_that_comes_while_its_topic_is_deleted_is_closed_and_comes_again(
+async def test_a_producer_that_comes_while_its_topic_is_deleted_is_closed_and_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would send to a topic that is no more."""
@@ -86,24 +79,23 @@ def test_a_producer_that_comes_while_its_topic_is_deleted_is_closed_and_comes_ag
 
     monkeypatch.setattr(DelayedStore, "delete_topic", slowly)
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, store):
-            store.topic(TOPIC).create()
-            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-            deleted = asyncio.create_task(rest.ask("DELETE", PATH + "?force=true"))
-            assert await asyncio.to_thread(deleting.wait, 20)
-            assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
-            go_on.set()
-            assert (await deleted).status == 204
-            assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
-            assert isinstance(await client.ask(commands.Producer(TOPIC, 2, 2)), commands.ProducerSuccess)
-            assert store.topic(TOPIC).exists()
-            await client.close()
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (broker, rest, store):
+        store.topic(TOPIC).create()
+        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+        deleted = asyncio.create_task(rest.ask("DELETE", PATH + "?force=true"))
+        assert await asyncio.to_thread(deleting.wait, 20)
+        assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
+        go_on.set()
+        assert (await deleted).status == 204
+        assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
+        assert isinstance(await client.ask(commands.Producer(TOPIC, 2, 2)), commands.ProducerSuccess)
+        assert store.topic(TOPIC).exists()
+        await client.close()
 
 
-def test_what_is_kept_of_a_topic_goes_before_the_topic_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_kept_of_a_topic_goes_before_the_topic_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker that ends between both leaves a topic that is deleted again, and no schema of a topic of that name."""
     order: list[str] = []
     forget, delete = TopicFacts.forget, DelayedStore.delete_topic
@@ -119,60 +111,51 @@ def test_what_is_kept_of_a_topic_goes_before_the_topic_does(tmp_path: Path, monk
     monkeypatch.setattr(TopicFacts, "forget", forgotten)
     monkeypatch.setattr(DelayedStore, "delete_topic", deleted)
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (_, rest, store):
-            store.topic(TOPIC).create()
-            schema: dict[str, Any] = {"type": "STRING", "schema": "", "properties": {}}
-            schemas = "/admin/v2/schemas/public/default/t/schema"
-            assert (await rest.ask("POST", schemas, schema)).status == 200
-            assert (await rest.ask("DELETE", PATH)).status == 204
-            assert order == ["facts", "topic"]
-            assert (await rest.ask("GET", schemas)).status == 404
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (_, rest, store):
+        store.topic(TOPIC).create()
+        schema: dict[str, Any] = {"type": "STRING", "schema": "", "properties": {}}
+        schemas = "/admin/v2/schemas/public/default/t/schema"
+        assert (await rest.ask("POST", schemas, schema)).status == 200
+        assert (await rest.ask("DELETE", PATH)).status == 204
+        assert order == ["facts", "topic"]
+        assert (await rest.ask("GET", schemas)).status == 404
 
 
-def test_a_partitioned_topic_goes_with_its_partitions_and_what_is_set_for_it(tmp_path: Path) -> None:
+async def test_a_partitioned_topic_goes_with_its_partitions_and_what_is_set_for_it(tmp_path: Path) -> None:
     """Schemas, policies, settings."""
     parts = "/admin/v2/persistent/public/default/p"
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, store):
-            assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
-            assert (await rest.ask("POST", f"{parts}/delayedDelivery", {"fixedDeliveryDelayInMillis": 3})).status == 204
-            assert (await rest.ask("POST", f"{parts}/deduplicationEnabled", True)).status == 204
-            assert (await rest.ask("POST", f"{parts}/partitions", 3)).status == 204
-            assert store.effective_policies("p-partition-2").fixed_delivery_delay_ms == 3
-            assert (await rest.ask("DELETE", f"{parts}/partitions?force=true")).status == 204
-            assert store.all_policies() == {}
-            assert list(store.topics()) == []
-            assert broker._services is not None
-            assert list(broker._services.resources.deduplication.names()) == []
-            assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
-            assert (await rest.ask("GET", f"{parts}/delayedDelivery")).status == 204
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (broker, rest, store):
+        assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
+        assert (await rest.ask("POST", f"{parts}/delayedDelivery", {"fixedDeliveryDelayInMillis": 3})).status == 204
+        assert (await rest.ask("POST", f"{parts}/deduplicationEnabled", True)).status == 204
+        assert (await rest.ask("POST", f"{parts}/partitions", 3)).status == 204
+        assert store.effective_policies("p-partition-2").fixed_delivery_delay_ms == 3
+        assert (await rest.ask("DELETE", f"{parts}/partitions?force=true")).status == 204
+        assert store.all_policies() == {}
+        assert list(store.topics()) == []
+        assert broker._services is not None
+        assert list(broker._services.resources.deduplication.names()) == []
+        assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
+        assert (await rest.ask("GET", f"{parts}/delayedDelivery")).status == 204
 
 
-def test_a_namespace_with_a_topic_of_two_underscores_is_listed_and_not_deleted(tmp_path: Path) -> None:
+async def test_a_namespace_with_a_topic_of_two_underscores_is_listed_and_not_deleted(tmp_path: Path) -> None:
     """The broker makes no topics for itself: `__jobs` is a client's, with its subscription and pending messages."""
     namespace, topic = "/admin/v2/namespaces/public/x", "persistent://public/x/__jobs"
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, store):
-            assert (await rest.ask("PUT", namespace)).status == 204
-            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-            kind = commands.SubscriptionType.SHARED
-            assert await client.ask(commands.Subscribe(topic, "s", kind, 1, 1)) == commands.Success(1)
-            store.topic(topic).send_payloads([b"m"] * 5, deliver_after=18_000)
-            listed = await client.ask(commands.GetTopics(2, "public/x"))
-            assert isinstance(listed, commands.GetTopicsResponse)
-            assert list(listed.topics) == [topic]
-            assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == [topic]
-            await client.close()
-            answered = await rest.ask("DELETE", namespace)
-            assert (answered.status, topic in answered.reason) == (409, True)
-            assert store.topic(topic).stats().pending == 5
-            assert list(store.topic(topic).subscriptions()) == ["s"]
-
-    asyncio.run(main())
+    async with administered(tmp_path / "s") as (broker, rest, store):
+        assert (await rest.ask("PUT", namespace)).status == 204
+        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+        kind = commands.SubscriptionType.SHARED
+        assert await client.ask(commands.Subscribe(topic, "s", kind, 1, 1)) == commands.Success(1)
+        store.topic(topic).send_payloads([b"m"] * 5, deliver_after=18_000)
+        listed = await client.ask(commands.GetTopics(2, "public/x"))
+        assert isinstance(listed, commands.GetTopicsResponse)
+        assert list(listed.topics) == [topic]
+        assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == [topic]
+        await client.close()
+        answered = await rest.ask("DELETE", namespace)
+        assert (answered.status, topic in answered.reason) == (409, True)
+        assert store.topic(topic).stats().pending == 5
+        assert list(store.topic(topic).subscriptions()) == ["s"]
