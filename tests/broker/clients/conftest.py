@@ -242,15 +242,14 @@ RunScenario = Callable[..., None]
 
 @pytest.fixture(scope="session")
 def run_scenario(library: Callable[[str], dict[str, str]]) -> RunScenario:
-    """Run a scenario of scenarios.py with a version of the client; one that the version cannot do passes."""
+    """Run a scenario of scenarios.py with a version of the client; one that an old version cannot do passes."""
 
     def run(version: str, name: str, *arguments: str) -> None:
         command = [sys.executable, str(HERE / "scenarios.py"), name, *arguments]
         done = subprocess.run(
             command, env=library(version), capture_output=True, text=True, timeout=SCENARIO_S, check=False
         )
-        if done.returncode == LACKING:
-            print(done.stdout.strip())
+        if done.returncode == LACKING and version != "installed":  # the newest lacks nothing
             return
         assert done.returncode == 0, f"{name}: {done.returncode}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
 
