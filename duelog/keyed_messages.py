@@ -275,10 +275,9 @@ class KeyedMessages:
             topic.has_keys = True
             until = until_ms(dedup, now_ms)
 
-            def record(group: WriteBatch, stored: Stored) -> None:
-                (message_id,) = stored.ids.to_list()
-                start_ms = stored.starts.get(message_id.ledger_id, IN_MAIN)
-                self._sender.main_rows(group).put(key, KeyRecord(start_ms, *message_id, until).pack())
+            def record(group: WriteBatch, start_ms: int, ledger_id: int, entry_id: int) -> None:
+                fields = KeyRecord(start_ms, ledger_id, entry_id, until).pack()
+                self._sender.main_rows(group).put(key, fields)
 
             message_id = self._sender.send_one(topic, due_ms, body, now_ms, record, may_be_inline=False)
         if overridden:

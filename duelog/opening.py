@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
 from zlib import crc32
@@ -69,10 +70,13 @@ class Identity(NamedTuple):
 
 
 class _Held:
-    """The locks that are held by this process, or by the one that it was forked from: number, device and inode."""
+    """The locks that are held by this process, or by the one that it was forked from, by number, device and inode.
+
+    They are kept open here: the lock of a store that a program forgot to close goes with the process, not before.
+    """
 
     lock = threading.Lock()
-    files: ClassVar[set[tuple[int, int, int]]] = set()
+    files: ClassVar[dict[tuple[int, int, int], FileIO]] = {}
 
 
 class _Holder(NamedTuple):
@@ -163,7 +167,7 @@ class StoreLock:
                     raise (
                         AlreadyOpen(self._path) if self._file in _Held.files else _locked(self._path, held.read())
                     ) from None
-            _Held.files.add(self._file)
+            _Held.files[self._file] = self._held
         with suppress(OSError):  # a full disk keeps no store from being opened
             os.write(self._held.fileno(), holder)
             os.ftruncate(self._held.fileno(), len(holder))
@@ -172,7 +176,7 @@ class StoreLock:
         """Give it back; a second call, also after one that was interrupted, does what is left."""
         if not self._held.closed:
             with _Held.lock:
-                _Held.files.discard(self._file)
+                _Held.files.pop(self._file, None)
                 self._held.close()
 
 

@@ -245,9 +245,9 @@ class Partition:
 
     def add_message(self, transaction: StagingTransaction, log: PartitionLog, due_ms: int, body: bytes) -> int:
         """Append one message to a log; as `add`."""
-        first = self.begin_append(transaction, log)
-        transaction.move_end(log, end_after(log.ledger_id, first, 1))
-        key = fmt.run_key(log.ledger_id, first)
+        first, ledger_id = self.begin_append(transaction, log), log.ledger.ledger_id
+        transaction.move_end(log, end_after(ledger_id, first, 1))
+        key = fmt.run_key(ledger_id, first)
         transaction.insert_run(key, pack_message(key, self.start_ms, due_ms, body), 1)
         transaction.appended(partial(self._heard_one, log, first, due_ms))
         return first
@@ -276,7 +276,10 @@ class Partition:
         return first
 
     def _heard_one(self, log: PartitionLog, first: int, due_ms: int) -> None:
-        self.heard(log, first, np.array((due_ms,), dtype=np.int64))
+        log.registered = True
+        log.ledger.entries = first + 1
+        if self.listener is not None:
+            self.listener(log, first, np.array((due_ms,), dtype=np.int64))
 
     def heard(self, log: PartitionLog, first: int, dues: Int64s) -> None:
         """Have memory know that entries of a log are durable. For the leader, in the order of appends."""

@@ -12,6 +12,7 @@ from duelog.store.codec.run_lengths import ScatteredBatch, fits_runs
 from duelog.store.errors import UnknownTopic
 from duelog.store.log.ledger import PackedMessages, end_after
 from duelog.store.position import MessageIds
+from duelog.store.wal.segment import MAIN
 from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.topic_state import TopicState
@@ -35,6 +36,20 @@ Also = Callable[[WriteBatch, range, Stored], None]
 
 GroupAlso = Callable[[WriteBatch, Stored], None]
 """An `Also` for all the messages of a group."""
+
+
+PlaceAlso = Callable[[WriteBatch, int, int, int], None]
+"""A `GroupAlso` for one message: its partition's start (MAIN for the main log), ledger id and entry id."""
+
+
+def at_place(also: Also) -> PlaceAlso:
+    """Bind `also` to the one message of a batch."""
+
+    def work(group: WriteBatch, start_ms: int, ledger_id: int, entry_id: int) -> None:
+        starts = {} if start_ms == MAIN else {ledger_id: start_ms}
+        also(group, range(1), Stored(MessageIds.run(ledger_id, entry_id, 1), starts))
+
+    return work
 
 
 def at_places(also: Also, places: range) -> GroupAlso:

@@ -19,10 +19,11 @@ from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits
 from duelog.store.config import KIB, StoreConfig
-from duelog.store.errors import BrokenInvariant, InvalidArgument
+from duelog.store.errors import BrokenInvariant, InvalidArgument, UnknownTopic
 from duelog.store.log.managed_ledger import Segment
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds
+from duelog.store.wal.segment import MAIN
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
 from ..topics.topic_state import TopicState
@@ -32,6 +33,7 @@ from .log_append import (
     DelayedBatch,
     GroupAlso,
     Part,
+    PlaceAlso,
     ScatteredAppend,
     Segments,
     Stored,
@@ -340,7 +342,7 @@ class Sender:
         due_ms: int,
         body: bytes,
         now_ms: int,
-        also: GroupAlso | None = None,
+        also: PlaceAlso | None = None,
         *,
         may_be_inline: bool = True,
     ) -> MessageId:
@@ -359,7 +361,7 @@ class Sender:
         due_ms: int,
         body: bytes,
         now_ms: int,
-        also: GroupAlso | None,
+        also: PlaceAlso | None,
         *,
         may_be_inline: bool,
     ) -> MessageId:
@@ -369,10 +371,11 @@ class Sender:
         if partition is None:  # due already, or within the inline delay
 
             def work(group: WriteBatch) -> tuple[int, int]:
-                refuse_deleted((topic,))
+                if topic.deleted:
+                    raise UnknownTopic(str(topic.name))
                 place = topic.log.append_message(writer.main_rows(group), due_ms, body, now_ms)
                 if also is not None:
-                    also(group, Stored(MessageIds.run(*place, 1), {}))
+                    also(group, MAIN, *place)
                 return place
 
             place = writer.write(work)
@@ -385,17 +388,19 @@ class Sender:
         return MessageId(*place)
 
     def _delayed(
-        self, topic: TopicState, partition: Partition, due_ms: int, body: bytes, also: GroupAlso | None
+        self, topic: TopicState, partition: Partition, due_ms: int, body: bytes, also: PlaceAlso | None
     ) -> Callable[[WriteBatch], tuple[int, int]]:
         """The unit of work that appends one message to a partition. REQUIRES: an append lease until it is decided."""
         log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
+        start_ms, memtable = partition.start_ms, partition.memtable
 
         def work(group: WriteBatch) -> tuple[int, int]:
-            refuse_deleted((topic,))
-            rows = group.to(partition.start_ms, partition.memtable)
-            ledger_id, entry_id = place = log.ledger_id, partition.add_message(rows, log, due_ms, body)
+            if topic.deleted:
+                raise UnknownTopic(str(topic.name))
+            rows = group.to(start_ms, memtable)
+            place = log.ledger.ledger_id, partition.add_message(rows, log, due_ms, body)
             if also is not None:
-                also(group, Stored(MessageIds.run(ledger_id, entry_id, 1), {ledger_id: partition.start_ms}))
+                also(group, start_ms, *place)
             return place
 
         return work

@@ -28,7 +28,7 @@ from ..topics.producer_state import ProducerState
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .log_append import Also, at_places
+from .log_append import Also, at_place
 from .outbox import Done, Numbers, Outbox, Outgoing
 from .sender import Places, Sender
 
@@ -205,7 +205,7 @@ class TopicSender:
         """Append a batch for a producer, which holds its `topic`; `also` writes the numbers with it."""
         if len(batch) == 1:
             due_ms, body = int(batch.dues[0]), batch.bodies[0]
-            message_id = self._sender.send_one(topic, due_ms, body, now_ms, at_places(also, range(1)))
+            message_id = self._sender.send_one(topic, due_ms, body, now_ms, at_place(also))
             self._policies.stored(topic.name, batch.overridden)
             return MessageIds.run(*message_id, 1)
         return self._sender.send(topic, batch, now_ms, also)

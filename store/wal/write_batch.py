@@ -38,14 +38,14 @@ class EnvironmentBatch(StagingTransaction):
         self._ends, self._staged, self._after = group._ends, group._staged, group._after
         self._group = group
         self._read = read
-        self._put: dict[bytes, Fields] = {}
+        self._put: dict[bytes, Fields] | None = None
         """Small records as the group leaves them."""
         self.start_ms = start_ms
         self.memtable = memtable
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record. REQUIRES: a claim on what may change it."""
-        return self._put[key] if key in self._put else self._read(key)
+        return self._put[key] if self._put and key in self._put else self._read(key)
 
     def claim(self, owner: object) -> None:
         """Reserve `owner`, a log or a record, for the group. Raises Conflict."""
@@ -53,9 +53,7 @@ class EnvironmentBatch(StagingTransaction):
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
-        self._put[key] = fields
-        self._group.rows.append(Row(RowKind.RECORD, self.start_ms, key, fields))
-        self._group.published.append(partial(self.memtable.add_record, key, fields))
+        self._change(RowKind.RECORD, key, fields, fields)
 
     def delete(self, key: bytes) -> bool:
         """Remove a small record; False when it is not there."""
@@ -64,10 +62,15 @@ class EnvironmentBatch(StagingTransaction):
                 return False
         except CorruptRecord:  # it is there, whatever it says
             pass
-        self._put[key] = None
-        self._group.rows.append(Row(RowKind.DELETE, self.start_ms, key, b""))
-        self._group.published.append(partial(self.memtable.add_record, key, None))
+        self._change(RowKind.DELETE, key, None, b"")
         return True
+
+    def _change(self, kind: RowKind, key: bytes, fields: Fields, value: bytes) -> None:
+        if self._put is None:
+            self._put = {}
+        self._put[key] = fields
+        self._group.rows.append(Row(kind, self.start_ms, key, value))
+        self._group.published.append(partial(self.memtable.add_record, key, fields))
 
     def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
         """Store a run of `count` entries under a key that must be new."""
@@ -133,7 +136,8 @@ class WriteBatch(LogEnds):
     def claim(self, owner: object) -> None:
         """Reserve `owner`, a log or a record, for the group. Raises Conflict."""
         self._owners.append(owner)  # first: an interrupt leaves no claim behind
-        self._claims.try_take(owner, self)
+        if not self._claims.is_taken(owner, self):
+            self._claims.try_take(owner, self)
 
     def add_batch(self, value: Buffer, count: int, publish: Callable[[int], None]) -> None:
         """Store `count` entries of several logs as one row; `publish` has memory know, with the group's place."""

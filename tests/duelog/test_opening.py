@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import re
@@ -371,3 +372,16 @@ def test_a_child_of_a_process_that_has_the_store_open_hears_of_another_process(t
                 os._exit(0 if type(error) is StoreLocked else 1)
             os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_store_that_a_program_forgets_to_close_keeps_its_lock(tmp_path: Path) -> None:
+    """Nothing is given back by the collection of garbage: its environments may be open still."""
+    lock = opening.StoreLock(tmp_path)
+    lock.take()
+    file = lock._file
+    del lock
+    gc.collect()
+    with pytest.raises(AlreadyOpen):
+        opening.StoreLock(tmp_path).take()
+    opening._Held.files.pop(file).close()
+    opening.StoreLock(tmp_path).release()
