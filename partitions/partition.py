@@ -245,11 +245,14 @@ class Partition:
 
     def add_message(self, transaction: StagingTransaction, log: PartitionLog, due_ms: int, body: bytes) -> int:
         """Append one message to a log; as `add`."""
-        first, ledger_id = self.begin_append(transaction, log), log.ledger.ledger_id
-        transaction.move_end(log, end_after(ledger_id, first, 1))
-        key = fmt.run_key(ledger_id, first)
-        transaction.insert_run(key, pack_message(key, self.start_ms, due_ms, body), 1)
-        transaction.appended(partial(self._heard_one, log, first, due_ms))
+        ledger, first = log.ledger, transaction.end_of(log)
+        if not log.registered or first >= fmt.MAX_ENTRY_ID:
+            first = self.begin_append(transaction, log)
+            end_after(ledger.ledger_id, first, 1)
+        transaction.move_end(log, first + 1)
+        key = fmt.run_key(ledger.ledger_id, first)
+        value = pack_message(key, self.start_ms, due_ms, body)
+        transaction.insert_run(key, value, 1, partial(self._heard_one, log, first, due_ms))
         return first
 
     def add(

@@ -141,7 +141,7 @@ class Memtable:
 
     def add_run(self, ledger_id: int, run: LedgerRow) -> None:
         """Add the run that follows the ledger's last, or a batch that has it."""
-        self.view.add_run(ledger_id, run)
+        self.view.runs.setdefault(ledger_id, []).append(run)
 
     def add_record(self, key: bytes, fields: Fields) -> None:
         """Add a small record, in place of what is there, or its deletion."""

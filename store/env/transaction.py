@@ -83,8 +83,8 @@ class StagingTransaction(LogEnds):
         """Store a small record, replacing what is there."""
 
     @abstractmethod
-    def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
-        """Store a run of `count` entries under a key that must be new."""
+    def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
+        """Store a run of `count` entries under a key that must be new; `heard`: as `appended`."""
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
@@ -170,7 +170,7 @@ class Transaction(StagingTransaction):
             self.raw.delete(copy_key(key))
         return bool(self.raw.delete(key))
 
-    def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
+    def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
         """Store a run under a key that must be new, appended where it is past every other key.
 
         Invariant: LMDB answers True; False would mean that nothing was stored.
@@ -181,6 +181,8 @@ class Transaction(StagingTransaction):
         if at_end:
             self.last_run = key
         self.entries += count
+        if heard is not None:
+            self._after.append(heard)
 
     def appended(self, callback: Callable[[], object]) -> None:
         """Have memory hear of an append once it is durable."""

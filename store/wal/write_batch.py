@@ -72,13 +72,15 @@ class EnvironmentBatch(StagingTransaction):
         self._group.rows.append(Row(kind, self.start_ms, key, value))
         self._group.published.append(partial(self.memtable.add_record, key, fields))
 
-    def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
+    def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
         """Store a run of `count` entries under a key that must be new."""
         group = self._group
         ledger_id, first = split_run_key(key)
         group.rows.append(Row(RowKind.RUN, self.start_ms, key, value))
         group.published.append(partial(self.memtable.add_run, ledger_id, WholeRun(first, first + count, value)))
         group.entries += count
+        if heard is not None:
+            group.published.append(heard)
 
     def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
         """Unite numbers with the record of a key."""
