@@ -44,6 +44,7 @@ def test_messages_go_through_a_broker_by_clients_in_processes_of_their_own(tmp_p
     assert all(rates[phase] > 0 for phase in ("produce", "consume and acknowledge", "both"))
 
 
+@pytest.mark.proof  # it waits for delays of some seconds
 def test_delayed_messages_of_several_clients_reach_another_one_and_none_is_early(tmp_path: Path) -> None:
     """All come."""
     late = values(run(tmp_path, "network_lateness", "-n", "100"))

@@ -40,7 +40,7 @@ def run(*arguments: object, input: str | bytes | None = None) -> Result:
 
 
 def ok(*arguments: object, input: str | bytes | None = None) -> str:
-    """What `duelog` prints to standard output; its exit status must be 0."""
+    """Run `duelog`, whose exit status must be 0; its standard output."""
     result = run(*arguments, input=input)
     assert result.exit_code == 0, result.stderr
     return result.stdout
@@ -57,7 +57,7 @@ def json_lines_of(*arguments: object) -> list[dict[str, Any]]:
 
 
 def refused(*arguments: object, input: str | bytes | None = None) -> str:
-    """What `duelog` says on standard error when it refuses with status 2, without a traceback, printing nothing."""
+    """Run `duelog`, which refuses with status 2, without a traceback, and prints nothing; its standard error."""
     result = run(*arguments, input=input)
     assert result.exit_code == 2
     assert "Traceback" not in result.stderr

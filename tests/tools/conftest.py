@@ -1,4 +1,4 @@
-"""What the command line prints does not depend on the terminal that the tests are run in."""
+"""The command line prints the same whatever terminal the tests are run in."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_an_untouched_backup_has_no_finding(backup: Path, deep: bool) -> None:
 
 
 def test_a_byte_that_no_page_uses_is_found_by_its_file_s_checksum(backup: Path) -> None:
-    """What the records' checksums do not cover: the copy is not what was written."""
+    """Bytes that the records' checksums do not cover: the copy is not what was written."""
     file = next(backup.glob("partitions/*/g*/data.mdb"))
     content = bytearray(file.read_bytes())
     content[4_000] ^= 0xFF  # past the contents of a meta page

@@ -46,7 +46,7 @@ Owed = dict[tuple[str, str], set[bytes]]
 
 @dataclass
 class Twin:
-    """What was done to the store: what each subscription is to get, what was cancelled."""
+    """The story of a store: what each subscription is to get, what was cancelled."""
 
     owed: Owed = field(default_factory=dict)
     cancelled: set[bytes] = field(default_factory=set)
@@ -146,7 +146,7 @@ def unreadable(directory: Path, key: bytes) -> set[bytes]:
 
 
 def delivered(path: Path) -> dict[tuple[str, str], Counter[bytes]]:
-    """What every subscription gets until nothing more comes, an hour after all is due."""
+    """Receive with every subscription until nothing more comes, an hour after all is due."""
     found: dict[tuple[str, str], Counter[bytes]] = {}
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS + 12 * HOUR_MS)) as store:
         store.tick()
@@ -174,7 +174,7 @@ def readable(directory: Path) -> int:
 
 
 def adds_up(path: Path, report: RepairReport) -> None:
-    """What was found is what is kept and what was discarded, kind by kind; and what is kept is there."""
+    """The found are the kept and the discarded, kind by kind; and those that are kept are there."""
     for kind, tally in report.kinds.items():
         assert tally.found == tally.kept + tally.discarded, kind
     if report.kinds:

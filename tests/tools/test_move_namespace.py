@@ -93,7 +93,7 @@ def fill(store: DelayedStore, namespace: str) -> None:
 
 
 def seen(path: Path, namespace: str) -> dict[str, Any]:
-    """What a store has of a namespace."""
+    """All that a store has of a namespace."""
     with DelayedStore.open(path, CONFIG, clock=ManualClock(NOW_MS)) as store:
         topics = []
         for topic in store.topics(namespace):
@@ -220,7 +220,7 @@ def test_a_store_with_other_namespaces_is_no_target(tmp_path: Path) -> None:
 
 
 def test_the_command_tells_what_it_moved(tmp_path: Path) -> None:
-    """As JSON, and nothing else."""
+    """JSON, and nothing else."""
     fleet = Fleet(tmp_path)
     arguments = ["move-namespace", MOVES, "--to", "b", "--placement", str(fleet.placement), "--json"]
     done = CliRunner().invoke(app, arguments)

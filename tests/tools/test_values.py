@@ -21,7 +21,7 @@ from duelog.tools.values import iso_time, properties_of, time_ms
     ],
 )
 def test_a_time_is_milliseconds_or_iso_8601_with_a_zone(text: str, ms: int) -> None:
-    """What is finer than a millisecond is rounded up, so that nothing is early."""
+    """A duration finer than a millisecond is rounded up, so that nothing is early."""
     assert time_ms("at", text) == ms
 
 
@@ -48,7 +48,7 @@ def test_times_are_shown_as_they_are_read() -> None:
     [(["shop"], "name=value"), (["=7"], "name=value"), ([""], "name=value"), (["a=1", "a=2"], "twice")],
 )
 def test_a_property_needs_a_name_of_its_own_and_a_value(pairs: list[str], said: str) -> None:
-    """What is no name=value is refused, and of one name neither value is taken silently."""
+    """An argument that is no name=value is refused, and of one name neither value is taken silently."""
     with pytest.raises(InvalidArgument, match=said):
         properties_of(pairs)
     assert properties_of(["a=", "b=c=d"]) == {"a": "", "b": "c=d"}

@@ -42,7 +42,7 @@ class Answered(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Of an error."""
+        """The reason of an error."""
         return str(self.value["reason"])
 
 

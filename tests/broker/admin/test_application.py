@@ -33,7 +33,7 @@ class Grants:
 
 
 async def echo(request: Request) -> Any:
-    """What of the path and the query came."""
+    """Give back what came of the path and the query."""
     return {
         "path": dict(request.path),
         "query": dict(request.query),
@@ -153,7 +153,7 @@ async def test_names_come_as_they_were_before_they_were_encoded() -> None:
 async def test_errors_have_a_status_and_a_reason_and_tell_nothing_of_the_inside(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What the store raises, what a handler raises, and what nobody expected."""
+    """Errors that the store raises, that a handler raises, and that nobody expected."""
     async with served() as rest:
         found = {what: await rest.ask("GET", f"/fail/{what}", role="x") for what in ("topic", "argument", "own", "bug")}
         assert {what: each.status for what, each in found.items()} == {

@@ -38,7 +38,7 @@ def test_a_setting_changes_at_once_and_over_a_restart_until_it_is_deleted(tmp_pa
 
 
 async def test_the_broker_tells_its_addresses_version_and_settings_but_no_secret(tmp_path: Path) -> None:
-    """As Pulsar's tools ask."""
+    """Pulsar's tools ask so."""
     async with administered(tmp_path / "s", **SECURED) as (broker, rest, _):
         here = rest.address.removeprefix("http://")
         assert (await rest.ask("GET", "/admin/v2/brokers", role="root")).value == [here]

@@ -53,7 +53,7 @@ def blob_of(number: int, payload: bytes = b"12345678") -> bytes:
 
 
 async def test_figures_agree_with_what_was_sent_and_acknowledged(tmp_path: Path) -> None:
-    """Of a topic, its producer, its subscription and consumer; delayed messages apart from the backlog that is due."""
+    """A topic, its producer, its subscription and consumer; delayed messages apart from the backlog that is due."""
     async with administered(tmp_path / "store", stats_update_frequency_in_secs=0.05) as (broker, rest, store):
         store.topic("t").send(b"late", deliver_after=3_600)
         client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
@@ -112,7 +112,7 @@ async def test_figures_agree_with_what_was_sent_and_acknowledged(tmp_path: Path)
 
 
 async def test_readers_have_figures_too(tmp_path: Path) -> None:
-    """As a subscription that is not durable, while they are there."""
+    """Each is a subscription that is not durable, while it is there."""
     async with administered(tmp_path / "store") as (broker, rest, store):
         store.topic("t").create()
         client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
@@ -162,7 +162,7 @@ async def test_figures_of_the_main_log(tmp_path: Path) -> None:
 
 
 async def test_topics_info_internal_has_ledgers_and_cursors(tmp_path: Path) -> None:
-    """As Pulsar's ManagedLedgerInfo; of a partitioned topic by partition."""
+    """It is Pulsar's ManagedLedgerInfo; of a partitioned topic by partition."""
     async with administered(tmp_path / "store") as (_, rest, store):
         topic = store.topic("t")
         topic.subscribe("s", type="shared").close()

@@ -23,7 +23,7 @@ DUE_MS = 4_000_000_000_000 // 86_400_000 * 86_400_000
 
 
 async def test_figures_of_the_store_and_the_broker(tmp_path: Path) -> None:
-    """What is there, and what came since the start."""
+    """Figures of what is there, and of what came since the start."""
     async with administered(tmp_path / "store") as (_, rest, store):
         store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
         found = (await rest.ask("GET", "/duelog/v1/counters")).value
@@ -231,7 +231,7 @@ async def test_how_a_job_ends(
 
 
 async def test_a_command_that_cannot_be_run_is_a_failure(tmp_path: Path) -> None:
-    """As where Python was removed; and the oldest of many is forgotten."""
+    """Python may have been removed; and the oldest of many is forgotten."""
     jobs = Jobs([str(tmp_path / "none")], tmp_path, lambda: 5)
     for _ in range(MOST_KEPT + 5):
         job = started(jobs)

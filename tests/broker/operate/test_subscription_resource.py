@@ -28,7 +28,7 @@ EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 
 
 def backlog(store: DelayedStore, name: str = "s", topic: str = "t") -> int:
-    """Of a subscription."""
+    """The path of a subscription."""
     return store.topic(topic).subscription(name).stats().backlog
 
 

@@ -1,4 +1,4 @@
-"""What Pulsar's tools send, path and body as its documentation has them, and what they get."""
+"""Requests of Pulsar's tools, path and body as its documentation has them, and their answers."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_what_is_not_there_is_404(rest_of_module: RestRunner, method: str, path:
 def test_what_is_not_offered_is_405_and_says_what_to_do_instead(
     rest_of_module: RestRunner, method: str, path: str, instead: str
 ) -> None:
-    """As Pulsar's tools show it."""
+    """Pulsar's tools show it so."""
     answered = rest_of_module.ask(method, path)
     assert answered.status == 405, answered
     assert instead in answered.reason
@@ -363,7 +363,7 @@ def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
 
 
 async def test_pulsar_admin_namespaces_create_sends_minus_one_for_what_is_not_set(tmp_path: Path) -> None:
-    """Of all fields none asks for anything; each by itself does not either."""
+    """No field of them asks for anything; each by itself does not either."""
     async with administered(tmp_path / "s") as (_, rest, _):
         assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
         assert (await rest.ask("PUT", NAMESPACE, UNSET_IN_JAVA)).status == 204
@@ -459,7 +459,7 @@ async def test_rights_are_those_of_the_wire(tmp_path: Path) -> None:
 
 
 async def test_schemas_are_stored_compared_and_told_by_version(tmp_path: Path) -> None:
-    """As the wire has them; KEY_VALUE as one JSON object."""
+    """Schemas come as the wire has them; KEY_VALUE as one JSON object."""
     path = "/admin/v2/schemas/public/default/t"
 
     def record(*names: str) -> str:
@@ -505,7 +505,7 @@ async def test_a_tenant_keeps_its_admin_roles_when_it_is_posted_null(tmp_path: P
 
 
 async def test_schemas_upload_comes_before_its_topic_and_goes_with_its_namespace(tmp_path: Path) -> None:
-    """As with Pulsar; a producer of the topic has to fit then."""
+    """It is so with Pulsar; a producer of the topic has to fit then."""
     namespace, schema = "/admin/v2/namespaces/public/n", "/admin/v2/schemas/public/n/t/schema"
 
     async with administered(tmp_path / "s") as (broker, rest, _):

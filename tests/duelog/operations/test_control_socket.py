@@ -336,7 +336,7 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(
 
 
 def test_something_else_is_asked_while_an_answer_is_being_streamed(store: DelayedStore, client: ControlClient) -> None:
-    """As `duelog stats` does, the figures of each topic while it lists them: no answer is taken for another's."""
+    """`duelog stats` asks for the figures of each topic while it lists them: no answer is taken for another's."""
     for name in "abc":
         store.topic(name).create()
     found: Any = client.ask("topics", {})
@@ -370,7 +370,7 @@ def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedSt
 
 
 def test_a_process_with_more_descriptors_than_select_takes_is_reached_too(tmp_path: Path) -> None:
-    """As a broker with many connections has them."""
+    """A broker with many connections has as many."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < 2_048:
         pytest.skip(f"at most {most} descriptors here")

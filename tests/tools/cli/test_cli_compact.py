@@ -51,7 +51,7 @@ def left(path: Path) -> int:
 
 
 def test_a_store_that_no_process_has_open_is_compacted_at_once(path: Path) -> None:
-    """What is worth it is rewritten and adopted; the figures are those of the files."""
+    """Partitions that are worth it are rewritten and adopted; the figures are those of the files."""
     answer = json_of("compact", path)
     rows = {row["partition"]: row for row in answer["partitions"]}
     assert [row["outcome"] for row in rows.values()] == ["adopted", "adopted", "skipped"]

@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_dead_letters_are_listed_with_where_they_came_from(path: Path) -> None:
-    """Of the store, of a topic, of a subscription; for people and for programs."""
+    """Letters of the store, of a topic, of a subscription; for people and for programs."""
     letters = json_lines_of("dead-letters", "list", path)
     assert [(letter["payload"], letter["subscription"]) for letter in letters] == [("a", "s"), ("b", "s"), ("c", "s")]
     assert {(letter["reason"], letter["attempts"], letter["first_ms"]) for letter in letters} == {

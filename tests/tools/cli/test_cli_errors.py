@@ -1,4 +1,4 @@
-"""What the command line says where the system refuses: a line on standard error and a status, never a traceback."""
+"""Where the system refuses, the command line says a line on standard error and a status, never a traceback."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def fleet(_built: Path, tmp_path: Path) -> Path:
 
 
 def test_an_audit_of_several_stores_has_the_rows_of_each(fleet: Path, tmp_path: Path) -> None:
-    """As JSON, and as Parquet files with a column `store` beside a report of each store."""
+    """JSON, and Parquet files with a column `store` beside a report of each store."""
     output = tmp_path / "report"
     found = json_of("audit", f"{fleet}/*", "--output", output)
     assert [each["store"] for each in found["stores"]] == [str(fleet / name) for name in "abc"]

@@ -57,7 +57,7 @@ def test_every_form_of_payload_and_due_time_is_read(path: Path, file: Path) -> N
 
 
 def test_messages_keep_the_order_of_their_lines(path: Path) -> None:
-    """Of equal due times the first line is received first, over the borders of batches and between topics."""
+    """Lines of equal due times are received in order, over the borders of batches and between topics."""
     content = lines(*({"topic": f"t{n % 2}", "payload": str(n), "deliver_at": FUTURE_MS} for n in range(50)))
     assert json_of("import", path, "-", "--batch", 7, input=content) | {"seconds": 0} == {
         "messages": 50,
@@ -70,7 +70,7 @@ def test_messages_keep_the_order_of_their_lines(path: Path) -> None:
 
 
 def test_a_message_without_a_due_time_is_due_at_once(path: Path) -> None:
-    """As with send; so is one whose time has passed."""
+    """A line is refused as a send is; so is one whose time has passed."""
     content = lines({"topic": "t", "payload": "now"}, {"topic": "t", "payload": "past", "deliver_at": PAST_MS})
     ok("import", path, "-", input=content)
     assert [m["payload"] for m in json_lines_of("receive", "--create", path, "t", "s", "--max", 2)] == ["now", "past"]
@@ -125,7 +125,7 @@ def test_a_bad_line_names_its_number_field_and_value_and_nothing_is_stored(
 
 
 class Pipe(io.BytesIO):
-    """What can be read once."""
+    """A file that can be read once."""
 
     def seekable(self) -> bool:
         return False

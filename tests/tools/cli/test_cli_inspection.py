@@ -208,7 +208,7 @@ def test_a_store_of_a_later_format_is_refused_by_every_command(store: Path) -> N
 
 
 def on_a_terminal(*arguments: object) -> str:
-    """What a command writes to standard error where that is a terminal."""
+    """The text that a command writes to standard error where that is a terminal."""
     ours, theirs = os.openpty()
     try:
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
@@ -227,7 +227,7 @@ def test_check_shows_how_far_it_is_on_a_terminal(store: Path) -> None:
 
 
 def test_a_check_tells_of_each_file_by_its_pages_and_by_its_entries(store: Path) -> None:
-    """What is done goes up to the end, which stays the same while nothing comes and goes."""
+    """The figure goes up to the end, which stays the same while nothing comes and goes."""
     told: list[tuple[int, int]] = []
     assert check_store(store, deep=True, progress=lambda done, total: told.append((done, total))) == []
     files_there = len(environments(store))

@@ -48,7 +48,7 @@ def test_a_schedule_is_paused_resumed_and_removed(path: Path) -> None:
 
 
 def test_a_schedule_is_added_shown_and_replaced(path: Path) -> None:
-    """What it replaced is said; the same again replaces nothing."""
+    """The command says which schedule it replaced; the same again replaces nothing."""
     place = ("schedules", "add", path, "t", "promo")
     options = ("hello", "--cron", "@every 1h30m", "--count", 3, "--until", "2100-01-01T00:00:00Z", "--jitter", "5m",
                "--misfires", "skip", "--grace", "10m", "--key", "k", "--property", "a=b")  # fmt: skip

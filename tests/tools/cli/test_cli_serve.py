@@ -99,7 +99,7 @@ def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be_are_one_line(tmp_path: Path) -> None:
-    """Of the file, of the store in it, of the command."""
+    """A setting of the file, of the store in it, of the command."""
     file = tmp_path / "broker.toml"
     for text, says in (
         ("keepAlive = 1", "not known"),

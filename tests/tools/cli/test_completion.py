@@ -28,7 +28,7 @@ def test_a_shell_takes_the_script(shell: str) -> None:
      ("duelog receive --type key", "key_shared"), ("duelog completion z", "zsh")],
 )  # fmt: skip
 def test_commands_options_and_values_are_completed(words: str, found: str) -> None:
-    """As bash asks."""
+    """Bash asks so."""
     asked = {"_DUELOG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     code = "from duelog.tools.cli.main import app; app(prog_name='duelog')"
     done = subprocess.run(

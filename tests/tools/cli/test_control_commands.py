@@ -157,7 +157,7 @@ FILES = {
     "calendar.ics": CALENDAR,
     "moved.ics": CALENDAR.replace("-PT15M", "-PT30M"),
 }
-"""What is imported."""
+"""Lines to import."""
 
 VARYING = "|".join(
     (
@@ -170,7 +170,7 @@ VARYING = "|".join(
         r"\b(?:[6-9]\d|\d{3,}):\d+\b",  # ids in ledgers that are numbered from where the store was opened
     )
 )
-"""What depends on when a command ran, and on how often a store was closed."""
+"""Values that depend on when a command ran, and on how often a store was closed."""
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def test_what_a_program_has_in_hand_is_not_disturbed(taken: DelayedStore, path: 
 
 
 def test_figures_at_a_shell_are_those_that_the_program_has_in_memory(taken: DelayedStore, path: Path) -> None:
-    """What a consumer holds, what waits to be handed out again, and that the subscription is paused."""
+    """Messages that a consumer holds, those that wait to be handed out again, and that the subscription is paused."""
     taken.tick()
     with taken.topic("t").subscribe("mailer") as consumer:
         held = consumer.receive(3, timeout=0)

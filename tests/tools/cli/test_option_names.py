@@ -47,7 +47,7 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 def options(command: Any) -> dict[str, str | None]:
-    """What each option of a command takes."""
+    """The names of each option of a command."""
     return {
         name: each.metavar
         for each in command.params

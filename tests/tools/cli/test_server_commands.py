@@ -98,7 +98,7 @@ def test_topics_and_subscriptions_are_made_listed_and_deleted(place: list[object
 
 
 def test_figures_have_the_same_names(place: list[object]) -> None:
-    """Of the store and of a topic; a server does not say how many have fired."""
+    """Figures of the store and of a topic; a server does not say how many have fired."""
     found = json_of("stats", *place)
     assert (found["topics"], found["pending"], found["set_aside"]) == (1, 5, 0)
     (topic,) = found["shown"]

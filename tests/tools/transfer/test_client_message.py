@@ -20,7 +20,7 @@ from duelog.broker.protocol.frames import join_blob
 from duelog.tools.transfer.client_message import ClientMessage, NotCarried, _Single, client_messages
 
 HEAD = tag(1, BYTES) + varint(1) + b"p" + tag(2, VARINT) + varint(7) + tag(3, VARINT) + varint(1_000)
-"""What all metadata begins with, and a client sets anew: producer, number, publish time."""
+"""Fields that all metadata begins with, and a client sets anew: producer, number, publish time."""
 
 
 def entry(payload: bytes, *, flags: int = 0, magic: bool = True, **fields: Any) -> bytes:
@@ -31,7 +31,7 @@ def entry(payload: bytes, *, flags: int = 0, magic: bool = True, **fields: Any) 
 
 
 def carried(stored: bytes) -> list[ClientMessage]:
-    """What becomes of an entry whose stored key and properties are not looked at."""
+    """Read an entry whose stored key and properties are not looked at."""
     return client_messages(stored, None, {})
 
 
@@ -99,6 +99,6 @@ def test_a_message_of_a_program_is_as_it_was_sent() -> None:
     ids=["chunk", "encrypted", "ordering-key", "codec", "zlib", "size", "bound", "key", "batch", "short-batch", "blob"],
 )
 def test_what_cannot_be_sent_again_says_why(stored: bytes, reason: str) -> None:
-    """As NotCarried and nothing else."""
+    """It raises NotCarried and nothing else."""
     with pytest.raises(NotCarried, match=reason):
         carried(stored)

@@ -97,7 +97,7 @@ def drain(path: Path, broker: Broker | None, *, keep: bool = False, kill: bool =
 
 
 def stored(broker: Broker) -> dict[str, list[tuple[bytes | None, int]]]:
-    """What the broker has, in an order."""
+    """The messages that the broker has, in an order."""
     return {topic: sorted(found, key=str) for topic, found in sorted(broker.stored.items())}
 
 
