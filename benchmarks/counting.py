@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, Message, StoreConfig
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.metrics.exposition import Exposition
 from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.loop_calls import Workers
-from duelog.broker.server.broker import GC_THRESHOLDS
-from duelog.broker.server.configuration import BrokerConfig
+from duelog.broker.server.service import GC_THRESHOLDS
 from duelog.broker.server.services import Services
 
 from .harness.compare import compare
@@ -127,14 +127,18 @@ async def _main(store: DelayedStore, topics: int, n: int) -> dict[str, float]:
     executor = ThreadPoolExecutor(16)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(executor)
-    services = Services(store, BrokerConfig(max_topics_in_prometheus=0), Workers(executor))
+    config = BrokerConfig(
+        max_topics_in_prometheus=0,
+        max_producers_per_connection=topics + 1,
+        max_consumers_per_connection=topics + 1,
+    )
+    services = Services(store, config, Workers(executor))
     await services.resources.load()
     exposition = services.exposition
     exposition.start()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     peer: Any = _Peer(1)
-    services.producers.settings.max_producers = services.consumers.settings.max_consumers = topics + 1
     kind, at_earliest = commands.SubscriptionType.SHARED, commands.InitialPosition.EARLIEST
     for number in range(topics):
         await services.producers.open(peer, commands.Producer(_topic(number), number + 1, 1))

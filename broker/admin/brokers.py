@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ...delayed_store import DelayedStore
-from ..listing.dynamic_settings import DynamicSettings
+from ..listing.dynamic_settings import NAMES, DynamicSettings
 from ..lookup.resources import Resources
 from ..lookup.topic_lookup import Urls
 from .http_request import HttpError, Reply, Request
@@ -93,7 +93,7 @@ class Brokers:
         return Reply(f"duelog-{version('duelog')}".encode(), "text/plain")
 
     async def names(self, request: Request) -> list[str]:
-        return sorted(self._changeable.names())
+        return list(NAMES)
 
     async def values(self, request: Request) -> dict[str, str]:
         return self._changeable.values()
@@ -104,17 +104,10 @@ class Brokers:
         return {**found, **self._changeable.values()}
 
     async def set(self, request: Request) -> None:
-        self._require(request.path["name"])
         await self._changeable.set(request.path["name"], request.path["value"])
 
     async def delete(self, request: Request) -> None:
-        self._require(request.path["name"])
         await self._changeable.delete(request.path["name"])
-
-    def _require(self, name: str) -> None:
-        names = sorted(self._changeable.names())
-        if name not in names:
-            raise HttpError(412, f"setting {name!r} cannot be changed while the broker runs; those that can: {names}")
 
 
 def _text(name: str, value: object) -> str:

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from ...store.errors import InvalidArgument
 from ..admin.application import Application
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route
-from ..admin.web_server import WebServer
+from ..configuration import EVERYWHERE
+from ..listing.dynamic_settings import limits_of
 from ..listing.memory_limits import PROXY_PREFIX, DualMemoryLimiter
-from ..lookup.topic_lookup import Urls
 from ..protocol import commands
 from ..protocol.failures import Refused
-from ..protocol.loop_calls import keep_refreshing
 from ..protocol.peer import Peer
 from ..protocol.states import Session
 from ..security.authentication import Authentication
 from ..security.permissions import Permissions
-from ..security.tls import Certificate
-from ..server.configuration import EVERYWHERE
 from ..server.connection import Connection, Fail
-from ..server.listening import Listeners, open_sockets
+from ..server.listening import Listeners
+from ..server.service import Service
 from .broker_link import ClientLinks, Dialer, broker_context
 from .forwarding import Forwarding
 from .placement import Address, KnownBrokers, PlacementFile
@@ -43,91 +38,52 @@ _REQUESTS = "Lookups, metadata, schemas and lists that brokers were asked for"
 _PASSED_ON = "that were passed on between clients and brokers"
 
 
-class Proxy:
+class Proxy(Service):
     """One address for several brokers."""
 
     def __init__(self, config: ProxyConfig) -> None:
         """Reads the placement table. Raises InvalidArgument, OSError, UnusableSecurity."""
+        super().__init__(config)
         self._config = config
         self._file = None if config.placement_file is None else PlacementFile(config.placement_file)
         self._brokers = KnownBrokers(config.broker_urls, self._file)
-        self._certificate: Certificate | None = None
-        if config.tls_certificate_file_path is not None and config.tls_key_file_path is not None:
-            self._certificate = Certificate(config.tls_certificate_file_path, config.tls_key_file_path)
         context = broker_context(
             config.broker_client_trust_certs_file_path, check_names=config.tls_hostname_verification_enabled
         )
         self._dialer = Dialer(context, config.broker_proxy_connect_timeout_ms / 1_000, config.request_timeout_seconds)
         self.figures = ProxyFigures()
         self._admissions: dict[int, ProxyAdmission] = {}
-        self._listeners: Listeners | None = None
-        self._web: WebServer | None = None
-        self._timers: list[asyncio.Task[None]] = []
-        self.urls = self.web_urls = Urls("")
-        """Where clients connect to, and where figures are, once it has started."""
-
-    async def start(self) -> None:
-        """Listen. Raises InvalidArgument; it is stopped then."""
-        try:
-            await self._start()
-        except BaseException:
-            await self.stop()
-            raise
 
     async def _start(self) -> None:
-        config, settings = self._config, self._config.connections()
-        self.limiter = DualMemoryLimiter(config.limits("heap"), config.limits("direct"), asyncio.get_running_loop())
-        requests = Forwarding(self._brokers, self._links, config.max_concurrent_lookup_requests, self.limiter)
+        config = self._config
+        self.limiter = DualMemoryLimiter(*limits_of(config.list_limits()), asyncio.get_running_loop())
+        requests = Forwarding(self._brokers, self._links, config.max_concurrent_lookup_request, self.limiter)
         self.gate = requests.gate
-        listeners = self._listeners = Listeners(
-            settings,
-            {
-                commands.Lookup: lambda peer, command, _: requests.lookup(peer, command),
-                commands.PartitionedMetadata: lambda peer, command, _: requests.answer(peer, command),
-                commands.GetSchema: lambda peer, command, _: requests.answer(peer, command),
-                commands.GetTopics: lambda peer, command, _: requests.topics(peer, command),
-            },
-            Authentication({}),
-            server_version=f"duelog-proxy-{version('duelog')}",
-            clock=lambda: int(time.time() * 1_000),
-            gone=self.limiter.gone,
-            admission=self._admission,
-        )
-        host = settings.reachable_address
-        plain = tls = ""
-        try:
-            if config.service_port is not None:
-                plain = f"pulsar://{host}:{await listeners.listen('broker_service_port')}"
-            if self._certificate is not None and config.service_port_tls is not None:
-                port = await listeners.listen("broker_service_port_tls", self._certificate.context)
-                tls = f"pulsar+ssl://{host}:{port}"
-        except InvalidArgument as error:
-            name = error.field.replace("brokerServicePort", "servicePort")
-            raise InvalidArgument(name, error.value, error.reason) from error
-        self.urls = Urls(plain, tls)
-        if config.web_service_port is not None:
-            self._web = WebServer(Application(self._routes(), Authentication({}), Permissions(_NoGrants())))
-            found, port = await open_sockets(settings, "web_service_port")
-            await self._web.serve(found)
-            self.web_urls = Urls(f"http://{host}:{port}")
-        if self._file is not None:
-            self._timers.append(
-                asyncio.create_task(keep_refreshing(self._file.refresh, config.placement_refresh_seconds))
+        await self._listen(
+            Listeners(
+                config,
+                {
+                    commands.Lookup: lambda peer, command, _: requests.lookup(peer, command),
+                    commands.PartitionedMetadata: lambda peer, command, _: requests.answer(peer, command),
+                    commands.GetSchema: lambda peer, command, _: requests.answer(peer, command),
+                    commands.GetTopics: lambda peer, command, _: requests.topics(peer, command),
+                },
+                server_version=f"duelog-proxy-{version('duelog')}",
+                gone=self.limiter.gone,
+                admission=self._admission,
             )
-        if self._certificate is not None:
-            every_s = config.tls_cert_refresh_check_duration_sec
-            self._timers.append(asyncio.create_task(keep_refreshing(self._certificate.refresh, every_s)))
+        )
+        await self._listen_http(Application(self._routes(), Authentication({}), Permissions()))
+        if self._file is not None:
+            self._refresh(self._file.refresh, config.placement_refresh_seconds)
         if config.bind_address in EVERYWHERE:
+            host = config.reachable_address
             _log.info("every machine that reaches %s may use the proxy; brokers ask for credentials", host)
 
     async def stop(self) -> None:
         """Accept nothing more; connections end once what is queued has left. A second call is nothing."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
-        if self._web is not None:
-            await self._web.close()
-        listeners, self._listeners, self._web = self._listeners, None, None
+        await self._stop_http()
+        listeners, self._listeners = self._listeners, None
         if listeners is not None:
             listeners.stop_accepting()
             self.limiter.close()
@@ -207,13 +163,3 @@ class _Probe(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
-
-
-class _NoGrants:
-    """No role is granted anything: the proxy has no namespaces."""
-
-    def administrators(self, tenant: str) -> tuple[str, ...]:
-        return ()
-
-    def granted(self, namespace: str) -> dict[str, Any]:
-        return {}

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ...store.errors import CorruptRecord
 from ...store.listener import call_supplied
+from ..configuration import BrokerConfig
 from ..protocol import entry
 from ..protocol.commands import (
     ActiveConsumerChange,
@@ -101,22 +101,6 @@ class BatchAcks:
         self._left.clear()
 
 
-@dataclass(slots=True)
-class ConsumerSettings:
-    """Settings of consumers; a change while running holds for consumers opened later."""
-
-    durable_acks: bool = False
-    """ACK_RESPONSE leaves once the acknowledgement is on disk, not once it is taken."""
-    max_consumers: int = 10_000
-    """Consumers of a connection."""
-    max_metadata_bytes: int = 1_024
-    max_unacked_consumer: int = 50_000
-    max_unacked_subscription: int = 200_000
-    """Messages of shared types that are not acknowledged, at which dispatch stops; it goes on at half."""
-    keep_alive_s: float = 30.0
-    """Seconds for which the position of a reader that has moved is kept until it subscribes again."""
-
-
 _JOB_ENTRIES = 1_000
 _JOB_BYTES = 4 << 20
 """Limit of one poll, in bytes estimated from earlier entries."""
@@ -133,7 +117,7 @@ class Attached:
         topic: Topic,
         partition: int,
         name: str,
-        settings: ConsumerSettings,
+        config: BrokerConfig,
         calls: LoopCalls,
         workers: Workers,
         clock: Callable[[], int],
@@ -161,8 +145,8 @@ class Attached:
         """The topic's last entry, as it was found last."""
         self.moving = False
         """True while a seek is under way and nothing is dispatched."""
-        self.max_unacked_consumer = settings.max_unacked_consumer
-        self.max_unacked = settings.max_unacked_subscription
+        self.max_unacked_consumer = config.max_unacked_messages_per_consumer
+        self.max_unacked = config.max_unacked_messages_per_subscription
         self.departed = Dispatched()
         """Figures of closed consumers since the start."""
         self.dispatched: Callable[[ReceivedMessages], object] | None = None
@@ -172,7 +156,7 @@ class Attached:
         self._last: Consumer | None = None
         """The consumer that was sent something last; the next one has its turn."""
         self.pump = Pump(calls, workers, clock, self._plan, self._deliver, lambda error: failed(self, error))
-        self.pump.durable_acks = settings.durable_acks
+        self.pump.durable_acks = config.ack_response_durable
 
     @property
     def type(self) -> SubscriptionType | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...delivery.consumer_arguments import Failover
 from ...store.errors import DuelogError
 from ...store.position import BEFORE_FIRST, ENTRY_MASK, MessageId
+from ..configuration import BrokerConfig
 from ..lookup.topic_address import stored_subscription
 from ..lookup.topic_facts import TopicFacts
 from ..protocol.commands import (
@@ -49,7 +50,7 @@ from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from . import feed
-from .attached import MOST_KEPT, Attached, BatchAcks, ConsumerSettings
+from .attached import MOST_KEPT, Attached, BatchAcks
 from .pump import INDIVIDUAL, Answer, Consumer, Dispatched
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ _log = logging.getLogger("duelog.broker")
 
 T = TypeVar("T")
 
+_MAX_METADATA_BYTES = 1_024
 _ALIVE_S = 5.0
 """Seconds in which the connection of an exclusive consumer must answer a PING when another wants its place."""
 
@@ -88,10 +90,11 @@ class Consumers:
         workers: Workers,
         calls: LoopCalls,
         clock: Callable[[], int],
-        settings: ConsumerSettings | None = None,
+        config: BrokerConfig,
     ) -> None:
         """clock: the store's, in ms."""
-        self.settings = settings or ConsumerSettings()
+        self._config = config
+        self._most = config.max_consumers_per_connection
         self._open_topic = open_topic
         self._schemas = schemas
         self._workers = workers
@@ -141,11 +144,11 @@ class Consumers:
 
     async def _open(self, consumer: OpenedConsumer) -> None:
         command, peer = consumer.command, consumer.peer
-        if len(self._connections[peer.number]) > self.settings.max_consumers:
-            raise Refused(ServerError.NOT_ALLOWED, f"the connection has {self.settings.max_consumers} consumers")
+        if len(self._connections[peer.number]) > self._most:
+            raise Refused(ServerError.NOT_ALLOWED, f"the connection has {self._most} consumers")
         size = sum(len(each.key.encode()) + len(each.value.encode()) for each in command.metadata)
-        if size > self.settings.max_metadata_bytes:
-            message = f"metadata of {size} bytes, over {self.settings.max_metadata_bytes}"
+        if size > _MAX_METADATA_BYTES:
+            message = f"metadata of {size} bytes, over {_MAX_METADATA_BYTES}"
             raise Refused(ServerError.METADATA, message)
         consumer.sharing = feed.sharing_of(command.key_shared)
         topic, partition = await self._open_topic(peer, command.topic, command.create_topic)
@@ -156,7 +159,7 @@ class Consumers:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Attached(
-                topic, partition, key[1], self.settings, self._calls, self._workers, self._clock, self._failed
+                topic, partition, key[1], self._config, self._calls, self._workers, self._clock, self._failed
             )
             group.durable = command.durable
             if command.durable:
@@ -428,7 +431,7 @@ class Consumers:
                 if self._moved.get(key) is start:
                     del self._moved[key]
 
-            self._calls.loop.call_later(self.settings.keep_alive_s, forget)
+            self._calls.loop.call_later(self._config.keep_alive_interval_seconds, forget)
         self._close_group(group)
 
     async def last_message_id(self, peer: Peer, command: GetLastMessageId) -> None:

@@ -5,12 +5,12 @@ Owns names, which values they may have, and what is in force. All belongs to the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ...store.errors import InvalidArgument
 from ...store.log.documents import Documents
 from ..lookup.resources import Records, values_of
-from .memory_limits import Limits
+from .memory_limits import DualMemoryLimiter, Limits
 
 MAX_VALUE = (1 << 31) - 1
 
@@ -25,62 +25,44 @@ NAMES = tuple(sorted(form.format(kind) for kind in _KINDS for form in (_MEMORY, 
 class DynamicSettings:
     """Six settings, all whole numbers."""
 
-    def __init__(self, documents: Documents, defaults: Mapping[str, int]) -> None:
-        """defaults: by name, what is in force where nothing is set: the broker's configuration. Call `load`, too."""
+    def __init__(self, documents: Documents, defaults: Mapping[str, int], limiter: DualMemoryLimiter) -> None:
+        """defaults: by name, what is in force where nothing is set. limiter: has what is in force. Call `load`, too."""
         self._records: Records[int] = values_of(documents, "setting", "value")
-        self._defaults = {name: defaults[name] for name in NAMES}
-        self._listeners: list[Callable[[], object]] = []
+        self._defaults = defaults
+        self._limiter = limiter
 
     async def load(self) -> None:
         """Read the settings that are set."""
         await self._records.load()
-        self._tell()
-
-    def on_change(self, listener: Callable[[], object]) -> None:
-        self._listeners.append(listener)
-
-    def names(self) -> list[str]:
-        return list(NAMES)
+        self._apply()
 
     def values(self) -> dict[str, str]:
         """The settings that are set, by name."""
         found = {name: self._records.get(name) for name in NAMES}
         return {name: str(each) for name, each in found.items() if each is not None}
 
-    def in_force(self) -> dict[str, str]:
-        """All settings in force, by name."""
-        return {name: str(self._value(name)) for name in NAMES}
-
     async def set(self, name: str, text: str) -> None:
         """Set a setting durably and at once. Raises InvalidArgument, and what the store raises."""
         value = _checked(_known(name), text)
         await self._records.change(name, lambda before: value)
-        self._tell()
+        self._apply()
 
     async def delete(self, name: str) -> None:
         """Have a setting follow the configuration again. Raises InvalidArgument, and what the store raises."""
         await self._records.remove(_known(name))
-        self._tell()
+        self._apply()
 
-    def heap(self) -> Limits:
-        """Limits for lists being made."""
-        return self._limits("Heap")
+    def _apply(self) -> None:
+        found = {name: self._records.get(name) for name in NAMES}
+        self._limiter.set_limits(
+            *limits_of({name: self._defaults[name] if each is None else each for name, each in found.items()})
+        )
 
-    def direct(self) -> Limits:
-        """Limits for frames being written."""
-        return self._limits("Direct")
 
-    def _limits(self, kind: str) -> Limits:
-        memory, queue, timeout = (self._value(form.format(kind)) for form in (_MEMORY, _QUEUE, _TIMEOUT))
-        return Limits(memory << 20, queue, timeout)
-
-    def _value(self, name: str) -> int:
-        found = self._records.get(name)
-        return self._defaults[name] if found is None else found
-
-    def _tell(self) -> None:
-        for listener in self._listeners:
-            listener()
+def limits_of(settings: Mapping[str, int]) -> tuple[Limits, Limits]:
+    """The limits of lists being made and of frames being written, of settings by their names."""
+    heap, direct = ([settings[form.format(kind)] for form in (_MEMORY, _QUEUE, _TIMEOUT)] for kind in _KINDS)
+    return Limits(heap[0] << 20, *heap[1:]), Limits(direct[0] << 20, *direct[1:])
 
 
 def _known(name: str) -> str:

@@ -27,8 +27,9 @@ from typing import NamedTuple, cast
 from prometheus_client.core import Metric
 
 from ...store.errors import InvalidArgument
+from ..configuration import BrokerConfig
 from ..protocol.failures import Refused, ServerError
-from ..protocol.frames import FRAME_ROOM, MAX_MESSAGE_SIZE
+from ..protocol.frames import FRAME_ROOM
 from ..protocol.loop_calls import Loop, Timer
 from ..protocol.peer import Peer
 
@@ -337,28 +338,12 @@ class AsyncSemaphore:
             self._run()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListingSettings:
-    """Settings of listings and watchers."""
-
-    evaluates_patterns: bool = True
-    """True: the broker filters; else clients do, and there are no watchers."""
-    max_pattern: int = 50
-    """Characters; clients filter by a longer one themselves."""
-    max_lookups: int = 50_000
-    """Listings under way."""
-    max_frame: int = MAX_MESSAGE_SIZE + FRAME_ROOM
-    """Bytes of a frame that clients take."""
-    max_watchers: int = 1_000
-    """Watchers of a connection."""
-    max_kept_bytes: int = 100 << 20
-    """Names that watchers keep; 0: no limit."""
-
-    def check_frame(self, size: int) -> None:
-        """Raise Refused for a frame at which clients would end their connection."""
-        if size > self.max_frame:
-            reason = f"the list takes {size} bytes; {self.max_frame} go into a frame (maxMessageSize)"
-            raise Refused(ServerError.NOT_ALLOWED, reason)
+def check_frame(size: int, config: BrokerConfig) -> None:
+    """Raise Refused for a frame at which clients would end their connection."""
+    most = config.max_message_size + FRAME_ROOM
+    if size > most:
+        reason = f"the list takes {size} bytes; {most} go into a frame (maxMessageSize)"
+        raise Refused(ServerError.NOT_ALLOWED, reason)
 
 
 class LookupGate:

@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
+from ..configuration import BrokerConfig
 from ..lookup.topic_address import namespace_of
 from ..protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
 from ..protocol.failures import Refused, ServerError, server_error
@@ -26,10 +27,10 @@ from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
 from .memory_limits import (
     DualMemoryLimiter,
-    ListingSettings,
     LookupGate,
     PermitError,
     all_left,
+    check_frame,
     frame_bytes,
     list_bytes,
 )
@@ -84,15 +85,15 @@ class TopicListing:
         store: DelayedStore,
         permissions: Permissions,
         limiter: DualMemoryLimiter,
-        settings: ListingSettings,
+        config: BrokerConfig,
         workers: Workers,
     ) -> None:
-        self.gate = LookupGate(settings.max_lookups)
+        self.gate = LookupGate(config.max_concurrent_lookup_request)
         """Counts listings, and watchers being opened."""
         self._store = store
         self._permissions = permissions
         self._limiter = limiter
-        self._settings = settings
+        self._config = config
         self._workers = workers
         self._under_way: dict[str, asyncio.Task[Listed]] = {}
         self._waiting: dict[Key, Question] = {}
@@ -166,7 +167,7 @@ class TopicListing:
                     found = await self._selected(listed, command.pattern)
                     unchanged = found.hash == command.topics_hash
                     size = frame_bytes(0, 0) if unchanged else frame_bytes(found.size, len(found.names))
-                    self._settings.check_frame(size)
+                    check_frame(size, self._config)
                     return size
 
                 limits = self.within_limits(namespace, command.mode, until_left, size_of, lambda: peer.closed)
@@ -213,8 +214,9 @@ class TopicListing:
 
     def _select(self, listed: Listed, pattern: str | None) -> Selection:
         """A pattern that is too long or unreadable selects nothing: the client filters."""
-        settings = self._settings
-        if pattern is not None and settings.evaluates_patterns and len(pattern) <= settings.max_pattern:
+        config = self._config
+        evaluates = config.enable_broker_side_subscription_pattern_evaluation
+        if pattern is not None and evaluates and len(pattern) <= config.subscription_pattern_max_length:
             try:
                 names = selected(listed.names, compiled(pattern))
             except UnreadablePattern:

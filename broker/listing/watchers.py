@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from ...store.errors import DuelogError
+from ..configuration import BrokerConfig
 from ..lookup.topic_address import namespace_of
 from ..protocol.commands import (
     Error,
@@ -33,12 +34,12 @@ from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
 from .memory_limits import (
     DualMemoryLimiter,
-    ListingSettings,
     LookupGate,
     PermitError,
     PermitQueueFull,
     PermitTimeout,
     all_left,
+    check_frame,
     frame_bytes,
     list_bytes,
 )
@@ -124,7 +125,7 @@ class Watchers:
         self,
         permissions: Permissions,
         limiter: DualMemoryLimiter,
-        settings: ListingSettings,
+        config: BrokerConfig,
         gate: LookupGate,
         sets: NameSets,
         workers: Workers,
@@ -133,7 +134,7 @@ class Watchers:
         """gate: counts watchers being opened."""
         self._permissions = permissions
         self._limiter = limiter
-        self._settings = settings
+        self._config = config
         self._gate = gate
         self._sets = sets
         self._workers = workers
@@ -157,7 +158,7 @@ class Watchers:
         self._check_pattern(command.pattern)
         watchers = self._of_peer.setdefault(peer.number, {})
         before = watchers.get(command.watcher_id)
-        if before is None and len(watchers) >= self._settings.max_watchers:
+        if before is None and len(watchers) >= self._config.max_topic_list_watchers_per_connection:
             raise Refused(ServerError.NOT_ALLOWED, f"a connection may have {len(watchers)} watchers")
         if before is not None:
             if not before.answered:
@@ -196,11 +197,11 @@ class Watchers:
         self._sets.close()
 
     def _check_pattern(self, pattern: str) -> None:
-        settings = self._settings
-        if not settings.evaluates_patterns:
+        most = self._config.subscription_pattern_max_length
+        if not self._config.enable_broker_side_subscription_pattern_evaluation:
             raise Refused(ServerError.NOT_ALLOWED, "the broker does not evaluate patterns")
-        if len(pattern) > settings.max_pattern:
-            reason = f"a pattern of {len(pattern)} characters; {settings.max_pattern} are allowed"
+        if len(pattern) > most:
+            reason = f"a pattern of {len(pattern)} characters; {most} are allowed"
             raise Refused(ServerError.NOT_ALLOWED, reason)
         try:
             compiled(pattern)
@@ -259,7 +260,7 @@ class Watchers:
             if found == command.topics_hash:
                 names, size = [], 0
             size = frame_bytes(size, len(names))
-            self._settings.check_frame(size)
+            check_frame(size, self._config)
             await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
             fields = await self._workers(partial(name_fields, 3, names))
             success = WatchTopicListSuccess(command.request_id, command.watcher_id, found)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...store.errors import DuelogError
+from ..configuration import BrokerConfig
 from ..lookup.topic_facts import TopicFacts
 from ..protocol.commands import (
     NO_REQUEST,
@@ -34,7 +35,7 @@ from ..protocol.commands import (
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
-from .sends import Figures, OpenProducer, ProducerSettings, SendingPeer, Sends, stored_producer
+from .sends import Figures, OpenProducer, SendingPeer, Sends, stored_producer
 
 if TYPE_CHECKING:
     from ...topic import Topic
@@ -148,11 +149,12 @@ class Producers:
         workers: Workers,
         calls: LoopCalls,
         clock: Callable[[], int],
-        settings: ProducerSettings | None = None,
+        config: BrokerConfig,
     ) -> None:
         """clock: the store's, in ms."""
-        self.settings = settings or ProducerSettings()
-        self.sends = Sends(calls, self.settings, clock)
+        self._most = config.max_producers_per_connection
+        self._keep_alive_s = config.keep_alive_interval_seconds
+        self.sends = Sends(calls, config, clock)
         self.sends.on_failed = self._close
         self._open_topic = open_topic
         self._facts = facts
@@ -180,7 +182,7 @@ class Producers:
             else:
                 peer.send(replace(known.success, request_id=command.request_id, ready=known.state == "ready"))
             return
-        if len(connection.producers) >= self.settings.max_producers:
+        if len(connection.producers) >= self._most:
             message = f"the connection has {len(connection.producers)} producers"
             peer.send(Error(command.request_id, ServerError.NOT_ALLOWED, message))
             return
@@ -202,7 +204,7 @@ class Producers:
                 self.sends.send(producer, command, blob)
                 return
             closed_at = connection.closed.get(command.producer_id)
-            if closed_at is not None and self._time() - closed_at < self.settings.keep_alive_s:
+            if closed_at is not None and self._time() - closed_at < self._keep_alive_s:
                 return
         peer.close(f"SEND for producer {command.producer_id}, which is not open")
 
@@ -347,9 +349,9 @@ class Producers:
         elif producer.state == "ready":
             connection = producer.connection
             now = self._time()
-            if len(connection.closed) >= self.settings.max_producers:
+            if len(connection.closed) >= self._most:
                 connection.closed = {
-                    number: at for number, at in connection.closed.items() if now - at < self.settings.keep_alive_s
+                    number: at for number, at in connection.closed.items() if now - at < self._keep_alive_s
                 }
             connection.closed[producer.producer_id] = now
             self._remove(producer)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ...sending.outbox import Duplicate
 from ...store.errors import ClosedError, DelayTooLong, DuelogError, InvalidArgument, QuotaExceeded, StoreFailed
 from ...store.position import MessageId
+from ..configuration import BrokerConfig
 from ..protocol import entry
 from ..protocol.commands import MessageIdData, Producer, ProducerSuccess, Send, SendError, SendReceipt
 from ..protocol.entry import decode_metadata
@@ -43,20 +44,6 @@ _MOST_MESSAGES = 2**32 - 1
 _MOST_OVER_QUOTA = 10_000
 _RETRY_S = 0.01
 """Seconds until the engine is asked again after it had no capacity, if it reports no message before."""
-
-
-@dataclass(slots=True)
-class ProducerSettings:
-    """Settings of producers and their SENDs; may change while running."""
-
-    clamp_delays: bool = False
-    """A delay over the maximum is shortened to it; False: the message is refused."""
-    max_unanswered: int = 1_000
-    """SENDs of a connection without an answer, at which it is not read; it is again at half."""
-    keep_alive_s: float = 30.0
-    """Seconds in which SENDs of a closed producer are dropped, and not taken for a broken connection."""
-    max_producers: int = 10_000
-    """Producers of a connection."""
 
 
 @dataclass(slots=True)
@@ -163,10 +150,11 @@ class _Entry(NamedTuple):
 class Sends:
     """SENDs of all producers. Runs on the event loop's thread."""
 
-    def __init__(self, calls: LoopCalls, settings: ProducerSettings, clock: Callable[[], int]) -> None:
+    def __init__(self, calls: LoopCalls, config: BrokerConfig, clock: Callable[[], int]) -> None:
         """clock: the store's, in ms."""
         self._calls = calls
-        self._settings = settings
+        self._clamp_delays = config.delay_rejection == "clamp"
+        self._max_unanswered = config.max_pending_publish_requests_per_connection
         self._clock = clock
         self._results: deque[Sequence[tuple[Any, Outcome]]] = deque()
         self._blocked: dict[SendingPeer, None] = {}
@@ -192,7 +180,7 @@ class Sends:
         reply = Reply(producer, command.sequence_id, command.highest_sequence_id, monotonic())
         producer.replies.append(reply)
         connection.unanswered += 1
-        if connection.unanswered >= self._settings.max_unanswered and not connection.full:
+        if connection.unanswered >= self._max_unanswered and not connection.full:
             connection.full = True
             connection.peer.pause_reading("unanswered")
         try:
@@ -241,7 +229,7 @@ class Sends:
                 payload, deliver_at=deliver_at, key=key, numbers=numbers, token=reply, done=self._done, wait=False
             )
         except DelayTooLong as error:
-            if self._settings.clamp_delays:
+            if self._clamp_delays:
                 return self._put(reply, item._replace(deliver_at=self._clock() + error.limit_ms))
             self._answer(reply, self._refusal(producer, str(error)))
             return True
@@ -372,6 +360,6 @@ class Sends:
         self.over_quota[producer.topic.name, producer.name] = None
 
     def _resume(self, connection: SendingPeer) -> None:
-        if connection.full and connection.unanswered <= self._settings.max_unanswered // 2:
+        if connection.full and connection.unanswered <= self._max_unanswered // 2:
             connection.full = False
             connection.peer.resume_reading("unanswered")

@@ -17,8 +17,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
 from ...store.errors import DuelogError
+from ..configuration import BrokerConfig
 from ..protocol.commands import AuthResponse, Connect
 from ..protocol.failures import Refused, ServerError
 from ..protocol.loop_calls import stamp_of
@@ -125,40 +125,20 @@ _OPTIONS: Options = {"verify_aud": False, "verify_iat": False, "verify_jti": Fal
 """Signature, `exp` and `nbf` are verified; audience and role by the names that the configuration gives them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSettings:
-    """Keys of tokens, and the claims that a token must have.
-
-    A key is a path, `file://` and a path, or `data:;base64,` and the key.
-    """
-
-    secret_key: str | None = None
-    """Key of HS256 and its like; this or `public_key`."""
-    public_key: str | None = None
-    """PEM or DER."""
-    algorithms: Sequence[str] = ()
-    """Algorithms accepted; empty: HS256 with a secret key, RS256 with a public one."""
-    auth_claim: str = "sub"
-    """The claim that names the role."""
-    audience_claim: str = "aud"
-    audience: str | None = None
-    """The audience that a token must name; None: the claim is not checked."""
-
-
 class TokenMethod:
     """Checks tokens. Thread-safe."""
 
-    def __init__(self, settings: TokenSettings) -> None:
+    def __init__(self, config: BrokerConfig) -> None:
         """Reads the key. Raises UnusableSecurity."""
-        self._settings = settings
-        if (settings.secret_key is None) == (settings.public_key is None):
+        self._config = config
+        if (config.token_secret_key is None) == (config.token_public_key is None):
             raise UnusableSecurity("tokens need a secret key or a public key, and not both")
-        allowed = set(_SECRET) if settings.public_key is None else _PUBLIC
-        self._algorithms = list(settings.algorithms) or ["HS256" if settings.public_key is None else "RS256"]
+        allowed = set(_SECRET) if config.token_public_key is None else _PUBLIC
+        self._algorithms = list(config.token_algorithms) or ["HS256" if config.token_public_key is None else "RS256"]
         if not set(self._algorithms) <= allowed:
             raise UnusableSecurity(f"algorithms of such a key are {', '.join(sorted(allowed))}")
-        data = _read_key(settings.public_key or settings.secret_key or "")
-        self._key = data if settings.public_key is None else _public_key(data)
+        data = _read_key(config.token_public_key or config.token_secret_key or "")
+        self._key = data if config.token_public_key is None else _public_key(data)
         for name in self._algorithms:
             if len(data) < _SECRET.get(name, 0):
                 raise UnusableSecurity(f"a secret key of {name} has {_SECRET[name]} bytes at least")
@@ -174,19 +154,19 @@ class TokenMethod:
         except (jwt.PyJWTError, ValueError) as error:
             raise InvalidCredentials(f"the token is refused: {error}") from error
         self._check_audience(claims)
-        role = claims.get(self._settings.auth_claim)
+        role = claims.get(self._config.token_auth_claim)
         if isinstance(role, list) and role:
             role = role[0]
         if not isinstance(role, str) or not role:
-            raise InvalidCredentials(f"the token has no role in claim {self._settings.auth_claim!r}")
+            raise InvalidCredentials(f"the token has no role in claim {self._config.token_auth_claim!r}")
         expires = claims.get("exp")
         return Proven(role, "token", None if expires is None else int(expires) * 1_000)
 
     def _check_audience(self, claims: dict[str, Any]) -> None:
-        if self._settings.audience is None:
+        if self._config.token_audience is None:
             return
-        found = claims.get(self._settings.audience_claim)
-        if self._settings.audience not in (found if isinstance(found, list) else [found]):
+        found = claims.get(self._config.token_audience_claim)
+        if self._config.token_audience not in (found if isinstance(found, list) else [found]):
             raise InvalidCredentials("the token is for another audience")
 
 
@@ -288,3 +268,15 @@ def _read_users(path: Path) -> dict[str, bytes]:
             )
         users[user.decode(errors="replace")] = stored
     return users
+
+
+def authentication_of(config: BrokerConfig) -> Authentication:
+    """Make the authentication. Reads keys and password files. Raises UnusableSecurity."""
+    methods: dict[str, Method] = {}
+    if "token" in config.authentication_providers:
+        methods["token"] = TokenMethod(config)
+    if "basic" in config.authentication_providers:
+        if config.basic_auth_conf is None:
+            raise UnusableSecurity("basic authentication needs basicAuthConf, a file of passwords")
+        methods["basic"] = PasswordMethod(config.basic_auth_conf)
+    return Authentication(methods, config.anonymous_user_role)

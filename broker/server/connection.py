@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from ...store.errors import DuelogError
+from ..configuration import ServiceConfig
 from ..protocol import commands
 from ..protocol.commands import NO_REQUEST
 from ..protocol.failures import Refused, ServerError, server_error
@@ -22,7 +23,6 @@ from ..protocol.fields import Command, ProtocolError
 from ..protocol.frames import head
 from ..protocol.states import Session
 from ..security.authentication import Authentication, Proven
-from .configuration import BrokerConfig
 from .write_queue import WriteQueue
 
 _log = logging.getLogger("duelog.broker.connection")
@@ -130,7 +130,7 @@ class Login:
 class Environment:
     """Values that all connections of a broker share."""
 
-    config: BrokerConfig
+    config: ServiceConfig
     server_version: str
     admission: Callable[[Connection, Session, Fail], Admission]
     handlers: Mapping[type[Command], Handler]

@@ -14,18 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...store.errors import InvalidArgument
+from ..configuration import ServiceConfig
 from ..protocol.fields import Command
 from ..protocol.states import Session
-from ..security.authentication import Authentication
-from .configuration import BrokerConfig, in_file
-from .connection import Admission, Connection, Environment, Fail, Handler, Login
+from .connection import Admission, Connection, Environment, Fail, Handler
 
 _log = logging.getLogger("duelog.broker")
 
 BACKLOG = 1_024
 
 
-async def open_sockets(config: BrokerConfig, port_field: str) -> tuple[list[socket.socket], int]:
+async def open_sockets(config: ServiceConfig, port_field: str) -> tuple[list[socket.socket], int]:
     """Sockets that listen at `bindAddress` and the port of a setting; and the port. Raises InvalidArgument."""
     host, port = config.bind_address, getattr(config, port_field)
     loop = asyncio.get_running_loop()
@@ -45,7 +44,7 @@ async def open_sockets(config: BrokerConfig, port_field: str) -> tuple[list[sock
                 continue
             for each in opened:
                 each.close()
-            raise InvalidArgument(in_file(port_field), port, _why(error, str(address[0]))) from error
+            raise InvalidArgument(config.in_file(port_field), port, _why(error, str(address[0]))) from error
         port = opened[-1].getsockname()[1]
     if not opened:
         reason = "there is no such address" if failure is None else _why(failure, host)
@@ -75,23 +74,17 @@ class Listeners:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        config: ServiceConfig,
         handlers: Mapping[type[Command], Handler],
-        authentication: Authentication,
         *,
         server_version: str,
-        clock: Callable[[], int],
         gone: Callable[[Connection], object],
-        admission: Callable[[Connection, Session, Fail], Admission] | None = None,
+        admission: Callable[[Connection, Session, Fail], Admission],
     ) -> None:
-        """gone: called once for each connection that was let in, when it has ended. admission: None: by credentials."""
-
-        def login(_: Connection, session: Session, fail: Fail) -> Login:
-            return Login(authentication, session, clock, config.authentication_refresh_check_seconds, fail)
-
+        """gone: called once for each connection that was let in, when it has ended. admission: lets one in."""
         self._config = config
         self._gone = gone
-        self._environment = Environment(config, server_version, admission or login, handlers, self._admit, self._forget)
+        self._environment = Environment(config, server_version, admission, handlers, self._admit, self._forget)
         self.refused = 0
         """Connections that were not let in, as there were too many."""
         self._servers: list[asyncio.Server] = []

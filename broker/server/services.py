@@ -14,10 +14,10 @@ from ..admin.brokers import Addresses
 from ..cluster.broker_link import Dialer, broker_context
 from ..cluster.ownership import Ownership
 from ..cluster.placement import PlacementFile
-from ..consume.attached import ConsumerSettings
+from ..configuration import BrokerConfig
 from ..consume.consumers import Consumers
-from ..listing.dynamic_settings import DynamicSettings
-from ..listing.memory_limits import DualMemoryLimiter, ListingSettings
+from ..listing.dynamic_settings import DynamicSettings, limits_of
+from ..listing.memory_limits import DualMemoryLimiter
 from ..listing.name_sets import NameSets
 from ..listing.topic_listing import TopicListing
 from ..listing.watchers import Watchers
@@ -30,24 +30,13 @@ from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..operate.jobs import Jobs
 from ..produce.producers import Producers
-from ..produce.sends import ProducerSettings
 from ..protocol import commands
 from ..protocol.commands import Command
-from ..protocol.frames import FRAME_ROOM
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
-from ..security.authentication import (
-    Authentication,
-    Method,
-    PasswordMethod,
-    TokenMethod,
-    TokenSettings,
-    UnusableSecurity,
-)
 from ..security.permissions import Permissions
 from ..tenancy.namespaces import TopicNames
 from ..tenancy.topic_removal import TopicRemoval
-from .configuration import BrokerConfig
 from .connection import Connection, Handler
 
 _LIST_THREADS = 2
@@ -69,7 +58,7 @@ class Services:
         defaults = Defaults(creation, config.broker_deduplication_enabled, compatibility)
         self.resources = Resources(store.documents, defaults)
         permissions = self.permissions = Permissions(
-            self.resources, enabled=config.authorization_enabled, superusers=config.super_user_roles
+            self.resources if config.authorization_enabled else None, config.super_user_roles
         )
         access = self.access = TopicAccess(store, self.resources, permissions)
         self.urls = {
@@ -78,48 +67,21 @@ class Services:
         }
         """Addresses for clients, by listener name; the one without a name is filled once the broker listens."""
         self.lookup = TopicLookup(access, self.resources, self.urls)
-        self.dynamic = DynamicSettings(store.documents, config.dynamic())
-        limiter = self.limiter = DualMemoryLimiter(self.dynamic.heap(), self.dynamic.direct(), calls.loop)
-        self.dynamic.on_change(lambda: limiter.set_limits(self.dynamic.heap(), self.dynamic.direct()))
+        limits = config.list_limits()
+        limiter = self.limiter = DualMemoryLimiter(*limits_of(limits), calls.loop)
+        self.dynamic = DynamicSettings(store.documents, limits, limiter)
         self._list_threads = ThreadPoolExecutor(_LIST_THREADS, "duelog-lists")
         list_workers = Workers(self._list_threads)
-        listing = _listing_settings(config)
-        self.listing = TopicListing(store, permissions, limiter, listing, list_workers)
+        self.listing = TopicListing(store, permissions, limiter, config, list_workers)
         self.topic_names = TopicNames(self.listing)
-        self.name_sets = NameSets(store, list_workers, calls, listing.max_kept_bytes)
+        self.name_sets = NameSets(store, list_workers, calls, config.max_topic_list_watchers_mem_size_mb << 20)
         self.watchers = Watchers(
-            permissions, limiter, listing, self.listing.gate, self.name_sets, list_workers, calls.loop
+            permissions, limiter, config, self.listing.gate, self.name_sets, list_workers, calls.loop
         )
         facts = self.facts = TopicFacts(store.documents, self.resources, access)
         clock = store.clock.now_ms
-        self.producers = Producers(
-            access.to_produce,
-            facts,
-            workers,
-            calls,
-            clock,
-            ProducerSettings(
-                clamp_delays=config.delay_rejection == "clamp",
-                max_unanswered=config.max_pending_publish_requests_per_connection,
-                keep_alive_s=config.keep_alive_interval_seconds,
-                max_producers=config.max_producers_per_connection,
-            ),
-        )
-        self.consumers = Consumers(
-            access.to_consume,
-            facts,
-            workers,
-            calls,
-            clock,
-            ConsumerSettings(
-                durable_acks=config.ack_response_durable,
-                max_consumers=config.max_consumers_per_connection,
-                max_unacked_consumer=config.max_unacked_messages_per_consumer,
-                max_unacked_subscription=config.max_unacked_messages_per_subscription,
-                keep_alive_s=config.keep_alive_interval_seconds,
-            ),
-        )
-
+        self.producers = Producers(access.to_produce, facts, workers, calls, clock, config)
+        self.consumers = Consumers(access.to_consume, facts, workers, calls, clock, config)
         self.addresses = Addresses()
         """Filled once the broker listens."""
         self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)
@@ -229,37 +191,5 @@ def _ownership_of(config: BrokerConfig, limiter: DualMemoryLimiter) -> Ownership
     return Ownership(file, config.placement_broker, dialer, limiter, config.max_concurrent_lookup_request)
 
 
-def _listing_settings(config: BrokerConfig) -> ListingSettings:
-    return ListingSettings(
-        evaluates_patterns=config.enable_broker_side_subscription_pattern_evaluation,
-        max_pattern=config.subscription_pattern_max_length,
-        max_lookups=config.max_concurrent_lookup_request,
-        max_frame=config.max_message_size + FRAME_ROOM,
-        max_watchers=config.max_topic_list_watchers_per_connection,
-        max_kept_bytes=config.max_topic_list_watchers_mem_size_mb << 20,
-    )
-
-
 def _plain(call: Callable[[Peer, Any], Awaitable[None] | None]) -> Handler:
     return lambda connection, command, _: call(connection, command)
-
-
-def authentication_of(config: BrokerConfig) -> Authentication:
-    """Make the authentication. Reads keys and password files. Raises UnusableSecurity."""
-    methods: dict[str, Method] = {}
-    if "token" in config.authentication_providers:
-        methods["token"] = TokenMethod(
-            TokenSettings(
-                config.token_secret_key,
-                config.token_public_key,
-                config.token_algorithms,
-                config.token_auth_claim,
-                config.token_audience_claim,
-                config.token_audience,
-            )
-        )
-    if "basic" in config.authentication_providers:
-        if config.basic_auth_conf is None:
-            raise UnusableSecurity("basic authentication needs basicAuthConf, a file of passwords")
-        methods["basic"] = PasswordMethod(config.basic_auth_conf)
-    return Authentication(methods, config.anonymous_user_role)

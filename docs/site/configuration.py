@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args
 
 from duelog import Policies, StoreConfig
 from duelog.broker.cluster.proxy_configuration import ProxyConfig
-from duelog.broker.server.configuration import BrokerConfig, in_file
+from duelog.broker.configuration import BrokerConfig
 from duelog.store.config import Durability
 from duelog.store.policy.policies import DEFAULTS, SUBSCRIPTION_FIELDS, DelayedDeliveryPolicies
 
@@ -211,8 +211,11 @@ def _scopes(name: str) -> str:
 
 def settings_of(cls: type[BrokerConfig] | type[ProxyConfig]) -> list[Setting]:
     """Every setting of a class, under its name in a file."""
-    texts, found = attribute_docstrings(cls), []
+    texts = {name: text for base in reversed(cls.__mro__[:-1]) for name, text in attribute_docstrings(base).items()}
+    in_file, found = cls.in_file, []
     for field in fields(cls):
+        if not field.init:
+            continue
         unit, name = unit_of(field.name), in_file(field.name)
         text = re.sub("`([a-z]+_[a-z_]+)`", lambda match: f"`{in_file(match[1])}`", texts.get(field.name, ""))
         text = re.sub(r"\bNone\b", "unset", text)

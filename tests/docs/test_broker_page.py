@@ -12,7 +12,7 @@ import pytest
 from tests.broker.clients.conftest import ServedStore, environment
 from tests.packaging.tree import ROOT
 
-configuration = pytest.importorskip("duelog.broker.server.configuration")
+configuration = pytest.importorskip("duelog.broker.configuration")
 broker_module = pytest.importorskip("duelog.broker.server.broker")
 
 PAGE = (ROOT / "docs" / "broker.md").read_text(encoding="utf-8")
@@ -23,7 +23,7 @@ def test_the_file_of_settings_on_the_page_is_taken(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     path = tmp_path / "broker.toml"
     path.write_text(text, encoding="utf-8")
-    settings = configuration.read_config(path)
+    settings = configuration.read_settings(configuration.BrokerConfig, path)
     assert (settings.web_service_port, settings.allow_auto_topic_creation) == (8080, False)
     assert broker_module.store_config(settings).ack_timeout_ms == 600_000
 

@@ -67,8 +67,9 @@ def serve(
     from ...opening import stored_span_ms
 
     try:
-        from ...broker.server.broker import Broker, run_service, store_config
-        from ...broker.server.configuration import BrokerConfig, read_config
+        from ...broker.configuration import BrokerConfig, read_settings
+        from ...broker.server.broker import Broker, store_config
+        from ...broker.server.service import run_service
     except ModuleNotFoundError as error:
         raise InvalidArgument("serve", error.name, "is not installed; pip install 'duelog[broker]'") from error
     log_to_stderr(log)
@@ -82,7 +83,7 @@ def serve(
         "placement_broker": name,
     }
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    chosen = BrokerConfig(**settings) if config is None else read_config(config, **settings)
+    chosen = BrokerConfig(**settings) if config is None else read_settings(BrokerConfig, config, **settings)
     allow_every_descriptor()
     with alone("a broker has its store for itself: end that process first"):
         opened = DelayedStore.open(store, store_config(chosen, stored_span_ms(store)))
@@ -93,7 +94,7 @@ def serve(
 
 def log_to_stderr(level: str) -> None:
     """Write what is logged from this level on to standard error, as `key=value`. Raises InvalidArgument."""
-    from ...broker.server.broker import KeyValues
+    from ...broker.server.service import KeyValues
 
     if level not in _LEVELS:
         raise InvalidArgument("--log", level, f"expected one of {', '.join(_LEVELS)}")
@@ -151,15 +152,15 @@ def proxy(
     try:
         from ...broker.cluster.proxy import Proxy
         from ...broker.cluster.proxy_configuration import ProxyConfig
-        from ...broker.server.broker import run_service
-        from ...broker.server.configuration import read_settings
+        from ...broker.configuration import read_settings
+        from ...broker.server.service import run_service
     except ModuleNotFoundError as error:
         raise InvalidArgument("proxy", error.name, "is not installed; pip install 'duelog[broker]'") from error
     log_to_stderr(log)
     given = {
         "broker_urls": tuple(broker) if broker else None,
         "placement_file": placement,
-        "service_port": port,
+        "broker_service_port": port,
         "bind_address": host,
         "web_service_port": http,
         "tls_certificate_file_path": tls_cert,

@@ -14,8 +14,8 @@ import jwt
 from yarl import URL
 
 from duelog import Clock, DelayedStore
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.server.broker import Broker, store_config
-from duelog.broker.server.configuration import BrokerConfig
 
 KEY = "data:;base64,c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0MTI="
 

@@ -16,7 +16,8 @@ from duelog.broker.admin.application import MAX_BODY_BYTES, Application
 from duelog.broker.admin.http_request import HttpError, Reply, Request
 from duelog.broker.admin.routing import Need, Route, Router
 from duelog.broker.admin.web_server import WebServer
-from duelog.broker.security.authentication import Authentication, TokenMethod, TokenSettings
+from duelog.broker.configuration import BrokerConfig
+from duelog.broker.security.authentication import Authentication, TokenMethod
 from duelog.broker.security.permissions import Action, Permissions
 from duelog.store import errors
 from tests.broker.admin.rest import KEY, Rest, token
@@ -80,8 +81,8 @@ ROUTES = [
 @asynccontextmanager
 async def served(owner: str | None = None, anonymous: str | None = None) -> AsyncIterator[Rest]:
     """The routes above, for tokens."""
-    authentication = Authentication({"token": TokenMethod(TokenSettings(KEY))}, anonymous)
-    permissions = Permissions(Grants(), enabled=True, superusers=["root"])
+    authentication = Authentication({"token": TokenMethod(BrokerConfig(token_secret_key=KEY))}, anonymous)
+    permissions = Permissions(Grants(), ["root"])
     application = Application(ROUTES, authentication, permissions, lambda namespace: owner)
     server = WebServer(application)
     listener = socket.create_server(("127.0.0.1", 0))

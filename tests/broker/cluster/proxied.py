@@ -16,7 +16,7 @@ from tests.broker.server.raw_client import RawClient
 @asynccontextmanager
 async def proxy_to(*urls: str, **settings: Any) -> AsyncIterator[tuple[Proxy, int]]:
     """A proxy at a free port of this machine, and the port."""
-    values: dict[str, Any] = {"broker_urls": urls, "bind_address": "127.0.0.1", "service_port": 0}
+    values: dict[str, Any] = {"broker_urls": urls, "bind_address": "127.0.0.1", "broker_service_port": 0}
     proxy = Proxy(ProxyConfig(**{**values, **settings}))
     await proxy.start()
     try:

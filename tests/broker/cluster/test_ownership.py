@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 
 from duelog import DelayedStore
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
 from duelog.broker.server.broker import Broker, store_config
-from duelog.broker.server.configuration import BrokerConfig
 from duelog.store.errors import InvalidArgument
 from tests.broker.clients.conftest import free_port
 from tests.broker.cluster.proxied import proxy_to, through

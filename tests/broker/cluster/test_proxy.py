@@ -249,7 +249,7 @@ async def test_what_is_kept_of_a_connection_is_bounded_both_ways() -> None:
 
 async def test_connections_are_limited_and_counted(tmp_path: Path) -> None:
     """One too many is told so, and closed."""
-    limits = {"max_concurrent_inbound_connections": 2, "web_service_port": 0}
+    limits = {"broker_max_connections": 2, "web_service_port": 0}
     async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain, **limits) as (proxy, own):
         first = await RawClient.connected(own)
         second, _ = await through(own, f"127.0.0.1:{port}")
@@ -334,13 +334,13 @@ async def _read_all(client: RawClient) -> None:
     [
         ({}, "brokerUrls"),
         ({"broker_urls": ("http://h:1",)}, "brokerUrls"),
-        ({"broker_urls": ("pulsar://h:1",), "service_port": 70_000}, "servicePort"),
+        ({"broker_urls": ("pulsar://h:1",), "broker_service_port": 70_000}, "servicePort"),
         (
-            {"broker_urls": ("pulsar://h:1",), "max_concurrent_inbound_connections": 0},
+            {"broker_urls": ("pulsar://h:1",), "broker_max_connections": 0},
             "maxConcurrentInboundConnections",
         ),
         ({"broker_urls": ("pulsar://h:1",), "request_timeout_seconds": 0}, "requestTimeoutSeconds"),
-        ({"broker_urls": ("pulsar://h:1",), "service_port": None}, "servicePort"),
+        ({"broker_urls": ("pulsar://h:1",), "broker_service_port": None}, "servicePort"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named_as_in_the_file(settings: dict[str, object], named: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from duelog import DelayedStore, ManualClock
-from duelog.broker.consume.attached import ConsumerSettings
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.consume.consumers import Consumers
 from duelog.broker.protocol import entry
 from duelog.broker.protocol.commands import (
@@ -57,7 +57,7 @@ class Consuming:
             self.bench.workers,
             self.bench.calls,
             store.clock.now_ms,
-            ConsumerSettings(**settings),
+            BrokerConfig(**settings),
         )
         self.schemas: list[tuple[str, str]] = []
         self._requests = 0

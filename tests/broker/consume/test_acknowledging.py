@@ -109,7 +109,7 @@ async def test_an_answer_waits_for_the_disk_where_that_is_asked_for(open_store: 
     """Without it, it leaves once the acknowledgement is taken."""
     store = open_store()
     for durable in (False, True):
-        here, peer = Consuming(store, clock, durable_acks=durable), FakePeer()
+        here, peer = Consuming(store, clock, ack_response_durable=durable), FakePeer()
         here.send("a")
         consumer = await here.subscribe(peer, name=f"s{durable}", permits=1)
         await here.ack(peer, consumer, *ids(peer), request_id=1)
@@ -124,7 +124,7 @@ async def test_an_unknown_id_has_no_other_acknowledgement_answered_before_it_is_
     kind: AckType, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """One by one, or all up to a message: the unknown id alone is refused, and the others wait for the disk."""
-    here, peer = Consuming(open_store(), clock, durable_acks=True), FakePeer()
+    here, peer = Consuming(open_store(), clock, ack_response_durable=True), FakePeer()
     here.send(*"abc")
     consumer = await here.subscribe(peer, permits=3)
     engine = here.consumers.of_topic(here.topic.name)["s"][0].engine

@@ -60,7 +60,9 @@ async def test_every_message_is_acknowledged_in_the_end(
 ) -> None:
     """Nothing is lost, no message is with two consumers, permits hold, and figures agree with the clients'."""
     chance = random.Random(f"{kind.name}{seed}")
-    here = Consuming(open_store(), clock, max_unacked_consumer=30, max_unacked_subscription=50)
+    here = Consuming(
+        open_store(), clock, max_unacked_messages_per_consumer=30, max_unacked_messages_per_subscription=50
+    )
     sizes: dict[str, int] = {}
     done: set[str] = set()
     members: list[Member] = []

@@ -160,7 +160,7 @@ async def test_dispatch_stops_at_the_limit_of_a_consumer_and_goes_on_at_half(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """The limit holds for shared types; another consumer of the subscription is still served."""
-    here, peer, other = Consuming(open_store(), clock, max_unacked_consumer=4), FakePeer(), FakePeer()
+    here, peer, other = Consuming(open_store(), clock, max_unacked_messages_per_consumer=4), FakePeer(), FakePeer()
     consumer = await here.subscribe(peer, SHARED, permits=100)
     here.send(*map(str, range(10)))
     await idle()
@@ -175,7 +175,7 @@ async def test_dispatch_stops_at_the_limit_of_a_consumer_and_goes_on_at_half(
 
 async def test_dispatch_stops_at_the_limit_of_a_subscription(open_store: OpenStore, clock: ManualClock) -> None:
     """All its consumers together; a consumer that leaves makes space."""
-    here, peers = Consuming(open_store(), clock, max_unacked_subscription=4), [FakePeer(), FakePeer()]
+    here, peers = Consuming(open_store(), clock, max_unacked_messages_per_subscription=4), [FakePeer(), FakePeer()]
     for peer in peers:
         await here.subscribe(peer, SHARED, permits=2)
     here.send(*map(str, range(10)))
@@ -192,7 +192,10 @@ async def test_dispatch_stops_at_the_limit_of_a_subscription(open_store: OpenSto
 
 async def test_an_exclusive_consumer_has_no_such_limit(open_store: OpenStore, clock: ManualClock) -> None:
     """It acknowledges cumulatively, as seldom as it likes."""
-    here, peer = Consuming(open_store(), clock, max_unacked_consumer=2, max_unacked_subscription=2), FakePeer()
+    here, peer = (
+        Consuming(open_store(), clock, max_unacked_messages_per_consumer=2, max_unacked_messages_per_subscription=2),
+        FakePeer(),
+    )
     await here.subscribe(peer, permits=10)
     here.send(*"abcde")
     await idle()

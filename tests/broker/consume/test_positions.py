@@ -146,7 +146,7 @@ async def test_what_any_consumer_acknowledges_during_a_seek_comes_again(
     kind: SubscriptionType, durable: bool, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """It is of the place before: answered, and not applied."""
-    here, peers = Consuming(open_store(), clock, durable_acks=durable), [FakePeer(), FakePeer()]
+    here, peers = Consuming(open_store(), clock, ack_response_durable=durable), [FakePeer(), FakePeer()]
     here.send(*"abcdefgh")
     consumers = [await here.subscribe(peer, kind, permits=4) for peer in peers]
     held = {peer: ids(peer) for peer in peers}

@@ -152,7 +152,7 @@ async def test_what_the_store_takes_back_is_held_by_its_new_consumer_alone(
     """If the subscription has an acknowledgement timeout of its own; the first one's place is free again."""
     store = open_store()
     store.set_policies(Policies(ack_timeout_ms=1_000), topic="t", subscription="s")
-    here, first, second = Consuming(store, clock, max_unacked_consumer=1), FakePeer(), FakePeer()
+    here, first, second = Consuming(store, clock, max_unacked_messages_per_consumer=1), FakePeer(), FakePeer()
     here.send("a", "b")
     one = await here.subscribe(first, SHARED, permits=9)
     assert texts(first) == ["a"]

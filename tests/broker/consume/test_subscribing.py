@@ -266,7 +266,7 @@ async def test_what_is_refused(
 
 async def test_a_connection_has_a_bounded_number_of_consumers(open_store: OpenStore, clock: ManualClock) -> None:
     """NotAllowedError beyond it."""
-    here, peer = Consuming(open_store(), clock, max_consumers=2), FakePeer()
+    here, peer = Consuming(open_store(), clock, max_consumers_per_connection=2), FakePeer()
     for _ in range(3):
         await here.subscribe(peer, SHARED)
     assert refused(peer) == [ServerError.NOT_ALLOWED]

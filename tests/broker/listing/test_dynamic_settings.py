@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
 from duelog import DelayedStore
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing.dynamic_settings import NAMES, DynamicSettings
-from duelog.broker.listing.memory_limits import Limits
-from duelog.broker.server.configuration import BrokerConfig
+from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
 from duelog.store.errors import InvalidArgument
 from tests.broker.listing.watching import held_broker
 from tests.conftest import OpenStore
@@ -26,13 +27,25 @@ def store(open_store: OpenStore) -> DelayedStore:
 
 
 def settings_of(store: DelayedStore) -> DynamicSettings:
-    """With the defaults of a broker, and what is set read."""
-    return DynamicSettings(store.documents, BrokerConfig().dynamic())
+    """Those of a broker that has its defaults."""
+    return DynamicSettings(store.documents, DEFAULTS, cast(DualMemoryLimiter, LIMITS))
+
+
+class Heard:
+    """A limiter that keeps what it is told."""
+
+    def set_limits(self, heap: Limits, direct: Limits) -> None:
+        self.limits = (heap, direct)
+
+
+LIMITS = Heard()
+DEFAULTS = BrokerConfig().list_limits()
 
 
 def test_the_six_names_are_those_that_operators_know() -> None:
     """And each is a setting of the configuration too, with its default."""
-    assert {name: BrokerConfig().dynamic()[name] for name in NAMES} == {
+    assert DEFAULTS.keys() == set(NAMES)
+    assert DEFAULTS == {
         "maxTopicListInFlightHeapMemSizeMB": 100,
         "maxTopicListInFlightDirectMemSizeMB": 100,
         "maxTopicListInFlightHeapMemSizePermitsAcquireTimeoutMillis": 25_000,
@@ -44,24 +57,20 @@ def test_the_six_names_are_those_that_operators_know() -> None:
 
 async def test_what_is_set_is_in_force_at_once_and_after_a_restart(store: DelayedStore) -> None:
     """Over the configuration; deleted, the configuration's holds again."""
-    first, heard = settings_of(store), list[Limits]()
+    first = settings_of(store)
     await first.load()
-    first.on_change(lambda: heard.append(first.heap()))
-    assert (first.names(), first.values()) == (sorted(NAMES), {})
+    assert (first.values(), LIMITS.limits) == ({}, (Limits(), Limits()))
     await first.set(HEAP, "7")
+    assert LIMITS.limits == (Limits(7 << 20), Limits())
     await first.set(QUEUE, "0")
-    assert first.values() == {HEAP: "7", QUEUE: "0"}
-    assert heard == [Limits(7 << 20), Limits(7 << 20, max_queue=0)]
+    await first.set(TIMEOUT, "9")
+    assert first.values() == {HEAP: "7", QUEUE: "0", TIMEOUT: "9"}
     again = settings_of(store)
     await again.load()
-    assert again.values() == first.values()
-    assert again.in_force() == {
-        **{name: str(each) for name, each in BrokerConfig().dynamic().items()},
-        **first.values(),
-    }
+    assert (again.values(), LIMITS.limits) == (first.values(), (Limits(7 << 20, max_queue=0), Limits(timeout_ms=9)))
     await again.delete(HEAP)
     await again.delete(HEAP)
-    assert again.heap() == Limits(max_queue=0)
+    assert LIMITS.limits[0] == Limits(max_queue=0)
 
 
 @pytest.mark.parametrize(

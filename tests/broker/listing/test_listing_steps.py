@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing import topic_listing
 from duelog.broker.listing.memory_limits import (
     FIRST_SIZE,
     DualMemoryLimiter,
     Limits,
-    ListingSettings,
     frame_bytes,
     list_bytes,
 )
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.listing.topic_listing import TopicListing
-from duelog.broker.lookup.resources import Resources
 from duelog.broker.protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
 from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.frames import head
@@ -50,10 +49,8 @@ class Stand:
         self.loop = TestLoop()
         self.limiter = DualMemoryLimiter(heap, direct, self.loop)
         self.workers = HeldWorkers()
-        permissions = Permissions(Resources(store.documents))
-        self.listing = TopicListing(
-            store, permissions, self.limiter, ListingSettings(**settings), Workers(self.workers)
-        )
+        config = BrokerConfig(**settings)
+        self.listing = TopicListing(store, Permissions(), self.limiter, config, Workers(self.workers))
         self.tasks: list[asyncio.Task[None]] = []
 
     async def ask(self, peer: FakePeer, command: GetTopics = ASKED) -> None:
@@ -252,12 +249,15 @@ async def test_requests_that_ask_the_same_while_they_wait_for_their_turn_are_ans
     assert stand.held() == (0, 0, 0)
 
 
-async def test_requests_that_ask_the_same_are_refused_each(store: DelayedStore) -> None:
-    """By the number that each has."""
-    stand, peer = Stand(store, max_frame=1_000), FakePeer()
+async def test_a_list_that_fits_into_no_frame_is_refused_to_each_request(store: DelayedStore) -> None:
+    """A longer frame would end the client's connection."""
+    store.create_topics(f"{name}-{'x' * 40}" for name in NAMES)
+    stand, peer = Stand(store, max_message_size=1), FakePeer()
     for number in range(5):
         await stand.ask(peer, GetTopics(number, "public/default"))
-    assert [each.request_id for each in peer.got(Error)] == list(range(5))
+    assert [(each.request_id, each.error) for each in peer.got(Error)] == [
+        (number, ServerError.NOT_ALLOWED) for number in range(5)
+    ]
     assert stand.held() == (0, 0, 0)
 
 
@@ -286,7 +286,7 @@ async def test_a_connection_that_is_gone_takes_back_what_waits_for_it(store: Del
 
 async def test_so_many_listings_are_under_way_at_most(store: DelayedStore) -> None:
     """maxConcurrentLookupRequest; the next is refused at once."""
-    stand = Stand(store, max_lookups=2)
+    stand = Stand(store, max_concurrent_lookup_request=2)
     stand.workers.held = True
     peers = [FakePeer() for _ in range(3)]
     for peer in peers:
@@ -315,17 +315,9 @@ async def test_a_failure_of_the_store_leaves_nothing_held_and_the_next_asker_is_
     assert len(peer.got(GetTopicsResponse)) == 1
 
 
-async def test_a_list_that_fits_into_no_frame_is_refused(store: DelayedStore) -> None:
-    """A longer frame would end the client's connection."""
-    stand, peer = Stand(store, max_frame=1_000), FakePeer()
-    await stand.ask(peer)
-    assert [each.error for each in peer.got(Error)] == [ServerError.NOT_ALLOWED]
-    assert stand.held() == (0, 0, 0)
-
-
 async def test_without_evaluation_of_patterns_the_client_filters(store: DelayedStore) -> None:
     """The whole list, and `filtered` says so."""
-    stand, peer = Stand(store, evaluates_patterns=False), FakePeer()
+    stand, peer = Stand(store, enable_broker_side_subscription_pattern_evaluation=False), FakePeer()
     await stand.ask(peer, GetTopics(1, "public/default", pattern="public/default/t001"))
     (answer,) = peer.got(GetTopicsResponse)
     assert (len(answer.topics), answer.filtered) == (200, False)

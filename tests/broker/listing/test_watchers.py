@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from duelog import DelayedStore, TopicEvent
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing import name_sets, watchers
 from duelog.broker.listing.memory_limits import (
     FIRST_SIZE,
     DualMemoryLimiter,
     Limits,
-    ListingSettings,
     LookupGate,
     list_bytes,
 )
@@ -79,18 +79,27 @@ class EventStore:
 class Stand:
     """The service over such a store."""
 
-    def __init__(self, store: DelayedStore, heap: Limits = ROOM, direct: Limits = ROOM, **settings: Any) -> None:
+    def __init__(
+        self,
+        store: DelayedStore,
+        heap: Limits = ROOM,
+        direct: Limits = ROOM,
+        *,
+        secured: bool = False,
+        max_kept_bytes: int = 100 << 20,
+        **settings: Any,
+    ) -> None:
         self.loop = TestLoop()
         self.store = EventStore(store)
         self.limiter = DualMemoryLimiter(heap, direct, self.loop)
-        listing = ListingSettings(**settings)
-        self.gate = LookupGate(listing.max_lookups)
+        config = BrokerConfig(**settings)
+        self.gate = LookupGate(config.max_concurrent_lookup_request)
         self.workers = HeldWorkers()
         self.resources = Resources(store.documents)
-        permissions = Permissions(self.resources, enabled=bool(settings.get("max_lookups") == 7))
+        permissions = Permissions(self.resources if secured else None)
         workers, calls = Workers(self.workers), LoopCalls(self.loop)
-        self.sets = NameSets(cast(DelayedStore, self.store), workers, calls, listing.max_kept_bytes)
-        self.watchers = Watchers(permissions, self.limiter, listing, self.gate, self.sets, workers, self.loop)
+        self.sets = NameSets(cast(DelayedStore, self.store), workers, calls, max_kept_bytes)
+        self.watchers = Watchers(permissions, self.limiter, config, self.gate, self.sets, workers, self.loop)
 
     async def watch(self, peer: FakePeer, number: int = 1, pattern: str = ALL, found: str | None = None,
                     namespace: str = "public/default") -> None:  # fmt: skip
@@ -241,11 +250,11 @@ async def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand
 @pytest.mark.parametrize(
     ("pattern", "settings", "error"),
     [
-        (ALL, {"evaluates_patterns": False}, ServerError.NOT_ALLOWED),
+        (ALL, {"enable_broker_side_subscription_pattern_evaluation": False}, ServerError.NOT_ALLOWED),
         (PREFIX + "x" * 60, {}, ServerError.NOT_ALLOWED),
         ("(", {}, ServerError.INVALID_TOPIC_NAME),
-        (ALL, {"max_watchers": 0}, ServerError.NOT_ALLOWED),
-        (ALL, {"max_lookups": 7}, ServerError.AUTHORIZATION),
+        (ALL, {"max_topic_list_watchers_per_connection": 0}, ServerError.NOT_ALLOWED),
+        (ALL, {"secured": True}, ServerError.AUTHORIZATION),
     ],
 )
 async def test_what_cannot_be_watched_is_refused(
@@ -260,7 +269,7 @@ async def test_what_cannot_be_watched_is_refused(
 
 async def test_a_role_that_may_consume_may_watch(on_stand: OnStand) -> None:
     """The right is the namespace's."""
-    async with on_stand(max_lookups=7) as (stand, peer):
+    async with on_stand(secured=True) as (stand, peer):
         await stand.resources.load()
         granted = NamespaceSettings(permissions={"r": frozenset({Action.CONSUME})})
         await stand.resources.namespaces.change("public/default", lambda before: granted)

@@ -10,11 +10,11 @@ from itertools import count
 from typing import Any
 
 from duelog import DelayedStore
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import Command
 from duelog.broker.server.broker import Broker
-from duelog.broker.server.configuration import BrokerConfig
 from duelog.broker.server.services import Services
 from tests.broker.server.raw_client import WITHIN_S, RawClient
 

@@ -9,7 +9,8 @@ from itertools import count
 from typing import Any, cast
 
 from duelog import DelayedStore
-from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits, ListingSettings
+from duelog.broker.configuration import BrokerConfig
+from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
 from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.compatibility import Compatibility
 from duelog.broker.lookup.resources import AutoCreation, Defaults, NamespaceSettings, Resources
@@ -68,13 +69,13 @@ class Stage:
     def __post_init__(self) -> None:
         documents = self.store.documents
         self.resources = Resources(documents, self.defaults)
-        self.permissions = Permissions(self.resources, enabled=self.secured, superusers={"root"})
+        self.permissions = Permissions(self.resources if self.secured else None, {"root"})
         self.access = TopicAccess(self.store, self.resources, self.permissions)
         urls = {"": Urls("pulsar://here:6650", "pulsar+ssl://here:6651"), "inner": Urls("pulsar://inner:6650")}
         self.lookup = TopicLookup(self.access, self.resources, urls)
         self.limiter = DualMemoryLimiter(Limits(), Limits(), AnyLoop())
         workers = Workers(HeldWorkers())
-        self.listing = TopicListing(self.store, self.permissions, self.limiter, ListingSettings(), workers)
+        self.listing = TopicListing(self.store, self.permissions, self.limiter, BrokerConfig(), workers)
         self.facts = TopicFacts(documents, self.resources, self.access)
 
     def ask(self, method: Any, command: Command, role: str | None = None) -> Any:

@@ -6,8 +6,8 @@ import threading
 from typing import Any, cast
 
 from duelog import DelayedStore
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.produce.producers import Producers
-from duelog.broker.produce.sends import ProducerSettings
 from duelog.broker.protocol.commands import (
     AccessMode,
     CloseProducer,
@@ -52,7 +52,7 @@ class Producing:
             self.bench.workers,
             self.bench.calls,
             store.clock.now_ms,
-            ProducerSettings(**settings),
+            BrokerConfig(**settings),
         )
         self._requests = 0
 

@@ -41,7 +41,7 @@ async def test_a_producer_gets_a_name_and_the_topic_comes_into_being(open_store:
 
 async def test_what_is_refused_leaves_nothing_behind(open_store: OpenStore) -> None:
     """A topic that may not be, a schema that does not fit, more producers than a connection may have."""
-    here, peer = Producing(open_store(), max_producers=1), FakePeer()
+    here, peer = Producing(open_store(), max_producers_per_connection=1), FakePeer()
     assert error_of(await here.open(peer, topic="refused")) == ServerError.TOPIC_NOT_FOUND
     assert error_of(await here.open(peer, schema=Schema("misfit", b"", 1))) == ServerError.INCOMPATIBLE_SCHEMA
     assert here.producers._topics == {}

@@ -155,7 +155,7 @@ async def test_delays_over_the_maximum_are_clamped_where_that_is_configured(
     """The message is stored with the longest delay allowed."""
     store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=3_000), topic="t")
-    here, peer = Producing(store, clamp_delays=True), FakePeer()
+    here, peer = Producing(store, delay_rejection="clamp"), FakePeer()
     await here.opened(peer)
     here.put(peer, 0, deliver_at_time=clock.now_ms() + 60_000)
     await here.stored()
@@ -197,7 +197,7 @@ async def test_chunks_of_a_message_share_their_number(open_store: OpenStore) -> 
 
 async def test_a_connection_with_many_unanswered_sends_is_not_read(open_store: OpenStore) -> None:
     """It is again when half of them are answered; others are not held back."""
-    here, peer, other = Producing(open_store(), max_unanswered=10), FakePeer(), FakePeer()
+    here, peer, other = Producing(open_store(), max_pending_publish_requests_per_connection=10), FakePeer(), FakePeer()
     await here.opened(peer)
     await here.opened(other, 1, "q")
     held: list[object] = []

@@ -20,7 +20,7 @@ class Kept:
         return {"w": {Action.PRODUCE}, "r": {Action.CONSUME}} if namespace == "t/n" else {}
 
 
-PERMISSIONS = Permissions(Kept(), enabled=True, superusers=["root"])
+PERMISSIONS = Permissions(Kept(), ["root"])
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_a_refusal_is_an_authorization_error() -> None:
 
 def test_without_authorization_everything_is_allowed() -> None:
     """To connections without a role, too."""
-    permissions = Permissions(Kept())
+    permissions = Permissions()
     assert permissions.allows(None, "x/y", Action.PRODUCE)
     assert permissions.is_superuser(None)

@@ -15,7 +15,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from duelog.broker.security.authentication import InvalidCredentials, TokenMethod, TokenSettings, UnusableSecurity
+from duelog.broker.configuration import BrokerConfig
+from duelog.broker.security.authentication import InvalidCredentials, TokenMethod, UnusableSecurity
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 KEY = "data:;base64," + base64.b64encode(SECRET).decode()
@@ -33,7 +34,7 @@ def pem(key: Any) -> bytes:
 
 def test_a_token_proves_the_role_of_its_subject() -> None:
     """Until it expires."""
-    method = TokenMethod(TokenSettings(secret_key=KEY))
+    method = TokenMethod(BrokerConfig(token_secret_key=KEY))
     assert method.prove(token(sub="me")) == ("me", "token", None)
     soon = int(time.time()) + 60
     assert method.prove(token(sub="me", exp=soon)).expires_ms == soon * 1_000
@@ -58,12 +59,12 @@ def test_a_token_proves_the_role_of_its_subject() -> None:
 def test_a_token_that_is_not_right_proves_nothing(data: bytes) -> None:
     """Expired, not yet valid, of another key, of an algorithm that is not configured, unsigned, without a role."""
     with pytest.raises(InvalidCredentials):
-        TokenMethod(TokenSettings(secret_key=KEY)).prove(data)
+        TokenMethod(BrokerConfig(token_secret_key=KEY)).prove(data)
 
 
 def test_the_role_may_stand_in_another_claim() -> None:
     """The first of several; other claims are not looked at, nor whose clock was ahead."""
-    method = TokenMethod(TokenSettings(secret_key=KEY, auth_claim="roles"))
+    method = TokenMethod(BrokerConfig(token_secret_key=KEY, token_auth_claim="roles"))
     assert method.prove(token(roles="me", sub="you")).role == "me"
     assert method.prove(token(roles=["me", "you"])).role == "me"
     later = int(time.time()) + 60
@@ -74,14 +75,14 @@ def test_the_role_may_stand_in_another_claim() -> None:
 
 def test_an_audience_that_is_set_has_to_be_there() -> None:
     """The audience is the claim's value or one of its values; without a configured one it is not checked."""
-    method = TokenMethod(TokenSettings(secret_key=KEY, audience="here"))
+    method = TokenMethod(BrokerConfig(token_secret_key=KEY, token_audience="here"))
     assert method.prove(token(sub="me", aud="here")).role == "me"
     assert method.prove(token(sub="me", aud=["there", "here"])).role == "me"
     for claims in ({}, {"aud": "there"}, {"aud": ["there"]}):
         with pytest.raises(InvalidCredentials):
             method.prove(token(sub="me", **claims))
-    assert TokenMethod(TokenSettings(secret_key=KEY)).prove(token(sub="me", aud="there")).role == "me"
-    other = TokenMethod(TokenSettings(secret_key=KEY, audience="here", audience_claim="for"))
+    assert TokenMethod(BrokerConfig(token_secret_key=KEY)).prove(token(sub="me", aud="there")).role == "me"
+    other = TokenMethod(BrokerConfig(token_secret_key=KEY, token_audience="here", token_audience_claim="for"))
     assert other.prove(token(sub="me", **{"for": "here"})).role == "me"
 
 
@@ -92,7 +93,7 @@ def test_a_public_key_takes_its_tokens_and_no_others(tmp_path: Path, form: Encod
     path = tmp_path / "key"
     public = key.public_key().public_bytes(form, PublicFormat.SubjectPublicKeyInfo)
     path.write_bytes(public)
-    method = TokenMethod(TokenSettings(public_key=f"file://{path}"))
+    method = TokenMethod(BrokerConfig(token_public_key=f"file://{path}"))
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     assert method.prove(token(private, "RS256", sub="me")).role == "me"
     header, claims = (base64.urlsafe_b64encode(part).rstrip(b"=") for part in (b'{"alg":"HS256"}', b'{"sub":"me"}'))
@@ -107,28 +108,34 @@ def test_elliptic_curves_are_asked_for_by_name(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     path.write_bytes(pem(key))
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    method = TokenMethod(TokenSettings(public_key=str(path), algorithms=["ES256"]))
+    method = TokenMethod(BrokerConfig(token_public_key=str(path), token_algorithms=("ES256",)))
     assert method.prove(token(private, "ES256", sub="me")).role == "me"
     with pytest.raises(UnusableSecurity):
-        TokenMethod(TokenSettings(public_key=str(path)))
+        TokenMethod(BrokerConfig(token_public_key=str(path)))
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        TokenSettings(),
-        TokenSettings(secret_key=KEY, public_key="/x"),
-        TokenSettings(secret_key="/not/there"),
-        TokenSettings(secret_key="data:;base64,???"),
-        TokenSettings(secret_key="data:;base64,c2hvcnQ="),
-        TokenSettings(secret_key=KEY, algorithms=["HS256", "HS512"]),
-        TokenSettings(secret_key=KEY, algorithms=["none"]),
-        TokenSettings(secret_key=KEY, algorithms=["RS256"]),
-        TokenSettings(public_key=KEY),
-        TokenSettings(public_key=KEY, algorithms=["HS256"]),
+        BrokerConfig(),
+        BrokerConfig(token_secret_key=KEY, token_public_key="/x"),
+        BrokerConfig(token_secret_key="/not/there"),
+        BrokerConfig(token_secret_key="data:;base64,???"),
+        BrokerConfig(token_secret_key="data:;base64,c2hvcnQ="),
+        BrokerConfig(
+            token_secret_key=KEY,
+            token_algorithms=(
+                "HS256",
+                "HS512",
+            ),
+        ),
+        BrokerConfig(token_secret_key=KEY, token_algorithms=("none",)),
+        BrokerConfig(token_secret_key=KEY, token_algorithms=("RS256",)),
+        BrokerConfig(token_public_key=KEY),
+        BrokerConfig(token_public_key=KEY, token_algorithms=("HS256",)),
     ],
 )
-def test_a_key_that_cannot_be_used_is_told_at_the_start(settings: TokenSettings) -> None:
+def test_a_key_that_cannot_be_used_is_told_at_the_start(settings: BrokerConfig) -> None:
     """No key, two, one that is not there, short, or not for its algorithm; the text holds no key."""
     with pytest.raises(UnusableSecurity) as caught:
         TokenMethod(settings)

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self, TypeVar
 
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.frames import Frame, FrameCutter, head
 from duelog.broker.security.authentication import Authentication
-from duelog.broker.server.configuration import BrokerConfig
-from duelog.broker.server.connection import Connection, Handler
+from duelog.broker.server.connection import Connection, Handler, Login
 from duelog.broker.server.listening import Listeners
 
 C = TypeVar("C", bound=Command)
@@ -90,6 +90,10 @@ class RawClient:
             await self.writer.wait_closed()
 
 
+_CHECK_S = 0.02
+"""Seconds between two looks at credentials."""
+
+
 class Serving:
     """Listeners with the handlers of a test."""
 
@@ -105,10 +109,11 @@ class Serving:
         self.listeners = Listeners(
             self.config,
             {**handlers, commands.Flow: self._flow},
-            authentication or Authentication({}),
             server_version="duelog-test",
-            clock=lambda: self.now_ms,
             gone=self.gone.append,
+            admission=lambda _, session, fail: Login(
+                authentication or Authentication({}), session, lambda: self.now_ms, _CHECK_S, fail
+            ),
         )
 
     def _flow(self, connection: Connection, command: commands.Flow, blob: memoryview) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.consume import feed
 from duelog.broker.protocol import commands, fields
 from duelog.broker.protocol.commands import HashRange
 from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.server.broker import Broker, store_config
-from duelog.broker.server.configuration import BrokerConfig
 from tests.broker.server.raw_client import WITHIN_S, RawClient
 
 TOPIC = "persistent://public/default/t"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, Policies, StoreConfig
-from duelog.broker.server import configuration
+from duelog.broker import configuration
+from duelog.broker.configuration import BrokerConfig, read_settings
 from duelog.broker.server.broker import Broker
-from duelog.broker.server.configuration import BrokerConfig, in_file, read_config
 from duelog.store.errors import InvalidArgument
 
 EXAMPLE = """
@@ -41,7 +41,7 @@ def written(path: Path, text: str) -> Path:
 
 def test_a_file_has_the_names_that_operators_know(tmp_path: Path) -> None:
     """Settings that the file leaves out have their defaults; those of the caller count more."""
-    found = read_config(written(tmp_path, EXAMPLE), broker_service_port=7777)
+    found = read_settings(BrokerConfig, written(tmp_path, EXAMPLE), broker_service_port=7777)
     assert found == BrokerConfig(
         bind_address="0.0.0.0",
         advertised_address="broker.example",
@@ -94,7 +94,7 @@ def test_a_file_has_the_names_that_operators_know(tmp_path: Path) -> None:
 def test_a_setting_that_cannot_be_is_named(tmp_path: Path, text: str, says: str) -> None:
     """One of each kind."""
     with pytest.raises(InvalidArgument, match=says):
-        read_config(written(tmp_path, text))
+        read_settings(BrokerConfig, written(tmp_path, text))
 
 
 def test_names_of_pulsar_that_are_refused_are_told_by_names_that_the_store_has() -> None:
@@ -103,7 +103,7 @@ def test_names_of_pulsar_that_are_refused_are_told_by_names_that_the_store_has()
     named = set(re.findall(r"here it is (\w+) of the table", texts))
     assert len(named) == 4
     assert named <= {each.name for each in fields(StoreConfig)}
-    assert not set(configuration._ELSEWHERE) & {in_file(each.name) for each in fields(BrokerConfig)}
+    assert not set(configuration._ELSEWHERE) & {BrokerConfig.in_file(each.name) for each in fields(BrokerConfig)}
 
 
 def test_delays_of_the_configuration_are_set_for_the_whole_store(tmp_path: Path) -> None:
@@ -113,7 +113,9 @@ def test_delays_of_the_configuration_are_set_for_the_whole_store(tmp_path: Path)
         delayedDeliveryTickTimeMillis = 1000
         delayedDeliveryMaxDelayInMillis = 3600000
     """
-    config = replace(read_config(written(tmp_path, text)), bind_address="127.0.0.1", broker_service_port=0)
+    config = replace(
+        read_settings(BrokerConfig, written(tmp_path, text)), bind_address="127.0.0.1", broker_service_port=0
+    )
 
     async def served(store: DelayedStore, config: BrokerConfig) -> None:
         broker = Broker(store, config)
@@ -140,15 +142,15 @@ def test_a_listener_has_an_address_for_each_scheme() -> None:
 
 def test_every_setting_can_be_in_a_file(tmp_path: Path) -> None:
     """Names are told apart, and a default can be written down."""
-    names = [in_file(each.name) for each in fields(BrokerConfig)]
+    names = [BrokerConfig.in_file(each.name) for each in fields(BrokerConfig)]
     assert len(set(names)) == len(names)
     lines = []
     for each in fields(BrokerConfig):
         value = getattr(BrokerConfig(), each.name)
         if isinstance(value, bool):
-            lines.append(f"{in_file(each.name)} = {str(value).lower()}")
+            lines.append(f"{BrokerConfig.in_file(each.name)} = {str(value).lower()}")
         elif isinstance(value, (int, float, str)):
-            lines.append(f"{in_file(each.name)} = {value!r}")
+            lines.append(f"{BrokerConfig.in_file(each.name)} = {value!r}")
         elif isinstance(value, tuple):
-            lines.append(f"{in_file(each.name)} = []")
-    assert read_config(written(tmp_path, "\n".join(lines))) == BrokerConfig()
+            lines.append(f"{BrokerConfig.in_file(each.name)} = []")
+    assert read_settings(BrokerConfig, written(tmp_path, "\n".join(lines))) == BrokerConfig()

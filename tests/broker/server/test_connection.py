@@ -376,7 +376,7 @@ async def test_credentials_that_expire_are_asked_for_again(fresh: bytes | None, 
     flags = commands.FeatureFlags(supports_auth_refresh=True)
 
     authentication = Authentication({"token": Words()})
-    async with serving(authentication=authentication, authentication_refresh_check_seconds=0.02) as server:
+    async with serving(authentication=authentication) as server:
         client = await RawClient.connected(
             server.port, auth_method_name="token", auth_data=b"me:1000", feature_flags=flags
         )

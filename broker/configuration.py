@@ -1,4 +1,4 @@
-"""The broker's settings: one frozen value; a file in TOML has them under the names that operators of Pulsar know.
+"""Settings of a broker, and those that a proxy shares: a frozen value; a TOML file has them by Pulsar's names.
 
 Where a setting means the same as one of Pulsar's, it has its name. A name that is not known is an error, so that a
 setting that was misspelt is not lost.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 import socket
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from ...store.errors import InvalidArgument
-from ..lookup.compatibility import Compatibility
-from ..protocol.frames import MAX_MESSAGE_SIZE
+from ..store.errors import InvalidArgument
+from .lookup.compatibility import Compatibility
+from .protocol.frames import MAX_MESSAGE_SIZE
 
-S = TypeVar("S")
+S = TypeVar("S", bound="ServiceConfig")
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 """Addresses to listen at that are no address to connect to."""
@@ -28,25 +29,20 @@ _LISTENER = re.compile(r"(\w[\w-]*):(pulsar(?:\+ssl)?://[^\s/,]+:[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
-    """Settings. In a file `bind_address` is `bindAddress`, and so on."""
+class ServiceConfig:
+    """Settings that a broker and a proxy have. In a file `bind_address` is `bindAddress`, and so on."""
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {}
+    """By field, its name in a file where Pulsar's proxy has another one."""
 
     bind_address: str = "localhost"
-    """Address to listen at. "0.0.0.0" lets other machines reach the broker, which should authenticate them then."""
-    advertised_address: str | None = None
-    """Address that LOOKUP gives clients; None: `bind_address`, or the machine's name if that is every address."""
-    advertised_listeners: tuple[str, ...] = ()
-    """Addresses that LOOKUP gives clients that name a listener: `name:pulsar://host:port`, or `pulsar+ssl`."""
+    """Address to listen at. "0.0.0.0" lets other machines reach it: a broker should authenticate them then."""
     broker_service_port: int | None = 6650
     """Port of the binary protocol. None: TLS only. 0: a free port."""
     broker_service_port_tls: int | None = 6651
     """Used if there is a certificate."""
     web_service_port: int | None = None
-    """Port of administration over HTTP. None: no administration. 0: a free port."""
-    web_service_port_tls: int | None = None
-    """Port of administration over TLS; needs a certificate."""
-    max_http_server_connections: int = 2_048
-    """Connections over it are closed."""
+    """Port of HTTP: a broker's administration, a proxy's metrics and health. None: none. 0: a free port."""
     tls_certificate_file_path: Path | None = None
     """The certificate chain in PEM."""
     tls_key_file_path: Path | None = None
@@ -74,6 +70,80 @@ class BrokerConfig:
     """Bytes that wait at which the connection gets messages and is read again."""
     max_pending_requests: int = 1_000
     """Requests of a connection under way at which it is not read."""
+    shutdown_timeout_seconds: float = 20
+    """Seconds that connections and the store's consumers have to finish in when the broker stops."""
+
+    max_concurrent_lookup_request: int = 50_000
+    """Lookups of a proxy, and listings of topics, under way; those over it are answered TooManyRequests."""
+    max_topic_list_in_flight_heap_mem_size_mb: int = 100
+    """Memory of topic lists being made; 0: no limit. A broker's administration can change this and the next five."""
+    max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
+    """Longest wait of a listing for memory, after which it is answered TooManyRequests."""
+    max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
+    """Listings that may wait; 0: any number."""
+    max_topic_list_in_flight_direct_mem_size_mb: int = 100
+    """Memory of frames being written; 0: no limit."""
+    max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
+    """Longest wait of a frame for memory."""
+    max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
+    """Frames that may wait; 0: any number."""
+
+    placement_file: Path | None = None
+    """Which broker serves which namespace, where there are several; a proxy without it asks `broker_urls`."""
+    placement_refresh_seconds: float = 2
+    """Seconds between two looks at the file."""
+    broker_client_trust_certs_file_path: Path | None = None
+    """Certificates that those of brokers are checked by, for pulsar+ssl; None: those that this machine trusts."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument."""
+        for each in fields(self):
+            number = getattr(self, each.name)
+            if isinstance(number, (int, float)):
+                self._check(each.name, number >= 0, "expected 0 or more")
+                self._check(each.name, number > 0 or each.name not in _POSITIVE, "expected more than 0")
+                self._check(each.name, number <= 65_535 or each.name not in _PORTS, "expected 0 to 65535")
+        certified = self.tls_certificate_file_path is not None
+        self._check("write_low_mark", self.write_low_mark <= self.write_high_mark, "over writeHighMark")
+        both = certified == (self.tls_key_file_path is not None)
+        self._check("tls_key_file_path", both, "a certificate and its key go together")
+        reachable = certified or self.broker_service_port is not None
+        self._check("broker_service_port", reachable, "without a certificate there is no other port")
+
+    def _check(self, name: str, holds: bool, reason: str) -> None:
+        """Raise InvalidArgument for a field that is not as it has to be."""
+        if not holds:
+            raise InvalidArgument(self.in_file(name), getattr(self, name), reason)
+
+    @classmethod
+    def in_file(cls, name: str) -> str:
+        """The name of a field in a file."""
+        return cls.OTHER_NAMES.get(name) or _WORD.sub(lambda found: found.group(1).upper(), name)
+
+    @property
+    def reachable_address(self) -> str:
+        """The host that clients are told to connect to, as URLs have it."""
+        return _host_of(self.bind_address)
+
+    def list_limits(self) -> dict[str, int]:
+        """The six limits of the memory of topic lists, by name in a file: a broker's until others are set."""
+        names = [each.name for each in fields(self) if each.name.startswith("max_topic_list_in_flight_")]
+        return {self.in_file(name): getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig(ServiceConfig):
+    """Settings of a broker."""
+
+    advertised_address: str | None = None
+    """Address that LOOKUP gives clients; None: `bind_address`, or the machine's name if that is every address."""
+    advertised_listeners: tuple[str, ...] = ()
+    """Addresses that LOOKUP gives clients that name a listener: `name:pulsar://host:port`, or `pulsar+ssl`."""
+    web_service_port_tls: int | None = None
+    """Port of administration over TLS; needs a certificate."""
+    max_http_server_connections: int = 2_048
+    """Connections over it are closed."""
+
     max_pending_publish_requests_per_connection: int = 1_000
     """SENDs of a connection without an answer at which it is not read."""
     max_producers_per_connection: int = 10_000
@@ -82,8 +152,6 @@ class BrokerConfig:
     """A consumer over it is refused."""
     worker_threads: int = 16
     """Threads for what waits for the disk."""
-    shutdown_timeout_seconds: float = 20
-    """Seconds that connections and the store's consumers have to finish in when the broker stops."""
 
     stats_update_frequency_in_secs: float = 60
     """Seconds over which rates are averaged."""
@@ -120,20 +188,6 @@ class BrokerConfig:
     """Match patterns in the broker, and let clients watch for topics."""
     subscription_pattern_max_length: int = 50
     """A longer pattern is left to the client, which polls."""
-    max_concurrent_lookup_request: int = 50_000
-    """Listings of topics under way."""
-    max_topic_list_in_flight_heap_mem_size_mb: int = 100
-    """Memory of topic lists being made; 0: no limit. This and the next five are DynamicSettings."""
-    max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
-    """Longest wait of a listing for memory, after which it is answered TooManyRequests."""
-    max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
-    """Listings that may wait; 0: any number."""
-    max_topic_list_in_flight_direct_mem_size_mb: int = 100
-    """Memory of frames being written; 0: no limit."""
-    max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
-    """Longest wait of a frame for memory."""
-    max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
-    """Frames that may wait; 0: any number."""
     max_topic_list_watchers_per_connection: int = 1_000
     """A watcher over it is refused."""
     max_topic_list_watchers_mem_size_mb: int = 100
@@ -166,62 +220,35 @@ class BrokerConfig:
     authentication_refresh_check_seconds: float = 60
     """Seconds between two checks for expired credentials."""
 
-    placement_file: Path | None = None
-    """Which broker serves which namespace, where there are several."""
     placement_broker: str | None = None
     """This broker's name in it."""
-    placement_refresh_seconds: float = 2
-    """Seconds between two looks at the file."""
-    broker_client_trust_certs_file_path: Path | None = None
-    """Certificates that those of other brokers are checked by, for pulsar+ssl; None: those that this machine trusts."""
 
     store: dict[str, Any] = field(default_factory=dict)
     """Settings of the store, by the names of `StoreConfig`: the table `[store]`."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument."""
-        if self.delay_rejection not in {"error", "clamp"}:
-            raise InvalidArgument("delayRejection", self.delay_rejection, 'expected "error" or "clamp"')
-        if self.schema_compatibility_strategy not in set(Compatibility):
-            reason = f"expected one of {', '.join(Compatibility)}"
-            raise InvalidArgument("schemaCompatibilityStrategy", self.schema_compatibility_strategy, reason)
+        super(BrokerConfig, self).__post_init__()
+        self._check("delay_rejection", self.delay_rejection in {"error", "clamp"}, 'expected "error" or "clamp"')
+        known = self.schema_compatibility_strategy in set(Compatibility)
+        self._check("schema_compatibility_strategy", known, f"expected one of {', '.join(Compatibility)}")
         for listener in self.advertised_listeners:
             if _LISTENER.fullmatch(listener) is None:
                 raise InvalidArgument("advertisedListeners", listener, "expected name:pulsar://host:port")
-        for port in _PORTS:
-            number = getattr(self, port)
-            if number is not None and not 0 <= number <= 65_535:
-                raise InvalidArgument(in_file(port), number, "expected 0 to 65535")
-        for each in fields(self):
-            number = getattr(self, each.name)
-            if isinstance(number, (int, float)) and number < 0:
-                raise InvalidArgument(in_file(each.name), number, "expected 0 or more")
-        for name in _POSITIVE:
-            if not getattr(self, name):
-                raise InvalidArgument(in_file(name), 0, "expected more than 0")
-        if self.write_low_mark > self.write_high_mark:
-            raise InvalidArgument("writeLowMark", self.write_low_mark, "over writeHighMark")
-        if (self.tls_certificate_file_path is None) != (self.tls_key_file_path is None):
-            raise InvalidArgument("tlsKeyFilePath", self.tls_key_file_path, "a certificate and its key go together")
-        if self.tls_certificate_file_path is None and self.broker_service_port is None:
-            raise InvalidArgument("brokerServicePort", None, "without a certificate there is no other port")
-        if self.tls_certificate_file_path is None and self.web_service_port_tls is not None:
-            raise InvalidArgument("webServicePortTls", self.web_service_port_tls, "needs a certificate")
-        if (self.placement_file is None) != (self.placement_broker is None):
-            reason = "placementFile and placementBroker, the name of this broker in it, go together"
-            raise InvalidArgument("placementBroker", self.placement_broker, reason)
+        certified = self.tls_certificate_file_path is not None
+        self._check("web_service_port_tls", certified or self.web_service_port_tls is None, "needs a certificate")
+        both = (self.placement_file is None) == (self.placement_broker is None)
+        reason = "placementFile and placementBroker, the name of this broker in it, go together"
+        self._check("placement_broker", both, reason)
         unknown = set(self.authentication_providers) - {"token", "basic"}
         if unknown:
             raise InvalidArgument("authenticationProviders", sorted(unknown), 'expected "token", "basic"')
-        if self.authorization_enabled and not self.authentication_providers:
-            raise InvalidArgument("authorizationEnabled", True, "needs authenticationProviders")
+        asks = bool(self.authentication_providers) or not self.authorization_enabled
+        self._check("authorization_enabled", asks, "needs authenticationProviders")
 
     @property
     def reachable_address(self) -> str:
-        """The host that clients are told to connect to, as URLs have it."""
-        here = socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
-        host = self.advertised_address or here
-        return f"[{host}]" if ":" in host else host
+        return _host_of(self.advertised_address or self.bind_address)
 
     def delay_policies(self) -> dict[str, Any]:
         """Policies for the whole store that are set here."""
@@ -231,11 +258,6 @@ class BrokerConfig:
             "max_delivery_delay_ms": self.delayed_delivery_max_delay_in_millis,
         }
         return {name: value for name, value in found.items() if value is not None}
-
-    def dynamic(self) -> dict[str, int]:
-        """Initial values of the settings that change while the broker runs, by name."""
-        prefix = "max_topic_list_in_flight_"
-        return {in_file(each.name): getattr(self, each.name) for each in fields(self) if each.name.startswith(prefix)}
 
     def listeners(self) -> dict[str, dict[str, str]]:
         """Addresses by scheme, `pulsar` and `pulsar+ssl`, by name of the listener."""
@@ -251,6 +273,7 @@ _PORTS = ("broker_service_port", "broker_service_port_tls", "web_service_port", 
 _POSITIVE = (
     "broker_max_connections",
     "broker_max_connections_per_ip",
+    "broker_proxy_connect_timeout_ms",
     "handshake_timeout_seconds",
     "keep_alive_interval_seconds",
     "max_concurrent_lookup_request",
@@ -262,11 +285,17 @@ _POSITIVE = (
     "max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis",
     "max_unacked_messages_per_consumer",
     "max_unacked_messages_per_subscription",
+    "request_timeout_seconds",
     "stats_update_frequency_in_secs",
     "worker_threads",
     "write_high_mark",
     "write_stall_seconds",
 )
+
+
+def _host_of(address: str) -> str:
+    host = socket.gethostname() if address in EVERYWHERE else address
+    return f"[{host}]" if ":" in host else host
 
 
 _ONE_INDEX = "duelog has one kind of delay index, on disk and shared by the subscriptions of a topic: leave it out"
@@ -288,16 +317,6 @@ _ELSEWHERE = {
 """Settings of Pulsar for delayed delivery (PIP-437, PIP-448) that are not taken: what to set in place of them."""
 
 
-def in_file(name: str) -> str:
-    """The name of a field in a file."""
-    return _WORD.sub(lambda found: found.group(1).upper(), name)
-
-
-def read_config(path: Path, **settings: Any) -> BrokerConfig:
-    """The broker's settings of a file, as `read_settings`."""
-    return read_settings(BrokerConfig, path, **settings)
-
-
 def read_settings(cls: type[S], path: Path, **settings: Any) -> S:
     """The settings of a file; `settings` (fields that the caller sets) count more. Raises InvalidArgument, OSError."""
     try:
@@ -305,7 +324,7 @@ def read_settings(cls: type[S], path: Path, **settings: Any) -> S:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument("--config", str(path), f"not TOML: {error}") from error
     types = get_type_hints(cls)
-    names = {in_file(name): name for name in types}
+    names = {cls.in_file(each.name): each.name for each in fields(cls) if each.init}
     values = {}
     for given, value in found.items():
         if given not in names:
