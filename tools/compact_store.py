@@ -24,7 +24,7 @@ from ..store.config import StoreConfig
 from ..store.env.memtable import Reads
 from ..store.errors import DuelogError, InvalidArgument, StoreLocked
 from ..store.log import catalog
-from .columns.sealed import Sealed, identity_of, open_main_to_read, open_sealed, read_sealed
+from .columns.sealed import Sealed, identity_of, open_generation, open_main_to_read, read_sealed
 from .partition_compaction import CompactionTask, Failed, Figures, PartitionAnswer, compact_partition, publish
 from .values import MIN_DEAD_RATIO
 
@@ -155,7 +155,7 @@ def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> tuple[list[Compa
         tasks = []
         for start_ms, sealed in found.sealed.items():
             try:
-                with open_sealed(sealed, identity.store_id) as source, source.read() as rows:
+                with open_generation(sealed, identity.store_id) as source, source.read() as rows:
                     logs = partition_logs(rows)
             except DuelogError as error:
                 found.answers[start_ms] = PartitionAnswer(start_ms, None, False, Failed(str(error)))

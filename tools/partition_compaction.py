@@ -17,7 +17,7 @@ from ..cleanup.compaction import Staged, hand_over, stage_generation
 from ..cleanup.compaction_plan import plan_generation
 from ..cleanup.log_claims import LogClaims
 from ..store.errors import DamagedStore, DuelogError, StoreFailed, StoreUnavailable
-from .columns.sealed import Sealed, open_sealed
+from .columns.sealed import Sealed, open_generation
 
 SWEPT = "the store was opened meanwhile, which clears staging/: try again"
 
@@ -70,7 +70,7 @@ def compact_partition(
     figures, worth_it = None, False
     result: Staged | Failed | None = None
     try:
-        with open_sealed(task.sealed, task.store_id) as source:
+        with open_generation(task.sealed, task.store_id) as source:
             plan = plan_generation(source, task.claims)
             entries = sum(log.entries for log in plan.logs)
             figures = Figures(entries, plan.body_bytes, plan.dead_entries, plan.dead_bytes)

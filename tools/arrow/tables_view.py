@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,11 @@ import pyarrow.parquet as pq
 
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.files.directory import flush_file, move, refuse_inside
-from ...store.log import catalog
-from ...store.wal.followed_wal import FollowedWal
-from ..columns.main_tables import (
-    TABLES,
-    columns_of,
-    marker_ledgers,
-    narrowed,
-    scan_markers,
-    small_batches,
-    table_schema,
-)
-from ..columns.scan_arrow import needs_claims, scan_messages, schema_of
-from ..columns.scan_pending import logs_now, pending_in, scan_pending
-from ..columns.scan_plan import Wanted, plan_in
-from ..columns.sealed import open_main_to_read, sealed_in
+from ..columns.main_tables import TABLES, View, columns_of, narrowed, table_schema
+from ..columns.scan_arrow import schema_of
+from ..columns.scan_pending import logs_now
+from ..columns.scan_plan import Wanted
+from ..columns.sealed import open_main_to_read
 from ..transfer.export_layout import PENDING, open_export
 from .missing import NeedsArrow
 
@@ -153,27 +143,8 @@ def open_store_tables(path: Path, *, pending: bool, as_of_ms: int | None) -> Ite
     """Those of a store, as of one read transaction, while the block lasts."""
     known = logs_now(path) if pending else None
     with open_main_to_read(path) as (identity, main), main.read() as raw:
-
-        def read(table: str, columns: list[str], wanted: Wanted) -> Batches:
-            if table == "messages":
-                generations = sealed_in(path, catalog.partitions(raw))
-                for part in plan_in(raw, identity.store_id, generations, wanted, needs_claims(columns)):
-                    yield from scan_messages(part, columns, wanted)
-            elif table == PENDING:
-                if known is None:
-                    raise InvalidArgument("table", table, "open_tables was told pending=False")
-                wal = FollowedWal(path, identity.store_id)
-                for each in pending_in(raw, path, identity, known, wanted, as_of_ms):
-                    yield from scan_pending(each, columns, wanted, wal=wal, raw=raw)
-            elif table == "markers":
-                for ledger in marker_ledgers(raw, wanted.topics):
-                    for batch in scan_markers(ledger, lambda: nullcontext(raw)):
-                        yield narrowed(batch, table, wanted, columns)
-            else:
-                for batch in small_batches(raw, path, table):
-                    yield narrowed(batch, table, wanted, columns)
-
-        tables = Tables(path, read)
+        view = View(path, identity, raw, known)
+        tables = Tables(path, lambda table, columns, wanted: view.batches(table, columns, wanted, as_of_ms))
         try:
             yield tables
         finally:

@@ -17,7 +17,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from typing import NamedTuple, TypeVar
 
 import lmdb
@@ -38,7 +37,7 @@ from ...store.wal.followed_wal import FollowedWal
 from ...survey.contents import read_record, table_name
 from ..columns.scan_plan import LogRange
 from ..columns.scan_rows import batches
-from ..columns.sealed import Sealed, open_sealed
+from ..columns.sealed import Sealed, open_generation
 from ..store_check import check_file
 from .audit_tables import DAY_MS, HOUR_MS, RetentionRow
 from .facts import ranges_text, records_before
@@ -318,18 +317,15 @@ def audit_partition(task: PartitionTask, wal: FollowedWal | None = None, patienc
     try:
         if task.verify and (problems := [found.message for found in check_file(sealed.path)]):
             return PartitionResult(sealed.start_ms, "; ".join(problems[:5]), sealed.file_bytes, [], [])
-        if wal is None:
-            with open_sealed(sealed, task.store_id) as environment:
-                logs, issues = audit_environment(environment, task)
-                if any(inspect_snapshots(environment)):
-                    message = "snapshots were left when the partition closed"
-                    issues.append(Issue("incomplete-snapshot", NO_ENTRY, message, 0))
-            return PartitionResult(sealed.start_ms, "", sealed.file_bytes, logs, issues)
-        follow = wal.of(sealed.start_ms)
-        with closing(Environment(sealed.path, name=sealed.name, read_only=True, follow=follow)) as environment:
-            logs, issues = audit_environment(environment, task._replace(verify=False))
-            issues += _incomplete_snapshots(environment, patience_s)
-            return PartitionResult(sealed.start_ms, "", environment.file_bytes(), logs, issues)
+        with open_generation(sealed, task.store_id, wal) as environment:
+            logs, issues = audit_environment(environment, task._replace(verify=task.verify and wal is None))
+            if wal is not None:
+                issues += _incomplete_snapshots(environment, patience_s)
+            elif any(inspect_snapshots(environment)):
+                message = "snapshots were left when the partition closed"
+                issues.append(Issue("incomplete-snapshot", NO_ENTRY, message, 0))
+            file_bytes = sealed.file_bytes if wal is None else environment.file_bytes()
+            return PartitionResult(sealed.start_ms, "", file_bytes, logs, issues)
     except (DamagedStore, CorruptRecord, lmdb.Error) as error:
         return PartitionResult(sealed.start_ms, str(error) or type(error).__name__, sealed.file_bytes, [], [])
 

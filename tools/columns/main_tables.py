@@ -11,7 +11,7 @@ them; the store's delivery log has it, for the case that the process is killed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ...cleanup.log_claims import acknowledged_by_all
+from ...opening import Identity
 from ...partitions import cancellations
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
@@ -31,10 +32,12 @@ from ...store.env.memtable import Reads
 from ...store.errors import CorruptEntry, InvalidArgument
 from ...store.log import catalog
 from ...store.log.scan import runs
+from ...store.wal.followed_wal import FollowedWal
 from .held_letters import Unreadable, held_letters
-from .scan_arrow import MESSAGES
-from .scan_plan import Wanted
-from .sealed import Sealed
+from .scan_arrow import MESSAGES, needs_claims, scan_messages
+from .scan_pending import Known, pending_in, scan_pending
+from .scan_plan import Wanted, plan_in
+from .sealed import Sealed, sealed_in
 
 MARKERS = pa.schema(
     [
@@ -396,3 +399,37 @@ def narrowed(batch: pa.RecordBatch, table: str, wanted: Wanted, columns: Sequenc
         inside = pc.and_(pc.greater_equal(due, wanted.due_from_ms), pc.less(due, wanted.due_until_ms))
         keep = pc.and_(keep, pc.fill_null(inside, False))
     return batch.filter(keep).select(list(columns))
+
+
+class View(NamedTuple):
+    """The tables of a store as of one read transaction of its main environment."""
+
+    store: Path
+    identity: Identity
+    raw: Reads
+    known: Known | None
+    """The logs of open partitions when the view began (`logs_now`); None: nobody asks for what is pending."""
+
+    def batches(
+        self, table: str, columns: Sequence[str], wanted: Wanted, as_of_ms: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a table that are wanted. as_of_ms: of `pending`, as in `pending_in`. Raises DamagedStore."""
+        if table == "messages":
+            generations = sealed_in(self.store, catalog.partitions(self.raw))
+            for part in plan_in(self.raw, self.identity.store_id, generations, wanted, needs_claims(columns)):
+                yield from scan_messages(part, columns, wanted)
+            return
+        if table == "pending":
+            if self.known is None:
+                raise InvalidArgument("table", table, "open_tables was told pending=False")
+            wal = FollowedWal(self.store, self.identity.store_id)
+            for each in pending_in(self.raw, self.store, self.identity, self.known, wanted, as_of_ms):
+                yield from scan_pending(each, columns, wanted, wal=wal, raw=self.raw)
+            return
+        if table == "markers":
+            ledgers = marker_ledgers(self.raw, wanted.topics)
+            found = (batch for each in ledgers for batch in scan_markers(each, lambda: nullcontext(self.raw)))
+        else:
+            found = small_batches(self.raw, self.store, table)
+        for batch in found:
+            yield narrowed(batch, table, wanted, columns)

@@ -27,7 +27,7 @@ from ...store.errors import InvalidArgument
 from ...store.position import MAX_ID
 from .scan_plan import Slice, Wanted
 from .scan_rows import BATCH_ROWS, Batch, Bools, batches
-from .sealed import Sealed, open_sealed
+from .sealed import Sealed, open_generation
 
 MESSAGES = pa.schema(
     [
@@ -82,7 +82,7 @@ def scan_messages(
     """
     schema = schema_of(columns)
     bodies = not BODY_COLUMNS.isdisjoint(columns)
-    with open_sealed(part.sealed, part.store_id) as environment, environment.read() as raw:
+    with open_generation(part.sealed, part.store_id) as environment, environment.read() as raw:
         for batch in batches(raw, part.sealed.name, part.ranges, rows=rows, bodies=bodies):
             batch.keep_due(wanted or Wanted())
             if batch.rows:

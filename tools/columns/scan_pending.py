@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,21 +25,19 @@ import pyarrow as pa
 
 from ...opening import Identity
 from ...partitions import cancellations
-from ...partitions.partition import Partition
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerRecord, LedgerState, PartitionRecord, PartitionState, Table
 from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.codec.run import Run
-from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
-from ...store.errors import CorruptRecord, DamagedStore
+from ...store.errors import DamagedStore
 from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from ...store.wal.followed_wal import FollowedWal
 from .scan_arrow import BODY_COLUMNS, MESSAGES, record_batch, schema_of
 from .scan_plan import USUAL, LogRange, Logs, Sizes, Wanted, cut, logs_of
 from .scan_rows import BATCH_ROWS, Batch, Bools, batches
-from .sealed import Sealed, open_main_to_read, read_sealed
+from .sealed import Sealed, open_generation, open_main_to_read, read_sealed
 
 Known = dict[int, Logs]
 """By start of an open partition, its logs."""
@@ -126,7 +124,7 @@ def _open_ones(store: Path, listed: Iterable[tuple[int, PartitionRecord]]) -> It
 
 
 def _logs_of(sealed: Sealed, store_id: bytes, wal: FollowedWal) -> Logs:
-    with _open_unsealed(sealed, store_id, wal) as environment:
+    with open_generation(sealed, store_id, wal) as environment:
         return logs_of(environment)
 
 
@@ -195,7 +193,7 @@ def scan_pending(
                     yield record_batch(batch, None, schema)
             return
         wal = wal or FollowedWal(Path(part.store), part.store_id)
-        environment = stack.enter_context(_open_unsealed(part.sealed, part.store_id, wal))
+        environment = stack.enter_context(open_generation(part.sealed, part.store_id, wal))
         left = part.ranges
         while left:
             found = None
@@ -226,19 +224,3 @@ def _is_pending(batch: Batch) -> Bools:
             waiting[rows] &= ~log.frontier.has_fired(ids[rows], batch.dues[rows])
     waiting |= batch.dues == UNREADABLE_DUE
     return waiting
-
-
-@contextmanager
-def _open_unsealed(sealed: Sealed, store_id: bytes, wal: FollowedWal) -> Iterator[Environment]:
-    """An open partition's environment inside the block, under locks. Raises DamagedStore; also where it has gone."""
-    path = sealed.path
-    if sealed.size() is None:
-        raise DamagedStore(path, "is missing: deleted or replaced since the job began")
-    follow = wal.of(sealed.start_ms)
-    with closing(Environment(path, name=sealed.name, read_only=True, follow=follow)) as environment:
-        partition = Partition(path, sealed.start_ms, sealed.end_ms, sealed.generation, PartitionState.OPEN)
-        try:
-            partition.verify_identity(store_id, environment)
-        except CorruptRecord as error:
-            raise DamagedStore(path, str(error)) from error
-        yield environment

@@ -24,7 +24,7 @@ from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from ...store.message import MAX_DUE_MS
 from ...store.names import TopicName
-from .sealed import Sealed, open_sealed, read_sealed
+from .sealed import Sealed, open_generation, read_sealed
 
 
 class Sizes(NamedTuple):
@@ -130,7 +130,7 @@ def plan_in(
     found: list[Slice] = []
     for sealed in generations:
         if wanted.has_partition(sealed):
-            with open_sealed(sealed, store_id) as environment:
+            with open_generation(sealed, store_id) as environment:
                 logs = logs_of(environment)
             ranges = _ranges(raw, logs, wanted, claims)
             found += [Slice(sealed, store_id, part) for part in cut(ranges, sealed.file_bytes, sizes)]

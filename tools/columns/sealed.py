@@ -125,19 +125,22 @@ def sealed_in(store: Path, partitions: list[tuple[int, PartitionRecord]]) -> lis
 
 
 @contextmanager
-def open_sealed(sealed: Sealed, store_id: bytes) -> Iterator[Environment]:
-    """The environment of a sealed generation, open without locks inside the block.
+def open_generation(sealed: Sealed, store_id: bytes, wal: FollowedWal | None = None) -> Iterator[Environment]:
+    """The environment of a generation inside the block: a sealed one without locks, of the size it was listed with.
 
-    Size and identity are verified first. Raises DamagedStore for one that is missing, short, of another size than it
-    was listed with, or of another store, partition or generation.
+    wal: that of the store, for an open partition, which is read under locks with what the log has of it.
+    Raises DamagedStore for one that is missing, short, or of another store, partition or generation.
     """
     path, file_bytes = sealed.path, sealed.size()
     if file_bytes is None:
         raise DamagedStore(path, "is missing: deleted or replaced since the job began")
-    if file_bytes != sealed.file_bytes:
+    if wal is None and file_bytes != sealed.file_bytes:
         raise DamagedStore(path / "data.mdb", f"is {file_bytes} bytes, was {sealed.file_bytes} when the job began")
-    with closing(Environment(path, name=sealed.name, read_only=True, lock=False)) as environment:
-        partition = Partition(path, sealed.start_ms, sealed.end_ms, sealed.generation, PartitionState.CLOSED)
+    follow = None if wal is None else wal.of(sealed.start_ms)
+    opened = Environment(path, name=sealed.name, read_only=True, lock=wal is not None, follow=follow)
+    with closing(opened) as environment:
+        state = PartitionState.CLOSED if wal is None else PartitionState.OPEN
+        partition = Partition(path, sealed.start_ms, sealed.end_ms, sealed.generation, state)
         try:
             partition.verify_identity(store_id, environment)
         except CorruptRecord as error:

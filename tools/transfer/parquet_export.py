@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,15 +26,23 @@ from ...opening import Identity
 from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument
 from ...store.files.directory import flush_file, make_directory, refuse_inside, remove_tree, sync_directory, write_file
-from ...store.wal.followed_wal import FollowedWal
-from ..columns.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_batches
-from ..columns.scan_arrow import MESSAGES, scan_messages, schema_of
-from ..columns.scan_pending import logs_now, pending_in, scan_pending
+from ..columns.main_tables import View
+from ..columns.scan_arrow import scan_messages, schema_of
+from ..columns.scan_pending import logs_now
 from ..columns.scan_plan import LogRange, Slice, Wanted, plan_in
 from ..columns.sealed import Sealed, read_sealed
 from ..fleet import Outcome, each_store
 from ..values import path_segment
-from .export_layout import MESSAGE_COLUMNS, PENDING, TABLE_SCHEMAS, ExportedFile, day_of, message_path, write_manifest
+from .export_layout import (
+    MESSAGE_COLUMNS,
+    PENDING,
+    TABLE_SCHEMAS,
+    ExportedFile,
+    day_of,
+    message_path,
+    schema_named,
+    write_manifest,
+)
 
 STAGING = ".staging"
 STORES = "STORES.json"
@@ -141,18 +149,15 @@ def export_store(
 
 def _export(store: Path, dest: Path, wanted: Wanted, pending: bool, run: Runner, progress: Progress) -> Exported:
     def read_main(raw: Reads, identity: Identity, generations: list[Sealed]) -> Any:
-        for name in SMALL:
-            _write(dest / f"{name}.parquet", small_batches(raw, store, name), TABLE_SCHEMAS[name])
-        markers = (batch for each in marker_ledgers(raw) for batch in scan_markers(each, lambda: nullcontext(raw)))
-        _write(dest / "markers.parquet", markers, MARKERS)
+        view = View(store, identity, raw, known)
+        for name in tables:
+            schema = schema_named(name)
+            rows = view.batches(name, schema.names, wanted if name == PENDING else Wanted())
+            _write(dest / f"{name}.parquet", rows, schema)
         plan = plan_in(raw, identity.store_id, generations, wanted, claims=True)
-        if known is not None:
-            parts = pending_in(raw, store, identity, known, wanted)
-            wal = FollowedWal(store, identity.store_id)
-            rows = (each for part in parts for each in scan_pending(part, wanted=wanted, wal=wal, raw=raw))
-            _write(dest / f"{PENDING}.parquet", rows, MESSAGES)
         return identity, generations, plan, retention_by_topic(raw)
 
+    tables = [*TABLE_SCHEMAS, *([PENDING] if pending else [])]
     known = logs_now(store) if pending else None
     exported_ms = time.time_ns() // 1_000_000
     identity, generations, plan, retention = read_sealed(store, read_main)
@@ -181,7 +186,7 @@ def _export(store: Path, dest: Path, wanted: Wanted, pending: bool, run: Runner,
             "exported_ms": exported_ms,
             "filtered": wanted != Wanted(),
             "retention": retention,
-            "tables": {name: f"{name}.parquet" for name in (*TABLE_SCHEMAS, *([PENDING] if pending else []))},
+            "tables": {name: f"{name}.parquet" for name in tables},
             "partitions": partitions,
             "files": [each.file._asdict() for each in sorted(found, key=lambda each: each.file.path)],
         },

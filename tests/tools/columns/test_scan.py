@@ -20,7 +20,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DamagedStore, InvalidArgument
 from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
 from duelog.tools.columns.scan_plan import Sizes, Slice, Wanted, plan_scan
-from duelog.tools.columns.sealed import identity_of, open_sealed, sealed_generations
+from duelog.tools.columns.sealed import identity_of, open_generation, sealed_generations
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, Sent, build
 
@@ -201,7 +201,10 @@ def test_a_sealed_generation_is_read_beside_the_process_that_has_the_store_open(
         process.do("advance", 2 * HOUR_MS)
         found = sealed_generations(tmp_path / "store")
         before = sorted(path.name for path in found[0].path.iterdir())
-        with open_sealed(found[0], identity_of(tmp_path / "store").store_id) as environment, environment.read() as raw:
+        with (
+            open_generation(found[0], identity_of(tmp_path / "store").store_id) as environment,
+            environment.read() as raw,
+        ):
             assert raw.stat()["entries"] > 0
         assert sorted(path.name for path in found[0].path.iterdir()) == before
 
@@ -212,19 +215,19 @@ def test_a_generation_that_is_gone_or_another_is_refused(built: Built, tmp_path:
     store_id = identity_of(store).store_id
     first, second, third = sealed_generations(store)
     shutil.rmtree(first.path)
-    with pytest.raises(DamagedStore, match="deleted or replaced"), open_sealed(first, store_id):
+    with pytest.raises(DamagedStore, match="deleted or replaced"), open_generation(first, store_id):
         pass
     with pytest.raises(DamagedStore, match="registered"):
         sealed_generations(store)
     with (second.path / "data.mdb").open("ab") as file:
         file.write(bytes(4096))
-    with pytest.raises(DamagedStore, match="bytes, was"), open_sealed(second, store_id):
+    with pytest.raises(DamagedStore, match="bytes, was"), open_generation(second, store_id):
         pass
-    with pytest.raises(DamagedStore, match="catalog says"), open_sealed(third, b"x" * 16):
+    with pytest.raises(DamagedStore, match="catalog says"), open_generation(third, b"x" * 16):
         pass
     shutil.copytree(third.path, first.path)
     swapped = first._replace(file_bytes=third.file_bytes)
-    with pytest.raises(DamagedStore, match="catalog says"), open_sealed(swapped, store_id):
+    with pytest.raises(DamagedStore, match="catalog says"), open_generation(swapped, store_id):
         pass
 
 
@@ -235,7 +238,7 @@ def test_a_truncated_generation_does_not_kill_its_reader(built: Built, tmp_path:
     with path.open("r+b") as file:
         file.truncate(3 * 4096)
     sealed = sealed_generations(store)[0]
-    with pytest.raises(DamagedStore, match="truncated"), open_sealed(sealed, identity_of(store).store_id):
+    with pytest.raises(DamagedStore, match="truncated"), open_generation(sealed, identity_of(store).store_id):
         pass
 
 
