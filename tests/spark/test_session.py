@@ -18,7 +18,6 @@ from duelog.tools.spark import session as module
 from duelog.tools.spark.session import SparkUnavailable, find_java, java_version, spark_errors, wrap_java
 from tests.tools.closed_days import Built
 
-
 PROGRAM = """
 import shlex, sys
 for name in sys.argv[1].split(): sys.modules[name] = None
