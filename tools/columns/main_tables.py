@@ -10,8 +10,9 @@ them; the store's delivery log has it, for the case that the process is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -426,9 +427,10 @@ class View(NamedTuple):
             for each in pending_in(self.raw, self.store, self.identity, self.known, wanted, as_of_ms):
                 yield from scan_pending(each, columns, wanted, wal=wal, raw=self.raw)
             return
+        found: Iterable[pa.RecordBatch]
         if table == "markers":
             ledgers = marker_ledgers(self.raw, wanted.topics)
-            found = (batch for each in ledgers for batch in scan_markers(each, lambda: nullcontext(self.raw)))
+            found = chain.from_iterable(scan_markers(each, lambda: nullcontext(self.raw)) for each in ledgers)
         else:
             found = small_batches(self.raw, self.store, table)
         for batch in found:
