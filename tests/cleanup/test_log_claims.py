@@ -9,7 +9,6 @@ from pyroaring import BitMap
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
 from duelog.cleanup.log_claims import (
     LogClaims,
-    claims_of_logs,
     needed,
     read_claims,
 )
@@ -29,93 +28,6 @@ def ids(*entries: int) -> BitMap:
     return BitMap(entries)
 
 
-def test_an_entry_is_needed_until_every_subscription_has_acknowledged_it(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """Individual and cumulative acknowledgements of two subscriptions, as they stand on disk."""
-    store = open_store()
-    one, two = (store.topic("a").subscribe(name) for name in ("one", "two"))
-    send_day(store, "a", 10)
-    close_day(store, clock)
-    first, second = one.receive(10), two.receive(10)
-    one.ack_cumulative(first[5])
-    one.ack(first[8])
-    two.ack([second[0], second[3], second[8], second[9]], durable=True)
-    (claims,) = claims_of(store)
-    assert claims.topic == "persistent://public/default/a"
-    assert (claims.subscriptions, claims.frontier.fired, claims.complete) == (2, 10, True)
-    assert claims.marked == BitMap(range(10))
-    assert claims.acknowledged == ids(0, 3, 8)
-    assert needed(claims, 10, BitMap()) == BitMap(range(10)) - ids(0, 3, 8)
-    position = first[0].position
-    assert claims.relied_on == {position.ledger_id: ids(0, 3, 8)}
-
-
-def test_a_topic_without_subscriptions_has_acknowledged_nothing(open_store: OpenStore, clock: ManualClock) -> None:
-    """Its messages stay for a subscription to come."""
-    store = open_store(config=StoreConfig(ledger_max_age_ms=10 * DAY_MS))  # else it is trimmed
-    send_day(store, "a", 4)
-    close_day(store, clock)
-    (claims,) = claims_of(store)
-    assert claims.acknowledged == BitMap()
-    assert needed(claims, 4, BitMap()) == BitMap(range(4))
-
-
-def test_cancelled_and_replaced_entries_are_not_needed(open_store: OpenStore, clock: ManualClock) -> None:
-    """They have no marker; a rescheduled message is needed where it went."""
-    store = open_store()
-    store.topic("a").subscribe("one")
-    sent = send_day(store, "a", 4)
-    assert store.topic("a").cancel(sent[1])
-    moved = store.topic("a").reschedule(sent[2], deliver_at=DAY + 5)
-    assert moved is not None
-    close_day(store, clock)
-    (claims,) = claims_of(store)
-    assert claims.cancelled == ids(1, 2)
-    assert claims.admitted == ids(moved.entry_id)
-    assert needed(claims, 5, ids(4)) == ids(0, 3, 4)
-
-
-def test_a_log_of_which_all_was_cancelled_has_no_frontier_and_needs_nothing(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """The facts about it are read by its ledger id."""
-    store = open_store()
-    store.topic("a").subscribe("one")
-    store.topic("b").subscribe("one")
-    send_day(store, "b", 1)
-    sent = send_day(store, "a", 3)
-    assert all(store.topic("a").cancel(each) for each in sent)
-    close_day(store, clock)
-    assert [row.topic for row in claims_of(store)] == ["persistent://public/default/b"]
-    with store._engine.storage.main.read() as raw:
-        (claims,) = claims_of_logs(raw, [], [(1, sent[0].ledger_id)])
-    assert claims.topic is not None
-    assert needed(claims, 3, BitMap()) == BitMap()
-    assert needed(claims, 4, BitMap()) == ids(3)  # one that was neither cancelled nor fired: not hidden
-
-
-def test_each_log_of_a_partition_gets_its_claims(open_store: OpenStore, clock: ManualClock) -> None:
-    """Those with a frontier as they were read; of the others what the cancellations and the topics say."""
-    store = open_store()
-    for topic in "abc":
-        store.topic(topic).subscribe("one")
-    fired = send_day(store, "a", 2)
-    sent = send_day(store, "b", 3)
-    assert all(store.topic("b").cancel(each) for each in sent)
-    close_day(store, clock)
-    known = claims_of(store)
-    logs = [(2, sent[0].ledger_id), (1, fired[0].ledger_id)]
-    with store._engine.storage.main.read() as raw:
-        of_b, of_a = claims_of_logs(raw, known, logs)
-        (older,) = claims_of_logs(raw, known, [(1, 4_711)])
-        (deleted,) = claims_of_logs(raw, known, [(99, 4_712)])
-    assert [of_a] == known
-    assert (of_b.topic, of_b.cancelled) == ("persistent://public/default/b", ids(0, 1, 2))
-    assert (older.marked, older.frontier.fired) == (BitMap(), 0)
-    assert deleted.topic is None
-
-
 def test_claims_are_small_to_send(open_store: OpenStore, clock: ManualClock) -> None:
     """Less than a byte an entry where every second one is acknowledged; little where all are in a row."""
     store = open_store()
@@ -129,26 +41,6 @@ def test_claims_are_small_to_send(open_store: OpenStore, clock: ManualClock) -> 
     in_a_row, every_second = (len(pickle.dumps(each)) for each in claims_of(store))
     assert in_a_row < 1_000
     assert every_second < count  # bitmaps of 8 KiB for up to 65,536 entries of a ledger
-
-
-def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: OpenStore, clock: ManualClock) -> None:
-    """Bodies that cannot be handed out any more go, acknowledged or not."""
-    store = open_store(config=StoreConfig(ledger_max_entries=4))
-    subscription = store.topic("a").subscribe("one")
-    store.topic("b").subscribe("slow")
-    send_day(store, "a", 4)
-    send_day(store, "b", 4)
-    close_day(store, clock)
-    subscription.ack(subscription.receive(4), durable=True)
-    clock.advance(1_000)
-    store.tick()
-    released, held = claims_of(store)
-    assert (released.frontier.released, held.frontier.released) == (1, 0)
-    assert needed(released, 4, BitMap()) == BitMap()
-    assert needed(held, 4, BitMap()) == BitMap(range(4))
-    with store._engine.storage.main.read() as raw:
-        (gone,) = claims_of_logs(raw, [], [(99, held.ledger_id)])
-    assert needed(gone, 4, BitMap()) == BitMap()
 
 
 def test_retention_keeps_what_all_have_acknowledged(open_store: OpenStore, clock: ManualClock) -> None:
@@ -182,19 +74,6 @@ def test_the_newest_bytes_that_retention_asks_for_are_kept(open_store: OpenStore
     assert needed(claims_of(store)[0], 10, BitMap()) == ids(0, 4, 5, 6, 7, 8, 9)
     store.set_policies(Policies(retention_bytes=1 << 30), namespace="public/default")
     assert needed(claims_of(store)[0], 10, BitMap()) == BitMap(range(10))
-
-
-def test_several_partitions_are_read_in_one_pass(open_store: OpenStore, clock: ManualClock) -> None:
-    """Each gets what points into it."""
-    store = open_store()
-    store.topic("a").subscribe("one")
-    for day in range(3):
-        send_day(store, "a", day + 1, day)
-    close_day(store, clock, 2)
-    starts = [DAY + day * DAY_MS for day in range(4)]
-    with store._engine.storage.main.read() as raw:
-        found = read_claims(raw, "main", starts)
-    assert [[len(row.marked) for row in found[start_ms]] for start_ms in starts] == [[1], [2], [3], []]
 
 
 def test_where_the_main_log_is_damaged_only_what_is_known_to_be_done_goes(

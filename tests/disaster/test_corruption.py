@@ -6,12 +6,10 @@ not come must be a finding of `duelog check`; a process that dies must have been
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import random
 import shutil
-import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ import pytest
 from duelog.tools import store_check
 from tests.disaster.damage import Facts, Outcome, build, copy, flip, try_out, write_at
 from tests.disaster.wal_stores import GROUP_BYTES, HEADER_BYTES, SECTOR, groups, needed
-from tests.proof import PROOF, length, sample
+from tests.proof import length, sample
 
 pytestmark = pytest.mark.series
 
@@ -122,48 +120,6 @@ def test_flipped_bits_are_found_or_harmless(trials: Trials) -> None:
             at = random_.randrange(pages * PAGE)
         bit = random_.randrange(8)
         trials.run(f"bit {bit} of byte {at} of {file}", lambda store: flip(store / file, at, bit))  # noqa: B023
-
-
-def test_a_key_that_its_page_hides_is_found(trials: Trials) -> None:
-    """The count of nodes of each leaf page is one too small: the newest run of a log goes, and leaves no gap."""
-    for file in trials.files():
-        if file.name == "data.mdb":
-            found = []
-            for at in leaves(trials.content(file)):  # some are of earlier commits, and free
-                lower = int.from_bytes(trials.content(file)[at + 12 : at + 14], "little") - 2
-                hide = functools.partial(write_at, at=at + 12, content=lower.to_bytes(2, "little"))
-                outcome = trials.run(f"page at {at} of {file}", lambda store: hide(store / file))  # noqa: B023
-                found.append(outcome.detected)
-                if outcome.detected and not PROOF:
-                    break
-            assert any(found), file
-
-
-def test_a_meta_page_of_another_commit_is_found(trials: Trials) -> None:
-    """A bit of a transaction's number would bring back the store of one commit before, whole in itself.
-
-    The one bit that is not found makes the newest number smaller by two: the pages are then those of a store whose
-    last commit never was, and nothing in the file tells.
-    """
-    for file in trials.files():
-        if file.name == "data.mdb":
-            for bit in sample(range(8), 3):
-                numbers = [int.from_bytes(trials.content(file)[at : at + 8], "little") for at in (144, PAGE + 144)]
-                for at, number in zip((144, PAGE + 144), numbers, strict=True):
-                    if number == max(numbers) and number ^ 1 << bit == number - 2:
-                        continue
-                    name = f"bit {bit} of the number at {at} of {file}"
-                    trials.run(name, lambda store: flip(store / file, at, bit))  # noqa: B023
-
-
-def leaves(content: bytes) -> list[int]:
-    """Where the leaf pages that are in use begin."""
-    found = []
-    for at in range(2 * PAGE, len(content), PAGE):
-        number, kind, lower = struct.unpack_from("<Q2xHH", content, at)
-        if number == at // PAGE and kind == 2 and lower > 16:
-            found.append(at)
-    return found
 
 
 def test_truncated_files_are_found(trials: Trials) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from duelog.store.wal import segment, segment_file
 from tests.conftest import OpenStore
-from tests.disaster.wal_faults import CONFIG, HOUR_MS, HOURS, FailingCalls, Sent, no_room
+from tests.disaster.wal_faults import CONFIG, HOURS, FailingCalls, Sent, no_room
 from tests.store.wal.segments import can_write_directly, through_page_cache
 
 pytestmark = pytest.mark.fault
@@ -324,35 +323,6 @@ def test_an_interrupt_while_a_group_is_appended_closes_the_store_for_writing(
         sent.send("next", 2)
     sent.store.close()
     sent.expect(open_store(config=CONFIG), ("interrupted",))
-
-
-def test_a_partition_without_space_for_unapplied_entries_does_not_hold_back_what_is_due(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Due messages fire all the same, and are handed out."""
-    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 20)
-    store = open_store(config=replace(CONFIG, wal_bytes=256 << 10))
-    topic = store.topic("a")
-    reader = topic.subscribe("reader")
-    clock.advance(-clock.now_ms() % HOUR_MS)
-    topic.send(b"early", deliver_after=3_590)
-
-    def fill() -> None:
-        for _ in range(10_000):
-            topic.send(bytes(3_000), deliver_after=2 * 3_600 - 1)
-
-    with pytest.raises(StoreFull):
-        fill()
-    assert store._engine.storage.partitions.unapplied()
-    clock.advance(3_595_000)
-    with contextlib.suppress(StoreFull):
-        store.tick()
-    assert [message.payload for message in reader.receive(9, timeout=0)] == [b"early"]
-    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 30)
-    clock.advance(CHECKPOINT_MS)
-    store.tick()
-    assert not store._engine.storage.partitions.unapplied()
-    reader.close()
 
 
 def test_a_segment_that_a_crash_left_half_made_is_removed_at_opening(open_store: OpenStore) -> None:

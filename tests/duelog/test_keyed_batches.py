@@ -30,7 +30,6 @@ from duelog import (
 )
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage, QuotaExceeded
 from duelog.sending.outbox import PutOutcome
-from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import START_MS, OpenStore
 from tests.proof import length
 
@@ -207,45 +206,6 @@ def test_messages_sent_together_are_as_if_each_were_sent_alone(
             store.close()
     finally:
         shutil.rmtree(where)
-
-
-@pytest.mark.parametrize("replaces", [False, True])
-def test_a_batch_with_keys_is_there_as_a_whole_after_a_crash_or_not_at_all(
-    open_store: OpenStore, tmp_path: Path, replaces: bool
-) -> None:
-    """At each step that writes: messages of several days and topics with their keys, and what they replace."""
-    store = open_store(config=replace(CONFIG, durability="commit"))
-    store.topic("t").send(b"old", deliver_after=7_200, dedup_key="k")
-    copies: list[Path] = []
-
-    def crash() -> None:
-        copies.append(tmp_path / f"copy-{len(copies)}")
-        shutil.copytree(store.path, copies[-1])
-
-    for point in ("wal.before", "wal.after", "commit.before", "commit.after"):
-        arm(point, crash)
-    try:
-        store.send_batch(
-            [
-                ("t", Message(b"new", deliver_after=50_000, dedup_key="k", replace=replaces)),
-                ("t", Message(b"plain", deliver_after=7_200)),
-                ("u", Message(b"new", deliver_after=90_000, dedup_key="l")),
-            ]
-        )
-    finally:
-        disarm()
-    before, after = [b"old"], [b"new", b"new", b"plain"] if replaces else [b"new", b"old", b"plain"]
-    found = []
-    for copy in copies:
-        with DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS)) as left:
-            topics = list(left.topics())
-            found.append(sorted(each.payload for topic in topics for each in topic.scheduled()))
-            by_key = [each.payload for topic in topics for key in topic.keys() if (each := topic.find(key))]  # noqa: SIM118
-            assert sorted(by_key) == [payload for payload in found[-1] if payload != b"plain"]
-            assert list(left.check(deep=True)) == []
-    assert len(found) > 1
-    assert found == sorted(found, key=len)
-    assert {tuple(each) for each in found} == {tuple(before), tuple(after)}
 
 
 def test_a_batch_looks_its_keys_up_once(store: DelayedStore, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

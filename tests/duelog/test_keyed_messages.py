@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, StoreConfig, Topic
-from duelog.errors import DelayTooLong, InvalidArgument, UnknownTopic
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
+from duelog.errors import InvalidArgument, UnknownTopic
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
-from duelog.store.files.failpoints import arm, disarm
 from duelog.store.log import catalog
 from tests.conftest import OpenStore
 
 CONFIG = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False)
 ROOT = Path(__file__).parents[3]
-
-
-class Died(Exception):
-    """The process is gone."""
 
 
 def keys_of(store: DelayedStore, table: Table = Table.KEY) -> int:
@@ -210,112 +203,6 @@ def test_a_key_waits_in_its_partition_where_others_wait_inline(open_store: OpenS
     topic.send(b"1", deliver_after=10)
     assert topic.cancel_key("k")
     assert delivered(store, clock) == [b"1"]
-
-
-@pytest.mark.parametrize("point", ["wal.before", "wal.after"])
-def test_after_a_crash_key_and_message_are_both_there_or_neither(
-    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path, point: str
-) -> None:
-    """The process dies before the group is written, or after: what is sent again with the key comes once."""
-    topic.send(b"x", deliver_after=7_200)
-
-    def die() -> None:
-        shutil.copytree(store.path, tmp_path / "died")
-        raise Died
-
-    arm(point, die)
-    try:
-        with pytest.raises(Died):
-            topic.send(b"0", deliver_after=7_200, dedup_key="k")
-    finally:
-        disarm()
-        store.close()
-    store = open_store(tmp_path / "died", config=CONFIG)
-    topic = store.topic("t")
-    found = topic.find("k")
-    assert (found is None) == (point == "wal.before")
-    again = topic.send(b"0", deliver_after=7_200, dedup_key="k")
-    assert found is None or found.message_id == again
-    assert delivered(store, clock) == [b"x", b"0"]
-
-
-@pytest.mark.parametrize("at", range(1, 5))
-@pytest.mark.parametrize("point", ["commit.before", "commit.after"])
-def test_after_a_crash_amid_a_replacement_one_of_the_two_is_pending(
-    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path, point: str, at: int
-) -> None:
-    """At whatever commit it dies, the key is of the message that comes, and only one comes."""
-    topic.send(b"old", deliver_after=7_200, dedup_key="k")
-    left = at
-
-    def die() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            shutil.copytree(store.path, tmp_path / "died")
-            raise Died
-
-    arm(point, die)
-    try:
-        topic.send(b"new", deliver_after=20_000, dedup_key="k", replace=True)
-    except Died:
-        pass
-    finally:
-        disarm()
-        store.close()
-    if left > 0:
-        pytest.skip(f"a replacement has {at - left} commits")
-    store = open_store(tmp_path / "died", config=CONFIG)
-    assert list(store.check(deep=True)) == []
-    found = store.topic("t").find("k")
-    assert found is not None
-    assert delivered(store, clock) == [found.payload]
-
-
-def test_threads_that_send_one_key_store_one_message(open_store: OpenStore) -> None:
-    """Those that replace it leave one, and one moves it, however they meet; ids that were given out are of messages."""
-    store = open_store(config=replace(CONFIG, durability="none"))
-    topic = store.topic("t")
-    ids: list[tuple[str, MessageId]] = []
-
-    def work(number: int) -> None:
-        for at in range(40):
-            key = f"k{at % 5}"
-            ids.append((key, topic.send(b"%d" % number, deliver_after=7_200 + at, dedup_key=key, replace=at % 4 == 3)))
-            if at % 7 == 6:
-                topic.cancel_key(f"k{(at + number) % 5}")
-
-    def move() -> None:
-        for at in range(60):
-            found = topic.find(f"k{at % 5}") if topic.exists() else None
-            moved = None if found is None else topic.reschedule(found.message_id, deliver_after=9_000)
-            if moved is not None:
-                ids.append((f"k{at % 5}", moved))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    threads.append(threading.Thread(target=move))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ids) >= 160
-    pending = {found.message_id for found in topic.scheduled()}
-    by_key = {key: found.message_id for key in (f"k{at}" for at in range(5)) if (found := topic.find(key)) is not None}
-    assert pending == set(by_key.values())
-    assert all((key, each) in ids for key, each in by_key.items())
-    assert list(store.check(deep=True)) == []
-
-
-def test_a_policy_has_no_say_in_what_a_key_holds_back(store: DelayedStore, topic: Topic) -> None:
-    """A maximum that was lowered refuses what would be stored, not what is answered with the first one's id."""
-    first = topic.send(b"0", deliver_after=7_200, dedup_key="k")
-    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=60_000), topic="t")
-    assert topic.send(b"1", deliver_after=7_200, dedup_key="k") == first
-    with pytest.raises(DelayTooLong):
-        topic.send(b"1", deliver_after=7_200, dedup_key="k", replace=True)
-    with pytest.raises(DelayTooLong):
-        topic.send(b"1", deliver_after=7_200, dedup_key="l")
-    assert topic.find("k") is not None
 
 
 @pytest.mark.parametrize(

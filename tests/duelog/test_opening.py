@@ -24,7 +24,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
 from duelog.store.env.environment import Environment
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.store_state import CONFIG, files, fill, main_of, partition_directories, records
+from tests.duelog.store_state import CONFIG, files, fill, main_of, partition_directories
 
 
 @pytest.fixture
@@ -287,16 +287,6 @@ def test_a_store_made_by_its_class_says_how_it_is_opened(path: Path) -> None:
     with pytest.raises(TypeError, match=re.escape(f"async with DelayedStore.open({str(path)!r})")):
         bad(str(path))
     assert not path.exists()
-
-
-def test_a_second_opening_in_one_process_is_refused(path: Path, open_store: OpenStore) -> None:
-    """And the first goes on."""
-    store = open_store(path, CONFIG)
-    before = records(store)
-    with pytest.raises(StoreLocked):
-        DelayedStore.open(path, CONFIG)
-    assert records(store) == before
-    store.topic("a").send(b"x", deliver_after=60)
 
 
 def test_an_opening_that_is_refused_holds_nothing(path: Path, open_store: OpenStore) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
-from duelog.errors import AlreadyOpen, FormatMismatch, UnknownTopic
+from duelog.errors import FormatMismatch, UnknownTopic
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -86,21 +86,6 @@ def test_a_reader_sees_topics_and_messages_that_came_after_it_opened(path: Path)
         assert [found.name for found in store.topics()] == [topic.name]
 
 
-def test_a_reader_sees_partitions_created_after_it_opened(path: Path) -> None:
-    """A partition made by the writing process is listed, counted, searched and checked."""
-    with WritingProcess(path) as writer:
-        writer.send("a", "near", 1_000)
-        with reading(path) as store:
-            assert len(store.partitions()) == 1
-            sent = writer.send("a", "far", 10 * HOUR_MS)
-            assert [found.pending for found in store.partitions()] == [1, 1]
-            assert store.stats().pending == 2
-            assert [m.payload for m in store.topic("a").scheduled()] == [b"near", b"far"]
-            found = store.topic("a").get(MessageId.parse(sent[0]))
-            assert found is not None
-            assert found.payload == b"far"
-
-
 def test_what_has_fired_is_no_longer_scheduled_for_a_reader(path: Path) -> None:
     """The frontier that the writing process moves is read anew each time."""
     with WritingProcess(path) as writer, reading(path) as store:
@@ -131,18 +116,6 @@ def test_a_reader_outlives_partitions_that_are_deleted(path: Path, opened_before
             assert len(list(store.topic("a").scheduled())) == 1
             assert store.topic("a").get(MessageId.parse(sent[0])) is None
             assert store.stats().pending == 1
-
-
-def test_opening_a_store_twice_in_one_process_is_refused(path: Path) -> None:
-    """LMDB does not bear it: reading beside a writer takes another process."""
-    with WritingProcess(path):
-        pass
-    with (
-        DelayedStore.open(path, StoreConfig(partition_ms=HOUR_MS), clock=ManualClock(START_MS)) as store,
-        pytest.raises(AlreadyOpen, match="this process has this store open already"),
-    ):
-        DelayedStore.open(path, StoreConfig(partition_ms=HOUR_MS), read_only=True)
-    assert store.closed
 
 
 def test_a_partition_deleted_while_a_reader_lists_is_left_out(path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.errors import DamagedStore, StoreFull
+from duelog import DelayedStore, ManualClock, Message
+from duelog.errors import DamagedStore
 from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -107,23 +107,6 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
         store.close()
 
 
-def test_what_is_unapplied_after_a_crash_stays_so_until_it_is_time(
-    open_store: OpenStore, store: DelayedStore, tmp_path: Path
-) -> None:
-    """Opening applies nothing; ids go on behind, and the next checkpoint applies all."""
-    sent = {send(store, number, number % 3): b"%d" % number for number in range(9)}
-    again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
-    assert len(unapplied(again)) == 3
-    assert held(again) == sent
-    sent[send(again, 9)] = b"9"
-    assert len(sent) == 10
-    assert again._engine.sending.wal_writer is not None
-    again._engine.sending.wal_writer.apply_all()
-    assert in_wal(again) == []
-    assert not unapplied(again)
-    assert held(again) == sent
-
-
 @pytest.mark.parametrize("pages", [0, file_pages.FEW_PAGES])
 @pytest.mark.parametrize("count", [100, 600, 1_500])
 def test_a_last_run_of_many_entries_is_no_reason_to_refuse_a_store(
@@ -139,20 +122,6 @@ def test_a_last_run_of_many_entries_is_no_reason_to_refuse_a_store(
     sent[send(store, count)] = True
     again = open_store(crashed(store, tmp_path / "copy"), config)
     assert held(again).keys() == sent.keys()
-
-
-def test_the_ledgers_of_a_main_log_that_were_rolled_in_the_log_are_there_after_a_crash(
-    open_store: OpenStore, tmp_path: Path, clock: ManualClock
-) -> None:
-    """Their records and their runs; the next message goes behind them."""
-    config = replace(CONFIG, ledger_max_entries=3)
-    store = open_store(config=config)
-    ids = list(store.topic("a").send_payloads([b"%d" % number for number in range(8)]))
-    assert len({id_.ledger_id for id_ in ids}) == 3
-    again = open_store(crashed(store, tmp_path / "copy"), config)
-    following = again.topic("a").send(b"8")
-    assert (following.ledger_id, following.entry_id) == (ids[-1].ledger_id, 2)
-    assert delivered(again, clock) == [b"%d" % number for number in range(9)]
 
 
 def test_the_numbers_of_a_producer_are_there_after_a_crash_if_its_messages_are(
@@ -313,35 +282,3 @@ def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_log_holds(
     for _ in range(2):
         with pytest.raises(DamagedStore, match="whose last run, from entry 0 on, cannot be read"):
             DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS))
-
-
-def test_a_full_disk_keeps_what_the_log_holds_unapplied(
-    open_store: OpenStore, store: DelayedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store opens, closes without it, and applies it once there is space."""
-    sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
-    copy = crashed(store, tmp_path / "copy")
-    with monkeypatch.context() as patch:
-
-        def refuse(environment: Environment, work: object) -> None:
-            raise StoreFull(environment.path, "no space")
-
-        again = open_store(copy, CONFIG)
-        assert held(again) == sent
-        patch.setattr(Environment, "write", refuse)
-        again.close()
-    again = open_store(copy, CONFIG)
-    assert len(unapplied(again)) == 3
-    assert held(again) == sent
-
-
-@pytest.mark.parametrize("durability", ["relaxed", "none"])
-def test_what_a_killed_process_has_written_is_there_whatever_the_durability(
-    open_store: OpenStore, tmp_path: Path, durability: str
-) -> None:
-    """A crash of the process loses nothing."""
-    config: StoreConfig = replace(CONFIG, durability=durability)  # type: ignore[arg-type]
-    store = open_store(config=config)
-    sent = {send(store, number, number % 3): b"%d" % number for number in range(20)}
-    again = open_store(crashed(store, tmp_path / "copy"), config)
-    assert held(again) == sent

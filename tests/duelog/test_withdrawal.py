@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,10 +11,8 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, StoreConfig, Subscription, Topic
 from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
-from duelog.store.errors import DuelogError
 from tests.conftest import OpenStore
-from tests.duelog.consuming import payloads_of
-from tests.model.driver import Once, armed
+from tests.model.driver import armed
 
 CONFIG = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)
 
@@ -64,26 +62,6 @@ def test_a_rescheduled_message_comes_once_at_its_new_time(
     assert [message.message_id for message in reader.receive(10)] == [soon]
     clock.advance(4_000_000)
     assert reader.receive(10) == []
-
-
-@pytest.mark.parametrize("point", ["commit.before", "commit.after"])
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_reschedule_that_breaks_off_leaves_one_of_the_two(
-    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, point: str, nth: int
-) -> None:
-    """Broken off at each commit on its way, it is delivered once after a reopen, at the old time or the new."""
-    topic.subscribe("s").close()
-    first = topic.send(b"x", deliver_after=2)
-
-    def break_off() -> None:
-        raise RuntimeError("broken off")
-
-    with armed(point, Once(nth, break_off)), suppress(RuntimeError, DuelogError):
-        topic.reschedule(first, deliver_after=5)
-    store.close()
-    store = open_store(config=CONFIG)
-    clock.advance(10_000)
-    assert payloads_of(store) == [b"x"]
 
 
 def test_a_cancel_that_finds_no_room_cancels_nothing(

@@ -180,37 +180,6 @@ AckMachine.TestCase.settings = settings(
 TestAckMachine = pytest.mark.series(AckMachine.TestCase)
 
 
-def test_a_gap_filled_late_carries_the_mark_over_several_ledgers() -> None:
-    """The one missing acknowledgement moves the mark over everything that was acknowledged after it."""
-    ledgers = Ledgers({1: 3, 4: 2, 9: 5})
-    acks = AckSet(Position(1, -1))
-    acks.ack(9, BitMap([0, 1, 4]), ledgers)
-    acks.ack(4, BitMap([0, 1]), ledgers)
-    acks.ack(1, BitMap([1, 2]), ledgers)
-    acks.ack(1, BitMap([0]), ledgers)
-    assert acks.mark_delete == Position(9, 1)
-    assert acked_after_mark(acks) == 1
-    assert acks.take_changes().acked.keys() == {1, 4, 9}
-
-
-def test_the_mark_crosses_a_ledger_that_was_trimmed_meanwhile() -> None:
-    """An acknowledgement that comes between a trim and the news of it still moves the mark."""
-    ledgers = Ledgers({1: 2, 5: 3})
-    acks = AckSet(Position(1, 1))
-    del ledgers.counts[1]
-    assert acks.ack(5, BitMap([0, 1]), ledgers) == 2
-    assert acks.mark_delete == Position(5, 1)
-
-
-def test_trimming_under_the_mark_moves_it_over_what_is_acknowledged_there() -> None:
-    """Retention may take unacknowledged ledgers; the mark goes to the first one left, and on in it."""
-    ledgers = Ledgers({5: 3})
-    acks = AckSet(Position(1, 0), {1: BitMap([2]), 5: BitMap([0, 2])})
-    acks.trim_to(5, ledgers)
-    assert acks.mark_delete == Position(5, 0)
-    assert acks.take_changes().acked[1] is None
-
-
 def test_acks_of_trimmed_ledgers_are_harmless_and_of_unknown_ones_refused() -> None:
     """A late acknowledgement of what retention took is no error; a ledger that the topic never had is one."""
     ledgers = Ledgers({5: 3, 9: 1})

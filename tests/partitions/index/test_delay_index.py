@@ -52,17 +52,6 @@ def test_a_crowded_instant_does_not_read_the_due_column_over_and_over(column: Co
     assert column.reads <= 3 * 10_000
 
 
-def test_the_last_entry_of_a_part_put_back_alone_comes_before_the_rest(column: Column) -> None:
-    """The entry that the limit stands on belongs to the window when its own commit failed."""
-    index = DelayIndex(column, start_ms=START_MS, window_entries=1)
-    index.add(*column.put(0, [START_MS + 10] * 3))
-    for entry_id in range(3):
-        taken = index.take(START_MS + 10, 1)
-        index.add(*taken)
-        index._check()
-        assert pairs(index.take(START_MS + 10, 1)) == [(START_MS + 10, entry_id)]
-
-
 @pytest.mark.parametrize("garbage", [-1, START_MS - 1, START_MS + OFFSET_LIMIT_MS])
 def test_a_bucket_of_nothing_but_unreadable_entries_is_passed(column: Column, garbage: int) -> None:
     """A due time outside the partition counts as unreadable, and the next bucket's entry is found at once."""

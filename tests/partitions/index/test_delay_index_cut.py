@@ -86,15 +86,6 @@ def test_what_comes_in_meanwhile_is_not_in_the_copy(
     index._check()
 
 
-def test_a_cancelled_entry_may_be_missing_and_nothing_else() -> None:
-    """Discarding between slices takes out that entry alone."""
-    column = Column()
-    index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS)
-    append(column, index, list(range(50)))
-    found = as_dict(gathered(index.cut(50), lambda: index.discard(BitMap([45]))))
-    assert set().union(*found.values()) == set(range(50)) - {45}
-
-
 def test_copying_goes_on_past_buckets_that_hold_nothing_below_the_limit() -> None:
     """A slice is empty only when the copy is complete."""
     column = Column()

@@ -103,32 +103,6 @@ def runs_in_lmdb(environment: Environment, ledger_id: int) -> list[tuple[int, in
         return [(run.first_entry, run.limit) for run in runs(raw, "e", ledger_id) if isinstance(run, Run)]
 
 
-def test_unapplied_rows_are_read_behind_those_of_lmdb(opened: Environment, memtable: Memtable) -> None:
-    """Runs, records and numbers, in one transaction and by key."""
-    add(memtable, 7, 0, 3)
-    opened.apply()
-    assert not opened.has_unapplied
-    add_batch(memtable, {6: 9, 7: 3, 8: 9}, {6: 1, 7: 2, 8: 3})
-    add(memtable, 7, 5, 1)
-    memtable.add_record(KEY, b"new")
-    memtable.add_numbers(NUMBERS, BitMap64([5]))
-    with opened.read() as raw:
-        assert entries(raw, 7) == [0, 1, 2, 3, 4, 5]
-        assert entries(raw, 7, 4, 5) == [3, 4]
-        assert entries(raw, 9) == []
-        assert find_tail(raw, "e", 7) == 6
-        for entry in range(6):
-            run = RunFinder(raw, "e").find(7, entry)
-            assert run is not None
-            assert run.body(entry - run.first_entry) == b"%d" % entry
-        assert RunFinder(raw, "e").find(7, 6) is None
-        assert unseal(KEY, raw_value(raw, KEY)) == b"new"
-        assert list(unapplied_numbers(raw, sequence_prefix(1, "p"))) == [5]
-        assert not unapplied_numbers(raw, sequence_prefix(1, "q"))
-        assert dict(catalog.rows(raw, KEY[:1]))[KEY] == b"new"
-    assert opened.get(KEY) == b"new"
-
-
 def test_reading_the_last_of_many_unapplied_runs_looks_at_few_of_them(opened: Environment, memtable: Memtable) -> None:
     """A subscription that keeps up with single sends reads after each: it took as long as there were rows."""
 
@@ -267,31 +241,6 @@ def test_a_commit_that_fails_leaves_everything_unapplied(
 def fill(transaction: Transaction) -> None:
     """A work for which no map is large enough."""
     raise lmdb.MapFullError("full")
-
-
-def test_rows_that_come_while_a_commit_works_are_applied_before_a_log_is_appended_to(
-    opened: Environment, memtable: Memtable
-) -> None:
-    """Each once, whether it came before the commit, while it worked, or after it had claimed the log."""
-    add(memtable, 7, 0, 1)
-    add(memtable, 8, 0, 1)
-
-    def work(transaction: Transaction) -> None:
-        add(memtable, 7, 1, 2)
-        memtable.add_record(KEY, b"1")
-        transaction.claim("log 7")
-        transaction.insert_run(run_key(7, 3), pack_messages(run_key(7, 3), 0, np.zeros(1, np.int64), [b"3"]), 1)
-        add(memtable, 8, 1, 1)
-        memtable.add_record(KEY, b"2")
-
-    opened.write(work)
-    with opened.read() as raw:
-        assert entries(raw, 7) == [0, 1, 2, 3]
-        assert entries(raw, 8) == [0, 1]
-    assert runs_in_lmdb(opened, 7) == [(0, 1), (1, 3), (3, 4)]
-    opened.apply()
-    assert opened.get(KEY) == b"2"
-    assert not memtable
 
 
 # -- views -----------------------------------------------------------------------------------------

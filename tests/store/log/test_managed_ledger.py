@@ -77,18 +77,6 @@ def content(environment: Environment, segments: list[Segment]) -> list[bytes | i
     return found
 
 
-def test_a_ledger_that_is_full_is_closed_in_the_commit_that_fills_it(environment: Environment) -> None:
-    """So that it can be trimmed as soon as all have passed it, without another append."""
-    log = load(environment)
-    first = log.end.ledger_id
-    assert environment.write(appending(log, [b"x"] * 9)) == [Segment(first, 0, 9)]
-    assert [info.closed for info in log.ledgers()] == [False]
-    assert environment.write(appending(log, [b"x"])) == [Segment(first, 9, 1)]
-    closed, tail = log.ledgers()
-    assert (closed.closed, closed.entries, closed.closed_ms) == (True, 10, NOW_MS)
-    assert (tail.closed, tail.entries, log.end) == (False, 0, Position(tail.ledger_id, 0))
-
-
 def test_markers_say_when_they_were_written(environment: Environment) -> None:
     """The time of the firing stands in each of their runs."""
     log = load(environment)

@@ -16,7 +16,7 @@ from duelog.store.codec.format import counter_key, run_key, split_run_key
 from duelog.store.codec.run import HEADER, pack_message
 from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.env.memtable import LedgerRuns
-from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
+from duelog.store.wal.environment_rows import rows_by_environment
 from duelog.store.wal.segment import MAIN, SEVERAL, Group, Row, RowKind, Segment, place_of, read_segment
 from duelog.store.wal.write_batch import single_rows
 from tests.store.wal.segments import STORE_ID
@@ -138,10 +138,3 @@ def test_a_gap_is_where_a_run_does_not_begin_at_the_end_before_it(
     (ledger,) = rows.ledgers()
     assert ledger.gap(tail) == gap
     assert HEADER.unpack_from(LedgerRuns(100, ledger.rows)[0].value)[4] == 1
-
-
-def test_nothing_is_found_in_no_groups() -> None:
-    """And an environment without rows is none."""
-    assert not rows_by_environment([])
-    assert not EnvironmentRows()
-    assert list(EnvironmentRows().ledgers()) == []

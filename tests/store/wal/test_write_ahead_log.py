@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from duelog.store.errors import BrokenInvariant
-from duelog.store.wal.segment import MAIN, Row, RowKind, Segment, capacity_of, file_name, group_bytes, place_of
+from duelog.store.wal.segment import MAIN, Row, RowKind, Segment, capacity_of, file_name, group_bytes
 from duelog.store.wal.wal_reader import DIRECTORY, flush_wal, read_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from tests.store.wal.segments import SIZE, STORE_ID, make_segment, numbers, row
@@ -41,33 +41,6 @@ def test_nothing_is_appended_before_a_segment_is_begun(tmp_path: Path) -> None:
             log.append([row(1)], flush=True)
         log.flush()
         assert not list(tmp_path.iterdir())
-
-
-def test_groups_go_on_in_the_next_segment(tmp_path: Path) -> None:
-    """With places that ascend; what is in the one before is on disk then."""
-    with closing(opened(tmp_path, None)) as log:
-        assert begin(log) is None
-        assert log.append([row(1)], flush=True) == place_of(1, 0)
-        assert log.append([row(2)], flush=False) == place_of(1, 1)
-        assert begin(log) == 1
-        assert log.append([row(3)], flush=True) == place_of(2, 0)
-    found = read_wal(tmp_path, STORE_ID, 1)
-    assert numbers(found.groups) == [[1], [2], [3]]
-    assert found.last == 2
-
-
-def test_what_was_found_is_not_appended_to(tmp_path: Path) -> None:
-    """The next segment is begun behind it, also where it is full or empty."""
-    make_segment(tmp_path / DIRECTORY, 4, [[1]])
-    with closing(opened(tmp_path, 4)) as log:
-        assert not log.fits(1)
-        assert begin(log) == 4
-        assert log.append([row(2)], flush=True) == place_of(5, 0)
-    with closing(opened(tmp_path, 4)) as log:
-        assert begin(log) == 5
-        assert begin(log) == 6
-        assert log.append([row(3)], flush=True) == place_of(7, 0)
-    assert numbers(read_wal(tmp_path, STORE_ID, 4).groups) == [[1], [2], [3]]
 
 
 def test_a_segment_is_made_for_a_group_that_is_larger_than_it(tmp_path: Path) -> None:
