@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -271,17 +270,6 @@ def test_letters_that_are_purged_give_their_ledgers_back(open_store: OpenStore, 
     assert (grave.stats().ledgers, by_payload(store)) == (1, [])
 
 
-def test_dead_letters_outlive_the_time_to_live(open_store: OpenStore, clock: ManualClock) -> None:
-    """It expires what a subscription has not acknowledged, and not what is dead."""
-    store = open_store(config=StoreConfig(max_redeliveries=1, ttl_ms=60_000, max_clock_jump_ms=None))
-    let_die(store, b"x")
-    store.topic(GRAVE).subscribe("reader").close()
-    clock.advance(600_000)
-    store.tick()
-    assert by_payload(store) == [b"x"]
-    assert store.topic(GRAVE).subscribe("reader").receive() == []
-
-
 def test_a_subscription_that_was_there_before_becomes_the_keeper(open_store: OpenStore, store: DelayedStore) -> None:
     """One of the keeper's name holds letters from the first one on, and what it acknowledges is purged."""
     store.topic(GRAVE).subscribe("dead-letters").close()
@@ -294,7 +282,7 @@ def test_a_subscription_that_was_there_before_becomes_the_keeper(open_store: Ope
     assert by_payload(store) == [b"y"]
 
 
-def test_what_is_no_dead_letter_is_refused(store: DelayedStore) -> None:
+def test_what_is_no_dead_letter_or_no_delay_is_refused(store: DelayedStore) -> None:
     """The error names which, and nothing is moved."""
     let_die(store, b"x")
     letters: list[object] = [*store.dead_letters(), "x"]
@@ -302,6 +290,9 @@ def test_what_is_no_dead_letter_is_refused(store: DelayedStore) -> None:
         with pytest.raises(InvalidArgument) as refused:
             method(letters)  # type: ignore[arg-type]
         assert (refused.value.field, refused.value.value) == ("letters[1]", "x")
+    for delay in (-1, float("nan"), "1", True, 1e12):
+        with pytest.raises(DuelogError, match="delay"):
+            store.requeue_dead_letters(store.dead_letters(), delay=delay)  # type: ignore[arg-type]
     assert by_payload(store) == [b"x"]
 
 
@@ -410,46 +401,6 @@ def test_letters_are_requeued_with_a_delay(open_store: OpenStore, store: Delayed
         other.ack(other.receive(100))
         assert b"a" not in [message.payload for message in other.receive(100)]
     assert list(store.check(deep=True)) == []
-
-
-@pytest.mark.parametrize("delay", [-1, float("nan"), "1", True, 1e12])
-def test_a_delay_that_is_none_moves_no_letter(store: DelayedStore, delay: Any) -> None:
-    """It is named, and the letters stay."""
-    let_die(store, b"x")
-    with pytest.raises(DuelogError, match="delay"):
-        store.requeue_dead_letters(store.dead_letters(), delay=delay)
-    assert by_payload(store) == [b"x"]
-
-
-def test_a_crash_while_letters_are_requeued_leaves_each_in_one_place(
-    store: DelayedStore, clock: ManualClock, tmp_path: Path
-) -> None:
-    """Copied as a crash would leave it at each commit on the way: a letter, or a message, never both or none."""
-    let_die(store, b"a", b"b")
-    seen = set()
-    for point in ("acks.before", "commit.before", "commit.after"):
-        copies = [tmp_path / f"{point}-{number}" for number in range(20)]
-        left = iter(copies)
-
-        def copy(left: Iterator[Path] = left) -> None:
-            shutil.copytree(store.path, next(left), ignore=shutil.ignore_patterns("lock.mdb"))
-
-        letters = list(store.dead_letters())
-        with armed(point, copy):
-            assert store.requeue_dead_letters(letters, delay=60) == 2
-        for path in copies:
-            if path.exists():
-                later = ManualClock(clock.now_ms() + 60_000)
-                with DelayedStore.open(path, CONFIG, clock=later) as crashed:
-                    found = crashed.topic("t").subscribe("s").receive(100)
-                    seen.add((len(list(crashed.dead_letters())), len(found)))
-                    assert list(crashed.check(deep=True)) == []
-        clock.advance(60_000)
-        with store.topic("t").subscribe("s") as consumer:
-            for _ in range(2):
-                consumer.nack(consumer.receive(1_000), delay=0)
-            assert consumer.receive(1_000) == []
-    assert seen == {(2, 0), (0, 2)}
 
 
 def test_a_message_that_its_consumer_gives_up_is_a_dead_letter_at_once(store: DelayedStore, topic: Topic) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock, Topic
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
 from duelog.metrics import BACKLOG, DELAYED, PENDING
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads
-from tests.tools.command_line import json_of, ok
 
 CONFIG = StoreConfig(inline_delay_ms=3_600_000, ledger_max_entries=3, ack_flush_ms=0)
 
@@ -96,18 +95,3 @@ def test_a_message_that_waits_inline_is_scheduled_until_it_is_due_and_cannot_be_
     clock.advance(1)
     assert topic.state(waits) == "fired"
     assert list(topic.scheduled()) == []
-
-
-def test_the_commands_count_and_list_what_waits_inline(open_store: OpenStore) -> None:
-    """`duelog stats` and `duelog scheduled`, on the machine's clock."""
-    store = open_store(config=CONFIG, clock_=SystemClock())
-    topic = store.topic("t")
-    topic.subscribe("s").close()
-    topic.send_batch([Message(b"inline", deliver_after=1_800), Message(b"far", deliver_after=90_000)])
-    path = store._engine.storage.path
-    store.close()
-    assert json_of("stats", path)["pending"] == 2
-    of_topic = json_of("stats", path, "t")
-    assert (of_topic["pending"], of_topic["subscriptions"][0]["backlog"]) == (2, 0)
-    listed = ok("scheduled", path, "t")
-    assert listed.index("inline") < listed.index("far")

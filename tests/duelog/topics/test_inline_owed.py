@@ -100,24 +100,6 @@ def test_what_was_written_ahead_of_its_time_is_not_acknowledged_by_what_lies_beh
     assert payloads(subscription) == [b"ahead", b"behind"]
 
 
-def test_time_to_live_counts_from_the_due_time_of_what_waits_inline(open_store: OpenStore, clock: ManualClock) -> None:
-    """Older than the time to live when it falls due, a message has all of it still before it."""
-    store = open_store(config=StoreConfig(inline_delay_ms=HOUR_MS, ttl_ms=10_000, ack_flush_ms=0))
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
-    topic.send_batch([Message(b"waits", deliver_after=60), Message(b"now"), Message(b"long", deliver_after=600)])
-    for _ in range(60):
-        clock.advance(1_000)
-        store.tick()
-    assert payloads(subscription) == [b"waits"]
-    clock.advance(540_000)
-    store.tick()
-    assert [message.payload for message in subscription.receive(10)] == [b"long"]
-    clock.advance(12_000)
-    store.tick()
-    assert subscription.stats().backlog == 0
-
-
 # -- beginning at the latest, and seeks ----------------------------------------------------------------
 
 

@@ -151,20 +151,6 @@ def test_who_cancels_what_was_written_ahead_is_told_the_truth(store: DelayedStor
     assert payloads_of(store) == [b"1"]
 
 
-def test_a_message_sent_after_the_frontier_has_gone_ahead_is_not_lost(store: DelayedStore, clock: LeadingClock) -> None:
-    """Due before the last that was written, with it or after it: each comes once, and none before its time."""
-    topic = store.topic("t")
-    topic.send(b"10", deliver_at=START_MS + 10)
-    clock.set(START_MS + 7)
-    assert store.tick().fired == 1
-    topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (8, 9, 10, 11)])
-    came = []
-    for now_ms in range(START_MS + 7, START_MS + 20):
-        clock.set(now_ms)
-        came += [(now_ms - START_MS, payload) for payload in payloads_of(store)]
-    assert came == [(10, b"10"), (10, b"8"), (10, b"9"), (10, b"10"), (11, b"11")]
-
-
 def test_a_restart_before_the_instant_gives_the_message_once(open_store: OpenStore, clock: LeadingClock) -> None:
     """The process ends between the commit and the instant: by the clock mark in the same commit it is due."""
     store = open_store(config=CONFIG, clock_=clock)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, StoreConfig, Subscription, Topic
-from duelog.errors import InvalidArgument, StoreFull
+from duelog import DelayedStore, ManualClock, Subscription, Topic
+from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.withdrawal import Succession
 from duelog.upkeep.schedule import Timetable
@@ -104,33 +99,6 @@ def test_a_schedule_made_in_the_second_half_of_an_hour_that_comes_twice_begins_t
     assert topic.every("after", cron="30 2 * * *", timezone=ROME).next_due_ms == ms("2027-11-01T02:30", ROME)
 
 
-def test_a_schedule_survives_restarts(open_store: OpenStore, clock: ManualClock) -> None:
-    """Neither doubled by asking again for the same nor lost, and its phase stays."""
-    dues = []
-    for _ in range(4):
-        store = open_store()
-        topic = store.topic("t")
-        topic.every("beat", interval=3_600, payload=b"x")
-        with topic.subscribe("s") as consumer:
-            dues += step(store, consumer, clock, clock.now_ms() + 90 * 60_000, HOUR_MS // 4)
-        store.close()
-    assert dues == [START_MS + count * HOUR_MS for count in range(1, 7)]
-
-
-def test_after_a_long_stop_the_waiting_occurrence_comes_once_and_no_burst(
-    open_store: OpenStore, store: DelayedStore, clock: ManualClock
-) -> None:
-    """Occurrences missed beside it do not come, and then the timetable goes on as before."""
-    store.topic("t").every("beat", interval=3_600)
-    store.close()
-    clock.advance(30 * DAY_MS + 90_000)
-    store = open_store()
-    with store.topic("t").subscribe("s") as consumer:
-        assert received(store, consumer) == [START_MS + HOUR_MS]
-        assert received(store, consumer) == []
-        assert [message.due_ms for message in store.topic("t").scheduled()] == [START_MS + 30 * DAY_MS + HOUR_MS]
-
-
 def test_a_paused_schedule_sends_nothing_until_it_is_resumed(
     open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
@@ -164,20 +132,6 @@ def test_a_removed_schedule_is_gone_with_its_occurrence(store: DelayedStore, top
     assert topic.schedules() == []
     with topic.subscribe("s") as consumer:
         assert step(store, consumer, clock, START_MS + DAY_MS, HOUR_MS) == []
-
-
-def test_another_timetable_under_the_same_name_replaces_the_first(
-    store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """At no time do both have an occurrence."""
-    topic.every("beat", interval=3_600, payload=b"old")
-    topic.every("beat", cron="0 0 * * *", payload=b"new")
-    assert [message.payload for message in topic.scheduled()] == [b"new"]
-    (schedule,) = topic.schedules()
-    assert schedule.next_due_ms == START_MS - START_MS % DAY_MS + DAY_MS
-    with topic.subscribe("s") as consumer:
-        dues = step(store, consumer, clock, START_MS + 2 * DAY_MS, HOUR_MS)
-    assert [due_ms % DAY_MS for due_ms in dues] == [0, 0]
 
 
 def test_an_occurrence_cancelled_by_hand_is_skipped(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
@@ -235,62 +189,6 @@ def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
         dues = received(store, consumer)
         dues += step(store, consumer, clock, START_MS + 4 * HOUR_MS, HOUR_MS)
     assert dues == [START_MS + count * HOUR_MS for count in range(1, 5)]
-
-
-CHILD = """
-import sys
-from duelog import DelayedStore, ManualClock, StoreConfig
-config = StoreConfig(partition_ms=7_200_000)
-with DelayedStore.open(sys.argv[1], config, clock=ManualClock(int(sys.argv[2]))) as store:
-    store.tick()
-"""
-
-
-@pytest.mark.kill
-def test_killed_at_each_commit_of_an_advance_every_occurrence_comes_once(open_store: OpenStore, tmp_path: Path) -> None:
-    """Before and after the commits of a new partition, of the entry, of its record; then the tick is done again."""
-    config = StoreConfig(partition_ms=2 * HOUR_MS)
-    store = open_store(config=config)
-    store.topic("t").every("beat", interval=3_600)
-    store.topic("t").subscribe("s").close()  # holds the log
-    store.close()
-    rounds = ["commit.after:1", "commit.before:2", "commit.after:2", "commit.before:3"]
-    killed = 0
-    for number, point in enumerate(rounds, start=1):
-        arguments = [sys.executable, "-c", CHILD, str(tmp_path / "store"), str(START_MS + number * HOUR_MS)]
-        first = subprocess.run(arguments, env={**os.environ, "DUELOG_FAILPOINT": point}, check=False)
-        killed += first.returncode == -signal.SIGKILL
-        store = open_store(config=config, clock_=ManualClock(START_MS + number * HOUR_MS))
-        store.tick()
-        store.close()
-    assert killed >= 3
-    store = open_store(config=config, clock_=ManualClock(START_MS + len(rounds) * HOUR_MS))
-    with store.topic("t").subscribe("s") as consumer:
-        dues = received(store, consumer)
-    assert dues == [START_MS + number * HOUR_MS for number in range(1, len(rounds) + 1)]
-    assert [message.due_ms for message in store.topic("t").scheduled()] == [START_MS + (len(rounds) + 1) * HOUR_MS]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({}, "cron"),
-        ({"cron": "0 9 * * *", "interval": 60}, "cron"),
-        ({"cron": "0 9 * *"}, "cron"),
-        ({"cron": "0 0 30 2 *"}, "cron"),
-        ({"cron": 5}, "cron"),
-        ({"cron": "0 9 * * *", "timezone": "Europe/Atlantis"}, "timezone"),
-        ({"cron": "0 9 * * *", "timezone": "../etc/passwd"}, "timezone"),
-        ({"interval": 0.5}, "interval"),
-        ({"interval": -60}, "interval"),
-    ],
-)
-def test_what_never_recurs_is_refused_by_name(topic: Topic, arguments: dict[str, object], field: str) -> None:
-    """Nothing is kept of it."""
-    with pytest.raises(InvalidArgument) as caught:
-        topic.every("beat", **arguments)  # type: ignore[arg-type]
-    assert caught.value.field == field
-    assert not topic.exists()
 
 
 def test_the_first_occurrence_is_after_now_even_on_the_very_instant() -> None:

@@ -23,7 +23,6 @@ from duelog.upkeep import maintenance
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.conftest import Plant
-from tests.model.driver import full_disk
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -100,6 +99,15 @@ def test_daily_is_midnight_of_the_zone_over_changes_of_its_clock(open_store: Ope
 @pytest.mark.parametrize(
     ("arguments", "field", "part"),
     [
+        ({}, "cron", "one of cron and interval"),
+        ({"cron": "0 9 * * *", "interval": 60}, "cron", "one of cron and interval"),
+        ({"cron": "0 9 * *"}, "cron", "0 9 * *"),
+        ({"cron": "0 0 30 2 *"}, "cron", "0 0 30 2 *"),
+        ({"cron": 5}, "cron", "5"),
+        ({"cron": "0 9 * * *", "timezone": "Europe/Atlantis"}, "timezone", "Europe/Atlantis"),
+        ({"cron": "0 9 * * *", "timezone": "../etc/passwd"}, "timezone", "../etc/passwd"),
+        ({"interval": 0.5}, "interval", "0.5"),
+        ({"interval": -60}, "interval", "-60"),
         ({"cron": "@reboot"}, "cron", "@reboot"),
         ({"cron": "@daily x"}, "cron", "@daily x"),
         ({"cron": "@every"}, "cron", "''"),
@@ -193,27 +201,6 @@ def test_the_last_occurrence_is_the_one_at_its_end(store: DelayedStore, topic: T
     assert list(topic.scheduled()) == []
 
 
-def test_what_a_pause_takes_back_does_not_count(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
-    """An occurrence that fired before the pause does, also if nothing followed it yet."""
-    topic.every("s", interval=3_600, count=2)
-    topic.pause_schedule("s")
-    topic.resume_schedule("s")
-    with topic.subscribe("s") as consumer:
-        clock.advance(HOUR_MS)
-        assert len(received(store, consumer)) == 1
-        paused = topic.pause_schedule("s")
-        assert paused is not None
-        assert paused.sent == 1
-        clock.advance(DAY_MS)
-        resumed = topic.resume_schedule("s")
-        assert resumed is not None
-        assert resumed.sent == 2
-        clock.advance(HOUR_MS)
-        assert len(received(store, consumer)) == 1
-        clock.advance(DAY_MS)
-        assert received(store, consumer) == []
-
-
 def test_a_pause_after_the_last_message_fired_and_before_the_end_was_noted_sends_no_other(
     store: DelayedStore, topic: Topic, clock: ManualClock, plant: Plant
 ) -> None:
@@ -232,16 +219,6 @@ def test_a_pause_after_the_last_message_fired_and_before_the_end_was_noted_sends
         assert resumed.ended
         clock.advance(DAY_MS)
         assert len(received(store, consumer)) == 1
-
-
-def test_a_schedule_whose_end_came_while_it_was_paused_ends(topic: Topic, clock: ManualClock) -> None:
-    """It is not resumed past its end."""
-    topic.every("s", interval=3_600, until=START_MS + DAY_MS)
-    topic.pause_schedule("s")
-    clock.advance(2 * DAY_MS)
-    resumed = topic.resume_schedule("s")
-    assert resumed is not None
-    assert (resumed.ended, resumed.paused, resumed.next_id) == (True, False, None)
 
 
 # -- jitter ------------------------------------------------------------------------------------------
@@ -305,33 +282,6 @@ def test_what_was_missed_is_what_going_through_all_occurrences_finds(
     }[misfires]
     assert list(rule.late(begin.nominal_ms, now_ms, misfired=misfired)) == expected
     assert rule.following(begin.nominal_ms, now_ms) == each
-
-
-def test_jitter_puts_messages_later_and_a_restart_moves_none(open_store: OpenStore, clock: ManualClock) -> None:
-    """The nominal times stay; the delays differ from each other and from those of another schedule."""
-    first: list[ReceivedMessage] = []
-    dues: dict[str, list[int]] = {"a": [], "b": []}
-    for _ in range(3):
-        store = open_store()
-        topic = store.topic("t")
-        for name in dues:
-            shown = topic.every(name, interval=3_600, jitter=600)
-            assert shown.next_due_ms is not None
-            assert shown.next_nominal_ms is not None
-            assert 0 <= shown.next_due_ms - shown.next_nominal_ms <= 600_000
-        with topic.subscribe("s") as consumer:
-            for _ in range(24):
-                clock.advance(HOUR_MS // 4)
-                first += received(store, consumer)
-        store.close()
-    for message in first:
-        assert message.occurrence is not None
-        dues[message.occurrence.schedule].append(message.due_ms - message.occurrence.nominal_ms)
-    assert nominals(first)[::2] == hours(*range(1, len(first) // 2 + 1))
-    assert len(first) >= 34
-    for delays in dues.values():
-        assert len(set(delays)) > 10
-    assert dues["a"] != dues["b"]
 
 
 # -- misfires ----------------------------------------------------------------------------------------
@@ -418,19 +368,6 @@ def test_what_was_missed_comes_after_what_waited_also_where_a_slice_ends_between
         assert nominals(received(store, consumer)) == hours(*range(1, 6))
 
 
-def test_what_was_missed_waits_for_what_did_not_fire_for_want_of_space(
-    store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """The order is that of the timetable after a full disk, too."""
-    topic.every("s", interval=3_600, misfires="all")
-    with topic.subscribe("s") as consumer:
-        store.tick()
-        clock.advance(5 * HOUR_MS)
-        with full_disk(store._engine, 1), pytest.raises(StoreFull):
-            store.tick()
-        assert nominals(received(store, consumer)) == hours(*range(1, 6))
-
-
 def test_a_misfire_that_could_not_be_taken_back_at_first_does_not_come_later(
     store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
@@ -445,32 +382,6 @@ def test_a_misfire_that_could_not_be_taken_back_at_first_does_not_come_later(
         assert received(store, consumer) == []
         clock.advance(HOUR_MS // 2)
         assert nominals(received(store, consumer)) == hours(6)
-
-
-@pytest.mark.parametrize("misfires", MISFIRES)
-def test_an_end_holds_for_what_was_missed_too(
-    open_store: OpenStore, store: DelayedStore, clock: ManualClock, misfires: Misfires
-) -> None:
-    """By time and by number, and with none of it left to wait for."""
-    for name, end in (("count", {"count": 4}), ("until", {"until": START_MS + 4 * HOUR_MS})):
-        store.topic(name).every("s", interval=3_600, misfires=misfires, **end)  # type: ignore[arg-type]
-        store.topic(name).subscribe("s").close()
-    store.close()
-    clock.advance(10 * HOUR_MS + HOUR_MS // 2)
-    store = open_store()
-    store.tick()
-    clock.advance(HOUR_MS // 2)
-    for _ in range(10):
-        store.tick()
-        clock.advance(HOUR_MS)
-    got = {}
-    for name in ("count", "until"):
-        with store.topic(name).subscribe("s") as consumer:
-            got[name] = nominals(received(store, consumer))
-        assert store.topic(name).schedules()[0].ended
-    by_count = {"first": hours(1, 11, 12, 13), "all": hours(1, 2, 3, 4), "latest": hours(10, 11, 12, 13)}
-    by_time = {"first": hours(1), "all": hours(1, 2, 3, 4), "latest": hours(4)}
-    assert got == {"count": by_count.get(misfires, hours(11, 12, 13, 14)), "until": by_time.get(misfires, [])}
 
 
 @pytest.mark.parametrize(
