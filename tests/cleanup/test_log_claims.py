@@ -9,6 +9,7 @@ from pyroaring import BitMap
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
 from duelog.cleanup.log_claims import (
     LogClaims,
+    claims_of_logs,
     needed,
     read_claims,
 )
@@ -105,3 +106,42 @@ def test_where_the_main_log_is_damaged_only_what_is_known_to_be_done_goes(
     assert needed(before, 3, BitMap()) == needed(after, 3, BitMap()) == ids(2)
     assert needed(before, 3, None) == ids(2)
     main.write(damage)
+
+
+def test_a_log_of_which_all_was_cancelled_has_no_frontier_and_needs_nothing(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """The facts about it are read by its ledger id."""
+    store = open_store()
+    store.topic("a").subscribe("one")
+    store.topic("b").subscribe("one")
+    send_day(store, "b", 1)
+    sent = send_day(store, "a", 3)
+    assert all(store.topic("a").cancel(each) for each in sent)
+    close_day(store, clock)
+    assert [row.topic for row in claims_of(store)] == ["persistent://public/default/b"]
+    with store._engine.storage.main.read() as raw:
+        (claims,) = claims_of_logs(raw, [], [(1, sent[0].ledger_id)])
+    assert claims.topic is not None
+    assert needed(claims, 3, BitMap()) == BitMap()
+    assert needed(claims, 4, BitMap()) == ids(3)  # one that was neither cancelled nor fired: not hidden
+
+
+def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: OpenStore, clock: ManualClock) -> None:
+    """Bodies that cannot be handed out any more go, acknowledged or not."""
+    store = open_store(config=StoreConfig(ledger_max_entries=4))
+    subscription = store.topic("a").subscribe("one")
+    store.topic("b").subscribe("slow")
+    send_day(store, "a", 4)
+    send_day(store, "b", 4)
+    close_day(store, clock)
+    subscription.ack(subscription.receive(4), durable=True)
+    clock.advance(1_000)
+    store.tick()
+    released, held = claims_of(store)
+    assert (released.frontier.released, held.frontier.released) == (1, 0)
+    assert needed(released, 4, BitMap()) == BitMap()
+    assert needed(held, 4, BitMap()) == BitMap(range(4))
+    with store._engine.storage.main.read() as raw:
+        (gone,) = claims_of_logs(raw, [], [(99, held.ledger_id)])
+    assert needed(gone, 4, BitMap()) == BitMap()

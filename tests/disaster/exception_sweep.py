@@ -243,8 +243,9 @@ def sweep(
     say: Callable[[Any], object],
     file: str | None = None,
     patience_s: float = PATIENCE_S,
+    enough: int = 1_000,
 ) -> None:
-    """Run every point from `begin` on; says what is about to be run, and what was wrong."""
+    """Run every point from `begin` on, until `enough` were wrong; says what is about to be run, and what was wrong."""
     with tempfile.TemporaryDirectory(dir=memory(), prefix="sweep-") as directory:
         scratch = Path(directory) / "run"
         template = Template(scenario, Path(directory) / "template")
@@ -260,6 +261,9 @@ def sweep(
                 wrong = [f"the program could not go on: {type(error).__name__} {error}"]
             if wrong:
                 say(["wrong", number, str(point), wrong])
+                enough -= 1
+            if not enough:
+                break
         faulthandler.cancel_dump_traceback_later()
 
 

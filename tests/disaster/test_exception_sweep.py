@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.disaster.running import module
+from tests.disaster import sweep_mutants
+from tests.disaster.exception_sweep import PATIENCE_S, sweep
+from tests.disaster.fork_server import serve
+from tests.disaster.kill_series import Server
 from tests.disaster.sweep_scenarios import SCENARIOS
+from tests.disaster.working import say
 from tests.proof import PROOF, wrong_engines
 
 pytestmark = [pytest.mark.fault, pytest.mark.series]
@@ -19,47 +22,62 @@ _WANTED = os.environ.get("DUELOG_SWEEP_POINTS", "24" if PROOF else "6")
 """How many points of each operation: a number, or "all"."""
 
 
-def swept(
-    scenario: str, wanted: str, mutant: str | None = None, file: str | None = None, enough: int = 1_000
-) -> list[str]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The process that forks one for each sweep, or what is left of it."""
+    server = Server("tests.disaster.test_exception_sweep")
+    yield server
+    server.close()
+
+
+def swept(server: Server, scenario: str, wanted: str, **options: Any) -> list[str]:
     """Sweep and return what was wrong; a run that hangs ends its process, and another goes on after it."""
     wrong: list[str] = []
+    enough = options.get("enough", 1_000)
     begin = 0
     while True:
-        command = module("tests.disaster.exception_sweep", scenario, "--begin", str(begin))
-        command += [] if wanted == "all" else ["--points", wanted]
-        command += [] if mutant is None else ["--mutant", mutant, "--patience", "5"]
-        command += [] if file is None else ["--file", file]
-        count, current = -1, ""
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            assert child.stderr is not None
-            for line in child.stdout:
-                said: list[Any] = json.loads(line)
-                if said[0] == "points":
-                    count = said[1]
-                elif said[0] == "begins":
-                    begin, current = said[1], said[2]
-                else:
-                    wrong.append(f"{said[2]}: {'; '.join(said[3])}")
-                    if len(wrong) >= enough:
-                        child.kill()
-                        return wrong
-            report = child.stderr.read()
-        if child.returncode == 0:
+        count, current, status = -1, "", 0
+        for fact in server.run({"scenario": scenario, "wanted": wanted, "begin": begin, **options}):
+            match fact:
+                case ["points", count]:
+                    pass
+                case ["begins", begin, current]:
+                    pass
+                case ["wrong", _, point, found]:
+                    wrong.append(f"{point}: {'; '.join(found)}")
+                case ["trouble", text]:
+                    pytest.fail(f"{scenario}, {current}: {text}")
+                case ["exit", status]:
+                    status = os.waitstatus_to_exitcode(status)
+        if not status:
             return wrong
-        if "Timeout" not in report or count < 0:
-            pytest.fail(f"{scenario}, {current}: {report}")
-        wrong.append(f"{current}: hangs\n{report}")
+        assert status > 0, f"{scenario}, {current}: killed by signal {-status}"
+        wrong.append(f"{current}: hangs")  # its threads are shown on stderr
         begin += 1
         if begin >= count or len(wrong) >= enough:
             return wrong
 
 
+def run(request: dict[str, Any]) -> None:
+    """One sweep, in a process of its own."""
+    mutant = request.get("mutant")
+    if mutant is not None:
+        sweep_mutants.apply(mutant)
+    sweep(
+        SCENARIOS[request["scenario"]],
+        None if request["wanted"] == "all" else int(request["wanted"]),
+        request["begin"],
+        lambda said: say(*said),
+        request.get("file"),
+        PATIENCE_S if mutant is None else 5,
+        request.get("enough", 1_000),
+    )
+
+
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
-def test_an_exception_at_any_line_loses_and_doubles_nothing(scenario: str) -> None:
+def test_an_exception_at_any_line_loses_and_doubles_nothing(server: Server, scenario: str) -> None:
     """The program goes on, or closes and opens the store: what was acknowledged comes once, and nothing hangs."""
-    assert swept(scenario, _WANTED) == []
+    assert swept(server, scenario, _WANTED) == []
 
 
 MUTANTS = [
@@ -73,10 +91,11 @@ MUTANTS = [
 """Wrong engines: the operation and the file in which each is found out."""
 
 
-@pytest.mark.parametrize(
-    ("mutant", "scenario", "file"),
-    wrong_engines(MUTANTS, MUTANTS[0]),
-)
-def test_the_sweep_finds_a_wrong_engine_out(mutant: str, scenario: str, file: str | None) -> None:
+@pytest.mark.parametrize(("mutant", "scenario", "file"), wrong_engines(MUTANTS, MUTANTS[0]))
+def test_the_sweep_finds_a_wrong_engine_out(server: Server, mutant: str, scenario: str, file: str | None) -> None:
     """Faults that the engine had, planted again: a sweep that finds nothing anywhere proves nothing."""
-    assert swept(scenario, "120", mutant, file, enough=1)
+    assert swept(server, scenario, "120", mutant=mutant, file=file, enough=1)
+
+
+if __name__ == "__main__":
+    serve(run)
