@@ -71,14 +71,6 @@ def test_ids_that_no_message_has_are_no_error(topic: Topic) -> None:
         assert topic.reschedule(message_id, deliver_after=5) is None
 
 
-@pytest.mark.parametrize("message_id", [None, "1:x", (1, 0), 5])
-def test_what_is_no_message_id_is_refused(topic: Topic, message_id: Any) -> None:
-    """A pair of numbers may be anything."""
-    for use in (topic.get, topic.cancel, topic.reschedule):
-        with pytest.raises(InvalidArgument):
-            use(message_id)
-
-
 # -- receiving and acknowledging ---------------------------------------------------------------
 
 

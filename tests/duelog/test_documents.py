@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from duelog import DelayedStore, Document, ManualClock, StoreConfig, aio
-from duelog.errors import ClosedError, CorruptRecord, DocumentChanged, DuelogError, InvalidArgument
+from duelog.errors import CorruptRecord, DocumentChanged, DuelogError, InvalidArgument
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
 from duelog.store.files.failpoints import arm, disarm
@@ -62,16 +62,6 @@ def test_only_who_knows_the_version_that_is_there_changes_it(open_store: OpenSto
     with pytest.raises(DocumentChanged, match="no document is there"):
         documents.put("a", b"3", expected=second)
     assert documents.get("a") is None
-
-
-def test_a_version_is_never_given_out_again(open_store: OpenStore) -> None:
-    """Who read a document that was deleted and put again does not take it for the one that it was."""
-    documents = open_store().documents
-    old = documents.put("a", b"1")
-    documents.delete("a")
-    documents.put("a", b"1")
-    with pytest.raises(DocumentChanged):
-        documents.put("a", b"2", expected=old)
 
 
 def test_of_many_that_change_a_document_at_once_each_change_counts(open_store: OpenStore) -> None:
@@ -137,23 +127,6 @@ def test_documents_come_in_order_of_key_and_only_those_of_a_prefix(open_store: O
     assert [key for key, _ in documents.items("many/")] == keys[5:]
     assert list(documents.items("c")) == []
     assert all(found.value.startswith(key.encode()) for key, found in documents.items())
-
-
-def test_a_read_only_store_reads_documents_and_changes_none(open_store: OpenStore, store: DelayedStore) -> None:
-    """A closed one does neither."""
-    store.documents.put("a", b"1")
-    store.close()
-    reader = open_store(read_only=True)
-    assert [(key, found.value) for key, found in reader.documents.items()] == [("a", b"1")]
-    with pytest.raises(ClosedError, match="read-only"):
-        reader.documents.put("a", b"2")
-    with pytest.raises(ClosedError, match="read-only"):
-        reader.documents.delete("a")
-    reader.close()
-    with pytest.raises(ClosedError):
-        reader.documents.get("a")
-    with pytest.raises(ClosedError):
-        reader.documents.items()
 
 
 def test_a_backup_has_the_documents_and_dump_shows_them(

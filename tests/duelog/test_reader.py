@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig, Topic
+from duelog import DelayedStore, ManualClock, Policies, StoreConfig, Topic
 from duelog.store.errors import ClosedError, ConsumerBusy, InvalidArgument, UnknownSubscription
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.consuming import each_received, payloads, received
+from tests.duelog.consuming import each_received, received
 from tests.duelog.store_state import records
 from tests.proof import length
 
@@ -67,28 +67,6 @@ def test_a_reader_writes_nothing_and_is_gone_when_it_closes(store: DelayedStore,
     with pytest.raises(ClosedError):
         reader.receive()
     assert received(topic.reader(name="r")) == SEND
-
-
-def test_what_is_trimmed_before_a_reader_comes_to_it_is_passed_over(
-    store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """A reader holds no ledger and no partition, and what it finds gone is no damage."""
-    with topic.subscribe("s") as consumer:
-        topic.send_batch([Message(payload, deliver_after=4_000) for payload in SEND])
-        reader = topic.reader()
-        clock.advance(4_000_000)
-        assert received(reader, 1) == SEND[:1]
-        assert payloads(consumer, 4) == SEND[:4]
-        store.tick()
-        assert received(reader, 1) == SEND[4:5]
-        assert payloads(consumer) == SEND[4:]
-        clock.advance(4_000_000)
-        store.tick()
-        assert store.partitions() == []
-        assert received(reader) == []
-        topic.send(b"new")
-        assert received(reader) == [b"new"]
-        assert store.stats().set_aside == 0
 
 
 def test_consumers_of_one_name_share_a_reader(topic: Topic) -> None:
