@@ -14,7 +14,7 @@ from duelog import DelayedStore, ManualClock, Policies, StoreConfig
 from duelog.cleanup import adoption
 from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
-from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_of, send_day
+from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, send_day
 from tests.conftest import OpenStore
 from tests.duelog.consuming import payloads, received
 
@@ -88,40 +88,6 @@ def test_opening_a_store_adopts_what_is_ready_and_removes_the_rest(store: Delaye
     assert list(again.check(deep=True)) == []
 
 
-def test_a_generation_can_be_compacted_again(store: DelayedStore) -> None:
-    """Messages acknowledged since go with the next one."""
-    finish(store)
-    assert store.tick().adopted == 1
-    with store.topic("a").subscribe("one") as subscription:
-        subscription.ack(subscription.receive(2), durable=True)
-        plan = plan_of(store)
-        assert (plan.generation, plan.dead_entries) == (2, 2)
-        finish(store, plan=plan)
-        assert store.tick().adopted == 1
-        assert generations(store) == ["g000003"]
-        assert received(subscription) == LEFT[2:]
-    assert list(store.check(deep=True)) == []
-
-
-def test_a_subscription_that_went_back_is_not_cheated(store: DelayedStore) -> None:
-    """The generation is thrown away, and everything is delivered again."""
-    finish(store)
-    with store.topic("a").subscribe("one") as subscription:
-        subscription.seek("earliest")
-        assert not adopts(store)
-        assert received(subscription) == [b"%d" % at for at in range(20)]
-
-
-def test_a_seek_that_is_not_on_disk_yet_counts(store: DelayedStore) -> None:
-    """It takes effect in memory first: what memory says is the truth."""
-    finish(store)
-    state = store._engine.topics.loaded()[0].subscriptions["one"]
-    with state.lock:
-        state.acks.reset(state.acks.mark_delete)
-    assert not adopts(store)
-    assert "gone back" in store._engine.upkeep.maintenance.tasks.adopting.refused[0]
-
-
 def test_a_seek_forward_forgets_single_acknowledgements_after_it(store: DelayedStore) -> None:
     """Mark-delete moved on, and yet entries that were acknowledged are not any more."""
     with store.topic("a").subscribe("one") as subscription:
@@ -157,18 +123,6 @@ def test_what_retention_keeps_for_seeking_back_is_not_trimmed(
     with kept.topic("a").subscribe("one") as subscription:
         subscription.seek("earliest")
         assert received(subscription) == [b"%d" % at for at in range(20)]
-
-
-def test_a_topic_without_subscriptions_keeps_what_it_fired_for_the_next_one(
-    store: DelayedStore, clock: ManualClock
-) -> None:
-    """Messages that its last subscription acknowledged are not dropped once that has gone."""
-    finish(store)
-    agenda = store._engine.waking.agenda  # nothing looks at the log for what may be trimmed
-    agenda._due.clear()
-    agenda.plan = lambda topic_id, due_ms: False  # type: ignore[method-assign]
-    store.topic("a").unsubscribe("one")
-    assert not adopts(store)
 
 
 def test_a_deleted_topic_does_not_hold_adoption_up(store: DelayedStore, clock: ManualClock) -> None:
@@ -275,38 +229,6 @@ def test_a_generation_that_cannot_take_over_now_waits(
     assert generations(store) == ["g000001"]
     monkeypatch.undo()
     assert adopts(store)
-
-
-class Stop(BaseException):
-    """Raised at a failpoint: as a crash is, it is nothing that the upkeep goes on after."""
-
-
-@pytest.mark.parametrize("point", ["compact.copied", "compact.published", "compact.adopted", "commit.before"])
-def test_whatever_step_fails_the_store_opens_with_one_generation(
-    store: DelayedStore, open_store: OpenStore, point: str
-) -> None:
-    """The one that the catalog names, which has everything that is needed."""
-
-    def stop() -> None:
-        raise Stop
-
-    plan = plan_of(store)
-    if point == "compact.copied":
-        failpoints.arm(point, stop)
-        with pytest.raises(Stop):
-            finish(store, plan=plan)
-    else:
-        finish(store, plan=plan)
-        failpoints.arm(point, stop)
-        with pytest.raises(Stop):
-            store.tick()
-    failpoints.disarm()
-    store.close()
-    again = open_store(config=SMALL)
-    assert (leftovers(again.path), len(generations(again))) == ([], 1)
-    assert list(again.check(deep=True)) == []
-    with again.topic("a").subscribe("one") as subscription:
-        assert received(subscription) == LEFT
 
 
 # -- what was dropped is gone --------------------------------------------------------------------

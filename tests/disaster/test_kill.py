@@ -7,11 +7,7 @@ an fsync costs nothing; the power cut is another test's.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,24 +148,6 @@ def test_every_point_is_reached(server: Server, memory: Path) -> None:
     series = Series(server, memory / "store", "census", steps=40)
     series.round(close=True)
     assert set(series.hits) == set(failpoints.POINTS), report(series)
-
-
-def test_the_environment_variable_kills_a_process_at_a_point(tmp_path: Path) -> None:
-    """DUELOG_FAILPOINT=name:count kills any process that uses the engine, the count-th time."""
-    program = (
-        "import sys; from duelog import DelayedStore, ManualClock\n"
-        "topic = DelayedStore.open(sys.argv[1], clock=ManualClock(1000)).topic('a')\n"
-        "for number in range(100): topic.send(b'x'); print(number, flush=True)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "store")],
-        env={**os.environ, "DUELOG_FAILPOINT": "wal.after:9"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert len(done.stdout.splitlines()) == 8
 
 
 MUTANTS = {

@@ -6,13 +6,12 @@ import json
 import threading
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, StoreConfig, Subscription, Topic
+from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
@@ -21,39 +20,6 @@ from tests.conftest import OpenStore
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=40)
 """Many partitions and ledgers in little time."""
-
-
-def drain(store: DelayedStore, topic: str, subscription: str) -> set[bytes]:
-    """Payloads that a subscription receives when all is due."""
-    found: set[bytes] = set()
-    consumer = store.topic(topic).subscribe(subscription)
-    while messages := consumer.receive(1_000, timeout=0):
-        found |= {message.payload for message in messages}
-        for message in messages:
-            consumer.ack(message)
-    return found
-
-
-def test_a_copy_has_what_was_pending_fired_and_acknowledged(
-    open_store: OpenStore, store: DelayedStore, topic: Topic, reader: Subscription, clock: ManualClock, tmp_path: Path
-) -> None:
-    """Messages that wait, that have fired, that are acknowledged and cancelled are in the copy as they were."""
-    for number in range(30):
-        topic.send(b"%d" % number, deliver_after=1 + number * 600)
-    gone = topic.send(b"gone", deliver_after=60)
-    topic.cancel(gone)
-    clock.advance(HOUR_MS)
-    store.tick()
-    for message in reader.receive(4, timeout=0):
-        reader.ack(message)
-    store.flush()
-    result = store.backup(tmp_path / "copy")
-    assert result.partitions == len(store.partitions())
-    copy = open_store(tmp_path / "copy", CONFIG)
-    assert list(copy.check(deep=True)) == []
-    clock.advance(10 * HOUR_MS)
-    copy.tick()
-    assert drain(copy, "t", "s") == {b"%d" % number for number in range(4, 30)}
 
 
 def test_the_manifest_lists_every_file_with_its_checksum(store: DelayedStore, tmp_path: Path) -> None:
@@ -195,65 +161,3 @@ def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
     closing[0].join(60)
     assert not closing[0].is_alive()
     assert list((tmp_path / "copy").iterdir()) == []
-
-
-def test_backups_while_threads_send_and_receive_lose_nothing(
-    store: DelayedStore, clock: ManualClock, tmp_path: Path
-) -> None:
-    """Every backup holds each message that was stored before it began and not acknowledged before it ended.
-
-    Of what a thread sent one after the other it holds a beginning, without a gap.
-    """
-    stored: list[bytes] = []
-    acknowledged: set[bytes] = set()
-    stop = threading.Event()
-
-    def send(topic: str) -> None:
-        for number in range(5_000):
-            if stop.is_set():
-                return
-            payload = f"{topic}-{number}".encode()
-            store.topic("t").send(payload, deliver_after=1 + number % 97 * 120)
-            stored.append(payload)
-
-    def receive() -> None:
-        consumer = store.topic("t").subscribe("s")
-        while not stop.is_set():
-            clock.advance(5_000)
-            store.tick()
-            for message in consumer.receive(20, timeout=0):
-                acknowledged.add(message.payload)
-                consumer.ack(message)
-            store.flush()
-
-    store.topic("t").subscribe("s").close()
-    required = []
-    with ThreadPoolExecutor(3) as pool:
-        running = [pool.submit(send, "a"), pool.submit(send, "b"), pool.submit(receive)]
-        try:
-            for number in range(4):
-                goal = len(stored) + 40
-                while len(stored) < goal and not running[2].done():
-                    stop.wait(0.01)
-                before = set(stored)
-                store.backup(tmp_path / f"copy{number}")
-                required.append(before - acknowledged)
-        finally:
-            stop.set()
-        for future in running:
-            future.result()
-    everything = set(stored)
-    assert list(store.check(deep=True)) == []
-    store.close()
-    for number, wanted in enumerate(required):
-        later = ManualClock(clock.now_ms() + 10 * HOUR_MS)
-        with DelayedStore.open(tmp_path / f"copy{number}", CONFIG, clock=later) as copy:
-            assert list(copy.check(deep=True)) == []
-            copy.tick()
-            found = drain(copy, "t", "s")
-            assert wanted <= found
-            assert found <= everything
-            for sender in (b"a", b"b"):
-                last = max((int(payload[2:]) for payload in found if payload.startswith(sender)), default=-1)
-                assert {b"%s-%d" % (sender, at) for at in range(last)} <= found | acknowledged
-            assert list(copy.check(deep=True)) == []

@@ -192,18 +192,6 @@ def test_a_clock_of_ones_own_waits_real_time_by_default() -> None:
     assert condition.timeouts == [0.25]
 
 
-def test_a_system_wait_really_ends_at_its_time() -> None:
-    """With a real condition and the real clock, ten waits of some ms end at or after their boundary."""
-    clock = SystemClock()
-    condition = threading.Condition()
-    for _ in range(10):
-        until_ms = clock.now_ms() + 2
-        with condition:
-            while clock.now_ms() < until_ms:
-                clock.wait(condition, until_ms)
-        assert time.time_ns() >= until_ms * 1_000_000
-
-
 @given(st.lists(st.tuples(st.sampled_from(["set", "raise"]), st.integers(0, 1_000)), max_size=40))
 @settings(max_examples=60)
 def test_the_store_clock_never_shows_less_than_it_was_raised_to(steps: list[tuple[str, int]]) -> None:

@@ -348,16 +348,6 @@ def test_a_dead_letter_expires_no_more(store: DelayedStore, clock: ManualClock) 
         assert (message.payload, message.expires_ms) == (b"x", None)
 
 
-def test_short_delays_in_the_main_log_expire_too(open_store: OpenStore, clock: ManualClock) -> None:
-    """They wait there, and count from when they are due."""
-    store = open_store(config=StoreConfig(inline_delay_ms=10_000))
-    topic = store.topic("t")
-    with topic.subscribe("s") as consumer:
-        topic.send_batch([Message(b"a", deliver_after=5, ttl=1), Message(b"b", deliver_after=5, ttl=2)])
-        clock.advance(6_000)
-        assert received(consumer) == [b"b"]
-
-
 def test_a_time_to_live_that_is_none_is_refused_by_name(store: DelayedStore) -> None:
     """And nothing is stored."""
     topic = store.topic("t")

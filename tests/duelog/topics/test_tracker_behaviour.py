@@ -6,11 +6,9 @@ import random
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from duelog import (
-    DelayedDeliveryPolicies,
     DelayedStore,
     ManualClock,
     Message,
@@ -20,7 +18,6 @@ from duelog import (
     Topic,
 )
 from duelog.markers.firing import loaded
-from duelog.store.codec.body import EncodedBatch, encode_one
 from duelog.upkeep import maintenance
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads
@@ -30,41 +27,6 @@ LIMIT_S = 60.0
 PARTITIONS = StoreConfig(partition_ms=1_000, ledger_max_entries=50, ack_flush_ms=10, bucket_ms=50, fire_batch=30)
 INLINE = StoreConfig(partition_ms=1_000, ledger_max_entries=50, ack_flush_ms=10, inline_delay_ms=60_000)
 BOTH = pytest.mark.parametrize("config", [PARTITIONS, INLINE], ids=["partitions", "inline"])
-
-
-@BOTH
-def test_not_before_on_the_very_tick_and_after(topic: Topic, reader: Subscription, clock: ManualClock) -> None:
-    """A millisecond early there is nothing; on the due time there is; what was due long ago comes too."""
-    topic.send(b"x", deliver_at=START_MS + 700)
-    topic.send(b"past", deliver_at=START_MS - 700)
-    assert payloads(reader) == [b"past"]
-    clock.set(START_MS + 699)
-    assert payloads(reader) == []
-    clock.set(START_MS + 700)
-    assert payloads(reader) == [b"x"]
-    topic.send(b"y", deliver_after=0.1)
-    clock.advance(5_000)
-    assert payloads(reader) == [b"y"]
-
-
-@BOTH
-@pytest.mark.parametrize("tick_ms", [0, 1, 100, 1_000])
-def test_with_any_tick_nothing_is_early_and_late_by_less_than_the_tick(
-    store: DelayedStore, clock: ManualClock, tick_ms: int
-) -> None:
-    """Looked at each millisecond, a message comes in [due, due + tick)."""
-    store.set_policies(DelayedDeliveryPolicies(tick_time_ms=tick_ms))
-    topic = store.topic("t")
-    reader = topic.subscribe("s")
-    dues = {b"%d" % offset: START_MS + offset for offset in (1, 99, 100, 101, 250, 999, 1_000)}
-    topic.send_batch([Message(name, deliver_at=due_ms) for name, due_ms in dues.items()])
-    came: dict[bytes, int] = {}
-    while len(came) < len(dues) and clock.now_ms() < START_MS + 3_000:
-        came.update(dict.fromkeys(payloads(reader), clock.now_ms()))
-        clock.advance(1)
-    assert {name: 0 <= came[name] - due_ms < max(tick_ms, 1) for name, due_ms in dues.items()} == dict.fromkeys(
-        dues, True
-    )
 
 
 @BOTH
@@ -178,23 +140,6 @@ def test_what_is_restored_and_heard_of_is_tracked_once(
     assert sorted(got) == list(range(sent))
 
 
-@BOTH
-def test_limits_on_reads_starve_nobody(topic: Topic, clock: ManualClock) -> None:
-    """One by one, with everything unacknowledged and more falling due all the time, each comes in its turn."""
-    reader, other = topic.subscribe("s", type="shared"), topic.subscribe("other", type="shared")
-    topic.send_batch([Message(b"%d" % number, deliver_after=(number + 1) / 100) for number in range(100)])
-    assert reader.receive(1) == other.receive(1) == []
-    got, others = [], []
-    for _ in range(100):
-        clock.advance(10)
-        got += [message.payload for message in reader.receive(1)]
-        if clock.now_ms() % 500 == START_MS % 500:
-            others += payloads(other, 3)
-    while batch := payloads(other, 3):
-        others += batch
-    assert got == others == [b"%d" % number for number in range(100)]
-
-
 @pytest.mark.parametrize("point", ["snapshot.part", "snapshot.meta", "fire.before", "trim.recorded", "close.before"])
 @pytest.mark.parametrize("end", ["close", "clear", "unsubscribe"])
 def test_close_clear_and_trim_race_with_loads_and_snapshots(
@@ -253,21 +198,3 @@ def _tick_unless_closed(store: DelayedStore) -> None:
     except Exception:
         if not store.closed:
             raise
-
-
-@BOTH
-def test_a_poison_record_does_not_stop_the_rest(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
-    """A body that cannot be decoded is quarantined; everything before and after it comes."""
-    reader = topic.subscribe("s", type="shared")
-    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3)])
-    poison = encode_one(Message(b"poison"), START_MS, 1_000)[1][:1] + b"\xff" * 9
-
-    state = topic.sender.topic(START_MS)
-    store._engine.sending.sender.send(
-        state, EncodedBatch(np.array([START_MS + 1_000]), np.array([True]), [poison]), START_MS
-    )
-    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3, 6)])
-    clock.advance(1_000)
-    assert payloads(reader) == [b"%d" % number for number in range(6)]
-    assert store.stats().set_aside == 1
-    store.close()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from duelog.store.codec.format import run_key
 from duelog.store.codec.run import (
-    HEADER_BYTES,
     MAX_DUE_SPAN_MS,
     Run,
     RunKind,
@@ -96,13 +95,6 @@ def test_the_time_of_a_firing_is_clipped_to_what_fits() -> None:
     times = (1_000 + MAX_DUE_SPAN_MS + 5, 990)
     found = [Run("here", key, pack_markers(key, 9, 0, entries, dues, fired_ms)).fired_ms() for fired_ms in times]
     assert found == [1_000 + MAX_DUE_SPAN_MS, 1_000]
-
-
-def test_a_marker_costs_eight_bytes() -> None:
-    """A thousand markers are one small value."""
-    key = run_key(1, 0)
-    entries = np.arange(1000, dtype=np.uint32)
-    assert len(pack_markers(key, 1, 0, entries, entries.astype(np.int64))) == HEADER_BYTES + 8 * 1000
 
 
 def test_a_flipped_bit_of_header_or_columns_costs_the_run() -> None:
@@ -221,14 +213,6 @@ def test_a_batch_is_cut_as_late_as_the_rules_allow(
             start = limit
     found = cuts(dues, sizes, max_entries=max_entries, max_bytes=max_bytes, base_ms=0 if based else None)
     assert found == expected
-
-
-def test_an_entry_that_just_fits_stays_in_its_run() -> None:
-    """The limits are inclusive."""
-    assert cuts([0] * 4, [50, 50, 50, 50], max_bytes=100) == [(0, 2), (2, 4)]
-    assert cuts([0] * 4, [1] * 4, max_entries=2) == [(0, 2), (2, 4)]
-    assert cuts([0, MAX_DUE_SPAN_MS], [1, 1], base_ms=None) == [(0, 2)]
-    assert cuts([0, MAX_DUE_SPAN_MS + 1], [1, 1], base_ms=None) == [(0, 1), (1, 2)]
 
 
 # -- a run without some of its bodies ----------------------------------------------------------

@@ -137,16 +137,6 @@ def refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> DamagedStore:
     return caught.value
 
 
-def test_a_missing_data_file_is_refused_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LMDB would make an empty database of it."""
-    path = tmp_path / "main"
-    path.mkdir()
-    assert "is missing" in refused(path, monkeypatch).reason
-    assert list(path.iterdir()) == []
-    assert "is missing" in refused(tmp_path / "nowhere", monkeypatch).reason
-    assert not (tmp_path / "nowhere").exists()
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -88,19 +88,6 @@ def tail(environment: Environment, ledger_id: int) -> int:
         return find_tail(raw, "main", ledger_id)
 
 
-def test_a_unit_that_fails_leaves_no_gap(environment: Environment) -> None:
-    """The ids it had taken go to the entries that are stored."""
-    log = Log(7)
-
-    def failing(transaction: Transaction) -> None:
-        appending(log, [b"lost"])(transaction)
-        raise LookupError
-
-    outcomes = share(environment, [failing, appending(log, [b"a"]), appending(log, [b"b"])])
-    assert outcomes[1:] == [0, 1]
-    assert stored(environment, 7) == [(0, [b"a"]), (1, [b"b"])]
-
-
 def test_conditional_entries_are_runs_of_their_own(environment: Environment) -> None:
     """They have two columns more than their neighbours."""
     log = Log(7)
