@@ -9,6 +9,7 @@ SIGPIPE), so that a command that was cut short never says that it found nothing.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,14 +142,22 @@ class Commands(TyperGroup):
         return _listed(cmd_name) if self._lists else _built(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help, with a line for each command."""
+        """Print the help, with a line for each command: plainly, as rich would take longer than all the rest."""
         self._lists = True
         super().format_help(ctx, formatter)
         self._lists = False
 
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Print the text with its examples as they are, which stand between lines of three backticks."""
+        formatter.write_paragraph()
+        formatter.write_text(re.sub(r"^```\n(.*?)\n```$", r"\b\n\1", HELP, flags=re.MULTILINE | re.DOTALL))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take what arguments say to `duelog` itself; prints the help and the version."""
         with _errors_to_status():
+            if not args and not ctx.resilient_parsing:
+                write_line(ctx.get_help())
+                raise typer.Exit(2)
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -180,11 +189,10 @@ app = typer.Typer(
     name="duelog",
     cls=Commands,
     help=HELP,
-    no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 
