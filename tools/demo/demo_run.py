@@ -10,7 +10,7 @@ import itertools
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,53 +29,19 @@ PLOT = Path("duelog-demo.png")
 """Where the plot goes unless told otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of a replay. Counts of messages, unless a name says otherwise; times in epoch ms.
+PROMISES = ("early", "late", "lost", "double", "disordered", "foreign", "miscounted", "partitions_missing",
+            "partitions_left", "findings")  # fmt: skip
+"""Figures that are to be 0."""
 
-    delayed: due after they were written. steps: times that something was sent or became due; each is durable
-    before the next begins, and that is what takes the time. peak_pending: most that were written and not due
-    at one time, by the store; peak_disk_bytes: largest of some two thousand samples. messages_per_second: of
-    real time, from the first send until the last partition is deleted; sampling and checking not counted.
-    miscounted: samples where the store's count of pending messages was not the trace's. partitions_missing:
-    by how many the partitions made differ from those that the trace needs; partitions_left: made and not
-    deleted. findings: of the store's own check. From `early` on everything is to be 0.
-    """
-
-    messages: int
-    delayed: int
-    first_ms: int
-    last_ms: int
-    partitions_created: int
-    partitions_deleted: int
-    ledgers_trimmed: int
-    steps: int
-    peak_pending: int
-    peak_pending_ms: int
-    peak_disk_bytes: int
-    end_disk_bytes: int
-    seconds: float
-    messages_per_second: float
-    early: int
-    late: int
-    lost: int
-    double: int
-    disordered: int
-    foreign: int
-    miscounted: int
-    partitions_missing: int
-    partitions_left: int
-    findings: int
-
-    @property
-    def problems(self) -> dict[str, int]:
-        """The counts that should be 0 and are not, by name."""
-        names = [field.name for field in fields(self)]
-        counts = {name: int(getattr(self, name)) for name in names[names.index("early") :]}
-        return {name: count for name, count in counts.items() if count}
+Figures = dict[str, int | float]
 
 
-def replay_trace(path: Path, trace: Trace, progress: Callable[[int], None] = lambda _: None) -> tuple[Report, Course]:
+def problems(figures: Figures) -> dict[str, int]:
+    """The figures that should be 0 and are not."""
+    return {name: int(figures[name]) for name in PROMISES if figures[name]}
+
+
+def replay_trace(path: Path, trace: Trace, progress: Callable[[int], None] = lambda _: None) -> tuple[Figures, Course]:
     """Replay `trace` through a new store in `path`; `progress` is told how many messages were sent and received.
 
     REQUIRES: at least one message, and no store in `path` yet. Raises what the store raises.
@@ -86,33 +52,41 @@ def replay_trace(path: Path, trace: Trace, progress: Callable[[int], None] = lam
         replay = Replay(store, clock, trace, audit)
         for done in itertools.accumulate(replay.run()):
             progress(done)
-    return _report(trace, replay.course, audit.verdict()), replay.course
+    return _figures(trace, replay.course, audit.verdict()), replay.course
 
 
-def _report(trace: Trace, course: Course, verdict: Verdict) -> Report:
+def _figures(trace: Trace, course: Course, verdict: Verdict) -> Figures:
+    """Figures of a replay: counts of messages, unless a name says otherwise; times in epoch ms.
+
+    delayed: due after they were written. steps: times that something was sent or became due; each is durable before the
+    next begins, and that is what takes the time. peak_pending: most that were written and not due at one time, by the
+    store; peak_disk_bytes: largest of some two thousand samples. messages_per_second: of real time, from the first send
+    until the last partition is deleted; sampling and checking not counted. miscounted: samples where the store's count
+    of pending messages was not the trace's. partitions_missing: by how many the partitions made differ from those that
+    the trace needs; partitions_left: made and not deleted. findings: of the store's own check.
+    """
     peak = max(range(len(course.pending)), key=course.pending.__getitem__)
-    miscounted = course.miscounted + (course.pending[peak] != trace.peak_pending()[0])
-    return Report(
-        messages=len(trace),
-        delayed=int(trace.delayed.sum()),
-        first_ms=int(trace.written_ms[0]),
-        last_ms=int(trace.ready_ms.max()),
-        partitions_created=course.partitions_created,
-        partitions_deleted=course.partitions_deleted,
-        ledgers_trimmed=course.ledgers_trimmed,
-        steps=course.steps,
-        peak_pending=course.pending[peak],
-        peak_pending_ms=course.times_ms[peak],
-        peak_disk_bytes=max(course.disk_bytes),
-        end_disk_bytes=course.disk_bytes[-1],
-        seconds=round(course.seconds, 3),
-        messages_per_second=round(len(trace) / course.seconds, 1),
-        miscounted=miscounted,
-        partitions_missing=abs(trace.due_days(CONFIG.partition_ms) - course.partitions_created),
-        partitions_left=abs(course.partitions_created - course.partitions_deleted),
-        findings=course.findings,
+    return {
+        "messages": len(trace),
+        "delayed": int(trace.delayed.sum()),
+        "first_ms": int(trace.written_ms[0]),
+        "last_ms": int(trace.ready_ms.max()),
+        "partitions_created": course.partitions_created,
+        "partitions_deleted": course.partitions_deleted,
+        "ledgers_trimmed": course.ledgers_trimmed,
+        "steps": course.steps,
+        "peak_pending": course.pending[peak],
+        "peak_pending_ms": course.times_ms[peak],
+        "peak_disk_bytes": max(course.disk_bytes),
+        "end_disk_bytes": course.disk_bytes[-1],
+        "seconds": round(course.seconds, 3),
+        "messages_per_second": round(len(trace) / course.seconds, 1),
         **asdict(verdict),
-    )
+        "miscounted": course.miscounted + (course.pending[peak] != trace.peak_pending()[0]),
+        "partitions_missing": abs(trace.due_days(CONFIG.partition_ms) - course.partitions_created),
+        "partitions_left": abs(course.partitions_created - course.partitions_deleted),
+        "findings": course.findings,
+    }
 
 
 def run_demo(
@@ -134,63 +108,64 @@ def run_demo(
     with ExitStack() as stack:
         progress = stack.enter_context(progress_bar("sent and received"))
         path = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duelog-demo-"))) / "store"
-        report, course = replay_trace(path, trace, lambda done: progress(done, 2 * len(trace)))
-    drawn = _draw(report, course, plot)
+        figures, course = replay_trace(path, trace, lambda done: progress(done, 2 * len(trace)))
+    drawn = _draw(int(figures["messages"]), course, plot)
+    ok = not problems(figures)
     if json_:
-        write_json({**asdict(report), "plot": str(plot) if drawn else None, "ok": not report.problems})
+        write_json({**figures, "plot": str(plot) if drawn else None, "ok": ok})
     else:
-        _print(report)
+        _print(figures)
     if drawn:
         say(f"the plot is {plot}")
     if store is not None:
         say(f"the store is {store}")
-    return not report.problems
+    return ok
 
 
-def _draw(report: Report, course: Course, plot: Path) -> bool:
+def _draw(messages: int, course: Course, plot: Path) -> bool:
     try:
         from .demo_plot import draw
     except ImportError:
         say("no plot: it needs matplotlib; pip install 'duelog[plot]'")
         return False
     try:
-        draw(course, report.messages, plot)
+        draw(course, messages, plot)
     except (OSError, ValueError) as error:  # no space, no permission, no such format: the figures stand without it
         say(f"no plot: {error}")
         return False
     return True
 
 
-def _print(report: Report) -> None:
+def _print(figures: Figures) -> None:
     out = Console()
-    table = Table(title=f"{_day(report.first_ms)} to {_day(report.last_ms)}", show_header=False, min_width=44)
+    table = Table(title=f"{_day(figures['first_ms'])} to {_day(figures['last_ms'])}", show_header=False, min_width=44)
     table.add_column()
     table.add_column(justify="right")
     shown = (
-        ("messages", f"{report.messages:,}"),
-        ("of them delayed", f"{report.delayed:,}"),
-        ("partitions created", f"{report.partitions_created:,}"),
-        ("partitions deleted", f"{report.partitions_deleted:,}"),
-        ("ledgers trimmed", f"{report.ledgers_trimmed:,}"),
-        (f"peak of pending, {_day(report.peak_pending_ms)}", f"{report.peak_pending:,}"),
-        ("on disk at the peak", decimal(report.peak_disk_bytes)),
-        ("on disk at the end", decimal(report.end_disk_bytes)),
-        ("steps, each on disk before the next", f"{report.steps:,}"),
-        ("seconds", f"{report.seconds:,.1f}"),
-        ("messages per second", f"{report.messages_per_second:,.0f}"),
+        ("messages", f"{figures['messages']:,}"),
+        ("of them delayed", f"{figures['delayed']:,}"),
+        ("partitions created", f"{figures['partitions_created']:,}"),
+        ("partitions deleted", f"{figures['partitions_deleted']:,}"),
+        ("ledgers trimmed", f"{figures['ledgers_trimmed']:,}"),
+        (f"peak of pending, {_day(figures['peak_pending_ms'])}", f"{figures['peak_pending']:,}"),
+        ("on disk at the peak", decimal(int(figures["peak_disk_bytes"]))),
+        ("on disk at the end", decimal(int(figures["end_disk_bytes"]))),
+        ("steps, each on disk before the next", f"{figures['steps']:,}"),
+        ("seconds", f"{figures['seconds']:,.1f}"),
+        ("messages per second", f"{figures['messages_per_second']:,.0f}"),
     )
     for name, value in shown:
         table.add_row(name, value)
     table.add_section()
     always = dict.fromkeys(("early", "late", "lost", "double"), 0)
-    for name, count in {**always, **report.problems}.items():
+    for name, count in {**always, **problems(figures)}.items():
         table.add_row(name.replace("_", " "), f"{count:,}", style="bold red" if count else "green")
     out.print(table)
-    if report.problems:
+    if problems(figures):
         out.print("the store did not do what the trace asks for", style="bold red")
     else:
         out.print("checked against the trace: each received once, in order of due time, none early")
 
 
-def _day(ms: int) -> str:
+def _day(ms: float) -> str:
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d}"

@@ -14,7 +14,7 @@ import pytest
 from duelog import Message, MessageId, ReceivedMessage, Subscription, Topic
 from duelog.tools.demo import demo_run as demo
 from duelog.tools.demo.demo_replay import DAY_MS
-from duelog.tools.demo.demo_run import replay_trace, run_demo
+from duelog.tools.demo.demo_run import problems, replay_trace, run_demo
 from duelog.tools.demo.demo_trace import Audit, Trace, load_trace
 from tests.tools.command_line import refused
 
@@ -68,16 +68,16 @@ def test_an_audit_counts_what_is_not_of_the_trace() -> None:
 def test_a_slice_of_the_trace_goes_through_and_verifies(trace: Trace, tmp_path: Path) -> None:
     """Everything sent is received, the partitions it needs come and go, and the counts are the trace's own."""
     heard: list[int] = []
-    report, course = replay_trace(tmp_path / "store", trace, heard.append)
-    assert report.problems == {}
-    assert (report.messages, report.delayed) == (50, sum((trace.due_ms > trace.written_ms).tolist()))
+    figures, course = replay_trace(tmp_path / "store", trace, heard.append)
+    assert problems(figures) == {}
+    assert (figures["messages"], figures["delayed"]) == (50, sum((trace.due_ms > trace.written_ms).tolist()))
     assert heard == sorted(heard)
     assert heard[-1] == 100
     days = {due // DAY_MS for due in trace.due_ms[trace.delayed].tolist()}
-    assert report.partitions_created == report.partitions_deleted == len(days) > 5
-    assert report.peak_pending == max(pending_counted(trace, int(now_ms)) for now_ms in trace.written_ms)
-    assert report.ledgers_trimmed > 0
-    assert 0 < report.end_disk_bytes <= report.peak_disk_bytes == max(course.disk_bytes)
+    assert figures["partitions_created"] == figures["partitions_deleted"] == len(days) > 5
+    assert figures["peak_pending"] == max(pending_counted(trace, int(now_ms)) for now_ms in trace.written_ms)
+    assert figures["ledgers_trimmed"] > 0
+    assert 0 < figures["end_disk_bytes"] <= figures["peak_disk_bytes"] == max(course.disk_bytes)
     assert course.times_ms == sorted(course.times_ms)
     assert len(course.times_ms) == len(course.pending) == len(course.disk_bytes)
 
@@ -138,8 +138,8 @@ def test_a_store_that_breaks_one_guarantee_for_one_message_is_found_out(
 ) -> None:
     """One message less, one twice, one a millisecond early or late: counted as such, once."""
     change_sending(monkeypatch, plant(which(trace)))
-    report, _ = replay_trace(tmp_path / "store", trace)
-    assert report.problems[promise] == 1
+    figures, _ = replay_trace(tmp_path / "store", trace)
+    assert problems(figures)[promise] == 1
 
 
 def test_messages_handed_out_in_another_order_are_found_out(
@@ -152,8 +152,8 @@ def test_messages_handed_out_in_another_order_are_found_out(
         return honest(subscription, *args, **kwargs)[::-1]
 
     monkeypatch.setattr(Subscription, "receive", receive)
-    report, _ = replay_trace(tmp_path / "store", trace)
-    assert list(report.problems) == ["disordered"]
+    figures, _ = replay_trace(tmp_path / "store", trace)
+    assert list(problems(figures)) == ["disordered"]
 
 
 # -- the command -----------------------------------------------------------------------------------
