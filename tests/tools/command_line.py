@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import typer.testing
@@ -65,10 +68,37 @@ def refused(*arguments: object, input: str | bytes | None = None) -> str:
     return result.stderr
 
 
-def process(*arguments: object, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    """`duelog` run as a process to its end."""
+def process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`duelog` run to its end as a program."""
     command = [*DUELOG, *map(str, arguments)]
-    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def child(*arguments: object, stdout: IO[str] | None = None) -> subprocess.CompletedProcess[str]:
+    """`duelog` run to its end in a child of this process, which has imported all that it needs."""
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        forked = os.fork()
+        if not forked:
+            status: object = 1
+            try:
+                os.dup2((stdout or out).fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                app([str(argument) for argument in arguments], prog_name="duelog")
+            except SystemExit as end:
+                status = end.code
+            except BaseException:
+                traceback.print_exc()
+            try:
+                sys.stdout.flush()
+            except OSError:
+                status = 120  # as Python ends then
+            sys.stderr.flush()
+            os._exit(int(str(status or 0)))
+        _, code = os.waitpid(forked, 0)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(arguments, os.waitstatus_to_exitcode(code), out.read(), err.read())
 
 
 def flip(file: Path, wanted: bytes) -> None:

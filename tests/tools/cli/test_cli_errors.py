@@ -13,7 +13,7 @@ import pytest
 
 from duelog.store.env import environment as opening
 from duelog.tools import store_check
-from tests.tools.command_line import FUTURE_MS, make_store, ok, process, refused
+from tests.tools.command_line import FUTURE_MS, child, make_store, ok, refused
 
 COMMANDS = [
     "stats {}", "stats {} --json", "partitions {}", "scheduled {} t", "dump {}", "audit {}", "policies get {}",
@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_full_output_is_status_2_and_one_line(path: Path, command: str) -> None:
     """Also where all of it is written at the end; 1 would say that something was found."""
     with open("/dev/full", "w") as full:
-        done = process(*command.format(path).split(), stdout=full)
+        done = child(*command.format(path).split(), stdout=full)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last) == (2, "duelog: standard output: No space left on device")
     assert "Traceback" not in done.stderr
@@ -45,7 +45,7 @@ def test_a_pipe_that_was_closed_before_anything_was_written_is_quiet(path: Path,
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
-        done = process(*command.format(path).split(), stdout=pipe)
+        done = child(*command.format(path).split(), stdout=pipe)
     assert done.returncode == 141
     assert all(line.startswith("duelog: ") for line in done.stderr.splitlines()), done.stderr
     assert "pipe" not in done.stderr

@@ -18,13 +18,13 @@ from tests.tools.command_line import (
     DUELOG,
     FUTURE_MS,
     PAST_MS,
+    child,
     files,
     flip,
     json_lines_of,
     json_of,
     make_store,
     ok,
-    process,
     refused,
     run,
 )
@@ -223,7 +223,7 @@ def on_a_terminal(*arguments: object) -> str:
 def test_check_shows_how_far_it_is_on_a_terminal(store: Path) -> None:
     """A bar on standard error, there only."""
     assert "files" in on_a_terminal("check", store, "--deep")
-    assert process("check", store, "--deep").stderr == "duelog: findings: 0\n"
+    assert child("check", store, "--deep").stderr == "duelog: findings: 0\n"
 
 
 def test_a_check_tells_of_each_file_by_its_pages_and_by_its_entries(store: Path) -> None:

@@ -17,7 +17,7 @@ from duelog import Message
 from duelog.tools.cli.cli_upkeep import init
 from duelog.tools.cli.main import REGISTERED, main
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
-from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, make_store, ok, process, run
+from tests.tools.command_line import DUELOG, FUTURE_MS, child, json_lines_of, make_store, ok, process, run
 
 COMMANDS = ["send", "receive", "import", "scheduled", "stats", "partitions", "check", "dump", "demo"]
 
@@ -46,7 +46,7 @@ def written(path: Path) -> Iterator[Path]:
 )
 def test_looking_works_beside_a_writing_process(written: Path, command: str) -> None:
     """With the span that the store was made with, and without disturbing it."""
-    done = process(*command.format(written).split(), "--json")
+    done = child(*command.format(written).split(), "--json")
     assert (done.returncode, done.stderr) == (0, "" if command != "check {}" else done.stderr)
     assert all(json.loads(line) for line in done.stdout.splitlines())
     if command == "scheduled {} t":

@@ -18,7 +18,7 @@ from duelog import DelayedStore, Message, StoreConfig
 from duelog.tools.transfer.client_message import client_messages
 from duelog.tools.values import open_to_read
 from tests.broker.clients.conftest import ServedStore
-from tests.tools.command_line import DAY_MS, DUELOG, FUTURE_MS, refused
+from tests.tools.command_line import DAY_MS, DUELOG, FUTURE_MS, refused, run
 
 
 @pytest.fixture
@@ -31,10 +31,9 @@ def broker(tmp_path: Path) -> Iterator[ServedStore]:
 
 
 def drain(*arguments: object) -> tuple[int, dict[str, object], str]:
-    """Exit status, figures, standard error of a drain in a process of its own."""
-    command = [*DUELOG, "drain", *map(str, arguments), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    return done.returncode, json.loads(done.stdout or "null"), done.stderr
+    """Exit status, figures, standard error of a drain."""
+    done = run("drain", *arguments, "--json")
+    return done.exit_code, json.loads(done.stdout or "null"), done.stderr
 
 
 def test_pending_messages_arrive_at_another_broker_with_all_that_a_client_can_set(
