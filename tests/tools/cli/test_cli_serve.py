@@ -38,13 +38,21 @@ def served(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], list[str
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_where_it_listens_and_ends_at_a_signal(tmp_path: Path, number: int) -> None:
-    """A directory is enough; the store is whole afterwards, and nothing is on standard error."""
-    with served(tmp_path / "store", "--port", 0) as (process, lines):
-        assert lines[0].startswith(f"{tmp_path / 'store'} is served at pulsar://localhost:")
+def test_it_says_where_it_listens_keeps_its_store_and_ends_at_a_signal(tmp_path: Path, number: int) -> None:
+    """A directory is enough; `--http 0`: at a port that is free; the store is whole afterwards."""
+    store = tmp_path / "store"
+    with served(store, "--port", 0, "--http", 0) as (process, lines):
+        assert lines[0].startswith(f"{store} is served at pulsar://localhost:")
         url = lines[0].split()[-1]
-        assert f"pulsar.Client('{url}')" in lines[2]
-        assert [line.split("(")[0] for line in lines[3:]] == ["client.create_producer", "print"]
+        assert f"pulsar.Client('{url}')" in lines[3]
+        assert lines[4].startswith("client.create_producer")
+        web = lines[1].removeprefix("administration is at ").strip()
+        with urllib.request.urlopen(f"{web}/admin/v2/namespaces/public", timeout=WITHIN_S) as answer:
+            assert answer.read() == b'["public/default"]'
+        said = refused("serve", store, "--port", 0)
+        taken = f"duelog: {store}: another process has this store open for writing: process {process.pid}"
+        assert said.startswith(f"{taken} (")
+        assert said.endswith("); a broker has its store for itself: end that process first\n")
         with socket.create_connection(("localhost", int(url.rpartition(":")[2]))) as client:
             client.sendall(b"\0\0")
             process.send_signal(number)
@@ -52,18 +60,8 @@ def test_it_says_where_it_listens_and_ends_at_a_signal(tmp_path: Path, number: i
         assert process.stderr is not None
         assert process.stderr.read() == ""
         assert process.wait(WITHIN_S) == 0
-    with DelayedStore.open(tmp_path / "store") as store:
-        assert list(store.check(deep=True)) == []
-
-
-def test_with_a_port_for_it_administration_is_announced_and_answers(tmp_path: Path) -> None:
-    """`--http 0`: one that is free."""
-    with served(tmp_path / "store", "--port", 0, "--http", 0) as (process, lines):
-        url = lines[1].removeprefix("administration is at ").strip()
-        with urllib.request.urlopen(f"{url}/admin/v2/namespaces/public", timeout=WITHIN_S) as answer:
-            assert answer.read() == b'["public/default"]'
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WITHIN_S) == 0
+    with DelayedStore.open(store) as opened:
+        assert list(opened.check(deep=True)) == []
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
@@ -72,15 +70,6 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         said = refused("serve", tmp_path / "store", "--port", port, "--host", "127.0.0.1")
         assert said == f"duelog: brokerServicePort={port}: another program listens there, at 127.0.0.1\n"
-
-
-def test_a_store_that_another_process_holds_is_one_line(tmp_path: Path) -> None:
-    """The one who came first keeps it."""
-    with served(tmp_path / "store", "--port", 0) as (process, _):
-        said = refused("serve", tmp_path / "store", "--port", 0)
-    taken = f"duelog: {tmp_path / 'store'}: another process has this store open for writing: process {process.pid} ("
-    assert said.startswith(taken)
-    assert said.endswith("); a broker has its store for itself: end that process first\n")
 
 
 def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:

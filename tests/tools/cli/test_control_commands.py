@@ -281,12 +281,6 @@ def test_commands_that_run_at_once_wait_for_each_other(path: Path) -> None:
         assert sum(message.payload == b"" for message in found) == 120
 
 
-def test_nothing_can_be_asked_of_a_store_whose_program_has_switched_it_off(path: Path) -> None:
-    """`StoreConfig(control=False)`: the store is taken, as it was before there was a socket."""
-    with DelayedStore.open(path, StoreConfig(control=False)):
-        assert "open" in refused("send", path, "t", "x")
-
-
 def test_what_a_program_has_in_hand_is_not_disturbed(taken: DelayedStore, path: Path) -> None:
     """An exclusive consumer keeps its subscription; a shared one shares; seeking moves under both."""
     taken.tick()
