@@ -15,7 +15,7 @@ from ...store.errors import InvalidArgument
 from ..asking import asked
 from ..output import answer, payload_fields, payload_of, preview, write_json_lines, write_table
 from ..values import iso_time
-from .options import Json, Store
+from .options import NOTHING, Given, Group, Json, Store, grouped
 
 app = typer.Typer(
     name="dead-letters",
@@ -23,15 +23,23 @@ app = typer.Typer(
     help="Messages whose deliveries all failed: list, export, deliver them again, or drop them for good.",
 )
 
-OfTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="That came from this topic only.")]
-OfSubscription = Annotated[
-    str | None, typer.Option("--subscription", metavar="SUBSCRIPTION", help="That came from this subscription only.")
+
+def _filter(name: str, metavar: str, text: str) -> Any:
+    return Annotated[str | None, typer.Option(name, metavar=metavar, help=text)]
+
+
+Letters = Annotated[
+    Given,
+    Group(
+        topic=_filter("--topic", "TOPIC", "That came from this topic only."),
+        subscription=_filter("--subscription", "SUBSCRIPTION", "That came from this subscription only."),
+        reason=_filter("--reason", "REASON", "That died of this only."),
+        key=_filter("--key", "KEY", "That have this key only."),
+        older_than=_filter("--older-than", "DURATION", "That have been dead for so long only: 30m, 2d."),
+    ),
 ]
-Reason = Annotated[str | None, typer.Option("--reason", metavar="REASON", help="That died of this only.")]
-Key = Annotated[str | None, typer.Option("--key", metavar="KEY", help="That have this key only.")]
-OlderThan = Annotated[
-    str | None, typer.Option("--older-than", metavar="DURATION", help="That have been dead for so long only: 30m, 2d.")
-]
+"""Which letters are meant."""
+
 Ids = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the messages, as `list` shows them, or --all.")
 ]
@@ -39,13 +47,10 @@ All = Annotated[bool, typer.Option("--all", help="All that the other options lea
 
 
 @app.command("list")
+@grouped
 def list_(
     store: Store,
-    topic: OfTopic = None,
-    subscription: OfSubscription = None,
-    reason: Reason = None,
-    key: Key = None,
-    older_than: OlderThan = None,
+    letters: Letters = NOTHING,
     json_: Json = False,
 ) -> None:
     """List dead letters, oldest first: where they came from, why, and when their first and last delivery failed.
@@ -54,9 +59,8 @@ def list_(
     duelog dead-letters list data --topic reminders
     ```
     """
-    filters = _filters(topic, subscription, reason, key, older_than)
     with asked(store, writes=False) as opened:
-        found = list(opened.ask("dead_letters", filters))
+        found = list(opened.ask("dead_letters", _filters(letters)))
     if json_:
         write_json_lines(_fields(letter) for letter in found)
         return
@@ -76,14 +80,11 @@ def list_(
 
 
 @app.command()
+@grouped
 def export(
     store: Store,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")],
-    topic: OfTopic = None,
-    subscription: OfSubscription = None,
-    reason: Reason = None,
-    key: Key = None,
-    older_than: OlderThan = None,
+    letters: Letters = NOTHING,
     json_: Json = False,
 ) -> None:
     """Write dead letters to a file, one JSON object a line with all that `list --json` has; they stay where they are.
@@ -92,16 +93,16 @@ def export(
     duelog dead-letters export data letters.jsonl --older-than 30d
     ```
     """
-    filters, count = _filters(topic, subscription, reason, key, older_than), 0
+    filters, count = _filters(letters), 0
     with asked(store, writes=False) as opened:
         try:
-            lines = file.open("x", encoding="ascii")
+            out = file.open("x", encoding="ascii")
         except FileExistsError:
             raise InvalidArgument("FILE", str(file), "there is such a file already") from None
         try:
-            with lines:
+            with out:
                 for letter in opened.ask("dead_letters", filters):
-                    lines.write(json.dumps(_fields(letter)) + "\n")
+                    out.write(json.dumps(_fields(letter)) + "\n")
                     count += 1
         except BaseException:
             with suppress(OSError):
@@ -111,6 +112,7 @@ def export(
 
 
 @app.command()
+@grouped
 def requeue(
     store: Store,
     ids: Ids = None,
@@ -118,11 +120,7 @@ def requeue(
     delay: Annotated[
         str, typer.Option("--after", "--delay", metavar="DURATION", help="Due so long from now: 10m, 1d.")
     ] = "0",
-    topic: OfTopic = None,
-    subscription: OfSubscription = None,
-    reason: Reason = None,
-    key: Key = None,
-    older_than: OlderThan = None,
+    letters: Letters = NOTHING,
     json_: Json = False,
 ) -> None:
     """Deliver dead letters again, at once or later, to the subscriptions that they came from; all of them or none.
@@ -131,7 +129,7 @@ def requeue(
     duelog dead-letters requeue data --all --topic reminders --after 1h
     ```
     """
-    filters = _filters(topic, subscription, reason, key, older_than)
+    filters = _filters(letters)
     wanted = {"delay": duration_seconds("--after", delay), "ids": _chosen(ids or [], all_), **filters}
     with asked(store, writes=True) as opened:
         count = opened.requeue_dead_letters(**wanted)
@@ -139,15 +137,12 @@ def requeue(
 
 
 @app.command()
+@grouped
 def purge(
     store: Store,
     ids: Ids = None,
     all_: All = False,
-    topic: OfTopic = None,
-    subscription: OfSubscription = None,
-    reason: Reason = None,
-    key: Key = None,
-    older_than: OlderThan = None,
+    letters: Letters = NOTHING,
     json_: Json = False,
 ) -> None:
     """Drop dead letters for good; all of those named or none.
@@ -156,17 +151,15 @@ def purge(
     duelog dead-letters purge data 17:3
     ```
     """
-    wanted = {"ids": _chosen(ids or [], all_), **_filters(topic, subscription, reason, key, older_than)}
+    wanted = {"ids": _chosen(ids or [], all_), **_filters(letters)}
     with asked(store, writes=True) as opened:
         count = opened.purge_dead_letters(**wanted)
     answer({"purged": count}, f"purged: {count}", json_=json_)
 
 
-def _filters(
-    topic: str | None, subscription: str | None, reason: str | None, key: str | None, older_than: str | None
-) -> dict[str, Any]:
-    seconds = None if older_than is None else duration_seconds("--older-than", older_than)
-    return {"topic": topic, "subscription": subscription, "reason": reason, "key": key, "older_than": seconds}
+def _filters(letters: Given) -> dict[str, Any]:
+    older_than = letters["older_than"]
+    return {**letters, "older_than": None if older_than is None else duration_seconds("--older-than", older_than)}
 
 
 def _chosen(ids: list[str], all_: bool) -> list[str] | None:

@@ -14,7 +14,7 @@ import typer
 from ...store.errors import InvalidArgument
 from ...store.names import TopicName
 from ..output import answer, write_json, write_json_lines, write_table
-from . import options
+from .options import NOTHING, Given, Group, Json, PolicyOptions, policy_values
 from .place import Place, command_at_place
 
 if TYPE_CHECKING:
@@ -26,22 +26,28 @@ app = typer.Typer(
     help="Policies of a store, a namespace, a topic or a subscription: look at them, set, unset and remove them.",
 )
 
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", metavar="NAMESPACE", help="Of this namespace: tenant/namespace.")
+Scope = Annotated[
+    Given,
+    Group(
+        namespace=Annotated[
+            str | None,
+            typer.Option("--namespace", "-n", metavar="NAMESPACE", help="Of this namespace: tenant/namespace."),
+        ],
+        topic=Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic.")],
+        subscription=Annotated[
+            str | None,
+            typer.Option("--subscription", "-s", metavar="SUBSCRIPTION", help="Of this subscription of --topic."),
+        ],
+    ),
 ]
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic.")]
-Subscription = Annotated[
-    str | None, typer.Option("--subscription", "-s", metavar="SUBSCRIPTION", help="Of this subscription of --topic.")
-]
+"""Where policies are set; nothing: in the store."""
 
 
 @command_at_place(app, "get")
 def get_(
     store: Place,
-    namespace: Namespace = None,
-    topic: Topic = None,
-    subscription: Subscription = None,
-    json_: options.Json = False,
+    scope: Scope = NOTHING,
+    json_: Json = False,
 ) -> None:
     """Show what is set: at every scope, or at one; for a topic or a subscription what is in force, by which scope.
 
@@ -50,8 +56,9 @@ def get_(
     duelog policies get --server http://localhost:8080 --topic reminders
     ```
     """
+    namespace, topic, subscription = scope.values()
     with store.opened() as there:
-        here = there.policies(namespace, topic, subscription)
+        here = there.policies(**scope)
         if topic is not None or subscription is not None:
             _show_topic(str(topic), subscription, here, there.effective(str(topic), subscription), json_)
             return
@@ -59,11 +66,11 @@ def get_(
     if namespace is not None and here is not None:
         scopes = {f"namespace {namespace}": here}
     if json_:
-        write_json_lines({"scope": scope, **policies} for scope, policies in scopes.items())
+        write_json_lines({"scope": name, **policies} for name, policies in scopes.items())
         return
     rows = [
-        (scope if at == 0 else "", name, value)
-        for scope, policies in scopes.items()
+        (of if at == 0 else "", name, value)
+        for of, policies in scopes.items()
         for at, (name, value) in enumerate((name, value) for name, value in policies.items() if value is not None)
     ]
     write_table("policies", ["scope", "policy", ">value"], rows)
@@ -83,26 +90,10 @@ def _show_topic(
 
 @command_at_place(app, "set")
 def set_(
-    ctx: typer.Context,
     store: Place,
-    namespace: Namespace = None,
-    topic: Topic = None,
-    subscription: Subscription = None,
-    enable: options.Enable = None,
-    time: options.Tick = None,
-    max_delay: options.MaxDelay = None,
-    fixed_delay: options.FixedDelay = None,
-    retention: options.Retention = None,
-    retention_bytes: options.RetentionBytes = None,
-    ttl: options.Ttl = None,
-    max_redeliveries: options.MaxRedeliveries = None,
-    dead_letter_topic: options.DeadLetterTopic = None,
-    ack_timeout: options.AckTimeout = None,
-    backoff: options.Backoff = None,
-    max_backoff: options.MaxBackoff = None,
-    max_in_flight: options.MaxInFlight = None,
-    max_pending: options.MaxPending = None,
-    json_: options.Json = False,
+    scope: Scope = NOTHING,
+    policies: PolicyOptions = NOTHING,
+    json_: Json = False,
 ) -> None:
     """Set policies of the store, a namespace, a topic or a subscription; what is not named stays as it is.
 
@@ -111,21 +102,19 @@ def set_(
     duelog policies set data --topic reminders --retention 7d --max-redeliveries 5
     ```
     """
-    values = options.policy_values(ctx.params)
+    values = policy_values(policies)
     if not values:
         raise InvalidArgument("policies", None, "give one of --enable, --max-delay, --retention, ...; see --help")
     with store.opened(writes=True) as there:
-        _say(there.update_policies(values, namespace, topic, subscription), json_)
+        _say(there.update_policies(values, **scope), json_)
 
 
 @command_at_place(app, "unset")
 def unset_(
     store: Place,
     fields: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Such as retention_ms, as `get` shows it.")],
-    namespace: Namespace = None,
-    topic: Topic = None,
-    subscription: Subscription = None,
-    json_: options.Json = False,
+    scope: Scope = NOTHING,
+    json_: Json = False,
 ) -> None:
     """Unset single policies at one scope, so that the next wider one counts; the others stay.
 
@@ -134,7 +123,7 @@ def unset_(
     ```
     """
     with store.opened(writes=True) as there:
-        _say(there.update_policies(dict.fromkeys(fields), namespace, topic, subscription), json_)
+        _say(there.update_policies(dict.fromkeys(fields), **scope), json_)
 
 
 def _say(policies: Policies, json_: bool) -> None:
@@ -145,10 +134,8 @@ def _say(policies: Policies, json_: bool) -> None:
 @command_at_place(app, "remove")
 def remove_(
     store: Place,
-    namespace: Namespace = None,
-    topic: Topic = None,
-    subscription: Subscription = None,
-    json_: options.Json = False,
+    scope: Scope = NOTHING,
+    json_: Json = False,
 ) -> None:
     """Remove everything that is set at one scope, so that the next wider one counts; of the store: the defaults.
 
@@ -157,5 +144,5 @@ def remove_(
     ```
     """
     with store.opened(writes=True) as there:
-        removed = there.remove_policies(namespace, topic, subscription)
+        removed = there.remove_policies(**scope)
     answer({"removed": removed}, "removed" if removed else "nothing was set there", json_=json_)

@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+Port = Annotated[int | None, typer.Option(help="Port of the binary protocol; 6650. 0: one that is free.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen at; localhost. 0.0.0.0: every one of this machine.")]
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; options count more.")]
+TlsCert = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: TLS at port 6651 as well.")
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM, not encrypted.")]
+PlacementFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Which broker serves which namespace: TOML or JSON.")
+]
+Log = Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")]
+
 _EXAMPLE = """
 client = pulsar.Client({url!r})
 client.create_producer("reminders").send(b"pay the bill", deliver_after=timedelta(seconds=10))
@@ -33,24 +45,18 @@ _LEVELS = ("debug", "info", "warning", "error")
 @app.command()
 def serve(
     store: Store,
-    port: Annotated[int | None, typer.Option(help="Port of the binary protocol; 6650. 0: one that is free.")] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen at; localhost. 0.0.0.0: every one of this machine.")
-    ] = None,
+    port: Port = None,
+    host: Host = None,
     http: Annotated[
         int | None,
         typer.Option(help="Port of administration over HTTP, for pulsar-admin and others; none. 0: as --port."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; options count more.")] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: TLS at port 6651 as well.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM, not encrypted.")] = None,
-    placement: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Which broker serves which namespace: TOML or JSON.")
-    ] = None,
+    config: Config = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    placement: PlacementFile = None,
     name: Annotated[str | None, typer.Option(help="Which broker of --placement this one is.")] = None,
-    log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "warning",
+    log: Log = "warning",
 ) -> None:
     """Serve a store to Apache Pulsar clients, until SIGTERM or Ctrl-C. Makes the store where there is none.
 
@@ -117,25 +123,19 @@ def proxy(
     broker: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="A broker: pulsar://host:port or pulsar+ssl://. Repeatable.")
     ] = None,
-    placement: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Which broker serves which namespace: TOML or JSON.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the binary protocol; 6650. 0: one that is free.")] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen at; localhost. 0.0.0.0: every one of this machine.")
-    ] = None,
+    placement: PlacementFile = None,
+    port: Port = None,
+    host: Host = None,
     http: Annotated[
         int | None, typer.Option(help="Port of /metrics and /health; none if left out. 0: as --port.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; options count more.")] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: TLS at port 6651 as well.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM, not encrypted.")] = None,
+    config: Config = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     tls_trust: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificates that those of brokers are checked by.")
     ] = None,
-    log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "warning",
+    log: Log = "warning",
 ) -> None:
     """Give several brokers one address, until SIGTERM or Ctrl-C.
 
@@ -190,7 +190,7 @@ def worker(
             show_default=False,
         ),
     ],
-    log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "info",
+    log: Log = "info",
 ) -> None:
     """Run the tasks of a worker until SIGTERM or Ctrl-C; then what is running may end, and the rest is given back.
 

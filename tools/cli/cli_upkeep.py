@@ -24,8 +24,19 @@ from ..output import (
     write_table,
 )
 from ..values import MIN_DEAD_RATIO, alone, iso_time, open_to_read
-from . import options
-from .options import Json, Master, Store, Stores, allow_every_descriptor, end_fleet, store_progress
+from .options import (
+    NOTHING,
+    Json,
+    KeptPolicies,
+    Master,
+    Store,
+    Stores,
+    allow_every_descriptor,
+    end_fleet,
+    grouped,
+    policy_values,
+    store_progress,
+)
 
 if TYPE_CHECKING:
     from ..compact_store import CompactionReport, PartitionCompaction, Runner
@@ -34,21 +45,14 @@ app = typer.Typer()
 
 
 @app.command("init")
+@grouped
 def init(
-    ctx: typer.Context,
-    store: options.Store,
+    store: Store,
     partition: Annotated[
         str, typer.Option(metavar="DURATION", help="Span of due time of one partition; it cannot be changed later.")
     ] = "1d",
-    retention: options.Retention = None,
-    retention_bytes: options.RetentionBytes = None,
-    ttl: options.Ttl = None,
-    max_redeliveries: options.MaxRedeliveries = None,
-    dead_letter_topic: options.DeadLetterTopic = None,
-    ack_timeout: options.AckTimeout = None,
-    backoff: options.Backoff = None,
-    max_backoff: options.MaxBackoff = None,
-    json_: options.Json = False,
+    kept: KeptPolicies = NOTHING,
+    json_: Json = False,
 ) -> None:
     """Make a store, with what it is to keep unless a namespace, topic or subscription says otherwise.
 
@@ -65,7 +69,7 @@ def init(
 
     if stored_span_ms(store) is not None:
         raise InvalidArgument("STORE", str(store), "there is a store already")
-    values = options.policy_values(ctx.params)
+    values = policy_values(kept)
     chosen: dict[str, Any] = {name: value for name, value in values.items() if value != DEFAULTS[name]}
     span_ms = round(1000 * duration_seconds("--partition", partition))
     config = StoreConfig(partition_ms=span_ms, background=False, **chosen)

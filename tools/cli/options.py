@@ -6,8 +6,10 @@ import math
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
 
@@ -17,6 +19,9 @@ from ..output import printable, progress_bar, say
 if TYPE_CHECKING:
     from ...store.policy.policies import PolicyValue
     from ..fleet import Outcome
+
+C = TypeVar("C", bound=Callable[..., Any])
+T = TypeVar("T")
 
 Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
 Stores = Annotated[
@@ -43,97 +48,95 @@ Create = Annotated[bool, typer.Option("--create", help="Make what is not there; 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")]
 Master = Annotated[str | None, typer.Option(metavar="URL", help="Spark master, such as local[2]; with --spark.")]
 
-Enable = Annotated[
-    bool | None, typer.Option("--enable/--disable", "-e/-d", help="Delay messages, or deliver all of them at once.")
-]
-Tick = Annotated[
-    str | None,
-    typer.Option("--time", "-t", metavar="DURATION", help="The tick: due times are rounded up to a multiple of it."),
-]
-MaxDelay = Annotated[
-    str | None,
-    typer.Option(
-        "--max-delay",
-        "--maxDelay",
-        "-md",
-        metavar="DURATION",
-        help="Longest delay that a producer may ask for; 0: any.",
-    ),
-]
-FixedDelay = Annotated[
-    str | None,
-    typer.Option(
-        "--fixed-delay",
-        "--fixedDelay",
-        "-fd",
-        metavar="DURATION",
-        help="Delay of every message, whatever was asked for; 0: none.",
-    ),
-]
-Retention = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Keep acknowledged ledgers for so long; 0: not by age.")
-]
-RetentionBytes = Annotated[
-    int | None, typer.Option(metavar="BYTES", help="Keep the newest acknowledged ledgers of so much; 0: not by size.")
-]
-Ttl = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Let unacknowledged messages expire after this; 0: never.")
-]
-MaxRedeliveries = Annotated[
-    int | None, typer.Option(metavar="N", help="Deliveries after the first before a message is dead; -1: any number.")
-]
-DeadLetterTopic = Annotated[
-    str | None,
-    typer.Option(metavar="TOPIC", help="Where dead messages go; empty: names of topic and subscription, then -DLQ."),
-]
-AckTimeout = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Deliver again what is not acknowledged by then; 0: never.")
-]
-Backoff = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Hand out again after this what was given back, then doubled.")
-]
-MaxBackoff = Annotated[str | None, typer.Option(metavar="DURATION", help="The most that --backoff is doubled to.")]
-MaxInFlight = Annotated[
-    int | None, typer.Option(metavar="N", help="Messages that one consumer may hold unacknowledged; 0: any number.")
-]
-MaxPending = Annotated[
-    int | None, typer.Option(metavar="N", help="Messages of a topic that may be pending; 0: any number.")
-]
+
+class Group(dict[str, Any]):
+    """Options that several commands have: the annotated type of each, by the name that its value is handed over under.
+
+    A command has them as one parameter, `Annotated[Given, Group(...)]`, and gets a mapping of them.
+    """
+
+
+Given: TypeAlias = Mapping[str, Any]
+NOTHING: Given = MappingProxyType({})
+"""The default of a group, which typer never sees."""
+
+
+def grouped(command: C) -> C:
+    """Give a command the options of each of its groups as its own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Group] = {}
+    parameters: list[Parameter] = []
+    for each in signature(command).parameters.values():
+        (*_, last) = getattr(hints[each.name], "__metadata__", (None,))
+        if isinstance(last, Group):
+            groups[each.name] = last
+            parameters += [Parameter(name, each.kind, default=None, annotation=last[name]) for name in last]
+        else:
+            parameters.append(each.replace(annotation=hints[each.name]))
+
+    def run(**given: Any) -> Any:
+        made = {group: {name: given.pop(name) for name in options} for group, options in groups.items()}
+        return command(**given, **made)
+
+    as_command(run, command, parameters)
+    return run  # type: ignore[return-value]  # to typer it is one
+
+
+def as_command(run: Callable[..., Any], command: Callable[..., Any], parameters: Sequence[Parameter]) -> None:
+    """Have a function pass for a command that has these parameters."""
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
 
 
 _POLICIES = {
-    "enable": "active",
-    "time": "tick_time_ms",
-    "max_delay": "max_delivery_delay_ms",
-    "fixed_delay": "fixed_delivery_delay_ms",
-    "retention": "retention_ms",
-    "retention_bytes": "retention_bytes",
-    "ttl": "ttl_ms",
-    "max_redeliveries": "max_redeliveries",
-    "dead_letter_topic": "dead_letter_topic",
-    "ack_timeout": "ack_timeout_ms",
-    "backoff": "nack_backoff_ms",
-    "max_backoff": "nack_backoff_max_ms",
-    "max_in_flight": "max_in_flight",
-    "max_pending": "max_pending",
-}
-"""The policy that each of a command's parameters sets; one in ms is given as a duration."""
+    "tick_time_ms": ("--time -t", "DURATION", "The tick: due times are rounded up to a multiple of it."),
+    "max_delivery_delay_ms": ("--max-delay --maxDelay -md", "DURATION",
+                              "Longest delay that a producer may ask for; 0: any."),
+    "fixed_delivery_delay_ms": ("--fixed-delay --fixedDelay -fd", "DURATION",
+                                "Delay of every message, whatever was asked for; 0: none."),
+    "retention_ms": ("--retention", "DURATION", "Keep acknowledged ledgers for so long; 0: not by age."),
+    "retention_bytes": ("--retention-bytes", "BYTES",
+                        "Keep the newest acknowledged ledgers of so much; 0: not by size."),
+    "ttl_ms": ("--ttl", "DURATION", "Let unacknowledged messages expire after this; 0: never."),
+    "max_redeliveries": ("--max-redeliveries", "N",
+                         "Deliveries after the first before a message is dead; -1: any number."),
+    "dead_letter_topic": ("--dead-letter-topic", "TOPIC",
+                          "Where dead messages go; empty: names of topic and subscription, then -DLQ."),
+    "ack_timeout_ms": ("--ack-timeout", "DURATION", "Deliver again what is not acknowledged by then; 0: never."),
+    "nack_backoff_ms": ("--backoff", "DURATION", "Hand out again after this what was given back, then doubled."),
+    "nack_backoff_max_ms": ("--max-backoff", "DURATION", "The most that --backoff is doubled to."),
+    "max_in_flight": ("--max-in-flight", "N", "Messages that one consumer may hold unacknowledged; 0: any number."),
+    "max_pending": ("--max-pending", "N", "Messages of a topic that may be pending; 0: any number."),
+}  # fmt: skip
+"""The options that set each policy, the value that they take, and what they say."""
 
 
-def policy_values(parameters: Mapping[str, Any]) -> dict[str, PolicyValue]:
-    """The policies that a command's parameters set, by name. Raises InvalidArgument."""
-    given = {name: parameters[name] for name in _POLICIES if parameters.get(name) is not None}
+def _option(names: str, metavar: str, text: str) -> Any:
+    kind = int | None if metavar in ("BYTES", "N") else str | None
+    return Annotated[kind, typer.Option(*names.split(), metavar=metavar, help=text)]
+
+
+_EVERY = {name: _option(*row) for name, row in _POLICIES.items()}
+_DELAYS, _FLOW = ("tick_time_ms", "max_delivery_delay_ms", "fixed_delivery_delay_ms"), ("max_in_flight", "max_pending")
+_ENABLE = typer.Option("--enable/--disable", "-e/-d", help="Delay messages, or deliver all of them at once.")
+
+PolicyOptions = Annotated[Given, Group({"active": Annotated[bool | None, _ENABLE], **_EVERY})]
+KeptPolicies = Annotated[Given, Group({name: each for name, each in _EVERY.items() if name not in (*_DELAYS, *_FLOW)})]
+"""Those of what is kept, delivered again, and given up."""
+
+
+def policy_values(given: Given) -> dict[str, PolicyValue]:
+    """The policies that options set, by name; one in ms is given as a duration. Raises InvalidArgument."""
     return {
-        _POLICIES[name]: _ms(f"--{name.replace('_', '-')}", value) if _POLICIES[name].endswith("_ms") else value
+        name: _ms(_POLICIES[name][0].split()[0], value) if name.endswith("_ms") else value
         for name, value in given.items()
+        if value is not None
     }
 
 
 def _ms(option: str, text: str) -> int:
     return math.ceil(duration_seconds(option, text) * 1000)
-
-
-T = TypeVar("T")
 
 
 @contextmanager

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -20,6 +20,7 @@ from ...operations.operation import Right
 from ...operations.operations import OPERATIONS, Asked
 from ...store.errors import InvalidArgument, UnknownSubscription
 from ...store.names import TopicName
+from .options import as_command, grouped
 
 C = TypeVar("C", bound=Callable[..., object])
 
@@ -78,15 +79,14 @@ def command_at_place(app: typer.Typer, name: str, **settings: Any) -> Callable[[
     """Add a command whose first argument is a `Place`: --server, --token and --tls-trust say so of a server."""
 
     def add(command: C) -> C:
-        def run(store: str, server: str | None, token: str | None, trust: Path | None, **given: Any) -> Any:
-            return command(store=StorePlace(server or store, token, trust), **given)
+        taken = grouped(command)
 
-        hints = get_type_hints(command, include_extras=True) | {"store": Annotated[str, _Argument]}
-        *first, json_ = [each.replace(annotation=hints[each.name]) for each in signature(command).parameters.values()]
+        def run(store: str, server: str | None, token: str | None, trust: Path | None, **given: Any) -> Any:
+            return taken(store=StorePlace(server or store, token, trust), **given)
+
+        store, *others, json_ = signature(taken).parameters.values()
         ours = [Parameter(option, json_.kind, default=None, annotation=kind) for option, kind in _OPTIONS.items()]
-        run.__signature__ = Signature([*first, *ours, json_])  # type: ignore[attr-defined]
-        run.__annotations__ = hints | _OPTIONS
-        run.__doc__ = command.__doc__
+        as_command(run, command, [store.replace(annotation=Annotated[str, _Argument]), *others, *ours, json_])
         app.command(name, cls=ServerCommand, **settings)(run)
         return command
 
