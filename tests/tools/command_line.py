@@ -98,7 +98,9 @@ def child(*arguments: object, stdout: IO[str] | None = None) -> subprocess.Compl
         _, code = os.waitpid(forked, 0)
         out.seek(0)
         err.seek(0)
-        return subprocess.CompletedProcess(arguments, os.waitstatus_to_exitcode(code), out.read(), err.read())
+        return subprocess.CompletedProcess(
+            list(map(str, arguments)), os.waitstatus_to_exitcode(code), out.read(), err.read()
+        )
 
 
 def flip(file: Path, wanted: bytes) -> None:

@@ -74,8 +74,8 @@ def init(
     span_ms = round(1000 * duration_seconds("--partition", partition))
     config = StoreConfig(partition_ms=span_ms, background=False, **chosen)
     with DelayedStore.open(store, config) as opened:
-        kept = opened.policies()
-    shown = {} if kept is None else kept.fields_set()
+        set_ = opened.policies()
+    shown = {} if set_ is None else set_.fields_set()
     line = ", ".join(f"{name}={value}" for name, value in {"partition_ms": span_ms, **shown}.items())
     answer({"partition_ms": span_ms, "policies": shown}, line, json_=json_)
 
