@@ -15,10 +15,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import jwt
 import pytest
 
 from duelog import DelayedStore, Policies
+from tests.broker.security.certificates import write_pair
 
 HERE = Path(__file__).parent
 LACKING = 77
@@ -137,7 +139,7 @@ def toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(toml, value))}]"
-    return repr(value) if isinstance(value, int) else f'"{value}"'
+    return repr(value) if isinstance(value, (int, float)) else f'"{value}"'
 
 
 ServeStore = Callable[..., ServedStore]
@@ -166,9 +168,11 @@ def serve_store(tmp_path: Path) -> Iterator[ServeStore]:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
     """A broker that asks for nothing, for all tests that leave it as it is; topic quota may have two pending messages.
 
-    It ends cleanly.
+    Its certificate is `cert.pem` of its folder. It ends cleanly.
     """
-    broker = ServedStore(tmp_path_factory.mktemp("broker"), webServicePort=free_port())
+    folder = tmp_path_factory.mktemp("broker")
+    certificate, key = write_pair(folder)
+    broker = ServedStore(folder, webServicePort=free_port(), tlsCertificateFilePath=certificate, tlsKeyFilePath=key)
     with DelayedStore.open(broker.folder / "store") as store:
         store.set_policies(Policies(max_pending=2), topic="quota")
     broker.start()
@@ -198,8 +202,12 @@ def short_tokens() -> list[str]:
 
 @pytest.fixture(scope="session")
 def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
-    """A broker that asks for tokens, each second anew where they have expired. It ends cleanly."""
-    broker = ServedStore(tmp_path_factory.mktemp("secured"), **SECURED, authenticationRefreshCheckSeconds=1)
+    """A broker that asks for tokens, soon anew where they have expired, or for a password. It ends cleanly."""
+    folder = tmp_path_factory.mktemp("secured")
+    passwords = folder / "htpasswd"
+    passwords.write_bytes(b"root:" + bcrypt.hashpw(b"secret", bcrypt.gensalt(4)) + b"\n")
+    providers = {**SECURED, "authenticationProviders": ["token", "basic"]}
+    broker = ServedStore(folder, **providers, basicAuthConf=passwords, authenticationRefreshCheckSeconds=0.25)
     broker.start()
     yield broker
     assert broker.stop() == 0, broker.log()
@@ -237,35 +245,31 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[st
     return of
 
 
-RunScenario = Callable[..., None]
+RunScenarios = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
-def run_scenario(library: Callable[[str], dict[str, str]]) -> RunScenario:
-    """Run a scenario of scenarios.py with a version of the client; one that an old version cannot do passes."""
+def run_scenarios(library: Callable[[str], dict[str, str]]) -> RunScenarios:
+    """Run scenarios of scenarios.py with a version of the client, some at a time, as they mostly wait.
 
-    def run(version: str, name: str, *arguments: str) -> None:
-        command = [sys.executable, str(HERE / "scenarios.py"), name, *arguments]
-        done = subprocess.run(
-            command, env=library(version), capture_output=True, text=True, timeout=SCENARIO_S, check=False
-        )
-        if done.returncode == LACKING and version != "installed":  # the newest lacks nothing
-            return
-        assert done.returncode == 0, f"{name}: {done.returncode}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
+    Each is a name, or a tuple with what only it is told more. One that an old version cannot do passes.
+    """
 
-    return run
+    def run(version: str, url: str, topics: str, *scenarios: str | tuple[object, ...]) -> None:
+        """topics: tells those of these scenarios from others."""
+        env = library(version)
 
+        def run_one(scenario: str | tuple[object, ...]) -> str:
+            name, *more = [scenario] if isinstance(scenario, str) else scenario
+            command = [sys.executable, str(HERE / "scenarios.py"), *map(str, (name, url, topics, *more))]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SCENARIO_S, check=False)
+            lacking = done.returncode == LACKING and version != "installed"  # the newest lacks nothing
+            said = f"{name}: {done.returncode}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
+            return "" if lacking or done.returncode == 0 else said
 
-@pytest.fixture(scope="session")
-def run_scenarios(library: Callable[[str], dict[str, str]], run_scenario: RunScenario) -> RunScenario:
-    """Run several scenarios, some at a time, as they mostly wait; says which of them fail."""
-
-    def run(version: str, names: Sequence[str], *arguments: str) -> None:
-        library(version)
         with ThreadPoolExecutor(4) as pool:
-            running = {name: pool.submit(run_scenario, version, name, *arguments) for name in names}
-        failures = {name: str(error) for name, each in running.items() if (error := each.exception()) is not None}
-        assert not failures, "\n\n".join(failures.values())
+            failures = [each for each in pool.map(run_one, scenarios) if each]
+        assert not failures, "\n\n".join(failures)
 
     return run
 

@@ -129,7 +129,7 @@ def blocked_by_a_quota(url: str) -> None:
     consumer = client.subscribe("quota", "s", consumer_type=ConsumerType.Shared)
     producer = client.create_producer("quota", batching_enabled=False)
     for number in (1, 2):
-        producer.send(b"%d" % number, deliver_after=timedelta(seconds=6 * number))
+        producer.send(b"%d" % number, deliver_after=timedelta(seconds=4 * number))
     full = pulsar.ProducerBlockedQuotaExceededException
     check_refused(producer.send, b"3", deliver_after=timedelta(seconds=1), error=full)
     other = client.create_producer("quota", batching_enabled=False)
@@ -736,9 +736,9 @@ def refreshed(url: str, *tokens: str) -> None:
         return left.pop(0) if len(left) > 1 else left[0]
 
     client = connect(url, authentication=pulsar.AuthenticationToken(next_token))
-    consumer = client.subscribe(named("secret"), "s")
-    producer = client.create_producer(named("secret"))
-    end = time.monotonic() + 5
+    consumer = client.subscribe(named("refreshed"), "s")
+    producer = client.create_producer(named("refreshed"))
+    end = time.monotonic() + 3.2  # it expires within two seconds, and would be let go half a second later
     while time.monotonic() < end:
         producer.send(b"m")
         receive(consumer, 1)
@@ -802,21 +802,22 @@ def streaming(url: str) -> None:
             time.sleep(0.01)
 
     def consume() -> None:
-        quiet = 0
-        while quiet < 3:
+        end = float("inf")
+        while producing.is_alive() or not (receipts <= received.keys() or time.monotonic() > end):
+            if not producing.is_alive():
+                end = min(end, time.monotonic() + WAIT_MS / 1000)
             try:
-                message = consumer.receive(1_000)
+                message = consumer.receive(QUIET_MS)
             except pulsar.Timeout:
-                quiet += stop.is_set()
                 continue
             received[message.data().decode()] += 1
             consumer.acknowledge(message)
             if len(received) > 200:
                 flowing.set()
 
-    threads = [threading.Thread(target=work) for work in (produce, consume)]
-    for thread in threads:
-        thread.start()
+    producing, consuming = threading.Thread(target=produce), threading.Thread(target=consume)
+    producing.start()
+    consuming.start()
     assert flowing.wait(20)
     print("streaming", flush=True)
     sys.stdin.readline()
@@ -825,8 +826,8 @@ def streaming(url: str) -> None:
     while len(received) < before + 200 and time.monotonic() < end:
         time.sleep(0.05)
     stop.set()
-    for thread in threads:
-        thread.join()
+    producing.join()
+    consuming.join()
     assert not failed, failed
     assert receipts <= received.keys(), sorted(receipts - received.keys())[:10]
     assert len(received) > before

@@ -17,7 +17,7 @@ from tests.broker.clients.conftest import (
     SCENARIO_S,
     SECRET,
     SECURED,
-    RunScenario,
+    RunScenarios,
     ServedStore,
     ServeStore,
     free_port,
@@ -61,32 +61,37 @@ ONCE = ("acknowledgement_timeout", "blocked_by_a_quota")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_programs_work_as_with_pulsar(version: str, broker: ServedStore, run_scenarios: RunScenario) -> None:
+def test_programs_work_as_with_pulsar(version: str, broker: ServedStore, run_scenarios: RunScenarios) -> None:
     """Each scenario says what it shows; versions share a namespace, and each has topics of its own."""
-    run_scenarios(version, SCENARIOS if version != "installed" else (*SCENARIOS, *ONCE), broker.url, version)
+    run_scenarios(version, broker.url, version, *(ONCE if version == "installed" else ()), *SCENARIOS)
 
 
-def test_a_partitioned_topic_is_one_to_its_clients(serve_store: ServeStore, run_scenario: RunScenario) -> None:
+def test_a_partitioned_topic_is_one_to_its_clients(serve_store: ServeStore, run_scenarios: RunScenarios) -> None:
     """Made as the broker's settings say; REST tells its partitions, too."""
     port = free_port()
     broker = serve_store(defaultNumPartitions=3, webServicePort=port)
     for version in VERSIONS:
-        run_scenario(version, "partitioned", broker.url, version)
-    run_scenario("installed", "partitioned", f"http://127.0.0.1:{port}", "http")
+        run_scenarios(version, broker.url, version, "partitioned")
+    run_scenarios("installed", f"http://127.0.0.1:{port}", "http", "partitioned")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tokens_open_the_broker_to_those_that_may(
-    version: str, secured_broker: ServedStore, run_scenario: RunScenario
+    version: str, secured_broker: ServedStore, run_scenarios: RunScenarios
 ) -> None:
     """A superuser's does, a wrong one does not, and a role without a grant sees and changes nothing."""
-    url, wrong = secured_broker.url, jwt.encode({"sub": "root"}, SECRET[::-1], "HS256")
-    run_scenario(version, "not_authenticated", url, version, wrong)
-    run_scenario(version, "not_authorized", url, version, token("stranger"))
-    run_scenario(version, "authenticated", url, version, token("root"))
+    wrong = jwt.encode({"sub": "root"}, SECRET[::-1], "HS256")
+    run_scenarios(
+        version,
+        secured_broker.url,
+        version,
+        ("not_authenticated", wrong),
+        ("not_authorized", token("stranger")),
+        ("authenticated", token("root")),
+    )
 
 
-def test_a_role_may_do_what_its_namespace_grants_it(serve_store: ServeStore, run_scenario: RunScenario) -> None:
+def test_a_role_may_do_what_its_namespace_grants_it(serve_store: ServeStore, run_scenarios: RunScenarios) -> None:
     """Produce or consume; a client that gives no credentials has the rights of the anonymous role."""
 
     def grant(store: DelayedStore) -> None:
@@ -94,40 +99,32 @@ def test_a_role_may_do_what_its_namespace_grants_it(serve_store: ServeStore, run
         Stage(store).set("public/default", permissions=rights)
 
     broker = serve_store(grant, **SECURED, anonymousUserRole="guest")
-    run_scenario("installed", "one_right", broker.url, "installed", token("w"), "produce")
-    run_scenario("installed", "one_right", broker.url, "installed", token("r"), "consume")
-    run_scenario("installed", "produce_and_consume", broker.url, "installed")
+    rights = [("one_right", token("w"), "produce"), ("one_right", token("r"), "consume")]
+    run_scenarios("installed", broker.url, "installed", *rights, "produce_and_consume")
 
 
-def test_a_connection_outlives_its_token(secured_broker: ServedStore, run_scenario: RunScenario) -> None:
+def test_a_connection_outlives_its_token(secured_broker: ServedStore, run_scenarios: RunScenarios) -> None:
     """The client is asked for a new one after the old one's end."""
-    run_scenario("installed", "refreshed", secured_broker.url, "refreshed", *short_tokens())
+    run_scenarios("installed", secured_broker.url, "refreshed", ("refreshed", *short_tokens()))
 
 
-def test_passwords_open_the_broker(serve_store: ServeStore, run_scenario: RunScenario, tmp_path: Path) -> None:
+def test_passwords_open_the_broker(secured_broker: ServedStore, run_scenarios: RunScenarios) -> None:
     """The file is one that htpasswd writes."""
-    bcrypt = pytest.importorskip("bcrypt")
-    path = tmp_path / "htpasswd"
-    path.write_bytes(b"me:" + bcrypt.hashpw(b"secret", bcrypt.gensalt(4)) + b"\n")
-    broker = serve_store(authenticationProviders=["basic"], basicAuthConf=path)
-    run_scenario("installed", "password", broker.url, "installed", "me", "secret")
+    run_scenarios("installed", secured_broker.url, "password", ("password", "root", "secret"))
 
 
-def test_tls_is_as_good_as_its_certificate(serve_store: ServeStore, run_scenario: RunScenario, tmp_path: Path) -> None:
+def test_tls_is_as_good_as_its_certificate(broker: ServedStore, run_scenarios: RunScenarios, tmp_path: Path) -> None:
     """A client that trusts it is served; one that trusts another is not."""
-    certificate, key = write_pair(tmp_path)
-    (tmp_path / "other").mkdir()
-    other, _ = write_pair(tmp_path / "other")
-    broker = serve_store(tlsCertificateFilePath=certificate, tlsKeyFilePath=key)
+    other, _ = write_pair(tmp_path)
+    trusting = ("secured", broker.settings["tlsCertificateFilePath"]), ("not_trusted", other)
     for version in VERSIONS:
-        run_scenario(version, "secured", broker.tls_url, version, str(certificate))
-        run_scenario(version, "not_trusted", broker.tls_url, version, str(other))
+        run_scenarios(version, broker.tls_url, f"tls-{version}", *trusting)
 
 
-def test_a_program_with_an_address_over_http_works_as_well(broker: ServedStore, run_scenarios: RunScenario) -> None:
+def test_a_program_with_an_address_over_http_works_as_well(broker: ServedStore, run_scenarios: RunScenarios) -> None:
     """It asks REST where topics are, what partitions they have, and which there are: those that it makes, too."""
     url = f"http://127.0.0.1:{broker.settings['webServicePort']}"
-    run_scenarios("installed", ("produce_and_consume", "pattern", "schema"), url, "http")
+    run_scenarios("installed", url, "http", "produce_and_consume", "pattern", "schema")
 
 
 @pytest.mark.parametrize(("how", "version"), [("kill", "installed"), ("stop", "installed"), ("kill", VERSIONS[-1])])

@@ -9,7 +9,7 @@ import pytest
 
 from duelog import DelayedStore
 from tests.broker.clients.conftest import (
-    RunScenario,
+    RunScenarios,
     ServedProxy,
     ServedStore,
     ServeStore,
@@ -19,7 +19,6 @@ from tests.broker.clients.conftest import (
     token,
 )
 from tests.broker.lookup.stage import Stage
-from tests.broker.security.certificates import write_pair
 from tests.store.group_commits import until
 
 SCENARIOS = (
@@ -54,39 +53,43 @@ def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
 
 
 def test_a_program_works_through_the_proxy_as_without(
-    broker: ServedStore, start_proxy: StartProxy, run_scenarios: RunScenario
+    broker: ServedStore, start_proxy: StartProxy, run_scenarios: RunScenarios
 ) -> None:
     """Each scenario says what it shows; the topics are not those of other tests."""
-    run_scenarios("installed", SCENARIOS, start_proxy(broker.url).url, "proxied")
+    run_scenarios("installed", start_proxy(broker.url).url, "proxied", *SCENARIOS)
 
 
 def test_tls_holds_on_both_ways(
-    serve_store: ServeStore, start_proxy: StartProxy, run_scenario: RunScenario, tmp_path: Path
+    broker: ServedStore, start_proxy: StartProxy, run_scenarios: RunScenarios, tmp_path: Path
 ) -> None:
     """From the client to the proxy, and from there to the broker, whose certificate is checked."""
-    certificate, key = write_pair(tmp_path)
-    broker = serve_store(tlsCertificateFilePath=certificate, tlsKeyFilePath=key)
+    certificate, key = broker.settings["tlsCertificateFilePath"], broker.settings["tlsKeyFilePath"]
     tls_port = free_port()
     config = tmp_path / "proxy.toml"
     config.write_text(f'servicePortTls = {tls_port}\nbrokerClientTrustCertsFilePath = "{certificate}"\n')
     options = ("--config", str(config), "--tls-cert", str(certificate), "--tls-key", str(key))
     start_proxy(broker.tls_url, options=options)
     until(lambda: listens(tls_port))
-    run_scenario("installed", "secured", f"pulsar+ssl://localhost:{tls_port}", "installed", str(certificate))
+    run_scenarios("installed", f"pulsar+ssl://localhost:{tls_port}", "tls-proxied", ("secured", certificate))
 
 
 def test_brokers_check_the_clients_tokens(
-    secured_broker: ServedStore, start_proxy: StartProxy, run_scenario: RunScenario
+    secured_broker: ServedStore, start_proxy: StartProxy, run_scenarios: RunScenarios
 ) -> None:
     """The right one, a role without a right; and one that expires while the client is there."""
     proxy = start_proxy(secured_broker.url)
-    run_scenario("installed", "authenticated", proxy.url, "proxied", token("root"))
-    run_scenario("installed", "not_authorized", proxy.url, "proxied", token("stranger"))
-    run_scenario("installed", "refreshed", proxy.url, "proxied-refreshed", *short_tokens())
+    run_scenarios(
+        "installed",
+        proxy.url,
+        "proxied",
+        ("authenticated", token("root")),
+        ("not_authorized", token("stranger")),
+        ("refreshed", *short_tokens()),
+    )
 
 
 def test_two_brokers_are_one_to_programs_with_and_without_a_proxy(
-    serve_store: ServeStore, start_proxy: StartProxy, run_scenario: RunScenario, tmp_path: Path
+    serve_store: ServeStore, start_proxy: StartProxy, run_scenarios: RunScenarios, tmp_path: Path
 ) -> None:
     """Whichever of them a program is told of, its topics are in the store of the one that the table names."""
     table = tmp_path / "placement.toml"
@@ -104,10 +107,9 @@ def test_two_brokers_are_one_to_programs_with_and_without_a_proxy(
         for name, port in zip("ab", ports, strict=True)
     ]
     urls = [f"pulsar://127.0.0.1:{port}" for port in ports]
-    run_scenario("installed", "produce_and_consume", urls[0], "redirected")
-    run_scenario("installed", "pattern", urls[0], "redirected")
+    run_scenarios("installed", urls[0], "redirected", "produce_and_consume", "pattern")
     placed = start_proxy(options=("--placement", str(table)))
-    run_scenario("installed", "produce_and_consume", placed.url, "placed")
+    run_scenarios("installed", placed.url, "placed", "produce_and_consume")
     for broker in brokers:
         broker.stop()
     found = []

@@ -2,7 +2,8 @@
 
     python faulty_serve.py FOLDER ARGUMENTS...     as `duelog ARGUMENTS...`
 
-FOLDER/disk: nothing can be written to the log nor flushed. FOLDER/clock: the clock is set back by an hour.
+FOLDER/disk: nothing can be written to the log nor flushed. FOLDER/clock: the clock is set back by an hour; it is looked
+at twice a second.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+from duelog.store import clock
 from duelog.tools.cli.main import main
 
 
@@ -29,6 +31,7 @@ def failing(real: Any, flag: str) -> Any:
 
 if __name__ == "__main__":
     folder, now_ns = sys.argv.pop(1), time.time_ns
+    clock.MAX_WAIT_S = 0.5
     time.time_ns = lambda: now_ns() - (3_600 * 10**9 if os.path.exists(f"{folder}/clock") else 0)
     for name in ("fsync", "fdatasync", "pwritev"):
         setattr(os, name, failing(getattr(os, name), f"{folder}/disk"))

@@ -24,7 +24,7 @@ pytest.importorskip("pulsar")
 pytestmark = [pytest.mark.kill, pytest.mark.series]
 
 HERE = Path(__file__).parent
-KILLS = length("DUELOG_BROKER_KILLS", 2, 10)
+KILLS = length("DUELOG_BROKER_KILLS", 1, 10)
 CLIENTS = 4
 WAIT_S = 60
 

@@ -17,7 +17,7 @@ import pulsar
 NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPIC = "/admin/v2/persistent/public/default/"
 
-FIXED_MS = 1_500
+FIXED_MS = 1_000
 HOUR = timedelta(hours=1)
 
 
