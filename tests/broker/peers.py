@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from duelog.broker.protocol.commands import Connect, decode
 from duelog.broker.protocol.fields import Command
@@ -173,6 +174,13 @@ class HeldWorkers(Executor):
         waiting, self.waiting = self.waiting, []
         for run in waiting:
             run()
+
+
+@dataclass
+class OnLoop(Generic[T]):
+    """A fixture that is made on the loop of its test."""
+
+    make: Callable[[], T]
 
 
 class Bench:

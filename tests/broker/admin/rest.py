@@ -16,6 +16,8 @@ from yarl import URL
 from duelog import Clock, DelayedStore
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.server.broker import Broker, store_config
+from duelog.broker.server.services import Services
+from tests.broker.server.raw_client import RawClient, end_clients
 
 KEY = "data:;base64,c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0MTI="
 
@@ -49,9 +51,24 @@ class Answered(NamedTuple):
 class Rest:
     """Sends requests, each path as it is written."""
 
+    broker: Broker
+    store: DelayedStore
+    """Those behind the address, where they are in this process."""
+
     def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
         self._session = session
         self.address = address
+
+    @property
+    def services(self) -> Services:
+        """The broker's."""
+        found = self.broker._services
+        assert found is not None
+        return found
+
+    async def client(self) -> RawClient:
+        """A connection of the binary protocol."""
+        return await RawClient.connected(int(self.broker.urls.plain.rpartition(":")[2]))
 
     async def ask(
         self,
@@ -100,6 +117,9 @@ async def administered(
         await broker.start()
         try:
             async with aiohttp.ClientSession() as session:
-                yield broker, Rest(session, broker.web_urls.plain), store
+                rest = Rest(session, broker.web_urls.plain)
+                rest.broker, rest.store = broker, store
+                yield broker, rest, store
+                end_clients()
         finally:
             await broker.stop()

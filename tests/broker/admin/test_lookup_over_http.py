@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tests.broker.admin.rest import administered
-
-
-async def test_a_client_with_an_http_address_finds_its_topics(tmp_path: Path) -> None:
-    """C++ clients drop an answer in which an address is left out, also one that there is not."""
-    async with administered(tmp_path / "s") as (broker, _, _):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(Path(__file__).with_name("looking_up_client.py")),
-            broker.web_urls.plain,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), 60)
-        finally:
-            if process.returncode is None:
-                process.kill()
-        assert process.returncode == 0, output.decode(errors="replace")[-4_000:]
 
 
 async def test_lookup_tells_the_addresses_of_the_broker_and_of_its_listeners(tmp_path: Path) -> None:

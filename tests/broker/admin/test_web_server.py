@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from duelog.store.errors import InvalidArgument
-from tests.broker.admin.rest import administered
+from tests.broker.admin.rest import Rest, administered
 from tests.broker.security.certificates import write_pair
 
 
@@ -101,37 +101,33 @@ async def test_connections_over_the_limit_are_closed_and_those_before_go_on(tmp_
                     break
 
 
-async def test_a_body_that_does_not_come_is_408(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_come_is_408(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its connection is closed."""
     monkeypatch.setattr("duelog.broker.admin.application._BODY_S", 0.1)
-
-    async with administered(tmp_path / "s") as (_, rest, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
-        writer.write(b"PUT /admin/v2/tenants/x HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{")
-        assert (await reader.readline()).split()[1] == b"408"
-        writer.close()
-        assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["public"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
+    writer.write(b"PUT /admin/v2/tenants/x HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{")
+    assert (await reader.readline()).split()[1] == b"408"
+    writer.close()
+    assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["public"]
 
 
-async def test_a_broker_that_ends_answers_the_request_under_way(tmp_path: Path) -> None:
+async def test_a_broker_that_ends_answers_the_request_under_way(rest: Rest) -> None:
     """And accepts no more."""
-    async with administered(tmp_path / "s") as (broker, rest, _):
-        assert broker._web is not None
-        assert broker._services is not None
-        runner, heap = broker._web._runner, broker._services.limiter.heap
-        held = await heap.acquire(heap.max_permits)
-        under_way = asyncio.create_task(rest.ask("GET", "/admin/v2/namespaces/public/default/topics"))
-        async with asyncio.timeout(60):
-            while not heap.queue_size:
-                await asyncio.sleep(0.001)
-            ending = asyncio.create_task(broker.stop())
-            while runner.sites:
-                await asyncio.sleep(0.001)
-            heap.release(held)
-            assert (await under_way).value == []
-            await ending
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await rest.ask("GET", "/status.html")
+    assert rest.broker._web is not None
+    runner, heap = rest.broker._web._runner, rest.services.limiter.heap
+    held = await heap.acquire(heap.max_permits)
+    under_way = asyncio.create_task(rest.ask("GET", "/admin/v2/namespaces/public/default/topics"))
+    async with asyncio.timeout(60):
+        while not heap.queue_size:
+            await asyncio.sleep(0.001)
+        ending = asyncio.create_task(rest.broker.stop())
+        while runner.sites:
+            await asyncio.sleep(0.001)
+        heap.release(held)
+        assert (await under_way).value == []
+        await ending
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await rest.ask("GET", "/status.html")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 from duelog.broker.cluster.proxy import Proxy
 from duelog.broker.cluster.proxy_configuration import ProxyConfig
 from duelog.broker.protocol import commands
-from tests.broker.server.raw_client import RawClient
+from tests.broker.server.raw_client import RawClient, end_clients
 
 
 @asynccontextmanager
@@ -21,6 +21,7 @@ async def proxy_to(*urls: str, **settings: Any) -> AsyncIterator[tuple[Proxy, in
     await proxy.start()
     try:
         yield proxy, int(proxy.urls.plain.rpartition(":")[2])
+        end_clients()
     finally:
         await proxy.stop()
         await proxy.stop()

@@ -22,7 +22,7 @@ from duelog.store.errors import InvalidArgument
 from tests.broker.clients.conftest import free_port
 from tests.broker.cluster.proxied import proxy_to, through
 from tests.broker.lookup.stage import Stage
-from tests.broker.server.raw_client import RawClient
+from tests.broker.server.raw_client import RawClient, end_clients
 
 ONE, TWO = "persistent://one/x/t", "persistent://two/x/t"
 
@@ -87,6 +87,7 @@ async def pair_at(folder: Path, *, agreed: bool = True, **settings: Any) -> Asyn
         await pair.start("a")
         await pair.start("b", None if agreed else pair.other)
         yield pair
+        end_clients()
     finally:
         await pair.stop()
 
@@ -100,8 +101,6 @@ async def test_lookup_is_redirected_to_the_owner_and_the_owner_says_connect(tmp_
         assert found == commands.LookupResponse(1, url=url, url_tls="", response=commands.LookupKind.REDIRECT)
         found = await b.ask_for(commands.LookupResponse, commands.Lookup(TWO, 2))
         assert (found.response, found.url) == (commands.LookupKind.CONNECT, url)
-        for client in (a, b):
-            await client.close()
 
 
 async def test_any_broker_answers_questions_and_only_the_owner_takes_producers_and_consumers(tmp_path: Path) -> None:
@@ -126,7 +125,6 @@ async def test_any_broker_answers_questions_and_only_the_owner_takes_producers_a
         assert not list(pair.running["a"][0].topics())
         assert len(list(pair.running["b"][0].topics())) == 3
         await a.ask_for(commands.ProducerSuccess, commands.Producer(f"{ONE}-partition-0", 1, 8))
-        await a.close()
 
 
 async def test_requests_over_http_go_to_the_owner(tmp_path: Path) -> None:
@@ -196,8 +194,6 @@ async def test_a_table_that_changes_sends_clients_to_the_new_owner(tmp_path: Pat
             found = await a.ask_for(commands.LookupResponse, commands.Lookup(TWO, 3))
             if found.response == commands.LookupKind.CONNECT:
                 break
-        for client in (a, b, watching):
-            await client.close()
 
 
 async def test_brokers_that_do_not_agree_do_not_ask_each_other_for_ever(tmp_path: Path) -> None:
@@ -206,7 +202,6 @@ async def test_brokers_that_do_not_agree_do_not_ask_each_other_for_ever(tmp_path
         client = await RawClient.connected(pair.ports["a"])
         metadata = await client.ask_for(commands.PartitionedMetadataResponse, commands.PartitionedMetadata(TWO, 1))
         assert metadata.error is ServerError.SERVICE_NOT_READY
-        await client.close()
 
 
 @pytest.mark.parametrize("placed", [True, False])
@@ -227,7 +222,6 @@ async def test_a_proxy_asks_the_owner_with_and_without_a_table(placed: bool, tmp
             side, heard = await through(own, f"127.0.0.1:{pair.ports['b']}")
             assert isinstance(heard, commands.Connected)
             assert isinstance(await side.ask(commands.Producer(TWO, 1, 1)), commands.ProducerSuccess)
-            await side.close()
 
 
 async def test_a_namespace_that_no_broker_serves_is_not_found(tmp_path: Path) -> None:
@@ -238,7 +232,6 @@ async def test_a_namespace_that_no_broker_serves_is_not_found(tmp_path: Path) ->
             client = await RawClient.connected(own)
             found = await client.ask_for(commands.LookupResponse, commands.Lookup(ONE, 1))
             assert found.error is ServerError.TOPIC_NOT_FOUND
-            await client.close()
 
 
 async def test_a_broker_has_to_be_in_its_table(tmp_path: Path) -> None:

@@ -99,8 +99,6 @@ async def test_a_list_over_the_limit_is_served_alone_and_holds_it_until_it_has_l
         assert len(answer.topics) == len(NAMES)
         await until(lambda: not proxy.limiter.direct.acquired)
         assert proxy.limiter.heap.acquired == 0
-        for client in (deaf, other):
-            await client.close()
 
 
 async def test_a_listing_that_waits_for_permits_leaves_the_queue_when_its_client_goes() -> None:
@@ -118,8 +116,6 @@ async def test_a_listing_that_waits_for_permits_leaves_the_queue_when_its_client
         assert (proxy.limiter.direct.timeouts, proxy.limiter.direct.acquired) == (0, 1 * MB)
         deaf.writer.transport.abort()
         await until(lambda: not proxy.limiter.direct.acquired)
-        for client in (deaf, other):
-            await client.close()
 
 
 async def test_a_hundred_lists_over_one_connection_that_are_larger_than_the_limit_are_all_served() -> None:

@@ -89,7 +89,6 @@ async def test_questions_are_answered_by_the_broker_and_lookup_names_the_proxy(t
         watch = await client.ask_for(commands.Error, commands.WatchTopicList(11, 1, "public/default", ".*"))
         assert watch.error is ServerError.NOT_ALLOWED
         assert proxy.gate.asked == 4
-        await client.close()
 
 
 async def test_a_connection_goes_through_with_all_that_is_said(tmp_path: Path) -> None:
@@ -122,7 +121,6 @@ async def test_watches_go_through(tmp_path: Path) -> None:
         came = [await client.ask(commands.Producer(TOPIC, 1, 2)), await client.hear()]
         (update,) = [each for each in came if isinstance(each, commands.WatchTopicUpdate)]
         assert (update.watcher_id, update.new_topics, update.topics_hash) == (1, [TOPIC], topics_hash([TOPIC]))
-        await client.close()
 
 
 async def test_only_brokers_that_are_known_are_connected_to(tmp_path: Path) -> None:
@@ -167,7 +165,6 @@ async def test_a_broker_that_goes_while_it_is_asked_is_service_not_ready_and_the
         assert asked == commands.PartitionedMetadata(TOPIC, 3)
         broker.clients[1].say(commands.PartitionedMetadataResponse(3, partitions=4))
         assert await client.hear() == commands.PartitionedMetadataResponse(3, partitions=4)
-        await client.close()
 
 
 async def test_a_listing_fails_as_the_broker_said_or_is_service_not_ready() -> None:
@@ -184,7 +181,6 @@ async def test_a_listing_fails_as_the_broker_said_or_is_service_not_ready() -> N
                 5, error if error in told else ServerError.SERVICE_NOT_READY, "no"
             )
             assert (proxy.limiter.heap.acquired, proxy.limiter.direct.acquired) == (0, 0)
-        await client.close()
 
 
 async def test_credentials_are_the_clients_own_and_a_brokers_refusal_is_what_the_client_hears() -> None:
@@ -244,17 +240,15 @@ async def test_what_is_kept_of_a_connection_is_bounded_both_ways() -> None:
                 assert not any(data)
                 read += len(data)
             assert proxy.figures.bytes - before == sent
-        await client.close()
 
 
 async def test_connections_are_limited_and_counted(tmp_path: Path) -> None:
     """One too many is told so, and closed."""
     limits = {"broker_max_connections": 2, "web_service_port": 0}
     async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain, **limits) as (proxy, own):
-        first = await RawClient.connected(own)
-        second, _ = await through(own, f"127.0.0.1:{port}")
-        third = await RawClient.open(own)
-        heard = await third.hear()
+        await RawClient.connected(own)
+        await through(own, f"127.0.0.1:{port}")
+        heard = await (await RawClient.open(own)).hear()
         assert isinstance(heard, commands.Error)
         assert heard.error is ServerError.NOT_ALLOWED
         text = await asyncio.to_thread(_read, f"{proxy.web_urls.plain}/metrics")
@@ -263,8 +257,6 @@ async def test_connections_are_limited_and_counted(tmp_path: Path) -> None:
         assert 'pulsar_proxy_rejected_connections_total{cluster="standalone"} 1.0' in text
         assert len([line for line in text.splitlines() if line.startswith("pulsar_proxy_topic_list_")]) == 26
         assert await asyncio.to_thread(_read, f"{proxy.web_urls.plain}/health") == "ok"
-        for client in (first, second, third):
-            await client.close()
 
 
 def _read(url: str) -> str:

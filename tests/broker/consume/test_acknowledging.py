@@ -38,10 +38,9 @@ async def reopened(here: Consuming, kind: SubscriptionType = SHARED) -> list[str
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_what_is_acknowledged_does_not_come_again(
-    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
+    kind: SubscriptionType, here: Consuming, peer: FakePeer
 ) -> None:
     """One by one, in any order; the rest comes to the next consumer."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"abcd")
     consumer = await here.subscribe(peer, kind, permits=10)
     await here.ack(peer, consumer, ids(peer)[2], ids(peer)[0])
@@ -50,9 +49,8 @@ async def test_what_is_acknowledged_does_not_come_again(
     assert await reopened(here, kind) == ["b", "d"]
 
 
-async def test_a_cumulative_acknowledgement_is_one_of_all_before(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_cumulative_acknowledgement_is_one_of_all_before(here: Consuming, peer: FakePeer) -> None:
     """On Exclusive and Failover."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"abcd")
     consumer = await here.subscribe(peer, permits=10)
     await here.ack(peer, consumer, ids(peer)[2], type=AckType.CUMULATIVE, request_id=5)
@@ -62,11 +60,8 @@ async def test_a_cumulative_acknowledgement_is_one_of_all_before(open_store: Ope
     assert await reopened(here) == ["d"]
 
 
-async def test_a_cumulative_acknowledgement_on_a_shared_type_is_refused(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_a_cumulative_acknowledgement_on_a_shared_type_is_refused(here: Consuming, peer: FakePeer) -> None:
     """Other consumers hold some of those messages; nothing is acknowledged."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a")
     consumer = await here.subscribe(peer, SHARED, permits=10)
     await here.ack(peer, consumer, ids(peer)[0], type=AckType.CUMULATIVE, request_id=5)
@@ -76,18 +71,18 @@ async def test_a_cumulative_acknowledgement_on_a_shared_type_is_refused(
     assert await reopened(here) == ["a"]
 
 
-async def test_a_transaction_is_refused_in_the_answers_form(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_transaction_is_refused_in_the_answers_form(here: Consuming, peer: FakePeer) -> None:
     """With NotAllowedError."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a")
     consumer = await here.subscribe(peer, SHARED, permits=10)
     await here.ack(peer, consumer, ids(peer)[0], txn_least=1, txn_most=0, request_id=5)
     assert [each.error for each in peer.got(AckResponse)] == [ServerError.NOT_ALLOWED]
 
 
-async def test_the_id_of_a_delayed_messages_receipt_is_refused_alone(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_the_id_of_a_delayed_messages_receipt_is_refused_alone(
+    clock: ManualClock, here: Consuming, peer: FakePeer
+) -> None:
     """Acknowledgements accept what MESSAGE named; others of the same moment are taken."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a")
     receipt = here.topic.send(b"late", deliver_at=clock.now_ms() + 60_000)
     consumer = await here.subscribe(peer, SHARED, permits=10)
@@ -153,16 +148,14 @@ async def test_an_unknown_id_has_no_other_acknowledgement_answered_before_it_is_
     assert await reopened(here, SubscriptionType.EXCLUSIVE) == []
 
 
-async def test_acknowledgements_for_an_unknown_consumer_are_dropped(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_acknowledgements_for_an_unknown_consumer_are_dropped(here: Consuming, peer: FakePeer) -> None:
     """Nothing is answered."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     await here.ack(peer, 77, MessageIdData(1, 1), request_id=1)
     assert peer.sent == []
 
 
-async def test_a_batch_is_acknowledged_when_all_its_messages_are(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_batch_is_acknowledged_when_all_its_messages_are(here: Consuming, peer: FakePeer) -> None:
     """Sets are joined by AND; a redelivery carries what remains, and counts as much."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a", messages=5)
     consumer = await here.subscribe(peer, SHARED, permits=50)
     (sent,) = ids(peer)
@@ -185,10 +178,9 @@ async def test_a_batch_is_acknowledged_when_all_its_messages_are(open_store: Ope
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_what_was_acknowledged_of_a_batch_counts_when_the_only_consumer_comes_back(
-    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
+    kind: SubscriptionType, here: Consuming, peer: FakePeer
 ) -> None:
     """After a reconnect and after a close; not after a seek, an unsubscribe, or an operator's reset."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a", messages=5)
 
     async def come(permits: int = 50) -> tuple[int, list[list[int]]]:
@@ -231,11 +223,8 @@ async def test_what_was_acknowledged_of_a_batch_counts_when_the_only_consumer_co
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 30])
-async def test_a_size_of_a_batch_that_cannot_be_is_passed_over(
-    open_store: OpenStore, clock: ManualClock, size: int
-) -> None:
+async def test_a_size_of_a_batch_that_cannot_be_is_passed_over(size: int, here: Consuming, peer: FakePeer) -> None:
     """A client says it, in individual and cumulative acknowledgements."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a", messages=3)
     consumer = await here.subscribe(peer, permits=50)
     (sent,) = ids(peer)
@@ -248,11 +237,8 @@ async def test_a_size_of_a_batch_that_cannot_be_is_passed_over(
     assert [list(each.ack_set) for each in peer.got(Message)] == [[0b100]]
 
 
-async def test_a_cumulative_acknowledgement_into_a_batch_leaves_the_rest_of_it(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_a_cumulative_acknowledgement_into_a_batch_leaves_the_rest_of_it(here: Consuming, peer: FakePeer) -> None:
     """Everything before the batch is acknowledged, and the first messages of the batch."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a", "b", messages=3)
     consumer = await here.subscribe(peer, permits=50)
     last = ids(peer)[1]
@@ -264,11 +250,8 @@ async def test_a_cumulative_acknowledgement_into_a_batch_leaves_the_rest_of_it(
     assert [(each.message_id, list(each.ack_set)) for each in peer.got(Message)] == [(last, [0b110])]
 
 
-async def test_a_connection_that_acknowledges_faster_than_is_taken_is_not_read(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_a_connection_that_acknowledges_faster_than_is_taken_is_not_read(here: Consuming, peer: FakePeer) -> None:
     """Acknowledgements that wait for a worker are bounded; the connection is read again once they are taken."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a")
     consumer = await here.subscribe(peer, permits=1)
     here.bench.executor.held = True

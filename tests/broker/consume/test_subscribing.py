@@ -48,9 +48,9 @@ async def test_a_new_subscription_begins_where_it_is_asked_to(open_store: OpenSt
     assert texts(peers[2]) == ["b"]
 
 
-async def test_an_exclusive_subscription_has_one_consumer(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_an_exclusive_subscription_has_one_consumer(here: Consuming) -> None:
     """A second one is ConsumerBusy while the first one's connection answers; if it does not, it is closed."""
-    here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    first, second = FakePeer(), FakePeer()
     here.send("a")
     await here.subscribe(first, permits=5)
     await here.subscribe(second)
@@ -65,9 +65,9 @@ async def test_an_exclusive_subscription_has_one_consumer(open_store: OpenStore,
     assert texts(second) == ["a"]
 
 
-async def test_a_type_changes_only_when_no_consumer_is_attached(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_type_changes_only_when_no_consumer_is_attached(here: Consuming) -> None:
     """ConsumerBusy until then."""
-    here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    first, second = FakePeer(), FakePeer()
     consumer = await here.subscribe(first, SHARED)
     await here.subscribe(second, FAILOVER)
     assert refused(second) == [ServerError.CONSUMER_BUSY]
@@ -83,9 +83,8 @@ def changes(peer: FakePeer) -> list[bool]:
     return told
 
 
-async def test_the_first_by_name_serves_a_failover_subscription(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_the_first_by_name_serves_a_failover_subscription(here: Consuming) -> None:
     """The highest priority comes first; consumers hear of every change, and nobody sees a gap."""
-    here = Consuming(open_store(), clock)
     b, a, low = FakePeer(), FakePeer(), FakePeer()
     here.send("1", "2")
     await here.subscribe(b, FAILOVER, consumer_name="b", permits=10)
@@ -134,18 +133,16 @@ def sticky(*ranges: tuple[int, int]) -> KeySharedMeta:
     [[], [(5, 4)], [(0, 65_536)], [(-1, 4)], [(0, 10), (10, 20)]],
     ids=["none", "back", "over", "under", "twice"],
 )
-async def test_ranges_that_are_none_are_refused(
-    ranges: list[tuple[int, int]], open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_ranges_that_are_none_are_refused(ranges: list[tuple[int, int]], here: Consuming, peer: FakePeer) -> None:
     """With ConsumerAssign."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     await here.subscribe(peer, KEY_SHARED, key_shared=sticky(*ranges))
     assert refused(peer) == [ServerError.CONSUMER_ASSIGN]
 
 
-async def test_consumers_of_one_subscription_divide_keys_in_one_way(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_consumers_of_one_subscription_divide_keys_in_one_way(
+    here: Consuming, peer: FakePeer, other: FakePeer
+) -> None:
     """Ranges that overlap are ConsumerAssign, another way of dividing is ConsumerBusy."""
-    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
     await here.subscribe(peer, KEY_SHARED, key_shared=sticky((0, 100)))
     await here.subscribe(other, KEY_SHARED, key_shared=sticky((100, 200)))
     await here.subscribe(other, KEY_SHARED)
@@ -173,9 +170,9 @@ async def test_a_key_is_with_one_consumer_at_a_time(open_store: OpenStore, clock
     assert numbers[0] != numbers[1]
 
 
-async def test_a_key_goes_to_the_consumer_that_named_its_range(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_key_goes_to_the_consumer_that_named_its_range(here: Consuming) -> None:
     """Inclusive; what lies in no range waits for a consumer that names it; an ordering key is as good as another."""
-    here, low, high = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    low, high = FakePeer(), FakePeer()
     keys = sorted("abcdefgh", key=lambda key: hash_of(key.encode()))
     numbers = [hash_of(key.encode()) for key in keys]
     await here.subscribe(low, KEY_SHARED, permits=100, key_shared=sticky((0, numbers[2])))
@@ -212,9 +209,8 @@ async def test_out_of_order_delivery_does_not_wait_for_the_consumer_before(
         assert any(texts(other) for other in others) == out_of_order
 
 
-async def test_a_number_that_is_in_use(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_number_that_is_in_use(here: Consuming, peer: FakePeer) -> None:
     """Succeeds again where it is open, and is ServiceNotReady while it is being opened."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     await here.subscribe(peer, consumer_id=1)
     await here.subscribe(peer, consumer_id=1)
     assert succeeded(peer) == [101, 101]
@@ -230,10 +226,9 @@ async def test_a_number_that_is_in_use(open_store: OpenStore, clock: ManualClock
 
 
 async def test_what_comes_of_a_subscribe_that_was_closed_meanwhile_is_thrown_away(
-    open_store: OpenStore, clock: ManualClock
+    here: Consuming, peer: FakePeer, other: FakePeer
 ) -> None:
     """CLOSE_CONSUMER succeeds; the subscription is free for another."""
-    here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
     here.bench.executor.held = True
     task = asyncio.ensure_future(here.consumers.open(peer, Subscribe(TOPIC, "s", EXCLUSIVE, 1, 5)))
     await idle()
@@ -254,11 +249,8 @@ async def test_what_comes_of_a_subscribe_that_was_closed_meanwhile_is_thrown_awa
         ({"schema": Schema("misfit", b"", 1)}, ServerError.INCOMPATIBLE_SCHEMA),
     ],
 )
-async def test_what_is_refused(
-    fields: dict[str, object], error: ServerError, open_store: OpenStore, clock: ManualClock
-) -> None:
+async def test_what_is_refused(fields: dict[str, object], error: ServerError, here: Consuming, peer: FakePeer) -> None:
     """Metadata over 1,024 bytes, names that the store does not take, schemas that do not fit."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     await here.subscribe(peer, **fields)  # type: ignore[arg-type]
     assert refused(peer) == [error]
     assert here.consumers.count == 0
@@ -272,16 +264,15 @@ async def test_a_connection_has_a_bounded_number_of_consumers(open_store: OpenSt
     assert refused(peer) == [ServerError.NOT_ALLOWED]
 
 
-async def test_a_name_may_hold_slashes(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_name_may_hold_slashes(here: Consuming, peer: FakePeer) -> None:
     """They are escaped in the store."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     await here.subscribe(peer, name="a/b%")
     assert here.topic.subscriptions() == ["a%2Fb%25"]
 
 
-async def test_unsubscribing_deletes_the_subscription(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_unsubscribing_deletes_the_subscription(here: Consuming) -> None:
     """For its only consumer; with `force` the others are closed."""
-    here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
+    first, second = FakePeer(), FakePeer()
     one, two = await here.subscribe(first, SHARED), await here.subscribe(second, SHARED)
     await soon(here.ask(first, Unsubscribe(one, 5)))
     assert refused(first) == [ServerError.METADATA]
@@ -294,9 +285,8 @@ async def test_unsubscribing_deletes_the_subscription(open_store: OpenStore, clo
     assert first.got(Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
 
 
-async def test_figures_of_a_consumer(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_figures_of_a_consumer(here: Consuming, peer: FakePeer) -> None:
     """An unknown consumer is answered ConsumerNotFound, inside the answer."""
-    here, peer = Consuming(open_store(), clock), FakePeer()
     here.send("a", "b")
     consumer = await here.subscribe(peer, SHARED, permits=1, consumer_name="c")
     await soon(here.ask(peer, ConsumerStats(3, consumer)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import cast
 
 import pytest
@@ -12,7 +11,6 @@ from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing.dynamic_settings import NAMES, DynamicSettings
 from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
 from duelog.store.errors import InvalidArgument
-from tests.broker.listing.watching import held_broker
 from tests.conftest import OpenStore
 
 HEAP = "maxTopicListInFlightHeapMemSizeMB"
@@ -93,27 +91,3 @@ async def test_what_cannot_be_set_is_told_by_name_and_value(store: DelayedStore,
     with pytest.raises(InvalidArgument, match=name):
         await settings.set(name, text)
     assert settings.values() == {}
-
-
-def test_a_broker_takes_a_change_while_it_runs_and_keeps_it(open_store: OpenStore) -> None:
-    """0 MB is no limit: what waited is let through."""
-
-    store = open_store()
-
-    async def change() -> None:
-        async with held_broker(store, max_topic_list_in_flight_heap_mem_size_mb=1) as held:
-            heap = held.services.limiter.heap
-            assert heap.max_permits == 1 << 20
-            first, second = heap.acquire(1 << 20), heap.acquire(1 << 20)
-            await held.services.dynamic.set(HEAP, "0")
-            heap.release(first.result())
-            heap.release(second.result())
-
-    async def look() -> None:
-        async with held_broker(store, max_topic_list_in_flight_heap_mem_size_mb=1) as held:
-            assert held.services.limiter.heap.max_permits == 0
-            await held.services.dynamic.delete(HEAP)
-            assert held.services.limiter.heap.max_permits == 1 << 20
-
-    asyncio.run(change())
-    asyncio.run(look())

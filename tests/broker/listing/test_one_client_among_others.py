@@ -71,20 +71,3 @@ async def test_a_client_that_asks_for_a_thousand_lists_and_reads_none_holds_up_n
         assert limiter.heap.timeouts + limiter.direct.timeouts == 0
         deaf.writer.transport.abort()
         await until(lambda: not limiter.direct.acquired)
-        for client in (deaf, other):
-            await client.close()
-
-
-async def test_all_lists_that_a_client_asks_for_at_once_are_answered_in_turn(open_store: OpenStore) -> None:
-    """However long that takes: waiting for a list of one's own connection is no waiting for memory."""
-    store = open_store()
-    store.create_topics(NAMES)
-
-    async with held_broker(store, **LIMITS) as broker:
-        client = await RawClient.connected(broker.port)
-        client.say(*lists()[:50])
-        answers = [await client.hear() for _ in range(50)]
-        assert [answer.request_id for answer in answers if isinstance(answer, commands.GetTopicsResponse)] == list(
-            range(50)
-        )
-        await client.close()

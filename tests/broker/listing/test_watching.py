@@ -120,28 +120,6 @@ async def test_a_watcher_knows_it_under_starvation_too(open_store: OpenStore, mo
         assert served
 
 
-async def test_all_of_many_watchers_hear_of_all_topics(open_store: OpenStore) -> None:
-    """Three watchers a connection while topics come; both limiters are empty then."""
-    store = open_store()
-    async with held_broker(store) as held:
-        clients = [await WatchingClient.watching(held.port) for _ in range(int(10 * SCALE))]
-        for client in clients:
-            for watcher_id in range(3):
-                client.watch(watcher_id, f"{PREFIX}.*{watcher_id or ''}")
-        names = [f"t{number}" for number in range(int(60 * SCALE))]
-        await asyncio.to_thread(make, store, names)
-        every = held.names()
-        for client in clients:
-            for watcher_id, found in client.watched.items():
-                wanted = {name for name in every if name.endswith(str(watcher_id or ""))}
-                await client.until(lambda found=found, wanted=wanted: found.answers and found.names == wanted)  # type: ignore[misc]
-        await clients[0].until(lambda: not held.services.limiter.direct.acquired)
-        held.check_empty()
-        assert len(held.services.watchers) == 3 * len(clients)
-        for client in clients:
-            await client.end()
-
-
 async def test_watchers_leave_nothing_behind(open_store: OpenStore) -> None:
     """Closed, refreshed, connections reset amid everything."""
     store = open_store()

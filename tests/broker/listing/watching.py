@@ -16,7 +16,7 @@ from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import Command
 from duelog.broker.server.broker import Broker
 from duelog.broker.server.services import Services
-from tests.broker.server.raw_client import WITHIN_S, RawClient
+from tests.broker.server.raw_client import WITHIN_S, RawClient, end_clients
 
 NAMESPACE = "public/default"
 PREFIX = f"persistent://{NAMESPACE}/"
@@ -155,6 +155,7 @@ async def held_broker(store: DelayedStore, **settings: Any) -> AsyncIterator[Hel
     made = Held(store, broker, int(broker.urls.plain.rpartition(":")[2]))
     try:
         yield made
+        end_clients()
     finally:
         await broker.stop()
     made.check_empty()

@@ -236,35 +236,32 @@ async def test_a_page_has_series_of_a_limited_number_of_namespaces_and_sums_of_t
 
 
 async def test_one_page_is_in_memory_at_a_time_and_who_takes_none_of_it_loses_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next page is made when the last has left; a reader that is too slow is not waited for."""
     monkeypatch.setattr(broker_module, "_SCRAPE_S", 0.2)
+    served = rest.services.exposition
+    made = 0
 
-    async with administered(tmp_path / "store") as (broker, rest, _):
-        assert broker._services is not None
-        served = broker._services.exposition
-        made = 0
+    async def large() -> bytes:
+        nonlocal made
+        made += 1
+        return random.Random(made).randbytes(32 << 20 if made == 1 else 100)
 
-        async def large() -> bytes:
-            nonlocal made
-            made += 1
-            return random.Random(made).randbytes(32 << 20 if made == 1 else 100)
-
-        monkeypatch.setattr(served, "_make", large)
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1)
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert await reader.read(1) == b"H"
-        monkeypatch.setattr(broker_module, "_SCRAPE_S", 60)
-        answers = [asyncio.create_task(rest.ask("GET", "/metrics")) for _ in range(6)]
-        await until(lambda: served._scrape is not None and served._scrape.readers == 6)
-        assert made == 1
-        pages = {(await answer).value for answer in answers}
-        assert (made, len(pages)) == (2, 1)
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-        await until(lambda: served._scrape is None)
+    monkeypatch.setattr(served, "_make", large)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await reader.read(1) == b"H"
+    monkeypatch.setattr(broker_module, "_SCRAPE_S", 60)
+    answers = [asyncio.create_task(rest.ask("GET", "/metrics")) for _ in range(6)]
+    await until(lambda: served._scrape is not None and served._scrape.readers == 6)
+    assert made == 1
+    pages = {(await answer).value for answer in answers}
+    assert (made, len(pages)) == (2, 1)
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+    await until(lambda: served._scrape is None)
 
 
 async def test_a_store_that_has_failed_is_told_of(
@@ -285,7 +282,7 @@ async def test_a_store_that_has_failed_is_told_of(
     assert "a part of /metrics is left out" in caplog.text
 
 
-async def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_lets_the_loop_go_on(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop copies its figures a few topics a turn; a worker reads the store and writes the text."""
     monkeypatch.setattr(topic_figures, "_SLICE", 2)
     writers: list[threading.Thread] = []
@@ -296,57 +293,50 @@ async def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.
         write_topics(*arguments, **options)
 
     monkeypatch.setattr(exposition, "write_topics", written)
-
-    async with administered(tmp_path / "store") as (broker, _, _):
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        for number in range(20):
-            await client.ask(commands.Producer(f"{TOPIC}{number}", number, number))
-        assert broker._services is not None
-        scrape = asyncio.ensure_future(text_of(broker._services.exposition))
-        turns = 0
-        while not writers:
-            await asyncio.sleep(0)
-            turns += 1
-        assert turns >= 10
-        assert len(parsed(await scrape)["pulsar_producers_count"].samples) == 20
-        assert writers[0] is not threading.main_thread()
-        await client.close()
+    client = await rest.client()
+    for number in range(20):
+        await client.ask(commands.Producer(f"{TOPIC}{number}", number, number))
+    scrape = asyncio.ensure_future(text_of(rest.services.exposition))
+    turns = 0
+    while not writers:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 10
+    assert len(parsed(await scrape)["pulsar_producers_count"].samples) == 20
+    assert writers[0] is not threading.main_thread()
 
 
-async def test_a_large_page_is_compressed_for_who_takes_it_so(tmp_path: Path) -> None:
+async def test_a_large_page_is_compressed_for_who_takes_it_so(rest: Rest) -> None:
     """A page of many topics is megabytes, and mostly the same."""
-    async with administered(tmp_path / "store") as (broker, rest, _):
-        page = b"# a line of the page\n" * 100_000
+    page = b"# a line of the page\n" * 100_000
 
-        async def large() -> bytes:
-            return page
+    async def large() -> bytes:
+        return page
 
-        assert broker._services is not None
-        broker._services.exposition._make = large  # type: ignore[method-assign]
-        for accepted, encoding in (("gzip", "gzip"), ("identity", None)):
-            answer = await rest.ask("GET", "/metrics", headers={"Accept-Encoding": accepted})
-            assert (answer.value, answer.headers.get("Content-Encoding")) == (page, encoding)
+    rest.services.exposition._make = large  # type: ignore[method-assign]
+    for accepted, encoding in (("gzip", "gzip"), ("identity", None)):
+        answer = await rest.ask("GET", "/metrics", headers={"Accept-Encoding": accepted})
+        assert (answer.value, answer.headers.get("Content-Encoding")) == (page, encoding)
 
 
-async def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_behind(rest: Rest) -> None:
     """Scrapes do not add up; the store has the listeners that it had."""
-    async with administered(tmp_path / "store") as (broker, _, store):
-        services = broker._services
-        assert services is not None
-        made: list[bytes] = []
-        served = services.exposition
-        make = served._make
+    services = rest.services
+    assert services is not None
+    made: list[bytes] = []
+    served = services.exposition
+    make = served._make
 
-        async def counted() -> bytes:
-            made.append(await make())
-            return made[-1]
+    async def counted() -> bytes:
+        made.append(await make())
+        return made[-1]
 
-        served._make = counted  # type: ignore[method-assign]
-        pages = await asyncio.gather(*(text_of(served) for _ in range(20)))
-        assert (len(made), len(set(pages))) == (1, 1)
-        metrics = store._engine.metrics
-        assert metrics is not None
-        listeners = len(metrics._listeners)
-        await broker.stop()
-        assert len(metrics._listeners) == listeners - 1
-        assert services.producers.sends.received is None
+    served._make = counted  # type: ignore[method-assign]
+    pages = await asyncio.gather(*(text_of(served) for _ in range(20)))
+    assert (len(made), len(set(pages))) == (1, 1)
+    metrics = rest.store._engine.metrics
+    assert metrics is not None
+    listeners = len(metrics._listeners)
+    await rest.broker.stop()
+    assert len(metrics._listeners) == listeners - 1
+    assert services.producers.sends.received is None

@@ -56,63 +56,60 @@ async def test_pages_have_every_message_once(tmp_path: Path) -> None:
         assert (await listed(rest, f"after={after}"))[0] == expected[8:]
 
 
-async def test_a_message_is_shown_with_what_is_known_of_it(tmp_path: Path) -> None:
+async def test_a_message_is_shown_with_what_is_known_of_it(rest: Rest) -> None:
     """Its state, its key and properties, as much of its payload as is asked for."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        sent = topic.send(b"pay the bill", deliver_at=DUE_MS, key="k", properties={"a": "b"})
-        found = (await rest.ask("GET", message(sent, "?payloadBytes=3"))).value
-        assert found.pop("publishMs") <= store.clock.now_ms()
-        assert found == {
-            "messageId": str(sent), "dueMs": DUE_MS, "key": "k", "properties": {"a": "b"}, "producer": "duelog",
-            "messages": 1, "bytes": 12, "payload": base64.b64encode(b"pay").decode(), "state": "scheduled",
-            "position": None,
-        }  # fmt: skip
-        at_once = topic.send(b"now")
-        assert (await rest.ask("GET", message(at_once))).value["state"] == "fired"
-        unknown = await rest.ask("GET", message(MessageId(99_999, 0)))
-        assert (unknown.status, unknown.reason) == (404, "the topic has no message 99999:0")
+    topic = rest.store.topic("t")
+    sent = topic.send(b"pay the bill", deliver_at=DUE_MS, key="k", properties={"a": "b"})
+    found = (await rest.ask("GET", message(sent, "?payloadBytes=3"))).value
+    assert found.pop("publishMs") <= rest.store.clock.now_ms()
+    assert found == {
+        "messageId": str(sent), "dueMs": DUE_MS, "key": "k", "properties": {"a": "b"}, "producer": "duelog",
+        "messages": 1, "bytes": 12, "payload": base64.b64encode(b"pay").decode(), "state": "scheduled",
+        "position": None,
+    }  # fmt: skip
+    at_once = topic.send(b"now")
+    assert (await rest.ask("GET", message(at_once))).value["state"] == "fired"
+    unknown = await rest.ask("GET", message(MessageId(99_999, 0)))
+    assert (unknown.status, unknown.reason) == (404, "the topic has no message 99999:0")
 
 
-async def test_cancelling_says_what_became_of_it(tmp_path: Path) -> None:
+async def test_cancelling_says_what_became_of_it(rest: Rest) -> None:
     """204 also the second time, 409 once it has fired, 404 for an unknown one; many in one transaction."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        ids = topic.send_payloads([b"x"] * 4, deliver_at=DUE_MS)
-        at_once = topic.send(b"now")
-        assert [(await rest.ask("DELETE", message(ids[0]))).status for _ in range(2)] == [204, 204]
-        assert (await rest.ask("GET", message(ids[0]))).value["state"] == "cancelled"
-        late = await rest.ask("DELETE", message(at_once))
-        assert (late.status, "has fired" in late.reason) == (409, True)
-        assert (await rest.ask("DELETE", message(MessageId(99_999, 0)))).status == 404
-        asked = [*map(str, ids[:2]), str(at_once), "99999:0"]
-        found = (await rest.ask("POST", f"{TOPIC}/cancel", {"messageIds": asked})).value["messages"]
-        assert [each["messageId"] for each in found] == asked
-        assert [each["outcome"] for each in found] == ["already cancelled", "cancelled", "fired", "unknown"]
-        assert [each.message_id for each in topic.scheduled()] == list(ids[2:])
+    topic = rest.store.topic("t")
+    ids = topic.send_payloads([b"x"] * 4, deliver_at=DUE_MS)
+    at_once = topic.send(b"now")
+    assert [(await rest.ask("DELETE", message(ids[0]))).status for _ in range(2)] == [204, 204]
+    assert (await rest.ask("GET", message(ids[0]))).value["state"] == "cancelled"
+    late = await rest.ask("DELETE", message(at_once))
+    assert (late.status, "has fired" in late.reason) == (409, True)
+    assert (await rest.ask("DELETE", message(MessageId(99_999, 0)))).status == 404
+    asked = [*map(str, ids[:2]), str(at_once), "99999:0"]
+    found = (await rest.ask("POST", f"{TOPIC}/cancel", {"messageIds": asked})).value["messages"]
+    assert [each["messageId"] for each in found] == asked
+    assert [each["outcome"] for each in found] == ["already cancelled", "cancelled", "fired", "unknown"]
+    assert [each.message_id for each in topic.scheduled()] == list(ids[2:])
 
 
-async def test_rescheduling_gives_a_new_id(tmp_path: Path) -> None:
+async def test_rescheduling_gives_a_new_id(rest: Rest) -> None:
     """At a time in either form, or after seconds; a cancelled one is 409."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        topic.subscribe("s").close()
-        first = topic.send(b"x", deliver_at=DUE_MS)
-        found = (await rest.ask("POST", message(first, "/reschedule"), {"deliverAt": DUE_MS + 5})).value
-        second = MessageId.parse(found["messageId"])
-        assert [(each.message_id, each.due_ms) for each in topic.scheduled()] == [(second, DUE_MS + 5)]
-        gone = await rest.ask("POST", message(first, "/reschedule"), {"deliverAt": DUE_MS})
-        assert (gone.status, "is cancelled" in gone.reason) == (409, True)
-        body = {"messageIds": [str(second), str(first)], "deliverAt": "2099-01-01T00:00:00+01:00"}
-        pairs = (await rest.ask("POST", f"{TOPIC}/reschedule", body)).value["messages"]
-        assert pairs[1] == {"messageId": str(first), "newMessageId": None}
-        third = MessageId.parse(pairs[0]["newMessageId"])
-        assert [each.due_ms for each in topic.scheduled()] == [4_070_905_200_000]
-        assert (await rest.ask("POST", message(third, "/reschedule"), {"deliverAfter": 0})).status == 200
-        with topic.subscribe("s") as subscription:
-            assert [each.payload for each in subscription.receive(1, timeout=10)] == [b"x"]
-        unknown = await rest.ask("POST", message(MessageId(99_999, 0), "/reschedule"), {})
-        assert unknown.status == 404
+    topic = rest.store.topic("t")
+    topic.subscribe("s").close()
+    first = topic.send(b"x", deliver_at=DUE_MS)
+    found = (await rest.ask("POST", message(first, "/reschedule"), {"deliverAt": DUE_MS + 5})).value
+    second = MessageId.parse(found["messageId"])
+    assert [(each.message_id, each.due_ms) for each in topic.scheduled()] == [(second, DUE_MS + 5)]
+    gone = await rest.ask("POST", message(first, "/reschedule"), {"deliverAt": DUE_MS})
+    assert (gone.status, "is cancelled" in gone.reason) == (409, True)
+    body = {"messageIds": [str(second), str(first)], "deliverAt": "2099-01-01T00:00:00+01:00"}
+    pairs = (await rest.ask("POST", f"{TOPIC}/reschedule", body)).value["messages"]
+    assert pairs[1] == {"messageId": str(first), "newMessageId": None}
+    third = MessageId.parse(pairs[0]["newMessageId"])
+    assert [each.due_ms for each in topic.scheduled()] == [4_070_905_200_000]
+    assert (await rest.ask("POST", message(third, "/reschedule"), {"deliverAfter": 0})).status == 200
+    with topic.subscribe("s") as subscription:
+        assert [each.payload for each in subscription.receive(1, timeout=10)] == [b"x"]
+    unknown = await rest.ask("POST", message(MessageId(99_999, 0), "/reschedule"), {})
+    assert unknown.status == 404
 
 
 @pytest.mark.parametrize(
@@ -141,18 +138,17 @@ async def test_rescheduling_gives_a_new_id(tmp_path: Path) -> None:
         ("POST", "messages/{id}/reschedule", {"deliverAfter": 10**9}, "max_delivery_delay_ms"),
     ],
 )
-async def test_a_wrong_value_is_named(method: str, path: str, body: Any, reason: str, tmp_path: Path) -> None:
+async def test_a_wrong_value_is_named(rest: Rest, method: str, path: str, body: Any, reason: str) -> None:
     """412 with the field and the value, and the message stays as it was."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        sent = topic.send(b"x", deliver_at=DUE_MS)
-        limits = {"active": True, "tickTime": 1, "maxDeliveryDelayInMillis": 10**11}
-        address = "/admin/v2/namespaces/public/default/delayedDelivery"
-        assert (await rest.ask("POST", address, limits)).status == 204
-        where = path.replace("{id}", f"{sent.ledger_id}/{sent.entry_id}")
-        answered: Answered = await rest.ask(method, f"{TOPIC}/{where}", body)
-        assert (answered.status, reason in answered.reason) == (412, True), answered
-        assert [each.message_id for each in topic.scheduled()] == [sent]
+    topic = rest.store.topic("t")
+    sent = topic.send(b"x", deliver_at=DUE_MS)
+    limits = {"active": True, "tickTime": 1, "maxDeliveryDelayInMillis": 10**11}
+    address = "/admin/v2/namespaces/public/default/delayedDelivery"
+    assert (await rest.ask("POST", address, limits)).status == 204
+    where = path.replace("{id}", f"{sent.ledger_id}/{sent.entry_id}")
+    answered: Answered = await rest.ask(method, f"{TOPIC}/{where}", body)
+    assert (answered.status, reason in answered.reason) == (412, True), answered
+    assert [each.message_id for each in topic.scheduled()] == [sent]
 
 
 async def further(process: Process) -> list[str]:
@@ -163,43 +159,41 @@ async def further(process: Process) -> list[str]:
     return [each["payload"] for each in json.loads(await asyncio.wait_for(process.stdout.readline(), 60))]
 
 
-async def test_a_client_gets_what_was_left_and_at_its_new_time(tmp_path: Path) -> None:
+async def test_a_client_gets_what_was_left_and_at_its_new_time(rest: Rest) -> None:
     """pulsar-client sends delayed messages and learns their ids; REST lists them, cancels one and moves two.
 
     Then the topic is unloaded and the subscription moved: the client goes on with both, as with Pulsar.
     """
     pytest.importorskip("pulsar")
-
-    async with administered(tmp_path / "store") as (broker, rest, store):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(PROGRAM), broker.urls.plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            ids = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
-            shown = (await rest.ask("GET", f"{TOPIC}/scheduled?payloadBytes=100")).value["messages"]
-            assert [each["messageId"] for each in shown] == [ids[name] for name in ("a", "b", "c", "d")]
-            assert [base64.b64decode(each["payload"]).decode() for each in shown] == ["a", "b", "c", "d"]
-            assert [each["properties"] for each in shown] == [{"n": name} for name in "abcd"]
-            parsed = {name: MessageId.parse(text) for name, text in ids.items()}
-            assert (await rest.ask("DELETE", message(parsed["a"]))).status == 204
-            due_ms = store.clock.now_ms() + 700
-            moved = {"deliverAt": due_ms}
-            assert (await rest.ask("POST", message(parsed["d"], "/reschedule"), moved)).status == 200
-            assert (await rest.ask("POST", message(parsed["b"], "/reschedule"), {})).status == 200
-            process.stdin.write(b"go\n")
-            received = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
-            assert [each["payload"] for each in received] == ["b", "d"]
-            assert due_ms <= received[1]["atMs"] < due_ms + 5_000
-            assert [each.payload[-1:] for each in store.topic("t").scheduled()] == [b"c"]
-            admin = "/admin/v2/persistent/public/default/t"
-            assert (await rest.ask("PUT", f"{admin}/unload")).status == 204
-            assert await further(process) == ["e"]
-            assert (await rest.ask("POST", f"{admin}/subscription/s/resetcursor/0")).status == 204
-            assert sorted(await further(process)) == ["b", "d", "e"]
-            assert await asyncio.wait_for(process.wait(), 30) == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(PROGRAM), rest.broker.urls.plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        ids = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        shown = (await rest.ask("GET", f"{TOPIC}/scheduled?payloadBytes=100")).value["messages"]
+        assert [each["messageId"] for each in shown] == [ids[name] for name in ("a", "b", "c", "d")]
+        assert [base64.b64decode(each["payload"]).decode() for each in shown] == ["a", "b", "c", "d"]
+        assert [each["properties"] for each in shown] == [{"n": name} for name in "abcd"]
+        parsed = {name: MessageId.parse(text) for name, text in ids.items()}
+        assert (await rest.ask("DELETE", message(parsed["a"]))).status == 204
+        due_ms = rest.store.clock.now_ms() + 700
+        moved = {"deliverAt": due_ms}
+        assert (await rest.ask("POST", message(parsed["d"], "/reschedule"), moved)).status == 200
+        assert (await rest.ask("POST", message(parsed["b"], "/reschedule"), {})).status == 200
+        process.stdin.write(b"go\n")
+        received = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        assert [each["payload"] for each in received] == ["b", "d"]
+        assert due_ms <= received[1]["atMs"] < due_ms + 5_000
+        assert [each.payload[-1:] for each in rest.store.topic("t").scheduled()] == [b"c"]
+        admin = "/admin/v2/persistent/public/default/t"
+        assert (await rest.ask("PUT", f"{admin}/unload")).status == 204
+        assert await further(process) == ["e"]
+        assert (await rest.ask("POST", f"{admin}/subscription/s/resetcursor/0")).status == 204
+        assert sorted(await further(process)) == ["b", "d", "e"]
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

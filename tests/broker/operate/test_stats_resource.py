@@ -11,7 +11,7 @@ from duelog.broker.protocol import commands, fields
 from duelog.broker.protocol.commands import HashRange, KeySharedMeta, KeySharedMode, KeyValue
 from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
-from tests.broker.admin.rest import administered
+from tests.broker.admin.rest import Rest, administered
 from tests.broker.server.raw_client import RawClient
 from tests.conftest import START_MS
 
@@ -108,75 +108,69 @@ async def test_figures_agree_with_what_was_sent_and_acknowledged(tmp_path: Path)
                 break
         else:
             raise AssertionError("no rate is told")
-        await client.close()
 
 
-async def test_readers_have_figures_too(tmp_path: Path) -> None:
+async def test_readers_have_figures_too(rest: Rest) -> None:
     """Each is a subscription that is not durable, while it is there."""
-    async with administered(tmp_path / "store") as (broker, rest, store):
-        store.topic("t").create()
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        kind = commands.SubscriptionType.EXCLUSIVE
-        await client.ask(commands.Subscribe("t", "reader-1", kind, 1, 1, durable=False))
-        shown = (await rest.ask("GET", f"{TOPICS}/t/stats")).value["subscriptions"]["reader-1"]
-        assert (shown["isDurable"], shown["type"], len(shown["consumers"])) == (False, "Exclusive", 1)
-        assert shown.keys() >= SUBSCRIPTION_FIELDS
-        await client.close()
+    rest.store.topic("t").create()
+    client = await rest.client()
+    kind = commands.SubscriptionType.EXCLUSIVE
+    await client.ask(commands.Subscribe("t", "reader-1", kind, 1, 1, durable=False))
+    shown = (await rest.ask("GET", f"{TOPICS}/t/stats")).value["subscriptions"]["reader-1"]
+    assert (shown["isDurable"], shown["type"], len(shown["consumers"])) == (False, "Exclusive", 1)
+    assert shown.keys() >= SUBSCRIPTION_FIELDS
 
 
-async def test_partitions_are_summed(tmp_path: Path) -> None:
+async def test_partitions_are_summed(rest: Rest) -> None:
     """Counters and backlogs of all; each by itself as well, unless that is not asked for; 405 for the whole alone."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)
-        await rest.ask("PUT", f"{TOPICS}/p/subscription/s")
-        for number in range(2):
-            store.topic(f"p-partition-{number}").send_payloads([b"a"] * (number + 1))
-        found = (await rest.ask("GET", f"{TOPICS}/p/partitioned-stats?perPartition=true")).value
-        assert found.keys() >= TOPIC_FIELDS
-        assert found["metadata"] == {"partitions": 2, "deleted": False}
-        assert found["subscriptions"]["s"]["msgBacklog"] == 3
-        partitions = [f"persistent://public/default/p-partition-{number}" for number in range(2)]
-        assert list(found["partitions"]) == partitions
-        assert [found["partitions"][name]["subscriptions"]["s"]["msgBacklog"] for name in partitions] == [1, 2]
-        assert (await rest.ask("GET", f"{TOPICS}/p/partitioned-stats?perPartition=false")).value["partitions"] == {}
-        assert (await rest.ask("GET", f"{TOPICS}/p/stats")).status == 405
-        inside = (await rest.ask("GET", f"{TOPICS}/p/partitioned-internalStats")).value
-        assert list(inside["partitions"]) == partitions
+    await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)
+    await rest.ask("PUT", f"{TOPICS}/p/subscription/s")
+    for number in range(2):
+        rest.store.topic(f"p-partition-{number}").send_payloads([b"a"] * (number + 1))
+    found = (await rest.ask("GET", f"{TOPICS}/p/partitioned-stats?perPartition=true")).value
+    assert found.keys() >= TOPIC_FIELDS
+    assert found["metadata"] == {"partitions": 2, "deleted": False}
+    assert found["subscriptions"]["s"]["msgBacklog"] == 3
+    partitions = [f"persistent://public/default/p-partition-{number}" for number in range(2)]
+    assert list(found["partitions"]) == partitions
+    assert [found["partitions"][name]["subscriptions"]["s"]["msgBacklog"] for name in partitions] == [1, 2]
+    assert (await rest.ask("GET", f"{TOPICS}/p/partitioned-stats?perPartition=false")).value["partitions"] == {}
+    assert (await rest.ask("GET", f"{TOPICS}/p/stats")).status == 405
+    inside = (await rest.ask("GET", f"{TOPICS}/p/partitioned-internalStats")).value
+    assert list(inside["partitions"]) == partitions
 
 
-async def test_figures_of_the_main_log(tmp_path: Path) -> None:
+async def test_figures_of_the_main_log(rest: Rest) -> None:
     """Its ledgers, its last entry, where each subscription stands."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        topic.subscribe("s").close()
-        empty = (await rest.ask("GET", f"{TOPICS}/t/internalStats")).value
-        assert empty["lastConfirmedEntry"].endswith(":-1")
-        ids = topic.send_payloads([b"a", b"b", b"c"])
-        topic.subscription("s").skip(2)
-        found = (await rest.ask("GET", f"{TOPICS}/t/internalStats?metadata=false")).value
-        assert (found["numberOfEntries"], found["lastConfirmedEntry"]) == (3, str(ids[2]))
-        assert [each["entries"] for each in found["ledgers"]] == [3]
-        cursor = found["cursors"]["s"]
-        assert (cursor["markDeletePosition"], cursor["readPosition"]) == (str(ids[1]), str(ids[2]))
-        assert cursor["numberOfEntriesSinceFirstNotAckedMessage"] == 1
+    topic = rest.store.topic("t")
+    topic.subscribe("s").close()
+    empty = (await rest.ask("GET", f"{TOPICS}/t/internalStats")).value
+    assert empty["lastConfirmedEntry"].endswith(":-1")
+    ids = topic.send_payloads([b"a", b"b", b"c"])
+    topic.subscription("s").skip(2)
+    found = (await rest.ask("GET", f"{TOPICS}/t/internalStats?metadata=false")).value
+    assert (found["numberOfEntries"], found["lastConfirmedEntry"]) == (3, str(ids[2]))
+    assert [each["entries"] for each in found["ledgers"]] == [3]
+    cursor = found["cursors"]["s"]
+    assert (cursor["markDeletePosition"], cursor["readPosition"]) == (str(ids[1]), str(ids[2]))
+    assert cursor["numberOfEntriesSinceFirstNotAckedMessage"] == 1
 
 
-async def test_topics_info_internal_has_ledgers_and_cursors(tmp_path: Path) -> None:
+async def test_topics_info_internal_has_ledgers_and_cursors(rest: Rest) -> None:
     """It is Pulsar's ManagedLedgerInfo; of a partitioned topic by partition."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        topic.subscribe("s", type="shared").close()
-        ids = topic.send_payloads([b"a", b"b"])
-        topic.subscription("s").skip(1)
-        info = (await rest.ask("GET", f"{TOPICS}/t/internal-info")).value
-        (ledger,) = info["ledgers"]
-        assert (ledger["ledgerId"], ledger["entries"], ledger["isOffloaded"]) == (ids[0].ledger_id, 2, False)
-        assert info["creationDate"].endswith("Z")
-        assert info["cursors"]["s"]["markDelete"] == {"ledgerId": ids[0].ledger_id, "entryId": ids[0].entry_id}
-        assert (await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)).status == 204
-        found = (await rest.ask("GET", f"{TOPICS}/p/internal-info")).value["partitions"]
-        assert sorted(found) == [f"persistent://public/default/p-partition-{number}" for number in (0, 1)]
-        assert (await rest.ask("GET", f"{TOPICS}/no/internal-info")).status == 404
+    topic = rest.store.topic("t")
+    topic.subscribe("s", type="shared").close()
+    ids = topic.send_payloads([b"a", b"b"])
+    topic.subscription("s").skip(1)
+    info = (await rest.ask("GET", f"{TOPICS}/t/internal-info")).value
+    (ledger,) = info["ledgers"]
+    assert (ledger["ledgerId"], ledger["entries"], ledger["isOffloaded"]) == (ids[0].ledger_id, 2, False)
+    assert info["creationDate"].endswith("Z")
+    assert info["cursors"]["s"]["markDelete"] == {"ledgerId": ids[0].ledger_id, "entryId": ids[0].entry_id}
+    assert (await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)).status == 204
+    found = (await rest.ask("GET", f"{TOPICS}/p/internal-info")).value["partitions"]
+    assert sorted(found) == [f"persistent://public/default/p-partition-{number}" for number in (0, 1)]
+    assert (await rest.ask("GET", f"{TOPICS}/no/internal-info")).status == 404
 
 
 async def test_statistics_have_owner_creation_last_publish_oldest_backlog_replay_and_key_shared_mode(
@@ -226,4 +220,3 @@ async def test_statistics_have_owner_creation_last_publish_oldest_backlog_replay
         whole = await stats("p/partitioned-stats")
         assert (whole["topicCreationTimeStamp"], whole["oldestBacklogMessageAgeSeconds"]) == (START_MS, 90)
         assert whole["lastPublishTimeStamp"] >= START_MS
-        await client.close()

@@ -17,8 +17,7 @@ from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
 from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId
-from tests.broker.admin.rest import administered
-from tests.broker.server.raw_client import RawClient
+from tests.broker.admin.rest import Rest, administered
 from tests.conftest import START_MS
 
 TOPICS = "/admin/v2/persistent/public/default"
@@ -32,21 +31,20 @@ def backlog(store: DelayedStore, name: str = "s", topic: str = "t") -> int:
     return store.topic(topic).subscription(name).stats().backlog
 
 
-async def test_a_subscription_is_created_where_the_body_says(tmp_path: Path) -> None:
+async def test_a_subscription_is_created_where_the_body_says(rest: Rest) -> None:
     """At the end, at the beginning, at a message, at the receipt of a delayed one that has fired; twice is 409."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        ids = store.topic("t").send_payloads([b"a", b"b", b"c"])
-        shown = {"ledgerId": ids[1].ledger_id, "entryId": ids[1].entry_id, "partitionIndex": -1}
-        more = {**shown, "isExcluded": False, "batchIndex": -1}
-        for name, body, left in (("a", ..., 0), ("b", None, 0), ("c", LATEST, 0), ("d", EARLIEST, 3),
-                                 ("e", shown, 2), ("f%2Fg", more, 2)):  # fmt: skip
-            path = f"{TOPICS}/t/subscription/{name}?replicated=false"
-            assert (await rest.ask("PUT", path, body)).status == 204
-            assert (await rest.ask("PUT", path, body)).status == 409
-            assert backlog(store, name) == left
-        assert (await rest.ask("GET", f"{TOPICS}/t/subscriptions")).value == ["a", "b", "c", "d", "e", "f/g"]
-        assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 204
-        assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 404
+    ids = rest.store.topic("t").send_payloads([b"a", b"b", b"c"])
+    shown = {"ledgerId": ids[1].ledger_id, "entryId": ids[1].entry_id, "partitionIndex": -1}
+    more = {**shown, "isExcluded": False, "batchIndex": -1}
+    for name, body, left in (("a", ..., 0), ("b", None, 0), ("c", LATEST, 0), ("d", EARLIEST, 3),
+                             ("e", shown, 2), ("f%2Fg", more, 2)):  # fmt: skip
+        path = f"{TOPICS}/t/subscription/{name}?replicated=false"
+        assert (await rest.ask("PUT", path, body)).status == 204
+        assert (await rest.ask("PUT", path, body)).status == 409
+        assert backlog(rest.store, name) == left
+    assert (await rest.ask("GET", f"{TOPICS}/t/subscriptions")).value == ["a", "b", "c", "d", "e", "f/g"]
+    assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 204
+    assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 404
 
 
 @pytest.mark.parametrize(
@@ -69,67 +67,64 @@ async def test_a_subscription_is_created_where_the_body_says(tmp_path: Path) -> 
     ],
 )
 async def test_what_cannot_be_done_says_why(
-    method: str, path: str, body: Any, status: int, reason: str, tmp_path: Path
+    rest: Rest, method: str, path: str, body: Any, status: int, reason: str
 ) -> None:
     """The field and the value; nothing changes."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        topic.subscribe("s").close()
-        topic.send_payloads([b"a", b"b", b"c"])
-        answered = await rest.ask(method, f"{TOPICS}/t/subscription/{path}", body)
-        assert (answered.status, reason in answered.reason) == (status, True), answered
-        assert (topic.subscriptions(), backlog(store)) == (["s"], 3)
+    topic = rest.store.topic("t")
+    topic.subscribe("s").close()
+    topic.send_payloads([b"a", b"b", b"c"])
+    answered = await rest.ask(method, f"{TOPICS}/t/subscription/{path}", body)
+    assert (answered.status, reason in answered.reason) == (status, True), answered
+    assert (topic.subscriptions(), backlog(rest.store)) == (["s"], 3)
 
 
-async def test_skipping_expiring_and_going_back(tmp_path: Path) -> None:
+async def test_skipping_expiring_and_going_back(rest: Rest) -> None:
     """Each step by the backlog that it leaves; what is not due stays."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        topic.subscribe("s").close()
-        first_ms = store.clock.now_ms()
-        ids = topic.send_payloads([b"%d" % number for number in range(10)])
-        topic.send(b"late", deliver_after=3_600)
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip/4")).status == 204
-        assert backlog(store) == 6
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/expireMessages/3600")).status == 204
-        assert backlog(store) == 6
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip_all")).status == 204
-        assert backlog(store) == 0
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor/{first_ms}")).status == 204
-        assert backlog(store) == 10
-        place = {"ledgerId": ids[3].ledger_id, "entryId": ids[3].entry_id, "partitionIndex": -1}
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", place)).status == 204
-        assert backlog(store) == 7
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", {**place, "isExcluded": True})).status == 204
-        assert backlog(store) == 6
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip/1000")).status == 204
-        assert backlog(store) == 0
-        assert [each.payload for each in topic.scheduled()] == [b"late"]
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", EARLIEST)).status == 204
-        assert backlog(store) == 10
-        assert (await rest.ask("POST", f"{TOPICS}/t/all_subscription/expireMessages/1")).status == 204
+    topic = rest.store.topic("t")
+    topic.subscribe("s").close()
+    first_ms = rest.store.clock.now_ms()
+    ids = topic.send_payloads([b"%d" % number for number in range(10)])
+    topic.send(b"late", deliver_after=3_600)
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip/4")).status == 204
+    assert backlog(rest.store) == 6
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/expireMessages/3600")).status == 204
+    assert backlog(rest.store) == 6
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip_all")).status == 204
+    assert backlog(rest.store) == 0
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor/{first_ms}")).status == 204
+    assert backlog(rest.store) == 10
+    place = {"ledgerId": ids[3].ledger_id, "entryId": ids[3].entry_id, "partitionIndex": -1}
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", place)).status == 204
+    assert backlog(rest.store) == 7
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", {**place, "isExcluded": True})).status == 204
+    assert backlog(rest.store) == 6
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip/1000")).status == 204
+    assert backlog(rest.store) == 0
+    assert [each.payload for each in topic.scheduled()] == [b"late"]
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", EARLIEST)).status == 204
+    assert backlog(rest.store) == 10
+    assert (await rest.ask("POST", f"{TOPICS}/t/all_subscription/expireMessages/1")).status == 204
 
 
 @pytest.mark.parametrize("name", ["excluded", "isExcluded"])
-async def test_reset_cursor_with_exclude_reset_position_goes_to_the_message_behind(tmp_path: Path, name: str) -> None:
+async def test_reset_cursor_with_exclude_reset_position_goes_to_the_message_behind(rest: Rest, name: str) -> None:
     """Java says `excluded`; of a batch's inner message the entry comes again."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        batch = entry.pack(entry.Header(entry.BATCH, 0, 3, 1_000), join_blob(b"", b"x"))
-        ids = topic.send_payloads([b"a", batch, b"c"])
-        topic.subscribe("s", type="shared", initial_position="latest").close()
+    topic = rest.store.topic("t")
+    batch = entry.pack(entry.Header(entry.BATCH, 0, 3, 1_000), join_blob(b"", b"x"))
+    ids = topic.send_payloads([b"a", batch, b"c"])
+    topic.subscribe("s", type="shared", initial_position="latest").close()
 
-        def shown(number: int, **more: Any) -> dict[str, Any]:
-            position = ids[number]
-            return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
+    def shown(number: int, **more: Any) -> dict[str, Any]:
+        position = ids[number]
+        return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
 
-        for body, left in (
-            (shown(0, **{name: True}), 2), (shown(0, **{name: False}), 3), (shown(2, **{name: True}), 0),
-            (shown(1, **{name: True}), 1), (shown(1, batchIndex=1, **{name: True}), 2),
-            (shown(1, batchIndex=2, **{name: True}), 1), (shown(2, batchIndex=0, **{name: True}), 0),
-        ):  # fmt: skip
-            assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", body)).status == 204
-            assert backlog(store) == left, body
+    for body, left in (
+        (shown(0, **{name: True}), 2), (shown(0, **{name: False}), 3), (shown(2, **{name: True}), 0),
+        (shown(1, **{name: True}), 1), (shown(1, batchIndex=1, **{name: True}), 2),
+        (shown(1, batchIndex=2, **{name: True}), 1), (shown(2, batchIndex=0, **{name: True}), 0),
+    ):  # fmt: skip
+        assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", body)).status == 204
+        assert backlog(rest.store) == left, body
 
 
 @pytest.mark.parametrize("name", ["excluded", "isExcluded"])
@@ -149,49 +144,47 @@ async def test_reset_cursor_behind_a_delayed_message_goes_by_its_receipt(tmp_pat
         assert backlog(store) == 0
 
 
-async def test_earliest_and_latest_are_message_ids_as_texts(tmp_path: Path) -> None:
+async def test_earliest_and_latest_are_message_ids_as_texts(rest: Rest) -> None:
     """Pulsar reads them so; another text is 412."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        store.topic("t").send_payloads([b"a", b"b"])
-        for number, (text, left) in enumerate((("earliest", 2), ("latest", 0))):
-            assert (await rest.ask("PUT", f"{TOPICS}/t/subscription/s{number}", text)).status == 204
-            assert backlog(store, f"s{number}") == left
-        for text, left in (("earliest", 2), ("latest", 0)):
-            assert (await rest.ask("POST", f"{TOPICS}/t/subscription/s0/resetcursor", text)).status == 204
-            assert backlog(store, "s0") == left
-        answered = await rest.ask("POST", f"{TOPICS}/t/subscription/s0/resetcursor", "newest")
-        assert (answered.status, "'newest'" in answered.reason) == (412, True)
+    rest.store.topic("t").send_payloads([b"a", b"b"])
+    for number, (text, left) in enumerate((("earliest", 2), ("latest", 0))):
+        assert (await rest.ask("PUT", f"{TOPICS}/t/subscription/s{number}", text)).status == 204
+        assert backlog(rest.store, f"s{number}") == left
+    for text, left in (("earliest", 2), ("latest", 0)):
+        assert (await rest.ask("POST", f"{TOPICS}/t/subscription/s0/resetcursor", text)).status == 204
+        assert backlog(rest.store, "s0") == left
+    answered = await rest.ask("POST", f"{TOPICS}/t/subscription/s0/resetcursor", "newest")
+    assert (answered.status, "'newest'" in answered.reason) == (412, True)
 
 
-async def test_topics_expire_messages_up_to_a_position(tmp_path: Path) -> None:
+async def test_topics_expire_messages_up_to_a_position(rest: Rest) -> None:
     """`expire-messages -p`: what was acknowledged stays so, what is delayed comes; inside a batch its entry stays."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        batch = entry.pack(entry.Header(entry.BATCH, 0, 3, 1_000), join_blob(b"", b"x"))
-        with topic.subscribe("s", type="shared") as consumer:
-            ids = topic.send_payloads([*([b"m"] * 150), batch, b"c", b"d"])
-            topic.send(b"late", deliver_after=3600)
-            received = consumer.receive(200)
-            consumer.ack(received[-1], durable=True)
-        path = f"{SUBSCRIPTION}/expireMessages"
+    topic = rest.store.topic("t")
+    batch = entry.pack(entry.Header(entry.BATCH, 0, 3, 1_000), join_blob(b"", b"x"))
+    with topic.subscribe("s", type="shared") as consumer:
+        ids = topic.send_payloads([*([b"m"] * 150), batch, b"c", b"d"])
+        topic.send(b"late", deliver_after=3600)
+        received = consumer.receive(200)
+        consumer.ack(received[-1], durable=True)
+    path = f"{SUBSCRIPTION}/expireMessages"
 
-        def shown(number: int, **more: Any) -> dict[str, Any]:
-            position = ids[number]
-            return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
+    def shown(number: int, **more: Any) -> dict[str, Any]:
+        position = ids[number]
+        return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
 
-        for body, left in (
-            ("earliest", 152), (shown(0), 151), (shown(1, excluded=True), 151), (shown(149), 2),
-            (shown(150, batchIndex=1), 2), (shown(150, excluded=True, batchIndex=2), 2), (shown(3), 2),
-            (shown(150, batchIndex=2), 1), ("latest", 0),
-        ):  # fmt: skip
-            assert (await rest.ask("POST", path, body)).status == 204
-            assert backlog(store) == left, body
-        assert [each.payload for each in topic.scheduled()] == [b"late"]
-        assert (await rest.ask("POST", path, ...)).status == 412
-        delayed = topic.scheduled()
-        late = next(iter(delayed)).message_id
-        answered = await rest.ask("POST", path, {"ledgerId": late.ledger_id, "entryId": late.entry_id})
-        assert (answered.status, "not due" in answered.reason) == (412, True)
+    for body, left in (
+        ("earliest", 152), (shown(0), 151), (shown(1, excluded=True), 151), (shown(149), 2),
+        (shown(150, batchIndex=1), 2), (shown(150, excluded=True, batchIndex=2), 2), (shown(3), 2),
+        (shown(150, batchIndex=2), 1), ("latest", 0),
+    ):  # fmt: skip
+        assert (await rest.ask("POST", path, body)).status == 204
+        assert backlog(rest.store) == left, body
+    assert [each.payload for each in topic.scheduled()] == [b"late"]
+    assert (await rest.ask("POST", path, ...)).status == 412
+    delayed = topic.scheduled()
+    late = next(iter(delayed)).message_id
+    answered = await rest.ask("POST", path, {"ledgerId": late.ledger_id, "entryId": late.entry_id})
+    assert (answered.status, "not due" in answered.reason) == (412, True)
 
 
 NAMESPACES = "/admin/v2/namespaces/public/n"
@@ -199,112 +192,106 @@ WHOLES = (NAMESPACES, f"{NAMESPACES}/0x00000000_0xffffffff")
 
 
 @pytest.mark.parametrize("path", WHOLES)
-async def test_namespaces_clear_backlog_and_unsubscribe_concern_every_topic(tmp_path: Path, path: str) -> None:
+async def test_namespaces_clear_backlog_and_unsubscribe_concern_every_topic(rest: Rest, path: str) -> None:
     """By the name of a subscription or all of them; other namespaces keep theirs; consumers keep a subscription."""
-    async with administered(tmp_path / "store") as (broker, rest, store):
-        assert (await rest.ask("PUT", NAMESPACES)).status == 204
-        topics = ["persistent://public/n/a", "persistent://public/n/b", "persistent://public/default/t"]
+    assert (await rest.ask("PUT", NAMESPACES)).status == 204
+    topics = ["persistent://public/n/a", "persistent://public/n/b", "persistent://public/default/t"]
 
-        def backlogs() -> list[dict[str, int]]:
-            return [{each.name: each.backlog for each in store.topic(name).stats().subscriptions} for name in topics]
+    def backlogs() -> list[dict[str, int]]:
+        return [{each.name: each.backlog for each in rest.store.topic(name).stats().subscriptions} for name in topics]
 
-        for topic in topics:
-            for name in ("s", "u%2Fv"):
-                store.topic(topic).subscribe(name, type="shared").close()
-            store.topic(topic).send_payloads([b"1", b"2"])
-            store.topic(topic).send(b"late", deliver_after=3600)
-        two, none = {"s": 2, "u%2Fv": 2}, {"s": 0, "u%2Fv": 0}
-        assert (await rest.ask("POST", f"{path}/clearBacklog/u%2Fv")).status == 204
-        assert backlogs() == [{"s": 2, "u%2Fv": 0}, {"s": 2, "u%2Fv": 0}, two]
-        assert (await rest.ask("POST", f"{path}/clearBacklog", "")).status == 204
-        assert backlogs() == [none, none, two]
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        kind = commands.SubscriptionType.SHARED
-        assert await client.ask(commands.Subscribe(topics[1], "s", kind, 1, 1)) == commands.Success(1)
-        assert (await rest.ask("POST", f"{path}/unsubscribe/s")).status == 412
-        assert backlogs() == [none, none, two]
-        assert (await rest.ask("POST", f"{path}/unsubscribe/u%2Fv")).status == 204
-        assert (await rest.ask("POST", f"{path}/unsubscribe/u%2Fv")).status == 204
-        assert backlogs() == [{"s": 0}, {"s": 0}, two]
-        assert store.topic(topics[0]).stats().pending == 1
-        for what in ("clearBacklog", "clearBacklog/s", "unsubscribe/s"):
-            refused = await rest.ask("POST", f"{NAMESPACES}/0x00000000_0x80000000/{what}")
-            assert (refused.status, "0x80000000" in refused.reason) == (412, True)
-            assert (await rest.ask("POST", f"/admin/v2/namespaces/public/no/{what}")).status == 404
-        await client.close()
+    for topic in topics:
+        for name in ("s", "u%2Fv"):
+            rest.store.topic(topic).subscribe(name, type="shared").close()
+        rest.store.topic(topic).send_payloads([b"1", b"2"])
+        rest.store.topic(topic).send(b"late", deliver_after=3600)
+    two, none = {"s": 2, "u%2Fv": 2}, {"s": 0, "u%2Fv": 0}
+    assert (await rest.ask("POST", f"{path}/clearBacklog/u%2Fv")).status == 204
+    assert backlogs() == [{"s": 2, "u%2Fv": 0}, {"s": 2, "u%2Fv": 0}, two]
+    assert (await rest.ask("POST", f"{path}/clearBacklog", "")).status == 204
+    assert backlogs() == [none, none, two]
+    client = await rest.client()
+    kind = commands.SubscriptionType.SHARED
+    assert await client.ask(commands.Subscribe(topics[1], "s", kind, 1, 1)) == commands.Success(1)
+    assert (await rest.ask("POST", f"{path}/unsubscribe/s")).status == 412
+    assert backlogs() == [none, none, two]
+    assert (await rest.ask("POST", f"{path}/unsubscribe/u%2Fv")).status == 204
+    assert (await rest.ask("POST", f"{path}/unsubscribe/u%2Fv")).status == 204
+    assert backlogs() == [{"s": 0}, {"s": 0}, two]
+    assert rest.store.topic(topics[0]).stats().pending == 1
+    for what in ("clearBacklog", "clearBacklog/s", "unsubscribe/s"):
+        refused = await rest.ask("POST", f"{NAMESPACES}/0x00000000_0x80000000/{what}")
+        assert (refused.status, "0x80000000" in refused.reason) == (412, True)
+        assert (await rest.ask("POST", f"/admin/v2/namespaces/public/no/{what}")).status == 404
 
 
-async def test_a_partitioned_topic_is_meant_as_a_whole(tmp_path: Path) -> None:
+async def test_a_partitioned_topic_is_meant_as_a_whole(rest: Rest) -> None:
     """All partitions are skipped and moved; what needs one message is 405 and says which topic to ask for."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)
-        path = f"{TOPICS}/p/subscription/s"
-        assert (await rest.ask("PUT", path, EARLIEST)).status == 204
-        names = ["p-partition-0", "p-partition-1"]
-        for name in names:
-            store.topic(name).send_payloads([b"a", b"b"])
-        assert (await rest.ask("POST", f"{path}/skip_all")).status == 204
-        assert [backlog(store, topic=name) for name in names] == [0, 0]
-        assert (await rest.ask("POST", f"{path}/resetcursor/1000")).status == 204
-        assert [backlog(store, topic=name) for name in names] == [2, 2]
-        for method, what in (("GET", "position/1"), ("POST", "skip/1")):
-            refused = await rest.ask(method, f"{path}/{what}")
-            assert (refused.status, "p-partition-0" in refused.reason) == (405, True)
-        assert (await rest.ask("DELETE", path)).status == 204
-        assert (await rest.ask("GET", f"{TOPICS}/p/subscriptions")).value == []
+    await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)
+    path = f"{TOPICS}/p/subscription/s"
+    assert (await rest.ask("PUT", path, EARLIEST)).status == 204
+    names = ["p-partition-0", "p-partition-1"]
+    for name in names:
+        rest.store.topic(name).send_payloads([b"a", b"b"])
+    assert (await rest.ask("POST", f"{path}/skip_all")).status == 204
+    assert [backlog(rest.store, topic=name) for name in names] == [0, 0]
+    assert (await rest.ask("POST", f"{path}/resetcursor/1000")).status == 204
+    assert [backlog(rest.store, topic=name) for name in names] == [2, 2]
+    for method, what in (("GET", "position/1"), ("POST", "skip/1")):
+        refused = await rest.ask(method, f"{path}/{what}")
+        assert (refused.status, "p-partition-0" in refused.reason) == (405, True)
+    assert (await rest.ask("DELETE", path)).status == 204
+    assert (await rest.ask("GET", f"{TOPICS}/p/subscriptions")).value == []
 
 
-async def test_consumers_are_closed_when_their_subscription_moves(tmp_path: Path) -> None:
+async def test_consumers_are_closed_when_their_subscription_moves(rest: Rest) -> None:
     """They subscribe anew and get what it was moved to; without `force` they keep it from being deleted."""
-    async with administered(tmp_path / "store") as (broker, rest, store):
-        topic = store.topic("t")
-        topic.subscribe("s").close()
-        topic.send(entry.pack(entry.Header(0, 0, 1, 1_000), join_blob(b"", b"x")))
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        kind = commands.SubscriptionType.EXCLUSIVE
-        assert await client.ask(commands.Subscribe("t", "s", kind, 1, 1)) == commands.Success(1)
-        client.say(commands.Flow(1, 10))
-        got = await client.hear()
-        assert isinstance(got, commands.Message)
-        client.say(commands.Ack(1, commands.AckType.INDIVIDUAL, [got.message_id], request_id=2))
-        assert isinstance(await client.hear(), commands.AckResponse)
-        assert (await rest.ask("DELETE", SUBSCRIPTION)).status == 412
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", EARLIEST)).status == 204
-        assert await client.hear() == commands.CloseConsumer(1, 2**64 - 1)
-        assert await client.ask(commands.Subscribe("t", "s", kind, 2, 3)) == commands.Success(3)
-        client.say(commands.Flow(2, 10))
-        again = await client.hear()
-        assert isinstance(again, commands.Message)
-        assert again.message_id == got.message_id
-        assert (await rest.ask("DELETE", f"{SUBSCRIPTION}?force=true")).status == 204
-        assert isinstance(await client.hear(), commands.CloseConsumer)
-        assert topic.subscriptions() == []
-        await client.close()
+    topic = rest.store.topic("t")
+    topic.subscribe("s").close()
+    topic.send(entry.pack(entry.Header(0, 0, 1, 1_000), join_blob(b"", b"x")))
+    client = await rest.client()
+    kind = commands.SubscriptionType.EXCLUSIVE
+    assert await client.ask(commands.Subscribe("t", "s", kind, 1, 1)) == commands.Success(1)
+    client.say(commands.Flow(1, 10))
+    got = await client.hear()
+    assert isinstance(got, commands.Message)
+    client.say(commands.Ack(1, commands.AckType.INDIVIDUAL, [got.message_id], request_id=2))
+    assert isinstance(await client.hear(), commands.AckResponse)
+    assert (await rest.ask("DELETE", SUBSCRIPTION)).status == 412
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", EARLIEST)).status == 204
+    assert await client.hear() == commands.CloseConsumer(1, 2**64 - 1)
+    assert await client.ask(commands.Subscribe("t", "s", kind, 2, 3)) == commands.Success(3)
+    client.say(commands.Flow(2, 10))
+    again = await client.hear()
+    assert isinstance(again, commands.Message)
+    assert again.message_id == got.message_id
+    assert (await rest.ask("DELETE", f"{SUBSCRIPTION}?force=true")).status == 204
+    assert isinstance(await client.hear(), commands.CloseConsumer)
+    assert topic.subscriptions() == []
 
 
-async def test_a_message_is_looked_at_with_its_metadata_in_headers(tmp_path: Path) -> None:
+async def test_a_message_is_looked_at_with_its_metadata_in_headers(rest: Rest) -> None:
     """A batch comes in one piece with its number of messages; a program's message has what the store knows."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        topic.subscribe("s").close()
-        metadata = MessageMetadata("me", 7, 1_500, num_messages_in_batch=2)
-        blob = join_blob(fields.ENCODERS[MessageMetadata](metadata), b"both of them")
-        topic.send(entry.pack(entry.header_for(metadata, 2, is_batch=True), blob))
-        topic.send(b"plain", properties={"shop": "7"})
-        found = await rest.ask("GET", f"{SUBSCRIPTION}/position/1")
-        assert (found.status, found.value) == (200, b"both of them")
-        assert found.headers["X-Pulsar-num-batch-message"] == "2"
-        assert found.headers["X-Pulsar-batch-size"] == "12"
-        assert found.headers["X-Pulsar-publish-time"] == "1970-01-01T00:00:01.500Z"
-        assert (found.headers["X-Pulsar-producer-name"], found.headers["X-Pulsar-sequence-id"]) == ("me", "7")
-        assert found.headers["X-Pulsar-Is-Encrypted"] == "false"
-        ledger, number = found.headers["X-Pulsar-Message-ID"].split(":")
-        again = await rest.ask("GET", f"{TOPICS}/t/ledger/{ledger}/entry/{number}")
-        assert again.value == found.value
-        found = await rest.ask("GET", f"{SUBSCRIPTION}/position/2")
-        assert (found.value, found.headers["X-Pulsar-PROPERTY-shop"]) == (b"plain", "7")
-        assert "X-Pulsar-num-batch-message" not in found.headers
-        assert backlog(store) == 2
+    topic = rest.store.topic("t")
+    topic.subscribe("s").close()
+    metadata = MessageMetadata("me", 7, 1_500, num_messages_in_batch=2)
+    blob = join_blob(fields.ENCODERS[MessageMetadata](metadata), b"both of them")
+    topic.send(entry.pack(entry.header_for(metadata, 2, is_batch=True), blob))
+    topic.send(b"plain", properties={"shop": "7"})
+    found = await rest.ask("GET", f"{SUBSCRIPTION}/position/1")
+    assert (found.status, found.value) == (200, b"both of them")
+    assert found.headers["X-Pulsar-num-batch-message"] == "2"
+    assert found.headers["X-Pulsar-batch-size"] == "12"
+    assert found.headers["X-Pulsar-publish-time"] == "1970-01-01T00:00:01.500Z"
+    assert (found.headers["X-Pulsar-producer-name"], found.headers["X-Pulsar-sequence-id"]) == ("me", "7")
+    assert found.headers["X-Pulsar-Is-Encrypted"] == "false"
+    ledger, number = found.headers["X-Pulsar-Message-ID"].split(":")
+    again = await rest.ask("GET", f"{TOPICS}/t/ledger/{ledger}/entry/{number}")
+    assert again.value == found.value
+    found = await rest.ask("GET", f"{SUBSCRIPTION}/position/2")
+    assert (found.value, found.headers["X-Pulsar-PROPERTY-shop"]) == (b"plain", "7")
+    assert "X-Pulsar-num-batch-message" not in found.headers
+    assert backlog(rest.store) == 2
 
 
 def stored(metadata: StoredMetadata, payload: bytes) -> ScheduledMessage:

@@ -9,54 +9,51 @@ import pytest
 
 from duelog.broker.protocol import commands
 from duelog.store.message import Message
-from tests.broker.admin.rest import SECURED, administered
-from tests.broker.server.raw_client import RawClient
+from tests.broker.admin.rest import SECURED, Rest, administered
 
 TOPICS = "/admin/v2/persistent/public/default"
 FULL = "persistent://public/default/"
 
 
-async def test_a_topic_is_created_listed_and_deleted(tmp_path: Path) -> None:
+async def test_a_topic_is_created_listed_and_deleted(rest: Rest) -> None:
     """Twice the same is 409, an unknown one 404; a name may have a blank in it."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        assert (await rest.ask("GET", TOPICS)).value == []
-        for name in ("t", "a%20%C3%A4"):
-            assert (await rest.ask("PUT", f"{TOPICS}/{name}", {})).status == 204
-            again = await rest.ask("PUT", f"{TOPICS}/{name}")
-            assert (again.status, "exists already" in again.reason) == (409, True)
-        assert (await rest.ask("GET", f"{TOPICS}?authoritative=false")).value == [f"{FULL}a ä", f"{FULL}t"]
-        assert (await rest.ask("GET", f"{TOPICS}/t/partitions")).value["partitions"] == 0
-        assert (await rest.ask("DELETE", f"{TOPICS}/a%20%C3%A4?force=false&authoritative=false")).status == 204
-        assert (await rest.ask("DELETE", f"{TOPICS}/a%20%C3%A4")).status == 404
-        assert [topic.name for topic in store.topics()] == [f"{FULL}t"]
+    assert (await rest.ask("GET", TOPICS)).value == []
+    for name in ("t", "a%20%C3%A4"):
+        assert (await rest.ask("PUT", f"{TOPICS}/{name}", {})).status == 204
+        again = await rest.ask("PUT", f"{TOPICS}/{name}")
+        assert (again.status, "exists already" in again.reason) == (409, True)
+    assert (await rest.ask("GET", f"{TOPICS}?authoritative=false")).value == [f"{FULL}a ä", f"{FULL}t"]
+    assert (await rest.ask("GET", f"{TOPICS}/t/partitions")).value["partitions"] == 0
+    assert (await rest.ask("DELETE", f"{TOPICS}/a%20%C3%A4?force=false&authoritative=false")).status == 204
+    assert (await rest.ask("DELETE", f"{TOPICS}/a%20%C3%A4")).status == 404
+    assert [topic.name for topic in rest.store.topics()] == [f"{FULL}t"]
 
 
-async def test_a_partitioned_topic_and_its_partitions(tmp_path: Path) -> None:
+async def test_a_partitioned_topic_and_its_partitions(rest: Rest) -> None:
     """Created with a number or an object, grown, never shrunk, deleted with all partitions."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        path = f"{TOPICS}/p/partitions"
-        assert (await rest.ask("GET", path)).status == 404
-        assert (await rest.ask("PUT", path, 2)).status == 204
-        assert (await rest.ask("PUT", path, 2)).status == 409
-        assert (await rest.ask("PUT", f"{TOPICS}/p", {})).status == 409
-        assert (await rest.ask("GET", f"{TOPICS}/partitioned")).value == [f"{FULL}p"]
-        assert (await rest.ask("GET", TOPICS)).value == [f"{FULL}p-partition-0", f"{FULL}p-partition-1"]
-        assert (await rest.ask("PUT", f"{TOPICS}/p/subscription/s", None)).status == 204
-        await rest.ask("POST", "/admin/v2/namespaces/public/default/delayedDelivery", {"active": True})
-        assert (await rest.ask("POST", path, 2)).status == 412
-        assert (await rest.ask("POST", path, 3)).status == 204
-        assert (await rest.ask("GET", path)).value == {"partitions": 3, "deleted": False, "properties": {}}
-        assert store.topic("p-partition-2").subscriptions() == ["s"]
-        store.delete_topic("p-partition-1")
-        assert (await rest.ask("POST", f"{TOPICS}/p/createMissedPartitions")).status == 204
-        assert store.topic("p-partition-1").subscriptions() == ["s"]
-        assert (await rest.ask("DELETE", f"{TOPICS}/p")).status == 405
-        assert (await rest.ask("DELETE", path)).status == 204
-        assert (await rest.ask("GET", TOPICS)).value == []
-        assert (await rest.ask("PUT", path, {"partitions": 1, "properties": {}})).status == 204
-        assert (await rest.ask("POST", f"{TOPICS}/none/partitions", 3)).status == 404
-        await rest.ask("PUT", f"{TOPICS}/plain", {})
-        assert (await rest.ask("POST", f"{TOPICS}/plain/partitions", 3)).status == 409
+    path = f"{TOPICS}/p/partitions"
+    assert (await rest.ask("GET", path)).status == 404
+    assert (await rest.ask("PUT", path, 2)).status == 204
+    assert (await rest.ask("PUT", path, 2)).status == 409
+    assert (await rest.ask("PUT", f"{TOPICS}/p", {})).status == 409
+    assert (await rest.ask("GET", f"{TOPICS}/partitioned")).value == [f"{FULL}p"]
+    assert (await rest.ask("GET", TOPICS)).value == [f"{FULL}p-partition-0", f"{FULL}p-partition-1"]
+    assert (await rest.ask("PUT", f"{TOPICS}/p/subscription/s", None)).status == 204
+    await rest.ask("POST", "/admin/v2/namespaces/public/default/delayedDelivery", {"active": True})
+    assert (await rest.ask("POST", path, 2)).status == 412
+    assert (await rest.ask("POST", path, 3)).status == 204
+    assert (await rest.ask("GET", path)).value == {"partitions": 3, "deleted": False, "properties": {}}
+    assert rest.store.topic("p-partition-2").subscriptions() == ["s"]
+    rest.store.delete_topic("p-partition-1")
+    assert (await rest.ask("POST", f"{TOPICS}/p/createMissedPartitions")).status == 204
+    assert rest.store.topic("p-partition-1").subscriptions() == ["s"]
+    assert (await rest.ask("DELETE", f"{TOPICS}/p")).status == 405
+    assert (await rest.ask("DELETE", path)).status == 204
+    assert (await rest.ask("GET", TOPICS)).value == []
+    assert (await rest.ask("PUT", path, {"partitions": 1, "properties": {}})).status == 204
+    assert (await rest.ask("POST", f"{TOPICS}/none/partitions", 3)).status == 404
+    await rest.ask("PUT", f"{TOPICS}/plain", {})
+    assert (await rest.ask("POST", f"{TOPICS}/plain/partitions", 3)).status == 409
 
 
 @pytest.mark.parametrize(
@@ -79,44 +76,40 @@ async def test_a_partitioned_topic_and_its_partitions(tmp_path: Path) -> None:
     ],
 )
 async def test_what_cannot_be_done_says_why(
-    method: str, path: str, body: Any, status: int, reason: str, tmp_path: Path
+    rest: Rest, method: str, path: str, body: Any, status: int, reason: str
 ) -> None:
     """The field and the value, or what there is instead; nothing is made of it."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        if path.endswith(("messageid/x", "entry/0")):
-            store.topic("t").create()
-        answered = await rest.ask(method, f"{TOPICS}/{path}", body)
-        assert (answered.status, reason in answered.reason) == (status, True), answered
-        assert (await rest.ask("GET", f"{TOPICS}/partitioned")).value == []
+    if path.endswith(("messageid/x", "entry/0")):
+        rest.store.topic("t").create()
+    answered = await rest.ask(method, f"{TOPICS}/{path}", body)
+    assert (answered.status, reason in answered.reason) == (status, True), answered
+    assert (await rest.ask("GET", f"{TOPICS}/partitioned")).value == []
 
 
-async def test_an_unknown_namespace_has_no_topics(tmp_path: Path) -> None:
+async def test_an_unknown_namespace_has_no_topics(rest: Rest) -> None:
     """404 names it, and nothing is made in it."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        for method, path in (("GET", ""), ("GET", "/partitioned"), ("PUT", "/t"), ("PUT", "/t/unload")):
-            answered = await rest.ask(method, f"/admin/v2/persistent/public/none{path}")
-            assert (answered.status, answered.reason[:36]) == (404, "namespace public/none does not exist")
-        assert list(store.topics()) == []
+    for method, path in (("GET", ""), ("GET", "/partitioned"), ("PUT", "/t"), ("PUT", "/t/unload")):
+        answered = await rest.ask(method, f"/admin/v2/persistent/public/none{path}")
+        assert (answered.status, answered.reason[:36]) == (404, "namespace public/none does not exist")
+    assert list(rest.store.topics()) == []
 
 
-async def test_clients_keep_a_topic_from_being_deleted(tmp_path: Path) -> None:
+async def test_clients_keep_a_topic_from_being_deleted(rest: Rest) -> None:
     """412 for a producer, for a consumer; `force` closes both; unloading closes them and leaves the topic."""
-    async with administered(tmp_path / "store") as (broker, rest, store):
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        kind = commands.SubscriptionType.SHARED
-        assert isinstance(await client.ask(commands.Producer("t", 1, 1)), commands.ProducerSuccess)
-        refused = await rest.ask("DELETE", f"{TOPICS}/t")
-        assert (refused.status, "force" in refused.reason) == (412, True)
-        assert await client.ask(commands.Subscribe("t", "s", kind, 1, 2)) == commands.Success(2)
-        assert (await rest.ask("PUT", f"{TOPICS}/t/unload")).status == 204
-        closed = {type(await client.hear()), type(await client.hear())}
-        assert closed == {commands.CloseProducer, commands.CloseConsumer}
-        assert await client.ask(commands.Subscribe("t", "s", kind, 1, 3)) == commands.Success(3)
-        assert (await rest.ask("DELETE", f"{TOPICS}/t")).status == 412
-        assert (await rest.ask("DELETE", f"{TOPICS}/t?force=true")).status == 204
-        assert isinstance(await client.hear(), commands.CloseConsumer)
-        assert list(store.topics()) == []
-        await client.close()
+    client = await rest.client()
+    kind = commands.SubscriptionType.SHARED
+    assert isinstance(await client.ask(commands.Producer("t", 1, 1)), commands.ProducerSuccess)
+    refused = await rest.ask("DELETE", f"{TOPICS}/t")
+    assert (refused.status, "force" in refused.reason) == (412, True)
+    assert await client.ask(commands.Subscribe("t", "s", kind, 1, 2)) == commands.Success(2)
+    assert (await rest.ask("PUT", f"{TOPICS}/t/unload")).status == 204
+    closed = {type(await client.hear()), type(await client.hear())}
+    assert closed == {commands.CloseProducer, commands.CloseConsumer}
+    assert await client.ask(commands.Subscribe("t", "s", kind, 1, 3)) == commands.Success(3)
+    assert (await rest.ask("DELETE", f"{TOPICS}/t")).status == 412
+    assert (await rest.ask("DELETE", f"{TOPICS}/t?force=true")).status == 204
+    assert isinstance(await client.hear(), commands.CloseConsumer)
+    assert list(rest.store.topics()) == []
 
 
 async def test_rights_by_role(tmp_path: Path) -> None:
@@ -141,86 +134,81 @@ async def test_rights_by_role(tmp_path: Path) -> None:
             assert (await rest.ask("GET", f"/duelog/v1/{path}", role="root")).status == 200
 
 
-async def test_messages_by_id_and_by_time(tmp_path: Path) -> None:
+async def test_messages_by_id_and_by_time(rest: Rest) -> None:
     """The last one, the first of a time, any stored one, a delayed one by the id of its receipt before it is due."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic = store.topic("t")
-        topic.create()
-        nothing = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
-        assert (await rest.ask("GET", f"{TOPICS}/t/lastMessageId")).value == nothing
-        assert (await rest.ask("GET", f"{TOPICS}/t/messageid/0")).status == 404
-        ids = topic.send_batch([Message(b"a", key="k", properties={"p": "ä b"}), Message(b"b")])
-        late = topic.send(b"late", deliver_after=3_600)
-        shown = {"ledgerId": ids[1].ledger_id, "entryId": ids[1].entry_id, "partitionIndex": -1}
-        assert (await rest.ask("GET", f"{TOPICS}/t/lastMessageId")).value == shown
-        first = await rest.ask("GET", f"{TOPICS}/t/messageid/1000")
-        assert first.value == {**shown, "entryId": ids[0].entry_id}
-        found = await rest.ask("GET", f"{TOPICS}/t/ledger/{ids[0].ledger_id}/entry/{ids[0].entry_id}")
-        assert (found.status, found.value) == (200, b"a")
-        assert found.headers["X-Pulsar-Message-ID"] == str(ids[0])
-        assert found.headers["X-Pulsar-partition-key"] == "k"
-        assert found.headers["X-Pulsar-PROPERTY-p"] == "%C3%A4 b"
-        found = await rest.ask("GET", f"{TOPICS}/t/ledger/{late.ledger_id}/entry/{late.entry_id}")
-        assert (found.status, found.value) == (200, b"late")
-        for missing in (f"{ids[0].ledger_id}/entry/99", "999999/entry/0"):
-            assert (await rest.ask("GET", f"{TOPICS}/t/ledger/{missing}")).status == 404
+    topic = rest.store.topic("t")
+    topic.create()
+    nothing = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+    assert (await rest.ask("GET", f"{TOPICS}/t/lastMessageId")).value == nothing
+    assert (await rest.ask("GET", f"{TOPICS}/t/messageid/0")).status == 404
+    ids = topic.send_batch([Message(b"a", key="k", properties={"p": "ä b"}), Message(b"b")])
+    late = topic.send(b"late", deliver_after=3_600)
+    shown = {"ledgerId": ids[1].ledger_id, "entryId": ids[1].entry_id, "partitionIndex": -1}
+    assert (await rest.ask("GET", f"{TOPICS}/t/lastMessageId")).value == shown
+    first = await rest.ask("GET", f"{TOPICS}/t/messageid/1000")
+    assert first.value == {**shown, "entryId": ids[0].entry_id}
+    found = await rest.ask("GET", f"{TOPICS}/t/ledger/{ids[0].ledger_id}/entry/{ids[0].entry_id}")
+    assert (found.status, found.value) == (200, b"a")
+    assert found.headers["X-Pulsar-Message-ID"] == str(ids[0])
+    assert found.headers["X-Pulsar-partition-key"] == "k"
+    assert found.headers["X-Pulsar-PROPERTY-p"] == "%C3%A4 b"
+    found = await rest.ask("GET", f"{TOPICS}/t/ledger/{late.ledger_id}/entry/{late.entry_id}")
+    assert (found.status, found.value) == (200, b"late")
+    for missing in (f"{ids[0].ledger_id}/entry/99", "999999/entry/0"):
+        assert (await rest.ask("GET", f"{TOPICS}/t/ledger/{missing}")).status == 404
 
 
-async def test_a_topic_of_a_namespace_that_only_the_store_has_says_what_makes_it(tmp_path: Path) -> None:
+async def test_a_topic_of_a_namespace_that_only_the_store_has_says_what_makes_it(rest: Rest) -> None:
     """404 names the request that makes the namespace; with it the topics that a program made are there."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        store.create_topics(["public/x/t"])
-        refused = await rest.ask("PUT", "/admin/v2/persistent/public/x/u")
-        assert (refused.status, "PUT /admin/v2/namespaces/public/x makes it" in refused.reason) == (404, True)
-        assert (await rest.ask("PUT", "/admin/v2/namespaces/public/x")).status == 204
-        assert (await rest.ask("PUT", "/admin/v2/persistent/public/x/u")).status == 204
-        names = [f"persistent://public/x/{name}" for name in "tu"]
-        assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == names
+    rest.store.create_topics(["public/x/t"])
+    refused = await rest.ask("PUT", "/admin/v2/persistent/public/x/u")
+    assert (refused.status, "PUT /admin/v2/namespaces/public/x makes it" in refused.reason) == (404, True)
+    assert (await rest.ask("PUT", "/admin/v2/namespaces/public/x")).status == 204
+    assert (await rest.ask("PUT", "/admin/v2/persistent/public/x/u")).status == 204
+    names = [f"persistent://public/x/{name}" for name in "tu"]
+    assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == names
 
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
 
 
 @pytest.mark.parametrize("path", [NAMESPACE, f"{NAMESPACE}/0x00000000_0xffffffff"])
-async def test_namespaces_unload_closes_the_clients_of_its_topics(tmp_path: Path, path: str) -> None:
+async def test_namespaces_unload_closes_the_clients_of_its_topics(rest: Rest, path: str) -> None:
     """They look up and come again; those of another namespace stay."""
-    async with administered(tmp_path / "store") as (broker, rest, _):
-        assert (await rest.ask("PUT", "/admin/v2/namespaces/public/n")).status == 204
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        kind = commands.SubscriptionType.SHARED
-        assert isinstance(await client.ask(commands.Producer("public/n/t", 1, 1)), commands.ProducerSuccess)
-        assert isinstance(await client.ask(commands.Producer("t", 2, 2)), commands.ProducerSuccess)
-        assert await client.ask(commands.Subscribe("u", "s", kind, 3, 3)) == commands.Success(3)
-        assert (await rest.ask("PUT", f"{path}/unload", "")).status == 204
-        closed = {type(command): command for command in (await client.hear(), await client.hear())}
-        assert closed == {
-            commands.CloseProducer: commands.CloseProducer(2, 2**64 - 1),
-            commands.CloseConsumer: commands.CloseConsumer(3, 2**64 - 1),
-        }
-        assert await client.ask(commands.Subscribe("u", "s", kind, 4, 4)) == commands.Success(4)
-        assert (await rest.ask("PUT", f"{NAMESPACE}/0x00000000_0x80000000/unload")).status == 412
-        assert (await rest.ask("PUT", "/admin/v2/namespaces/public/no/unload")).status == 404
-        await client.close()
+    assert (await rest.ask("PUT", "/admin/v2/namespaces/public/n")).status == 204
+    client = await rest.client()
+    kind = commands.SubscriptionType.SHARED
+    assert isinstance(await client.ask(commands.Producer("public/n/t", 1, 1)), commands.ProducerSuccess)
+    assert isinstance(await client.ask(commands.Producer("t", 2, 2)), commands.ProducerSuccess)
+    assert await client.ask(commands.Subscribe("u", "s", kind, 3, 3)) == commands.Success(3)
+    assert (await rest.ask("PUT", f"{path}/unload", "")).status == 204
+    closed = {type(command): command for command in (await client.hear(), await client.hear())}
+    assert closed == {
+        commands.CloseProducer: commands.CloseProducer(2, 2**64 - 1),
+        commands.CloseConsumer: commands.CloseConsumer(3, 2**64 - 1),
+    }
+    assert await client.ask(commands.Subscribe("u", "s", kind, 4, 4)) == commands.Success(4)
+    assert (await rest.ask("PUT", f"{NAMESPACE}/0x00000000_0x80000000/unload")).status == 412
+    assert (await rest.ask("PUT", "/admin/v2/namespaces/public/no/unload")).status == 404
 
 
-async def test_topics_examine_messages_counts_from_either_end(tmp_path: Path) -> None:
+async def test_topics_examine_messages_counts_from_either_end(rest: Rest) -> None:
     """Subscriptions make no difference; a number that is too large is the farthest; what is not due is in no place."""
-    async with administered(tmp_path / "store") as (_, rest, store):
-        topic, path = store.topic("t"), f"{TOPICS}/t/examinemessage"
-        topic.create()
-        assert (await rest.ask("GET", path)).status == 412
-        topic.send(b"late", deliver_after=3600)
-        for start in range(0, 300, 60):
-            topic.send_payloads([b"%d" % number for number in range(start, start + 60)])
-        for query, payload in (
-            ("", b"299"), ("?messagePosition=0", b"299"), ("?initialPosition=latest&messagePosition=3", b"297"),
-            ("?initialPosition=latest&messagePosition=300", b"0"), ("?messagePosition=5000", b"0"),
-            ("?initialPosition=earliest", b"0"), ("?initialPosition=earliest&messagePosition=250", b"249"),
-            ("?initialPosition=earliest&messagePosition=5000", b"299"),
-        ):  # fmt: skip
-            answered = await rest.ask("GET", path + query)
-            assert (answered.status, answered.value) == (200, payload), query
-        assert answered.headers["X-Pulsar-Message-ID"]
-        refused = await rest.ask("GET", f"{path}?initialPosition=middle")
-        assert (refused.status, "initialPosition='middle'" in refused.reason) == (412, True)
-        assert (await rest.ask("GET", f"{TOPICS}/no/examinemessage")).status == 404
+    topic, path = rest.store.topic("t"), f"{TOPICS}/t/examinemessage"
+    topic.create()
+    assert (await rest.ask("GET", path)).status == 412
+    topic.send(b"late", deliver_after=3600)
+    for start in range(0, 300, 60):
+        topic.send_payloads([b"%d" % number for number in range(start, start + 60)])
+    for query, payload in (
+        ("", b"299"), ("?messagePosition=0", b"299"), ("?initialPosition=latest&messagePosition=3", b"297"),
+        ("?initialPosition=latest&messagePosition=300", b"0"), ("?messagePosition=5000", b"0"),
+        ("?initialPosition=earliest", b"0"), ("?initialPosition=earliest&messagePosition=250", b"249"),
+        ("?initialPosition=earliest&messagePosition=5000", b"299"),
+    ):  # fmt: skip
+        answered = await rest.ask("GET", path + query)
+        assert (answered.status, answered.value) == (200, payload), query
+    assert answered.headers["X-Pulsar-Message-ID"]
+    refused = await rest.ask("GET", f"{path}?initialPosition=middle")
+    assert (refused.status, "initialPosition='middle'" in refused.reason) == (412, True)
+    assert (await rest.ask("GET", f"{TOPICS}/no/examinemessage")).status == 404

@@ -25,9 +25,8 @@ def error_of(answer: list[Command]) -> ServerError:
     return error.error
 
 
-async def test_a_producer_gets_a_name_and_the_topic_comes_into_being(open_store: OpenStore) -> None:
+async def test_a_producer_gets_a_name_and_the_topic_comes_into_being(here: Producing, peer: FakePeer) -> None:
     """A name of its own if it brings none; the initial subscription is made at the earliest message."""
-    here, peer = Producing(open_store()), FakePeer()
     first = await here.opened(peer, 1, None, initial_subscription="first")
     second = await here.opened(peer, 2, "")
     assert (first.request_id, first.last_sequence_id, first.topic_epoch, first.ready) == (1, -1, None, True)
@@ -49,9 +48,8 @@ async def test_what_is_refused_leaves_nothing_behind(open_store: OpenStore) -> N
     assert error_of(await here.open(peer, 2, "q")) == ServerError.NOT_ALLOWED
 
 
-async def test_a_number_that_is_in_use(open_store: OpenStore) -> None:
+async def test_a_number_that_is_in_use(here: Producing, peer: FakePeer) -> None:
     """Succeeds again where it is open, and is ServiceNotReady while it is being opened."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer, 1)
     assert (await here.opened(peer, 1)).request_id == 2
     here.bench.executor.held = True
@@ -65,10 +63,9 @@ async def test_a_number_that_is_in_use(open_store: OpenStore) -> None:
 
 @pytest.mark.parametrize("by", ["close", "gone"])
 async def test_what_comes_of_a_producer_that_was_closed_meanwhile_is_thrown_away(
-    by: str, open_store: OpenStore
+    by: str, here: Producing, peer: FakePeer
 ) -> None:
     """CLOSE_PRODUCER of an unfinished one succeeds; its place is free."""
-    here, peer = Producing(open_store()), FakePeer()
     here.bench.executor.held = True
     request = Producer(here.topic.name, 1, 7, "p", access_mode=EXCLUSIVE)
     opening = asyncio.ensure_future(here.producers.open(peer, request))
@@ -85,9 +82,10 @@ async def test_what_comes_of_a_producer_that_was_closed_meanwhile_is_thrown_away
     assert (await here.opened(FakePeer(), **exclusive(EXCLUSIVE))).ready
 
 
-async def test_a_producer_that_is_closed_while_its_epoch_is_recorded_leaves_its_place(open_store: OpenStore) -> None:
+async def test_a_producer_that_is_closed_while_its_epoch_is_recorded_leaves_its_place(
+    here: Producing, peer: FakePeer, other: FakePeer
+) -> None:
     """The one that waits is next."""
-    here, peer, other = Producing(open_store()), FakePeer(), FakePeer()
     await here.opened(FakePeer(), 1, "first")
     here.producers.close_topic(here.topic.name)
     executor = here.bench.executor
@@ -107,9 +105,8 @@ async def test_a_producer_that_is_closed_while_its_epoch_is_recorded_leaves_its_
     assert (await here.opened(other, 1, "q", **exclusive(EXCLUSIVE))).topic_epoch == 1
 
 
-async def test_an_exclusive_producer_shares_with_none(open_store: OpenStore) -> None:
+async def test_an_exclusive_producer_shares_with_none(here: Producing, peer: FakePeer, other: FakePeer) -> None:
     """Others are there: ProducerFenced; it is there: Shared is ProducerBusy, Exclusive is ProducerFenced."""
-    here, peer, other = Producing(open_store()), FakePeer(), FakePeer()
     await here.opened(peer, 1, "a")
     await here.opened(peer, 2, "b")
     assert error_of(await here.open(other, 1, "c", **exclusive(EXCLUSIVE))) == ServerError.PRODUCER_FENCED
@@ -170,9 +167,9 @@ async def test_fencing_closes_the_others_and_raises_the_epoch(open_store: OpenSt
     assert receipts(fencing) == [0]
 
 
-async def test_what_a_fenced_producer_had_waiting_is_not_stored(open_store: OpenStore) -> None:
+async def test_what_a_fenced_producer_had_waiting_is_not_stored(here: Producing) -> None:
     """Messages not yet taken by the engine are dropped with the producer: they would come after the new one's."""
-    here, first, fencing = Producing(open_store()), FakePeer(), FakePeer()
+    first, fencing = FakePeer(), FakePeer()
     await here.opened(first, 1, "a")
     real = here.topic.put
     record = here.producers.of_topic(here.topic.name)[0]
@@ -202,18 +199,16 @@ async def test_an_epoch_survives_a_restart(open_store: OpenStore) -> None:
     )
 
 
-async def test_a_client_cannot_end_the_epochs_of_a_topic(open_store: OpenStore) -> None:
+async def test_a_client_cannot_end_the_epochs_of_a_topic(here: Producing, peer: FakePeer) -> None:
     """An epoch that no topic has had is refused: the one after 2**64 - 1 could not be told to any producer."""
-    here, peer = Producing(open_store()), FakePeer()
     for epoch in (2**64 - 1, 2**48 + 1):
         refused = await here.open(peer, 1, "a", access_mode=EXCLUSIVE, topic_epoch=epoch)
         assert error_of(refused) == ServerError.NOT_ALLOWED
     assert (await here.opened(peer, 1, "a", **exclusive(EXCLUSIVE))).topic_epoch == 0
 
 
-async def test_an_epoch_that_cannot_be_recorded_admits_no_producer(open_store: OpenStore) -> None:
+async def test_an_epoch_that_cannot_be_recorded_admits_no_producer(here: Producing, peer: FakePeer) -> None:
     """The place is free again."""
-    here, peer = Producing(open_store()), FakePeer()
     here.epoch_error = StoreFull(Path("store"), "no space")
     assert error_of(await here.open(peer, **exclusive(EXCLUSIVE))) == ServerError.PERSISTENCE
     here.epoch_error = None
@@ -236,17 +231,17 @@ async def test_the_same_name_again(open_store: OpenStore) -> None:
     assert here.producers.of_topic(here.topic.name)[0].connection.peer is third
 
 
-async def test_an_exclusive_producer_comes_back_over_a_new_connection(open_store: OpenStore) -> None:
+async def test_an_exclusive_producer_comes_back_over_a_new_connection(here: Producing) -> None:
     """With its name, a greater epoch of its own and the topic's epoch: it is not fenced by itself."""
-    here, before, after = Producing(open_store()), FakePeer(), FakePeer()
+    before, after = FakePeer(), FakePeer()
     epoch = (await here.opened(before, **exclusive(EXCLUSIVE))).topic_epoch
     back = await here.opened(after, epoch=1, **exclusive(EXCLUSIVE, topic_epoch=epoch))
     assert back.topic_epoch == epoch
 
 
-async def test_a_topic_that_is_closed_has_its_producers_opened_anew(open_store: OpenStore) -> None:
+async def test_a_topic_that_is_closed_has_its_producers_opened_anew(here: Producing) -> None:
     """CLOSE_PRODUCER to those that are ready; those that wait are refused."""
-    here, peer, waiting = Producing(open_store()), FakePeer(), FakePeer()
+    peer, waiting = FakePeer(), FakePeer()
     await here.opened(peer)
     await here.opened(waiting, 1, "w", **exclusive(WAIT))
     here.producers.close_all()

@@ -38,9 +38,8 @@ async def test_a_blob_is_stored_as_it_came_and_its_receipt_names_it(open_store: 
     assert message.key == "k"
 
 
-async def test_receipts_of_one_commit_are_one_hop(open_store: OpenStore) -> None:
+async def test_receipts_of_one_commit_are_one_hop(here: Producing, peer: FakePeer) -> None:
     """In the order of the SENDs."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     hops = here.bench.loop.hops
     for sequence_id in range(500):
@@ -66,9 +65,8 @@ async def test_answers_leave_in_the_order_of_the_sends_whatever_they_are(
     assert answers(peer) == expected
 
 
-async def test_no_answer_is_early_and_none_is_lost_however_outcomes_come(open_store: OpenStore) -> None:
+async def test_no_answer_is_early_and_none_is_lost_however_outcomes_come(here: Producing, peer: FakePeer) -> None:
     """After each outcome those leave whose turn it is: the longest run from the first on."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     tokens: list[object] = []
 
@@ -114,9 +112,8 @@ async def test_a_refused_message_is_answered_as_its_client_family_needs(
     assert sum(here.producers.sends.errors.values()) == 4
 
 
-async def test_a_wrong_checksum_is_refused_as_such(open_store: OpenStore) -> None:
+async def test_a_wrong_checksum_is_refused_as_such(here: Producing, peer: FakePeer) -> None:
     """To every client; a blob without a checksum is taken."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     broken = bytearray(blob_of("hello"))
     broken[-1] ^= 1
@@ -126,9 +123,8 @@ async def test_a_wrong_checksum_is_refused_as_such(open_store: OpenStore) -> Non
     assert answers(peer) == [(0, ServerError.CHECKSUM), (1, None)]
 
 
-async def test_a_transaction_is_refused(open_store: OpenStore) -> None:
+async def test_a_transaction_is_refused(here: Producing, peer: FakePeer) -> None:
     """With NotAllowedError."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     here.put(peer, 0, txn_least=0)
     assert answers(peer) == [(0, ServerError.NOT_ALLOWED)]
@@ -234,9 +230,8 @@ async def test_without_capacity_what_was_read_waits_in_order(open_store: OpenSto
     assert here.producers.sends.blocked_entries == 0
 
 
-async def test_a_full_store_refuses_and_goes_on(open_store: OpenStore) -> None:
+async def test_a_full_store_refuses_and_goes_on(here: Producing, peer: FakePeer) -> None:
     """PersistenceError to the SENDs that were not stored; the producer stays open."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     sends = here.producers.sends
     real = here.producers.of_topic(here.topic.name)[0].topic.put
@@ -261,10 +256,9 @@ def fail(here: Producing, error: Exception) -> None:
 
 
 async def test_a_send_whose_write_is_broken_off_is_answered_and_those_after_it_are_stored(
-    open_store: OpenStore,
+    here: Producing, peer: FakePeer
 ) -> None:
     """A client that got no answer would wait for ever."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     outbox = here.store._engine.sending.outbox
     write = outbox._write
@@ -281,9 +275,8 @@ async def test_a_send_whose_write_is_broken_off_is_answered_and_those_after_it_a
     assert answers(peer) == [(0, ServerError.UNKNOWN), (1, None)]
 
 
-async def test_a_failed_store_closes_its_producers(open_store: OpenStore) -> None:
+async def test_a_failed_store_closes_its_producers(here: Producing, peer: FakePeer) -> None:
     """SENDs that come after that are dropped for a while, then end the connection."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     fail(here, StoreFailed(Path("store"), "a commit is in doubt"))
     here.put(peer, 0)
@@ -297,9 +290,8 @@ async def test_a_failed_store_closes_its_producers(open_store: OpenStore) -> Non
     assert peer.closed
 
 
-async def test_what_waits_of_one_producer_is_put_once_when_another_is_closed(open_store: OpenStore) -> None:
+async def test_what_waits_of_one_producer_is_put_once_when_another_is_closed(here: Producing, peer: FakePeer) -> None:
     """Both of one connection: the first one's store fails as it is tried again."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer, 1, "a")
     await here.opened(peer, 2, "b")
     first, second = here.producers.of_topic(here.topic.name)
@@ -326,9 +318,10 @@ async def test_what_waits_of_one_producer_is_put_once_when_another_is_closed(ope
     assert len(taken) == 2
 
 
-async def test_a_send_for_an_unknown_producer_ends_the_connection(open_store: OpenStore) -> None:
+async def test_a_send_for_an_unknown_producer_ends_the_connection(
+    here: Producing, peer: FakePeer, other: FakePeer
+) -> None:
     """Also for one that the client closed itself."""
-    here, peer, other = Producing(open_store()), FakePeer(), FakePeer()
     here.put(peer, 0)
     assert peer.closed
     await here.opened(other)
@@ -337,9 +330,8 @@ async def test_a_send_for_an_unknown_producer_ends_the_connection(open_store: Op
     assert other.closed
 
 
-async def test_closing_waits_for_the_answers(open_store: OpenStore) -> None:
+async def test_closing_waits_for_the_answers(here: Producing, peer: FakePeer) -> None:
     """The receipts of what was sent before leave first."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     peer.sent.clear()
     here.put(peer, 0)
@@ -350,9 +342,8 @@ async def test_closing_waits_for_the_answers(open_store: OpenStore) -> None:
     assert here.producers.count == 0
 
 
-async def test_a_lost_connection_takes_its_answers_with_it(open_store: OpenStore) -> None:
+async def test_a_lost_connection_takes_its_answers_with_it(here: Producing, peer: FakePeer) -> None:
     """Messages that the engine took are stored; those that waited for capacity are not, and nothing stays behind."""
-    here, peer = Producing(open_store()), FakePeer()
     await here.opened(peer)
     here.put(peer, 0)
     peer.closed = True

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.protocol import commands
@@ -25,8 +25,11 @@ WITHIN_S = 60
 class RawClient:
     """One connection."""
 
+    open_ones: ClassVar[list[RawClient]] = []
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.open_ones.append(self)
         self._frames = FrameCutter(64 << 20)
 
     @classmethod
@@ -90,6 +93,13 @@ class RawClient:
             await self.writer.wait_closed()
 
 
+def end_clients() -> None:
+    """End every connection that a test has left open, before what it goes to ends."""
+    for client in RawClient.open_ones:
+        client.writer.transport.abort()
+    RawClient.open_ones.clear()
+
+
 _CHECK_S = 0.02
 """Seconds between two looks at credentials."""
 
@@ -136,6 +146,7 @@ async def serving(
     made.port = await made.listeners.listen("broker_service_port")
     try:
         yield made
+        end_clients()
     finally:
         made.listeners.stop_accepting()
         await made.listeners.close(1)
@@ -149,7 +160,6 @@ async def served_client(
     async with serving(handlers, **settings) as server:
         client = await RawClient.connected(server.port)
         yield server, client
-        await client.close()
 
 
 async def until(condition: Any) -> None:

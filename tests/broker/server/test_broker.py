@@ -23,7 +23,7 @@ from duelog.broker.protocol.commands import HashRange
 from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.server.broker import Broker, store_config
-from tests.broker.server.raw_client import WITHIN_S, RawClient
+from tests.broker.server.raw_client import WITHIN_S, RawClient, end_clients
 
 TOPIC = "persistent://public/default/t"
 
@@ -44,6 +44,7 @@ async def broker_at(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, 
         await broker.start()
         try:
             yield broker, int(broker.urls.plain.rpartition(":")[2])
+            end_clients()
         finally:
             await broker.stop()
             await broker.stop()
@@ -79,7 +80,6 @@ async def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> N
         assert last.last_message_id.entry_id == message[0].message_id.entry_id
         assert await client.ask(commands.CloseConsumer(1, 7)) == commands.Success(7)
         assert await client.ask(commands.CloseProducer(1, 8)) == commands.Success(8)
-        await client.close()
 
 
 async def test_acknowledgements_right_behind_a_seek_do_not_undo_it(
@@ -127,7 +127,6 @@ async def test_acknowledgements_right_behind_a_seek_do_not_undo_it(
         assert [each.message_id for each in again if isinstance(each, commands.Message)] == [
             each.message_id for each in messages if isinstance(each, commands.Message)
         ]
-        await client.close()
 
 
 async def test_the_end_answers_sends_and_tells_clients(tmp_path: Path) -> None:
@@ -291,7 +290,6 @@ async def test_nothing_that_clients_say_breaks_the_broker(
         await asyncio.gather(*(talk(Noise(seed * 100 + each), port) for each in range(4)))
         watcher = await RawClient.connected(port)
         assert await watcher.ask(commands.Ping()) == commands.Pong()
-        await watcher.close()
     assert [
         record.getMessage() for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR
     ] == []

@@ -70,5 +70,3 @@ async def test_the_end_closes_every_connection_once_its_answers_have_left() -> N
         assert await clients[1].hear() is None
         await until(lambda: len(server.gone) == 3)
         assert len(server.listeners) == 0
-        for client in clients:
-            await client.close()

@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from duelog import DelayedDeliveryPolicies, metrics
-from tests.broker.admin.rest import administered
+from tests.broker.admin.rest import Rest, administered
 
 NAMESPACE = "/admin/v2/namespaces/public/default/delayedDelivery"
 TOPIC = "/admin/v2/persistent/public/default/{}/delayedDelivery"
@@ -58,51 +58,49 @@ def counted(reader: InMemoryMetricReader, name: str) -> dict[str, int]:
     return found
 
 
-async def test_a_scope_tells_what_is_set_there_and_what_is_in_force(tmp_path: Path) -> None:
+async def test_a_scope_tells_what_is_set_there_and_what_is_in_force(rest: Rest) -> None:
     """GET of nothing: 204; active and tickTime are always told; POST replaces; other policies stay."""
-    async with administered(tmp_path / "s") as (_, rest, store):
-        store.set_policies(DelayedDeliveryPolicies(tick_time_ms=7, max_delivery_delay_ms=90))
-        store.topic("t").create()
-        store.update_policies(topic="t", ttl_ms=3_000)
-        topic = TOPIC.format("t")
-        for path in (NAMESPACE, topic):
-            assert (await rest.ask("GET", path))[:2] == (204, None)
-            everything = {"active": True, "tickTime": 7, MAX: 90, FIXED: 0}
-            assert (await rest.ask("GET", path + "?applied=true")).value == everything
-        assert (await rest.ask("POST", NAMESPACE, {FIXED: 5, MAX: None, "hello": 1})).status == 204
-        assert (await rest.ask("GET", NAMESPACE)).value == {"active": True, "tickTime": 7, FIXED: 5}
-        assert (await rest.ask("GET", topic)).status == 204
-        applied = {"active": True, "tickTime": 7, MAX: 90, FIXED: 5}
-        assert (await rest.ask("GET", topic + "?applied=true&authoritative=false&isGlobal=false")).value == applied
-        assert (await rest.ask("POST", topic + "?isGlobal=true", {"active": False})).status == 204
-        assert (await rest.ask("GET", topic)).value == {"active": False, "tickTime": 7}
-        assert (await rest.ask("GET", NAMESPACE)).value["active"] is True
-        assert (await rest.ask("POST", topic, {"tickTime": 0})).status == 204
-        assert (await rest.ask("GET", topic)).value == {"active": True, "tickTime": 0}
-        assert (await rest.ask("DELETE", topic)).status == 204
-        assert (await rest.ask("DELETE", topic)).status == 204
-        assert (await rest.ask("GET", topic)).status == 204
-        found = store.policies(topic="t")
-        assert found is not None
-        assert found.ttl_ms == 3_000
-        assert (await rest.ask("GET", "/admin/v2/persistent/public/default/t/messageTTL")).value == 3
-        assert (await rest.ask("POST", topic, {})).status == 204
-        assert (await rest.ask("GET", topic)).status == 204
+    rest.store.set_policies(DelayedDeliveryPolicies(tick_time_ms=7, max_delivery_delay_ms=90))
+    rest.store.topic("t").create()
+    rest.store.update_policies(topic="t", ttl_ms=3_000)
+    topic = TOPIC.format("t")
+    for path in (NAMESPACE, topic):
+        assert (await rest.ask("GET", path))[:2] == (204, None)
+        everything = {"active": True, "tickTime": 7, MAX: 90, FIXED: 0}
+        assert (await rest.ask("GET", path + "?applied=true")).value == everything
+    assert (await rest.ask("POST", NAMESPACE, {FIXED: 5, MAX: None, "hello": 1})).status == 204
+    assert (await rest.ask("GET", NAMESPACE)).value == {"active": True, "tickTime": 7, FIXED: 5}
+    assert (await rest.ask("GET", topic)).status == 204
+    applied = {"active": True, "tickTime": 7, MAX: 90, FIXED: 5}
+    assert (await rest.ask("GET", topic + "?applied=true&authoritative=false&isGlobal=false")).value == applied
+    assert (await rest.ask("POST", topic + "?isGlobal=true", {"active": False})).status == 204
+    assert (await rest.ask("GET", topic)).value == {"active": False, "tickTime": 7}
+    assert (await rest.ask("GET", NAMESPACE)).value["active"] is True
+    assert (await rest.ask("POST", topic, {"tickTime": 0})).status == 204
+    assert (await rest.ask("GET", topic)).value == {"active": True, "tickTime": 0}
+    assert (await rest.ask("DELETE", topic)).status == 204
+    assert (await rest.ask("DELETE", topic)).status == 204
+    assert (await rest.ask("GET", topic)).status == 204
+    found = rest.store.policies(topic="t")
+    assert found is not None
+    assert found.ttl_ms == 3_000
+    assert (await rest.ask("GET", "/admin/v2/persistent/public/default/t/messageTTL")).value == 3
+    assert (await rest.ask("POST", topic, {})).status == 204
+    assert (await rest.ask("GET", topic)).status == 204
 
 
-async def test_a_partition_has_what_its_topic_has(tmp_path: Path) -> None:
+async def test_a_partition_has_what_its_topic_has(rest: Rest) -> None:
     """Set at either name, for all partitions; deduplication and what else topics have, too."""
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        access = broker._services.access  # type: ignore[union-attr]
-        address = access.admit(None, "p")
-        await access.make_partitioned(address, 3)
-        assert (await rest.ask("POST", TOPIC.format("p-partition-1"), {MAX: 9})).status == 204
-        for name in ("p", "p-partition-0", "p-partition-1", "p-partition-2"):
-            assert (await rest.ask("GET", TOPIC.format(name))).value[MAX] == 9
-            assert store.effective_policies(name).max_delivery_delay_ms == 9
-        assert (await rest.ask("DELETE", TOPIC.format("p"))).status == 204
-        assert store.all_policies() == {}
-        path = "/admin/v2/persistent/public/default/{}/deduplicationEnabled"
-        assert (await rest.ask("POST", path.format("p-partition-0"), True)).status == 204
-        assert (await rest.ask("GET", path.format("p"))).value is True
-        assert (await rest.ask("GET", TOPIC.format("p-partition-9"))).status == 404
+    access = rest.services.access
+    address = access.admit(None, "p")
+    await access.make_partitioned(address, 3)
+    assert (await rest.ask("POST", TOPIC.format("p-partition-1"), {MAX: 9})).status == 204
+    for name in ("p", "p-partition-0", "p-partition-1", "p-partition-2"):
+        assert (await rest.ask("GET", TOPIC.format(name))).value[MAX] == 9
+        assert rest.store.effective_policies(name).max_delivery_delay_ms == 9
+    assert (await rest.ask("DELETE", TOPIC.format("p"))).status == 204
+    assert rest.store.all_policies() == {}
+    path = "/admin/v2/persistent/public/default/{}/deduplicationEnabled"
+    assert (await rest.ask("POST", path.format("p-partition-0"), True)).status == 204
+    assert (await rest.ask("GET", path.format("p"))).value is True
+    assert (await rest.ask("GET", TOPIC.format("p-partition-9"))).status == 404

@@ -257,18 +257,16 @@ def test_pulsar_admin_topics_list_asks_for_topics_that_are_not_persistent_and_ge
 
 
 @pytest.mark.parametrize("body", ["", ...])
-async def test_topic_policies_set_message_ttl_has_its_number_in_the_query(tmp_path: Path, body: Any) -> None:
+async def test_topic_policies_set_message_ttl_has_its_number_in_the_query(rest: Rest, body: Any) -> None:
     """Java sends an empty text as the body; a number there counts too."""
     path = "/admin/v2/persistent/public/default/t/messageTTL"
-
-    async with administered(tmp_path / "s") as (_, rest, store):
-        store.topic("t").create()
-        assert (await rest.ask("POST", f"{path}?messageTTL=60&isGlobal=false", body)).status == 204
-        assert (await rest.ask("GET", path)).value == 60
-        answered = await rest.ask("POST", f"{path}?messageTTL=-1", body)
-        assert (answered.status, "messageTTL=-1" in answered.reason) == (412, True)
-        assert (await rest.ask("POST", path, 90)).status == 204
-        assert (await rest.ask("GET", path)).value == 90
+    rest.store.topic("t").create()
+    assert (await rest.ask("POST", f"{path}?messageTTL=60&isGlobal=false", body)).status == 204
+    assert (await rest.ask("GET", path)).value == 60
+    answered = await rest.ask("POST", f"{path}?messageTTL=-1", body)
+    assert (answered.status, "messageTTL=-1" in answered.reason) == (412, True)
+    assert (await rest.ask("POST", path, 90)).status == 204
+    assert (await rest.ask("GET", path)).value == 90
 
 
 @pytest.mark.parametrize(
@@ -349,7 +347,6 @@ def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
             assert again.error == commands.ServerError.TOPIC_NOT_FOUND
             assert list(store.topics()) == []
             assert store.all_policies() == {}
-            await client.close()
 
     async def look() -> None:
         async with administered(tmp_path / "s") as (_, rest, _):
@@ -362,61 +359,56 @@ def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
-async def test_pulsar_admin_namespaces_create_sends_minus_one_for_what_is_not_set(tmp_path: Path) -> None:
+async def test_pulsar_admin_namespaces_create_sends_minus_one_for_what_is_not_set(rest: Rest) -> None:
     """No field of them asks for anything; each by itself does not either."""
-    async with administered(tmp_path / "s") as (_, rest, _):
-        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
-        assert (await rest.ask("PUT", NAMESPACE, UNSET_IN_JAVA)).status == 204
-        for number, (name, value) in enumerate(UNSET_IN_JAVA.items()):
-            answered = await rest.ask("PUT", f"/admin/v2/namespaces/my-tenant/n{number}", {name: value})
-            assert answered.status == 204, (name, answered)
+    assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+    assert (await rest.ask("PUT", NAMESPACE, UNSET_IN_JAVA)).status == 204
+    for number, (name, value) in enumerate(UNSET_IN_JAVA.items()):
+        answered = await rest.ask("PUT", f"/admin/v2/namespaces/my-tenant/n{number}", {name: value})
+        assert answered.status == 204, (name, answered)
 
 
-async def test_a_namespace_is_made_with_roles_in_auth_policies_and_what_get_says_can_be_put(tmp_path: Path) -> None:
+async def test_a_namespace_is_made_with_roles_in_auth_policies_and_what_get_says_can_be_put(rest: Rest) -> None:
     """Pulsar's own scripts grant actions of functions and packages, too: they mean nothing here."""
     path = "/admin/v2/namespaces/my-tenant/"
     granted = {"ann": ["consume", "produce"], "bob": ["consume"]}
     asked = {"ann": ["produce", "consume", "functions", "packages"], "bob": ["consume"], "eve": ["sinks"], "joe": []}
-
-    async with administered(tmp_path / "s") as (_, rest, _):
-        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
-        assert (await rest.ask("PUT", f"{path}a", {"auth_policies": {"namespace_auth": asked}})).status == 204
-        assert (await rest.ask("GET", f"{path}a/permissions")).value == granted
-        assert (await rest.ask("POST", f"{path}a/messageTTL", 60)).status == 204
-        assert (await rest.ask("POST", f"{path}a/retention", {MINUTES: 3, MIB: -1})).status == 204
-        assert (await rest.ask("POST", f"{path}a/delayedDelivery", {"active": True, MAX: 5})).status == 204
-        read = (await rest.ask("GET", f"{path}a")).value
-        assert (await rest.ask("PUT", f"{path}b", read)).status == 204
-        assert (await rest.ask("GET", f"{path}b")).value == read
+    assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+    assert (await rest.ask("PUT", f"{path}a", {"auth_policies": {"namespace_auth": asked}})).status == 204
+    assert (await rest.ask("GET", f"{path}a/permissions")).value == granted
+    assert (await rest.ask("POST", f"{path}a/messageTTL", 60)).status == 204
+    assert (await rest.ask("POST", f"{path}a/retention", {MINUTES: 3, MIB: -1})).status == 204
+    assert (await rest.ask("POST", f"{path}a/delayedDelivery", {"active": True, MAX: 5})).status == 204
+    read = (await rest.ask("GET", f"{path}a")).value
+    assert (await rest.ask("PUT", f"{path}b", read)).status == 204
+    assert (await rest.ask("GET", f"{path}b")).value == read
 
 
 async def test_a_namespace_whose_policies_cannot_be_stored_is_not_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rest: Rest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request may be made again."""
-    async with administered(tmp_path / "s") as (_, rest, _):
-        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
-        with monkeypatch.context() as patched:
+    assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+    with monkeypatch.context() as patched:
 
-            def full(*_: Any, **__: Any) -> None:
-                raise StoreFull(tmp_path, "no space")
+        def full(*_: Any, **__: Any) -> None:
+            raise StoreFull(tmp_path, "no space")
 
-            patched.setattr(DelayedStore, "update_policies", full)
-            assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 507
-            assert (await rest.ask("GET", NAMESPACE)).status == 404
-        assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 204
+        patched.setattr(DelayedStore, "update_policies", full)
+        assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 507
+        assert (await rest.ask("GET", NAMESPACE)).status == 404
+    assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 204
 
 
-async def test_a_deleted_tenant_takes_its_namespaces_with_it_if_forced(tmp_path: Path) -> None:
+async def test_a_deleted_tenant_takes_its_namespaces_with_it_if_forced(rest: Rest) -> None:
     """Topics of an embedded program, in a namespace that was never made, too."""
-    async with administered(tmp_path / "s") as (_, rest, store):
-        await made(rest)
-        for name in ("my-tenant/my-ns/a", "my-tenant/my-ns/a-partition-0", "other/wild/t"):
-            store.topic(name).create()
-        assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild")).status == 409
-        assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild?force=true")).status == 204
-        assert (await rest.ask("DELETE", f"{TENANT}?force=true")).status == 204
-        assert list(store.topics()) == []
+    await made(rest)
+    for name in ("my-tenant/my-ns/a", "my-tenant/my-ns/a-partition-0", "other/wild/t"):
+        rest.store.topic(name).create()
+    assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild")).status == 409
+    assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild?force=true")).status == 204
+    assert (await rest.ask("DELETE", f"{TENANT}?force=true")).status == 204
+    assert list(rest.store.topics()) == []
 
 
 async def test_rights_are_those_of_the_wire(tmp_path: Path) -> None:
@@ -458,7 +450,7 @@ async def test_rights_are_those_of_the_wire(tmp_path: Path) -> None:
         assert (await rest.ask("GET", f"{NAMESPACE}/topics", role="ann")).status == 403
 
 
-async def test_schemas_are_stored_compared_and_told_by_version(tmp_path: Path) -> None:
+async def test_schemas_are_stored_compared_and_told_by_version(rest: Rest) -> None:
     """Schemas come as the wire has them; KEY_VALUE as one JSON object."""
     path = "/admin/v2/schemas/public/default/t"
 
@@ -466,75 +458,69 @@ async def test_schemas_are_stored_compared_and_told_by_version(tmp_path: Path) -
         fields = ",".join(f'{{"name":"{name}","type":["null","int"],"default":null}}' for name in names)
         return f'{{"type":"record","name":"R","fields":[{fields}]}}'
 
-    async with administered(tmp_path / "s") as (_, rest, store):
-        store.topic("t").create()
-        first = {"type": "AVRO", "schema": record("a"), "properties": {"k": "v"}}
-        assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
-        second = {"type": "AVRO", "schema": record("a", "b"), "properties": {}}
-        answered = await rest.ask("POST", f"{path}/compatibility", second)
-        assert answered.value == {"isCompatibility": True, "schemaCompatibilityStrategy": "FULL"}
-        assert (await rest.ask("POST", f"{path}/version", second)).value == {"version": -1}
-        assert (await rest.ask("POST", f"{path}/schema", second)).value == {"version": 1}
-        assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
-        found = (await rest.ask("GET", f"{path}/schema/0")).value
-        assert (found["type"], found["data"], found["properties"]) == ("AVRO", record("a"), {"k": "v"})
-        assert (await rest.ask("GET", f"{path}/schema")).value["version"] == 1
-        both = (await rest.ask("GET", f"{path}/schemas")).value["getSchemaResponses"]
-        assert [each["version"] for each in both] == [0, 1]
-        assert (await rest.ask("GET", f"{path}/schema/2")).status == 404
-        assert (await rest.ask("GET", f"{path}/schema/x")).status == 412
-        bad = {"type": "STRING", "schema": "", "properties": {}}
-        assert (await rest.ask("POST", f"{path}/schema", bad)).status == 409
-        assert (await rest.ask("DELETE", f"{path}/schema")).value == {"version": 1}
-        pair = {"type": "KEY_VALUE", "schema": '{"key": "", "value": ' + record("a") + "}",
-                "properties": {"key.schema.type": "STRING", "value.schema.type": "AVRO"}}  # fmt: skip
-        assert (await rest.ask("POST", f"{path}/schema", pair)).value == {"version": 0}
-        found = (await rest.ask("GET", f"{path}/schema")).value
-        assert found["data"].replace(" ", "") == str(pair["schema"]).replace(" ", "")
+    rest.store.topic("t").create()
+    first = {"type": "AVRO", "schema": record("a"), "properties": {"k": "v"}}
+    assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
+    second = {"type": "AVRO", "schema": record("a", "b"), "properties": {}}
+    answered = await rest.ask("POST", f"{path}/compatibility", second)
+    assert answered.value == {"isCompatibility": True, "schemaCompatibilityStrategy": "FULL"}
+    assert (await rest.ask("POST", f"{path}/version", second)).value == {"version": -1}
+    assert (await rest.ask("POST", f"{path}/schema", second)).value == {"version": 1}
+    assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
+    found = (await rest.ask("GET", f"{path}/schema/0")).value
+    assert (found["type"], found["data"], found["properties"]) == ("AVRO", record("a"), {"k": "v"})
+    assert (await rest.ask("GET", f"{path}/schema")).value["version"] == 1
+    both = (await rest.ask("GET", f"{path}/schemas")).value["getSchemaResponses"]
+    assert [each["version"] for each in both] == [0, 1]
+    assert (await rest.ask("GET", f"{path}/schema/2")).status == 404
+    assert (await rest.ask("GET", f"{path}/schema/x")).status == 412
+    bad = {"type": "STRING", "schema": "", "properties": {}}
+    assert (await rest.ask("POST", f"{path}/schema", bad)).status == 409
+    assert (await rest.ask("DELETE", f"{path}/schema")).value == {"version": 1}
+    pair = {"type": "KEY_VALUE", "schema": '{"key": "", "value": ' + record("a") + "}",
+            "properties": {"key.schema.type": "STRING", "value.schema.type": "AVRO"}}  # fmt: skip
+    assert (await rest.ask("POST", f"{path}/schema", pair)).value == {"version": 0}
+    found = (await rest.ask("GET", f"{path}/schema")).value
+    assert found["data"].replace(" ", "") == str(pair["schema"]).replace(" ", "")
 
 
 @pytest.mark.parametrize("body", [None, ..., {"adminRoles": None}])
-async def test_a_tenant_keeps_its_admin_roles_when_it_is_posted_null(tmp_path: Path, body: Any) -> None:
+async def test_a_tenant_keeps_its_admin_roles_when_it_is_posted_null(rest: Rest, body: Any) -> None:
     """An empty list takes them all; nothing at all asks for nothing."""
-    async with administered(tmp_path / "s") as (_, rest, _):
-        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
-        assert (await rest.ask("POST", TENANT, body)).status == 412
-        assert (await rest.ask("GET", TENANT)).value == TENANT_INFO
-        assert (await rest.ask("POST", TENANT, {"adminRoles": []})).status == 204
-        assert (await rest.ask("GET", TENANT)).value["adminRoles"] == []
+    assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+    assert (await rest.ask("POST", TENANT, body)).status == 412
+    assert (await rest.ask("GET", TENANT)).value == TENANT_INFO
+    assert (await rest.ask("POST", TENANT, {"adminRoles": []})).status == 204
+    assert (await rest.ask("GET", TENANT)).value["adminRoles"] == []
 
 
-async def test_schemas_upload_comes_before_its_topic_and_goes_with_its_namespace(tmp_path: Path) -> None:
+async def test_schemas_upload_comes_before_its_topic_and_goes_with_its_namespace(rest: Rest) -> None:
     """It is so with Pulsar; a producer of the topic has to fit then."""
     namespace, schema = "/admin/v2/namespaces/public/n", "/admin/v2/schemas/public/n/t/schema"
-
-    async with administered(tmp_path / "s") as (broker, rest, _):
-        assert (await rest.ask("PUT", namespace)).status == 204
-        assert (await rest.ask("POST", schema, {"type": "INT8", "schema": ""})).value == {"version": 0}
-        assert (await rest.ask("GET", "/admin/v2/persistent/public/n")).value == []
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        other = commands.Schema("t", b"", 7, [])
-        answer = await client.ask(commands.Producer("persistent://public/n/t", 1, 1, schema=other))
-        assert isinstance(answer, commands.Error)
-        assert answer.error == commands.ServerError.INCOMPATIBLE_SCHEMA
-        await client.close()
-        assert (await rest.ask("DELETE", f"{namespace}?force=true")).status == 204
-        assert (await rest.ask("PUT", namespace)).status == 204
-        assert (await rest.ask("GET", schema)).status == 404
+    assert (await rest.ask("PUT", namespace)).status == 204
+    assert (await rest.ask("POST", schema, {"type": "INT8", "schema": ""})).value == {"version": 0}
+    assert (await rest.ask("GET", "/admin/v2/persistent/public/n")).value == []
+    client = await rest.client()
+    other = commands.Schema("t", b"", 7, [])
+    answer = await client.ask(commands.Producer("persistent://public/n/t", 1, 1, schema=other))
+    assert isinstance(answer, commands.Error)
+    assert answer.error == commands.ServerError.INCOMPATIBLE_SCHEMA
+    await client.close()
+    assert (await rest.ask("DELETE", f"{namespace}?force=true")).status == 204
+    assert (await rest.ask("PUT", namespace)).status == 204
+    assert (await rest.ask("GET", schema)).status == 404
 
 
-async def test_a_new_schema_is_compared_as_the_namespace_says(tmp_path: Path) -> None:
+async def test_a_new_schema_is_compared_as_the_namespace_says(rest: Rest) -> None:
     """PUT schemaCompatibilityStrategy."""
     path = "/admin/v2/namespaces/public/default/schemaCompatibilityStrategy"
-
-    async with administered(tmp_path / "s") as (_, rest, store):
-        store.topic("t").create()
-        assert (await rest.ask("GET", path)).value == "UNDEFINED"
-        assert (await rest.ask("GET", path + "?applied=true")).value == "FULL"
-        schemas = "/admin/v2/schemas/public/default/t/schema"
-        assert (await rest.ask("POST", schemas, {"type": "INT8", "schema": ""})).status == 200
-        assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 409
-        assert (await rest.ask("PUT", path, "ALWAYS_COMPATIBLE")).status == 204
-        assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 200
-        assert (await rest.ask("PUT", path, "UNDEFINED")).status == 204
-        assert (await rest.ask("POST", schemas, {"type": "INT32", "schema": ""})).status == 409
+    rest.store.topic("t").create()
+    assert (await rest.ask("GET", path)).value == "UNDEFINED"
+    assert (await rest.ask("GET", path + "?applied=true")).value == "FULL"
+    schemas = "/admin/v2/schemas/public/default/t/schema"
+    assert (await rest.ask("POST", schemas, {"type": "INT8", "schema": ""})).status == 200
+    assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 409
+    assert (await rest.ask("PUT", path, "ALWAYS_COMPATIBLE")).status == 204
+    assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 200
+    assert (await rest.ask("PUT", path, "UNDEFINED")).status == 204
+    assert (await rest.ask("POST", schemas, {"type": "INT32", "schema": ""})).status == 409

@@ -9,7 +9,7 @@ import pytest
 
 from duelog.broker.listing.memory_limits import Limits
 from duelog.broker.server.broker import Broker
-from tests.broker.admin.rest import administered
+from tests.broker.admin.rest import Rest, administered
 from tests.broker.server.raw_client import until
 
 PATHS = ("/admin/v2/namespaces/public/default/topics", "/admin/v2/persistent/public/default")
@@ -33,64 +33,58 @@ async def all_back(broker: Broker) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_lists_wait_for_permits_and_give_them_back(tmp_path: Path) -> None:
+async def test_lists_wait_for_permits_and_give_them_back(rest: Rest) -> None:
     """Forty at once under limits of little more than one; both addresses; all are answered, all permits come back."""
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        store.create_topics(NAMES)
-        await limited(broker, Limits(700_000, 1_000, 25_000), Limits(700_000, 1_000, 25_000))
-        answers = await asyncio.gather(*(rest.ask("GET", PATHS[number % 2]) for number in range(40)))
-        assert all(answered.value == NAMES for answered in answers)
-        assert (await rest.ask("HEAD", PATHS[0])).value is None
-        await all_back(broker)
+    rest.store.create_topics(NAMES)
+    await limited(rest.broker, Limits(700_000, 1_000, 25_000), Limits(700_000, 1_000, 25_000))
+    answers = await asyncio.gather(*(rest.ask("GET", PATHS[number % 2]) for number in range(40)))
+    assert all(answered.value == NAMES for answered in answers)
+    assert (await rest.ask("HEAD", PATHS[0])).value is None
+    await all_back(rest.broker)
 
 
-async def test_a_list_without_a_permit_in_time_is_429(tmp_path: Path) -> None:
+async def test_a_list_without_a_permit_in_time_is_429(rest: Rest) -> None:
     """And the next one is served."""
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        store.create_topics(NAMES[:5])
-        await limited(broker, Limits(100_000, 1_000, 30), Limits(100_000, 1_000, 30))
-        assert broker._services is not None
-        held = await broker._services.limiter.direct.acquire(100_000)
-        answered = await rest.ask("GET", PATHS[0])
-        assert (answered.status, bool(answered.reason)) == (429, True)
-        broker._services.limiter.direct.release(held)
-        assert (await rest.ask("GET", PATHS[0])).value == NAMES[:5]
-        await all_back(broker)
+    rest.store.create_topics(NAMES[:5])
+    await limited(rest.broker, Limits(100_000, 1_000, 30), Limits(100_000, 1_000, 30))
+    held = await rest.services.limiter.direct.acquire(100_000)
+    answered = await rest.ask("GET", PATHS[0])
+    assert (answered.status, bool(answered.reason)) == (429, True)
+    rest.services.limiter.direct.release(held)
+    assert (await rest.ask("GET", PATHS[0])).value == NAMES[:5]
+    await all_back(rest.broker)
 
 
-async def test_a_list_that_gets_no_heap_after_it_waited_for_direct_memory_gives_that_back(tmp_path: Path) -> None:
+async def test_a_list_that_gets_no_heap_after_it_waited_for_direct_memory_gives_that_back(rest: Rest) -> None:
     """Its heap permit goes back while it waits, and it may get none in time afterwards."""
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        store.create_topics(NAMES[:5])
-        await limited(broker, Limits(100_000, 1_000, 30), Limits(100_000, 1_000, 25_000))
-        assert broker._services is not None
-        limiter = broker._services.limiter
-        direct = await limiter.direct.acquire(100_000)
-        asked = asyncio.create_task(rest.ask("GET", PATHS[0]))
-        await until(lambda: limiter.direct.queue_size)
-        heap = await limiter.heap.acquire(100_000)
-        limiter.direct.release(direct)
-        assert (await asked).status == 429
-        limiter.heap.release(heap)
-        await all_back(broker)
-        assert (await rest.ask("GET", PATHS[0])).value == NAMES[:5]
+    rest.store.create_topics(NAMES[:5])
+    await limited(rest.broker, Limits(100_000, 1_000, 30), Limits(100_000, 1_000, 25_000))
+    limiter = rest.services.limiter
+    direct = await limiter.direct.acquire(100_000)
+    asked = asyncio.create_task(rest.ask("GET", PATHS[0]))
+    await until(lambda: limiter.direct.queue_size)
+    heap = await limiter.heap.acquire(100_000)
+    limiter.direct.release(direct)
+    assert (await asked).status == 429
+    limiter.heap.release(heap)
+    await all_back(rest.broker)
+    assert (await rest.ask("GET", PATHS[0])).value == NAMES[:5]
 
 
 @pytest.mark.parametrize("reads", [0, 100_000])
-async def test_a_client_that_goes_amid_its_list_leaves_no_permit_behind(tmp_path: Path, reads: int) -> None:
+async def test_a_client_that_goes_amid_its_list_leaves_no_permit_behind(rest: Rest, reads: int) -> None:
     """Before the answer, and in it."""
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        store.create_topics(NAMES)
-        await limited(broker, Limits(1 << 20, 1_000, 25_000), Limits(1 << 20, 1_000, 25_000))
-        for _ in range(3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
-            writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % PATHS[0].encode())
-            await writer.drain()
-            if reads:
-                await reader.readexactly(reads)
-            writer.transport.abort()
-        await all_back(broker)
-        assert (await rest.ask("GET", PATHS[0])).value == NAMES
+    rest.store.create_topics(NAMES)
+    await limited(rest.broker, Limits(1 << 20, 1_000, 25_000), Limits(1 << 20, 1_000, 25_000))
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
+        writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % PATHS[0].encode())
+        await writer.drain()
+        if reads:
+            await reader.readexactly(reads)
+        writer.transport.abort()
+    await all_back(rest.broker)
+    assert (await rest.ask("GET", PATHS[0])).value == NAMES
 
 
 async def test_a_client_that_takes_nothing_of_its_list_loses_its_connection(

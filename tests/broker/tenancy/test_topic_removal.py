@@ -12,27 +12,12 @@ import pytest
 from duelog import DelayedStore
 from duelog.broker.lookup.topic_facts import TopicFacts
 from duelog.broker.protocol import commands
-from tests.broker.admin.rest import administered
+from tests.broker.admin.rest import Rest, administered
 from tests.broker.server.raw_client import RawClient
 from tests.tools.command_line import process
 
 TOPIC = "persistent://public/default/t"
 PATH = "/admin/v2/persistent/public/default/t"
-
-
-async def test_a_topic_with_clients_is_deleted_by_force_alone(tmp_path: Path) -> None:
-    """412 says how many; force closes them."""
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        kind = commands.SubscriptionType.SHARED
-        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
-        answered = await rest.ask("DELETE", PATH)
-        assert (answered.status, "force" in answered.reason) == (412, True)
-        assert (await rest.ask("DELETE", PATH + "?force=true")).status == 204
-        assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseConsumer)
-        assert not store.topic(TOPIC).exists()
-        assert (await rest.ask("DELETE", PATH)).status == 404
-        await client.close()
 
 
 async def test_duelog_topics_delete_beside_a_running_broker_refuses_a_topic_with_producers(tmp_path: Path) -> None:
@@ -62,11 +47,10 @@ async def test_duelog_topics_delete_beside_a_running_broker_refuses_a_topic_with
         assert list(store.topics()) == []
         status, said = await deleted(path, "t")
         assert (status, "does not exist" in said) == (2, True), said
-        await client.close()
 
 
 async def test_a_producer_that_comes_while_its_topic_is_deleted_is_closed_and_comes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would send to a topic that is no more."""
     deleting, go_on = threading.Event(), threading.Event()
@@ -78,24 +62,19 @@ async def test_a_producer_that_comes_while_its_topic_is_deleted_is_closed_and_co
         delete(store, name)
 
     monkeypatch.setattr(DelayedStore, "delete_topic", slowly)
-
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        store.topic(TOPIC).create()
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        deleted = asyncio.create_task(rest.ask("DELETE", PATH + "?force=true"))
-        assert await asyncio.to_thread(deleting.wait, 20)
-        assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
-        go_on.set()
-        assert (await deleted).status == 204
-        assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
-        assert isinstance(await client.ask(commands.Producer(TOPIC, 2, 2)), commands.ProducerSuccess)
-        assert store.topic(TOPIC).exists()
-        await client.close()
+    rest.store.topic(TOPIC).create()
+    client = await rest.client()
+    deleted = asyncio.create_task(rest.ask("DELETE", PATH + "?force=true"))
+    assert await asyncio.to_thread(deleting.wait, 20)
+    assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
+    go_on.set()
+    assert (await deleted).status == 204
+    assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
+    assert isinstance(await client.ask(commands.Producer(TOPIC, 2, 2)), commands.ProducerSuccess)
+    assert rest.store.topic(TOPIC).exists()
 
 
-async def test_what_is_kept_of_a_topic_goes_before_the_topic_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_kept_of_a_topic_goes_before_the_topic_does(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that ends between both leaves a topic that is deleted again, and no schema of a topic of that name."""
     order: list[str] = []
     forget, delete = TopicFacts.forget, DelayedStore.delete_topic
@@ -110,52 +89,45 @@ async def test_what_is_kept_of_a_topic_goes_before_the_topic_does(
 
     monkeypatch.setattr(TopicFacts, "forget", forgotten)
     monkeypatch.setattr(DelayedStore, "delete_topic", deleted)
-
-    async with administered(tmp_path / "s") as (_, rest, store):
-        store.topic(TOPIC).create()
-        schema: dict[str, Any] = {"type": "STRING", "schema": "", "properties": {}}
-        schemas = "/admin/v2/schemas/public/default/t/schema"
-        assert (await rest.ask("POST", schemas, schema)).status == 200
-        assert (await rest.ask("DELETE", PATH)).status == 204
-        assert order == ["facts", "topic"]
-        assert (await rest.ask("GET", schemas)).status == 404
+    rest.store.topic(TOPIC).create()
+    schema: dict[str, Any] = {"type": "STRING", "schema": "", "properties": {}}
+    schemas = "/admin/v2/schemas/public/default/t/schema"
+    assert (await rest.ask("POST", schemas, schema)).status == 200
+    assert (await rest.ask("DELETE", PATH)).status == 204
+    assert order == ["facts", "topic"]
+    assert (await rest.ask("GET", schemas)).status == 404
 
 
-async def test_a_partitioned_topic_goes_with_its_partitions_and_what_is_set_for_it(tmp_path: Path) -> None:
+async def test_a_partitioned_topic_goes_with_its_partitions_and_what_is_set_for_it(rest: Rest) -> None:
     """Schemas, policies, settings."""
     parts = "/admin/v2/persistent/public/default/p"
-
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
-        assert (await rest.ask("POST", f"{parts}/delayedDelivery", {"fixedDeliveryDelayInMillis": 3})).status == 204
-        assert (await rest.ask("POST", f"{parts}/deduplicationEnabled", True)).status == 204
-        assert (await rest.ask("POST", f"{parts}/partitions", 3)).status == 204
-        assert store.effective_policies("p-partition-2").fixed_delivery_delay_ms == 3
-        assert (await rest.ask("DELETE", f"{parts}/partitions?force=true")).status == 204
-        assert store.all_policies() == {}
-        assert list(store.topics()) == []
-        assert broker._services is not None
-        assert list(broker._services.resources.deduplication.names()) == []
-        assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
-        assert (await rest.ask("GET", f"{parts}/delayedDelivery")).status == 204
+    assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
+    assert (await rest.ask("POST", f"{parts}/delayedDelivery", {"fixedDeliveryDelayInMillis": 3})).status == 204
+    assert (await rest.ask("POST", f"{parts}/deduplicationEnabled", True)).status == 204
+    assert (await rest.ask("POST", f"{parts}/partitions", 3)).status == 204
+    assert rest.store.effective_policies("p-partition-2").fixed_delivery_delay_ms == 3
+    assert (await rest.ask("DELETE", f"{parts}/partitions?force=true")).status == 204
+    assert rest.store.all_policies() == {}
+    assert list(rest.store.topics()) == []
+    assert list(rest.services.resources.deduplication.names()) == []
+    assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
+    assert (await rest.ask("GET", f"{parts}/delayedDelivery")).status == 204
 
 
-async def test_a_namespace_with_a_topic_of_two_underscores_is_listed_and_not_deleted(tmp_path: Path) -> None:
+async def test_a_namespace_with_a_topic_of_two_underscores_is_listed_and_not_deleted(rest: Rest) -> None:
     """The broker makes no topics for itself: `__jobs` is a client's, with its subscription and pending messages."""
     namespace, topic = "/admin/v2/namespaces/public/x", "persistent://public/x/__jobs"
-
-    async with administered(tmp_path / "s") as (broker, rest, store):
-        assert (await rest.ask("PUT", namespace)).status == 204
-        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-        kind = commands.SubscriptionType.SHARED
-        assert await client.ask(commands.Subscribe(topic, "s", kind, 1, 1)) == commands.Success(1)
-        store.topic(topic).send_payloads([b"m"] * 5, deliver_after=18_000)
-        listed = await client.ask(commands.GetTopics(2, "public/x"))
-        assert isinstance(listed, commands.GetTopicsResponse)
-        assert list(listed.topics) == [topic]
-        assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == [topic]
-        await client.close()
-        answered = await rest.ask("DELETE", namespace)
-        assert (answered.status, topic in answered.reason) == (409, True)
-        assert store.topic(topic).stats().pending == 5
-        assert list(store.topic(topic).subscriptions()) == ["s"]
+    assert (await rest.ask("PUT", namespace)).status == 204
+    client = await rest.client()
+    kind = commands.SubscriptionType.SHARED
+    assert await client.ask(commands.Subscribe(topic, "s", kind, 1, 1)) == commands.Success(1)
+    rest.store.topic(topic).send_payloads([b"m"] * 5, deliver_after=18_000)
+    listed = await client.ask(commands.GetTopics(2, "public/x"))
+    assert isinstance(listed, commands.GetTopicsResponse)
+    assert list(listed.topics) == [topic]
+    assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == [topic]
+    await client.close()
+    answered = await rest.ask("DELETE", namespace)
+    assert (answered.status, topic in answered.reason) == (409, True)
+    assert rest.store.topic(topic).stats().pending == 5
+    assert list(rest.store.topic(topic).subscriptions()) == ["s"]
