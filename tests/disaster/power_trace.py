@@ -24,10 +24,10 @@ CALLS = (
     "unlink,unlinkat,rmdir,dup,dup2,dup3,fcntl,msync"
 )
 _SYNCS = ("fsync", "fdatasync")
-_LINE = re.compile(r"(\d+) +(?:(\w+)\((.*?)( <unfinished \.\.\.>$|\) += (-?\d+).*$)|<\.\.\. (\w+) resumed>(.*))", re.S)
-_RESUMED = re.compile(r"(.*)\) += (-?\d+)", re.S)
-_STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
-_VECTOR = re.compile(r'iov_base="((?:\\x[0-9a-f]{2})*)"')
+_STRING = re.compile(r'"([^"]*)"')
+"""A string; with `-xx` strace writes every byte of it as \\xNN."""
+_VECTOR = re.compile(r'iov_base="([^"]*)"')
+_NUMBER = re.compile(r"-?\d+")
 
 
 _SEGMENT = re.compile(r"\d{12}\.(wal|tmp)")
@@ -127,21 +127,21 @@ class Trace:
         """Operations in order. Raises NotUnderstood."""
         with self._log.open(encoding="ascii") as lines:
             for line in lines:
-                matched = _LINE.match(line.rstrip("\n"))
-                if matched is None:
-                    if " --- " not in line and " +++ " not in line and "= ?" not in line:
-                        raise NotUnderstood(line[:200])
-                    continue
-                thread, call, arguments, end, result, resumed, rest = matched.groups()
-                if resumed is not None:
-                    whole = _RESUMED.match(rest)
-                    begun = self._unfinished.pop((thread, resumed))
-                    if whole is None:
+                thread, _, said = line.rstrip("\n").partition(" ")
+                said = said.lstrip()
+                head, _, tail = said.rpartition("= ")
+                result = _NUMBER.match(tail)
+                call, opened, arguments = head.rstrip().removesuffix(")").partition("(")
+                if said.startswith("<... "):
+                    call, _, rest = head.rstrip().removesuffix(")").removeprefix("<... ").partition(" resumed>")
+                    begun = self._unfinished.pop((thread, call))
+                    if result is None:
                         continue
                     self._writing.pop(thread, None)
-                    if not self._counts_from_beginning(resumed, begun):
-                        yield from self._take(resumed, begun + whole[1], int(whole[2]), self._syncing.pop(thread, None))
-                elif end == " <unfinished ...>":
+                    if not self._counts_from_beginning(call, begun):
+                        yield from self._take(call, begun + rest, int(result[0]), self._syncing.pop(thread, None))
+                elif said.endswith(" <unfinished ...>"):
+                    call, _, arguments = said.removesuffix(" <unfinished ...>").partition("(")
                     self._unfinished[thread, call] = arguments
                     if call in _SYNCS:
                         self._syncing[thread] = self._limit(int(arguments))
@@ -150,8 +150,10 @@ class Trace:
                             if isinstance(operation, Write):
                                 self._writing[thread] = operation
                             yield operation
-                else:
-                    yield from self._take(call, arguments, int(result))
+                elif opened and result is not None:
+                    yield from self._take(call, arguments, int(result[0]))
+                elif not said.startswith(("--- ", "+++ ")) and tail != "?":
+                    raise NotUnderstood(line[:200])
 
     def _take(self, call: str, arguments: str, result: int | None, limit: int | None = None) -> Iterator[Operation]:
         if result is not None and result < 0:

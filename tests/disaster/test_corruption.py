@@ -24,7 +24,7 @@ from tests.proof import length, sample
 pytestmark = pytest.mark.series
 
 SEED = 20261121
-FLIPS = length("DUELOG_FLIPS", 70, 420)
+FLIPS = length("DUELOG_FLIPS", 42, 420)
 """Flipped bits; about 0.1 s each."""
 PAGE = 4096
 
@@ -128,7 +128,7 @@ def test_truncated_files_are_found(trials: Trials) -> None:
     for file in trials.files():
         size = trials.size(file)
         lengths = {0, 1, 100, PAGE, 2 * PAGE, size // 2, size - PAGE, size - 1, random_.randrange(size)}
-        for size_left in sample(sorted(each for each in lengths if 0 <= each < size), 3):
+        for size_left in sample(sorted(each for each in lengths if 0 <= each < size), 4):
             trials.run(f"{file} cut to {size_left}", lambda store: os.truncate(store / file, size_left))  # noqa: B023
 
 
@@ -172,7 +172,7 @@ def test_flipped_bits_of_a_segment_are_found_or_harmless(trials: Trials, facts: 
     spots += [(random_.randrange(HEADER_BYTES, places[0][0]), False) for _ in range(4)]
     spots += [(random_.randrange(places[-1][1], trials.size(file)), False) for _ in range(8)]
     spots += [(random_.randrange(limit, at), False) for (_, limit), (at, _) in itertools.pairwise(places) if limit < at]
-    for at, counts in sample(spots, 4):
+    for at, counts in sample(spots, 6):
         bit = random_.randrange(8)
         outcome = trials.run(f"bit {bit} of byte {at} of {file}", lambda store: flip(store / file, at, bit))  # noqa: B023
         assert outcome.detected or not counts, at

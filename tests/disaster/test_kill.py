@@ -39,7 +39,7 @@ AMONG_NUMBERS_AT = "wal.after"
 AMONG_NUMBERS = (4, 8, 1, 2, 5, 6, 7, 3, 4, 5)
 """The how-many-th group of numbered batches is the last, round after round."""
 
-RANDOM_ROUNDS = length("DUELOG_RANDOM_KILLS", 5, 18)
+RANDOM_ROUNDS = length("DUELOG_RANDOM_KILLS", 4, 18)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def report(series: Series) -> str:
 @pytest.mark.parametrize("point", failpoints.POINTS)
 def test_nothing_is_lost_or_doubled_when_killed_at(server: Server, memory: Path, point: str) -> None:
     """Killed at the first, second, ... time it reaches a point, the store recovers and keeps every guarantee."""
-    series = Series(server, memory / "store", f"point {point}", steps=40)
+    series = Series(server, memory / "store", f"point {point}", steps=8 if point in AT_CLOSE else 40)
     if point in AT_CLOSE:
         killed = [series.round(point, close=True) for _ in COUNTS]
     else:

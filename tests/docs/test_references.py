@@ -7,8 +7,8 @@ document alone is enough where all of it is meant.
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -31,16 +31,17 @@ def headings(document: Path) -> set[str]:
     return set(re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def prose(source: Path) -> Iterator[str]:
+@functools.cache
+def prose(source: Path) -> list[str]:
     """Docstrings and runs of comment lines of a module, each with its lines joined by single spaces."""
     text = source.read_text(encoding="utf-8")
     if ".md" not in text and ".py" not in text:
-        return
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield " ".join(node.value.value.split())
+        return []
+    nodes = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr))
+    docstrings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     comments = [line.partition("# ")[2].strip() for line in text.splitlines()]
-    yield from (" ".join(lines) for named, lines in groupby(comments, bool) if named)
+    runs = [" ".join(lines) for named, lines in groupby(comments, bool) if named]
+    return [*(" ".join(each.split()) for each in docstrings), *runs]
 
 
 def broken(name: str, section: str, folder: Path) -> str:
