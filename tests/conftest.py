@@ -6,8 +6,10 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,6 +51,7 @@ for sliced in ("upkeep.maintenance._SLICE_S", "upkeep.reclaiming._SLICE_S", "mar
 """A slice of a tick is cut by the machine's clock. Here one does all that is due, however slow the machine is."""
 
 OpenStore = Callable[..., DelayedStore]
+Value = TypeVar("Value")
 
 
 class LeadingClock(ManualClock):
@@ -57,6 +60,21 @@ class LeadingClock(ManualClock):
     def __init__(self, now_ms: int, lead_ms: int = 5) -> None:
         super().__init__(now_ms)
         self.lead_ms = lead_ms
+
+
+def present(value: Value | None) -> Value:
+    """The value, which is to be there."""
+    assert value is not None
+    return value
+
+
+def in_threads(works: Iterable[Callable[[], object]]) -> None:
+    """Do each in a thread of its own, begun in this order; all have ended when this returns."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def applied(store: DelayedStore) -> DelayedStore:

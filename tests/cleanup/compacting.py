@@ -11,6 +11,7 @@ from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_
 from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
+from tests.conftest import present
 
 DAY_MS = 86_400_000
 DAY = 1_790_035_200_000
@@ -30,8 +31,7 @@ def close_day(store: DelayedStore, clock: ManualClock, day: int = 0) -> None:
 
 def partition_of(store: DelayedStore, day: int = 0) -> Partition:
     """A day's partition."""
-    partition = store._engine.storage.partitions.get(DAY + day * DAY_MS)
-    assert partition is not None
+    partition = present(store._engine.storage.partitions.get(DAY + day * DAY_MS))
     return partition
 
 

@@ -15,7 +15,7 @@ from duelog.cleanup import adoption
 from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
 from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, send_day
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 from tests.duelog.consuming import payloads, received
 
 SMALL = StoreConfig(run_entries=4, ledger_max_entries=8, ledger_max_age_ms=100 * DAY_MS, partition_ms=DAY_MS)
@@ -275,8 +275,7 @@ def test_of_two_finished_generations_one_is_adopted(store: DelayedStore) -> None
     """The other was made from a generation that is no longer there; while a backup is made it is nothing to do now."""
     finish(store)
     finish(store)
-    adopting = store._engine.upkeep.maintenance.tasks.adopting
-    assert adopting is not None
+    adopting = present(store._engine.upkeep.maintenance.tasks.adopting)
     assert store._engine.upkeep.maintenance.slice()[1]  # one of the two is left
     assert adopting.more
     with store._engine.upkeep.maintenance.deletions_held():

@@ -23,7 +23,7 @@ from duelog.store.env.memtable import Reads
 from duelog.store.errors import BrokenInvariant, DamagedStore
 from duelog.store.log.scan import runs
 from tests.cleanup.compacting import DAY, close_day, finish, plan_of, send_day, source_of
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 
 RUNS_OF_FOUR = StoreConfig(run_entries=4)
 
@@ -53,8 +53,7 @@ def copied(store: DelayedStore, tmp_path: Path, plan: CompactionPlan) -> Path:
 
 def stored(raw: Reads, key: bytes) -> bytes:
     """A value as it is."""
-    value = raw.get(key)
-    assert value is not None
+    value = present(raw.get(key))
     return bytes(value)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from duelog import DelayedStore, Finding, ManualClock, MessageId, ReceivedMessage, StoreConfig, Topic
 from duelog.tools import store_check
+from tests.conftest import present
 from tests.disaster.running import forked
 from tests.disaster.wal_stores import in_wal, needed, salvaged, with_wal
 from tests.model.driver import copy_store
@@ -88,8 +89,7 @@ def build(path: Path, config: StoreConfig = CONFIG, many: int = 1) -> Facts:
             for message_id in future[:2]:
                 assert topic.cancel(message_id)
                 facts.gone(message_id)
-            moved = topic.reschedule(future[3], deliver_at=clock.now_ms() + 4 * HOUR_MS)
-            assert moved is not None
+            moved = present(topic.reschedule(future[3], deliver_at=clock.now_ms() + 4 * HOUR_MS))
             facts.gone(future[3])
             facts.sent(moved, facts.payloads[str(future[3])].encode())
         store.tick()

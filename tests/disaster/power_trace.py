@@ -18,11 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from tests.conftest import present
+
 CALLS = (
     "open,openat,creat,close,write,pwrite64,writev,pwritev,pwritev2,lseek,fsync,fdatasync,sync_file_range,"
     "ftruncate,truncate,fallocate,rename,renameat,renameat2,link,linkat,symlink,symlinkat,mkdir,mkdirat,"
     "unlink,unlinkat,rmdir,dup,dup2,dup3,fcntl,msync"
 )
+
 _SYNCS = ("fsync", "fdatasync")
 _STRING = re.compile(r'"([^"]*)"')
 """A string; with `-xx` strace writes every byte of it as \\xNN."""
@@ -235,8 +238,7 @@ class Trace:
         elif at is None or "AT_FDCWD" in at or self._open.get(int(at)) is None:
             return None
         else:
-            entry = self._open[int(at)]
-            assert entry is not None
+            entry = present(self._open[int(at)])
             node = entry[0]
         *parents, name = text.rstrip("/").split("/")
         for parent in parents:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
 from duelog.errors import ClosedError, DuelogError, StoreFailed
 from duelog.sending.wal_segments import CHECKPOINT_MS
-from tests.conftest import LeadingClock
+from tests.conftest import LeadingClock, present
 
 START_MS = 1_790_000_040_000
 """A whole minute."""
@@ -409,8 +409,7 @@ def serve(run: Run) -> None:
     for time_ms in (1_001, 30_001, 61_001):
         run.clock.set(max(START_MS + time_ms, run.clock.now_ms()))
         wanted = {name for name, from_ms in run.twin.from_ms.items() if from_ms <= START_MS + time_ms}
-        scheduler = run.store._engine.waking.scheduler
-        assert scheduler is not None
+        scheduler = present(run.store._engine.waking.scheduler)
         for _ in range(int(SERVED_S / 0.002)):
             for consumer in run.consumers.values():
                 with suppress(DuelogError):

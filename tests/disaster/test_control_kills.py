@@ -20,6 +20,7 @@ from duelog import DelayedStore, ManualClock
 from duelog.operations.control_client import ControlClient
 from duelog.operations.control_lines import Disconnected
 from duelog.store.policy.policy_records import Scope
+from tests.conftest import present
 from tests.disaster.fork_server import serve
 from tests.disaster.kill_series import KILLED, Server
 from tests.disaster.power_keys import KEYS, PLACES, SUBSCRIPTIONS, TOPIC, Seen, World, policies_of
@@ -81,8 +82,7 @@ def test_what_a_killed_process_has_answered_by_the_control_socket_is_there(place
                 case ["pid", child]:
                     pass
                 case ["opened"]:
-                    client = ControlClient.connect(path)
-                    assert client is not None
+                    client = present(ControlClient.connect(path))
                     killing = threading.Timer(chance.uniform(0, 0.003), os.kill, (child, signal.SIGKILL))
                     begun = answered + chance.randrange(1, 30)
                     try:

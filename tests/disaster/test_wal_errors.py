@@ -6,6 +6,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from duelog.store.env import environment as environment_module
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from duelog.store.wal import segment, segment_file
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, in_threads
 from tests.disaster.wal_faults import CONFIG, HOURS, FailingCalls, Sent, no_room
 from tests.store.wal.segments import can_write_directly, through_page_cache
 
@@ -128,11 +129,7 @@ def test_each_of_several_senders_is_told_when_the_wal_fails(
             except Exception as error:
                 outcomes[text] = error
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(partial(send, number) for number in range(6))
     assert len(outcomes) == 48
     failed = {text: error for text, error in outcomes.items() if error is not None}
     assert failed

@@ -13,6 +13,7 @@ import pytest
 from duelog import DelayedStore, StoreConfig
 from duelog.errors import StoreFull
 from duelog.store.env.environment import Environment
+from tests.conftest import present
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, map_bytes=1 << 20, ack_flush_ms=0, wal_bytes=16 << 10)
@@ -77,8 +78,7 @@ class Sent:
         """The environment, open from now on, of the partition that begins in so many hours."""
         now_ms = self.store.clock.now_ms() + hours * HOUR_MS
         partitions = self.store._engine.storage.partitions
-        partition = partitions.get(now_ms - now_ms % HOUR_MS)
-        assert partition is not None
+        partition = present(partitions.get(now_ms - now_ms % HOUR_MS))
         with partitions.lease(partition):
             return partition.environment
 

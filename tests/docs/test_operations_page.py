@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from duelog.stats import SubscriptionStats
+from tests.conftest import present
 from tests.packaging.tree import FLOORS, ROOT, modules
 from tests.tools.command_line import DUELOG, ok, run
 
@@ -119,11 +120,9 @@ def test_what_the_docker_file_names_is_there() -> None:
     lines = instructions()
     assert lines.keys() == {"FROM", "RUN", "USER", "VOLUME", "ENV", "ENTRYPOINT"}
     (image,), (run_,), (user,), (volume,) = (lines[each] for each in ("FROM", "RUN", "USER", "VOLUME"))
-    version = re.fullmatch(r"python:(3\.\d+)-slim", image)
-    assert version is not None
+    version = present(re.fullmatch(r"python:(3\.\d+)-slim", image))
     assert f"Programming Language :: Python :: {version[1]}" in project["classifiers"]
-    installed = re.search(r"pip install --no-cache-dir '(\w+)\[(\w+)\]'", run_)
-    assert installed is not None
+    installed = present(re.search(r"pip install --no-cache-dir '(\w+)\[(\w+)\]'", run_))
     assert installed[1] == project["name"]
     assert installed[2] in project["optional-dependencies"]
     assert re.search(rf"useradd --uid \d{{5}} {user}\b", run_)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import present
 from tests.packaging.tree import FLOORS, ROOT, modules
 
 DOCUMENTS = [
@@ -99,8 +100,7 @@ def test_every_module_that_code_names_exists() -> None:
 )
 def test_a_reference_that_leads_nowhere_is_told(text: str, wrong: str) -> None:
     """By the document, by the section, and by the form."""
-    match = REFERENCE.search(f"As said ({text}).")
-    assert match is not None
+    match = present(REFERENCE.search(f"As said ({text})."))
     assert broken(match.group(1), match.group(2) or "", ROOT / "store") == wrong
 
 

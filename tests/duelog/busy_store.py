@@ -12,6 +12,7 @@ from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.store.codec.format import PartitionState
 from duelog.store.config import Durability
 from tests.cleanup.compacting import plan_compaction
+from tests.conftest import present
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_035_200_000
@@ -119,8 +120,7 @@ class BusyStore:
         which = self._waiting()
         if which is not None:
             due_ms = self._due_ms()
-            moved = self.store.topic(which[0]).reschedule(self._ids[which], deliver_at=due_ms)
-            assert moved is not None
+            moved = present(self.store.topic(which[0]).reschedule(self._ids[which], deliver_at=due_ms))
             self._ids[which], self._due[which] = moved, due_ms
 
     def _pass_time(self) -> None:

@@ -15,7 +15,7 @@ from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=40)
@@ -143,8 +143,7 @@ def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
     """Neither waits for the other for ever: what is open is copied, what is not is refused."""
     store = open_store(config=replace(CONFIG, max_open_partitions=2))
     send_hourly(store, 6)
-    wal_writer = store._engine.sending.wal_writer
-    assert wal_writer is not None
+    wal_writer = present(store._engine.sending.wal_writer)
     wal_writer.apply_all()  # else closing opens every partition to apply it
     closing: list[threading.Thread] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from duelog import DUPLICATE, DelayedStore, ManualClock, Message, Policies, Stor
 from duelog.errors import InvalidMessage
 from duelog.metrics import DELIVERED, OBSERVED, OLDEST, SENT, delivered
 from duelog.stats import SubscriptionStats
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, in_threads
 from tests.duelog.test_metrics import Collector, collector
 
 __all__ = ["collector"]
@@ -63,11 +62,7 @@ def test_a_batch_for_several_topics_counts_for_each(store: DelayedStore) -> None
 
 def test_no_message_of_threads_that_send_at_once_is_counted_less(topic: Topic) -> None:
     """To one topic."""
-    threads = [threading.Thread(target=lambda: [topic.send(b"x") for _ in range(100)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: [topic.send(b"x") for _ in range(100)]] * 4)
     assert topic.stats().sent == 400
 
 

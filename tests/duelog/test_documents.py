@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from itertools import count
@@ -24,7 +23,7 @@ from duelog.store.files.failpoints import arm, disarm
 from duelog.store.log import catalog
 from duelog.store.log.documents import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from duelog.tools.dump import open_environment, rows
-from tests.conftest import START_MS, OpenStore, applied
+from tests.conftest import START_MS, OpenStore, applied, in_threads, present
 from tests.duelog.aio.test_aio import in_a_loop
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
@@ -43,8 +42,7 @@ def test_a_document_is_read_as_it_was_put_and_is_there_after_opening_again(
     assert documents.delete("b")
     assert not documents.delete("b")
     store.close()
-    found = open_store().documents.get("a")
-    assert found is not None
+    found = present(open_store().documents.get("a"))
     assert found.value == b"two"
 
 
@@ -72,21 +70,15 @@ def test_of_many_that_change_a_document_at_once_each_change_counts(open_store: O
     def add() -> None:
         for _ in range(20):
             while True:
-                found = documents.get("n")
-                assert found is not None
+                found = present(documents.get("n"))
                 try:
                     documents.put("n", b"%d" % (int(found.value) + 1), expected=found.version)
                     break
                 except DocumentChanged:
                     continue
 
-    threads = [threading.Thread(target=add) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = documents.get("n")
-    assert found is not None
+    in_threads(add for _ in range(8))
+    found = present(documents.get("n"))
     assert found.value == b"160"
 
 
@@ -95,8 +87,7 @@ def test_keys_and_values_at_their_bounds_are_taken_and_beyond_refused(open_store
     documents = open_store().documents
     longest = "é" * (MAX_KEY_BYTES // 2)
     documents.put(longest, bytes(MAX_VALUE_BYTES))
-    found = documents.get(longest)
-    assert found is not None
+    found = present(documents.get(longest))
     assert len(found.value) == MAX_VALUE_BYTES
     keys: tuple[Any, ...] = ("", longest + "x", 5, None, b"a", "\ud800")
     for key in keys:

@@ -13,7 +13,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, MessageId, ReceivedMessage, StoreConfig, Subscription, Topic, aio
 from duelog.errors import InvalidArgument
 from duelog.store.message import AnyId
-from tests.conftest import START_MS
+from tests.conftest import START_MS, present
 
 
 @dataclass
@@ -87,8 +87,7 @@ def test_a_subscription_goes_to_a_message_by_any_of_its_ids(fired: Fired, given:
 
 def test_a_message_is_found_by_any_of_its_ids(fired: Fired, given: MessageId) -> None:
     """Stored, where it is read, and what has become of it."""
-    found = fired.topic.get(given)
-    assert found is not None
+    found = present(fired.topic.get(given))
     assert (found.message_id, found.payload) == (fired.sent, b"x")
     assert fired.topic.position_of(given) == fired.message.position
     assert fired.topic.state(given) == "fired"
@@ -105,8 +104,7 @@ def test_what_has_not_fired_is_withdrawn_by_any_of_its_ids_and_not_acknowledged(
             call(ids[0])
     every: list[AnyId] = [waiting, str(ids[1]), ids[2]]
     assert [fired.topic.state(each) for each in every] == ["scheduled"] * 3
-    moved = fired.topic.reschedule(waiting, deliver_after=2_000)
-    assert moved is not None
+    moved = present(fired.topic.reschedule(waiting, deliver_after=2_000))
     assert fired.topic.cancel(str(moved))
     with pytest.raises(InvalidArgument, match="is cancelled: it was not delivered"):
         fired.subscription.ack(moved)

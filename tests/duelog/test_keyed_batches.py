@@ -30,7 +30,7 @@ from duelog import (
 )
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage, QuotaExceeded
 from duelog.sending.outbox import PutOutcome
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, in_threads, present
 from tests.proof import length
 
 CONFIG = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False, durability="none")
@@ -248,8 +248,7 @@ def test_a_put_hears_the_id_that_its_key_is_of(open_store: OpenStore, store: Del
     assert [token for token, _ in heard] == [1, 2, 3, 4, 5, 6]
     assert heard[2][1] == first
     store = open_store(config=CONFIG)
-    found = store.topic("t").find("l")
-    assert found is not None
+    found = present(store.topic("t").find("l"))
     assert (found.payload, found.message_id) == (b"5", heard[4][1])
     assert store.topic("t").state(heard[3][1]) == "cancelled"  # type: ignore[arg-type]
     assert store.topic("t").producer_number("p") == 1
@@ -288,12 +287,7 @@ def test_threads_that_send_batches_of_the_same_keys_store_one_message_of_each(
             if found is not None:
                 topic.reschedule(found.message_id, deliver_after=10_000)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
+    in_threads(partial(work, number) for number in range(1, 5))
     found = {key: topic.find(key) for key in topic.keys()}  # noqa: SIM118
     assert {each.message_id for each in topic.scheduled()} == {each.message_id for each in found.values() if each}
     assert list(store.check(deep=True)) == []

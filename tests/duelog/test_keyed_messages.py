@@ -15,7 +15,7 @@ from duelog.errors import InvalidArgument, UnknownTopic
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
 from duelog.store.log import catalog
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 
 CONFIG = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False)
 ROOT = Path(__file__).parents[3]
@@ -50,8 +50,7 @@ def test_a_key_that_holds_answers_with_the_first_ones_id(
     store = open_store(config=CONFIG)
     topic = store.topic("t")
     assert topic.send(b"again", dedup_key="order-17") == first
-    found = topic.find("order-17")
-    assert found is not None
+    found = present(topic.find("order-17"))
     assert (found.message_id, found.payload, found.key) == (first, b"first", "customer")
     assert delivered(store, clock) == [b"first", b"without"]
 
@@ -114,8 +113,7 @@ def test_a_key_goes_with_its_message_when_that_is_rescheduled(
     store.close()
     store = open_store(config=CONFIG)
     topic = store.topic("t")
-    found = topic.find("k")
-    assert found is not None
+    found = present(topic.find("k"))
     assert found.message_id == moved
     assert moved is not None
     now = topic.fire_now(moved)
@@ -131,8 +129,7 @@ def test_replacing_cancels_what_is_pending_and_sends_the_other(
     ids = [topic.send(b"0", deliver_after=7_200, dedup_key="k", replace=True)]
     for number, delay in enumerate((80_000, 60, 3_600), 1):
         ids.append(topic.send(b"%d" % number, deliver_after=delay, dedup_key="k", replace=True))
-        found = topic.find("k")
-        assert found is not None
+        found = present(topic.find("k"))
         assert (found.message_id, found.payload) == (ids[-1], b"%d" % number)
     ids.append(topic.send(b"now", dedup_key="k", replace=True))
     assert topic.find("k") is None
@@ -150,8 +147,7 @@ def test_what_replaces_another_and_was_due_before_keeps_its_due_time(topic: Topi
         if waits:
             topic.send(b"x", deliver_after=60, dedup_key=key)
         sent = topic.send(b"y", deliver_at=clock.now_ms() - 100, dedup_key=key, replace=True)
-        found = topic.get(sent)
-        assert found is not None
+        found = present(topic.get(sent))
         dues.append(found.due_ms)
     assert dues == [clock.now_ms() - 100] * 2
 
@@ -172,8 +168,7 @@ def test_finding_a_message_by_its_key_is_no_scan(
 
     monkeypatch.setattr(store._engine.storage.partitions, "acquire", noted)
     monkeypatch.setattr("duelog.markers.lookup.scan_dues", None)
-    found = topic.find("k")
-    assert found is not None
+    found = present(topic.find("k"))
     assert found.payload == b"this"
     assert topic.cancel_key("k")
     assert len(set(opened)) == 1

@@ -23,7 +23,7 @@ from duelog.errors import AlreadyOpen, DamagedStore, StoreLocked
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
 from duelog.store.env.environment import Environment
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, in_threads
 from tests.duelog.store_state import CONFIG, files, fill, main_of, partition_directories
 
 
@@ -339,11 +339,7 @@ def test_of_threads_that_open_one_store_at_once_one_gets_it_and_others_hear_why(
         except StoreLocked as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=open_it) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(open_it for _ in range(8))
     assert len(stores) == 1
     assert [type(error) for error in errors] == [AlreadyOpen] * 7
     stores[0].close()

@@ -19,6 +19,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.log import catalog
 from duelog.store.wal.segment import numbers_in
+from tests.conftest import present
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
 
@@ -226,8 +227,7 @@ def test_every_message_is_seen_once_it_is_acknowledged(path: Path) -> None:
             for number in range(40):
                 sent += writer.send("a", "y" * 900, (2 + number) * 1_000, 2 * HOUR_MS + number)
                 assert sorted(ids(store)) == sorted(sent)
-                found = store.topic("a").get(MessageId.parse(sent[-1]))
-                assert found is not None
+                assert store.topic("a").get(MessageId.parse(sent[-1])) is not None
                 assert store.stats().pending == len(sent)
             assert numbers_in(path / "wal")[-1] > first[-1] + 3
         with reading(path) as store:  # one that opens now
@@ -241,8 +241,7 @@ def test_a_log_and_a_partition_that_only_the_write_ahead_log_knows_are_seen(path
         (partition,) = store.partitions()
         assert partition.pending == 1
         assert ids(store) == [sent]
-        found = store.topic("a").get(MessageId.parse(sent))
-        assert found is not None
+        found = present(store.topic("a").get(MessageId.parse(sent)))
         assert found.payload == b"x"
 
 
@@ -273,8 +272,7 @@ def test_what_was_applied_and_removed_does_not_come_back_from_a_segment(path: Pa
             assert stats.subscriptions[0].backlog == 0
             assert ids(store) == []
             with store._engine.storage.main.read() as raw:
-                topic = catalog.find_topic(raw, store.topic("a").name)
-                assert topic is not None
+                topic = present(catalog.find_topic(raw, store.topic("a").name))
                 assert len(catalog.ledgers(raw, topic.topic_id)) == 1
                 assert raw.get(fmt.counter_key(catalog.LEDGERS)) is not None
 

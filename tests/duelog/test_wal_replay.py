@@ -20,7 +20,7 @@ from duelog.store.files import pages as file_pages
 from duelog.store.wal.segment import Group, Row, Segment, file_name, read_segment
 from duelog.store.wal.wal_reader import DIRECTORY
 from duelog.store.wal.write_batch import single_rows
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, applied
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, in_wal, send, unapplied
 from tests.proof import length
 
@@ -117,8 +117,7 @@ def test_a_last_run_of_many_entries_is_no_reason_to_refuse_a_store(
     config = replace(CONFIG, run_entries=2_000, run_bytes=1 << 20)
     store = open_store(config=config)
     sent = dict.fromkeys((send(store, number) for number in range(count)), True)
-    assert store._engine.sending.wal_writer is not None
-    store._engine.sending.wal_writer.apply_all()
+    applied(store)
     sent[send(store, count)] = True
     again = open_store(crashed(store, tmp_path / "copy"), config)
     assert held(again).keys() == sent.keys()
@@ -230,8 +229,7 @@ def test_a_partition_that_was_put_back_from_an_older_copy_is_refused(
     shutil.copytree(store.path / "partitions", tmp_path / "old")
     store = open_store(config=CONFIG)
     send(store, 1)
-    assert store._engine.sending.wal_writer is not None
-    store._engine.sending.wal_writer.apply_all()
+    applied(store)
     send(store, 2)
     copy = crashed(store, tmp_path / "copy")
     shutil.rmtree(copy / "partitions")
@@ -264,8 +262,7 @@ def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_log_holds(
 ) -> None:
     """The ledger seems to go on far behind it: the store is refused."""
     ledger_id = send(store, 0).ledger_id
-    assert store._engine.sending.wal_writer is not None
-    store._engine.sending.wal_writer.apply_all()
+    applied(store)
     send(store, 1)
     copy = crashed(store, tmp_path / "copy")
     (directory,) = (copy / "partitions").glob("*/g*")

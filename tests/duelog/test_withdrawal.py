@@ -11,7 +11,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, StoreConfig, Subscription, Topic
 from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 from tests.model.driver import armed
 
 CONFIG = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)
@@ -45,10 +45,8 @@ def test_a_rescheduled_message_comes_once_at_its_new_time(
 ) -> None:
     """Earlier, later, at once, and again: one delivery under the last id, and the old ids are cancelled."""
     first = topic.send(b"x", deliver_after=2, key="k", properties={"a": "b"})
-    second = topic.reschedule(first, deliver_after=9)
-    assert second is not None
-    third = topic.reschedule(second, deliver_after=4)
-    assert third is not None
+    second = present(topic.reschedule(first, deliver_after=9))
+    third = present(topic.reschedule(second, deliver_after=4))
     assert topic.reschedule(first, deliver_after=1) is None
     clock.advance(3_999)
     assert reader.receive(10) == []
@@ -57,8 +55,7 @@ def test_a_rescheduled_message_comes_once_at_its_new_time(
     assert (message.payload, message.key, message.properties) == (b"x", "k", {"a": "b"})
     assert message.message_id == third
     assert topic.reschedule(third, deliver_after=1) is None
-    soon = topic.fire_now(topic.send(b"y", deliver_after=3600))
-    assert soon is not None
+    soon = present(topic.fire_now(topic.send(b"y", deliver_after=3600)))
     assert [message.message_id for message in reader.receive(10)] == [soon]
     clock.advance(4_000_000)
     assert reader.receive(10) == []

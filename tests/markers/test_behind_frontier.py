@@ -11,7 +11,7 @@ from duelog.markers.pending_entries import PendingEntries
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import BrokenInvariant
 from duelog.tools.snapshot_tool import rebuild_snapshots
-from tests.conftest import START_MS, LeadingClock, OpenStore
+from tests.conftest import START_MS, LeadingClock, OpenStore, present
 from tests.proof import length
 
 CONFIG = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, run_entries=4, snapshot_part_bytes=1_024)
@@ -48,8 +48,7 @@ def delivered(topic: Topic) -> list[bytes]:
 def test_rescheduling_to_a_few_ms_ahead_never_loses_the_message(open_store: OpenStore, clock: LeadingClock) -> None:
     """Where firing has gone ahead of the new time the message is late: it fires next, and is read at its time."""
     topic = (store := open_store(config=CONFIG)).topic("t")
-    new = topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1)
-    assert new is not None
+    new = present(topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1))
     assert topic.state(new) == "scheduled"
     assert [message.payload for message in topic.scheduled()] == [b"moved"]
     store.tick()
@@ -88,8 +87,7 @@ def test_one_admitted_behind_the_frontier_outlives_a_restart(
     if saved == "before it was admitted":
         saving = lambda entries, logs: store._engine.delivery.firing.loaded.save_all(clock.now_ms())  # noqa: E731
         monkeypatch.setattr(PendingEntries, "sync", saving)
-    new = topic.reschedule(moved, deliver_at=AHEAD_MS - 1)
-    assert new is not None
+    new = present(topic.reschedule(moved, deliver_at=AHEAD_MS - 1))
     store.close()
     if saved == "anew, from the log":
         rebuild_snapshots(store.path)
@@ -106,14 +104,10 @@ def test_one_admitted_behind_the_frontier_is_cancelled_or_moved_again(
 ) -> None:
     """It has not fired, and every answer says so."""
     topic = (store := open_store(config=CONFIG)).topic("t")
-    first = topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1)
-    assert first is not None
-    second = topic.reschedule(first, deliver_at=AHEAD_MS)
-    assert second is not None
-    third = topic.reschedule(second, deliver_after=60)
-    assert third is not None
-    last = topic.reschedule(third, deliver_at=AHEAD_MS - 2)
-    assert last is not None
+    first = present(topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1))
+    second = present(topic.reschedule(first, deliver_at=AHEAD_MS))
+    third = present(topic.reschedule(second, deliver_after=60))
+    last = present(topic.reschedule(third, deliver_at=AHEAD_MS - 2))
     assert topic.cancel_batch([first, second, third, last]) == [*[Outcome.ALREADY_CANCELLED] * 3, Outcome.CANCELLED]
     clock.advance(100_000)
     store.tick()

@@ -13,6 +13,7 @@ from duelog.snapshot.restore import Restored, SnapshotSkipped, restore_steps
 from duelog.snapshot.writer import Cut
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
+from tests.conftest import present
 
 START_MS = 1_790_000_000_000 - 1_790_000_000_000 % 60_000
 BUCKET_MS = 100
@@ -91,8 +92,7 @@ class Log:
 
     def restored(self, environment: Environment) -> Restored:
         """Restore from the snapshots there are, one of which can be used."""
-        found = self.restore(environment)
-        assert found is not None
+        found = present(self.restore(environment))
         return found
 
 

@@ -28,6 +28,7 @@ from duelog.snapshot.writer import write_snapshots
 from duelog.store.codec.format import Table
 from duelog.store.codec.run import RunLimits
 from duelog.store.log.scan import runs
+from tests.conftest import present
 from tests.partitions.packing_all import buckets_of
 from tests.proof import length
 
@@ -80,8 +81,7 @@ class History(RuleBasedStateMachine):
     def append_late(self, before_ms: list[int]) -> None:
         """Messages that reach the partition after their time has come."""
         dues = np.maximum(self.clock.now_ms() - np.array(before_ms), START_MS)
-        partition = self.store._engine.storage.partitions.get(START_MS)
-        assert partition is not None
+        partition = present(self.store._engine.storage.partitions.get(START_MS))
         body = self._some_body()
         partition.append(self._log().topic_id, dues, [body] * len(dues), RunLimits(5, 1 << 16), self._no_ledger)
 
@@ -189,8 +189,7 @@ class History(RuleBasedStateMachine):
         return log
 
     def _environment(self) -> Any:
-        partition = self.store._engine.storage.partitions.get(START_MS)
-        assert partition is not None
+        partition = present(self.store._engine.storage.partitions.get(START_MS))
         return partition.environment
 
     def _some_body(self) -> bytes:
@@ -205,8 +204,7 @@ class History(RuleBasedStateMachine):
         raise AssertionError("the log exists")
 
     def _snapshot(self, most_steps: int) -> None:
-        cut = self._log().cut()
-        assert cut is not None
+        cut = present(self._log().cut())
         steps = write_snapshots(self._environment(), [cut], self.config.snapshot_part_bytes, self.clock.now_ms())
         for _ in range(most_steps):
             if next(steps, self) is self:
@@ -214,8 +212,7 @@ class History(RuleBasedStateMachine):
 
     def _unloaded(self) -> Firing:
         firing = self._firing()
-        partition = self.store._engine.storage.partitions.get(START_MS)
-        assert partition is not None
+        partition = present(self.store._engine.storage.partitions.get(START_MS))
         firing.loaded.unload(partition)
         return firing
 

@@ -20,7 +20,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.errors import InvalidArgument, StoreLocked, UnknownTopic
 from duelog.store.log.scan import runs
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, present
 from tests.partitions.packing_all import buckets_of
 
 HOUR_MS = 3_600_000
@@ -206,8 +206,7 @@ def test_late_entries_that_wait_are_left_to_the_replay(open_store: OpenStore, cl
     clock.advance(100)
     opened.tick()
     (log,) = (log for logs in opened._engine.delivery.firing.loaded.logs.values() for log in logs.values())
-    partition = opened._engine.storage.partitions.get(log.start_ms)
-    assert partition is not None
+    partition = present(opened._engine.storage.partitions.get(log.start_ms))
     dues = np.array([START_MS + 50, START_MS + 500])
     with partition.environment.read() as raw:
         body = next(runs(raw, "partition", log.ledger_id)).body(0)  # type: ignore[union-attr]

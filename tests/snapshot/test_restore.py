@@ -12,6 +12,7 @@ from duelog.store.codec.format import snapshot_meta_key
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
+from tests.conftest import present
 from tests.partitions.packing_all import packed_in
 from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, scattered
 
@@ -114,8 +115,7 @@ def test_the_snapshot_before_is_used_when_the_newest_is_damaged(environment: Env
 
     environment.write(put_back)
     reasons: list[str] = []
-    restored = log.restore(environment, reasons)
-    assert restored is not None
+    restored = present(log.restore(environment, reasons))
     assert (restored.snapshot_id, restored.tail) == (1, 100)
     assert [reason.split(":")[0] for reason in reasons] == ["2"]
     assert drained(restored) == [key for key in log.pending() if key[1] < 100]

@@ -12,6 +12,7 @@ from typing import Any, Self
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
 from duelog.store.env.transaction import Transaction
+from tests.conftest import present
 
 PATIENCE_S = 20.0
 
@@ -34,8 +35,7 @@ def putting(key: bytes, fields: bytes) -> Callable[[Transaction], None]:
 
 def raw_value(raw: Reads, key: bytes) -> bytes:
     """The stored value of a key, checksum and all."""
-    value = raw.get(key)
-    assert value is not None
+    value = present(raw.get(key))
     return bytes(value)
 
 
@@ -105,8 +105,7 @@ class Interruptible:
             self._threads.append(thread)
             thread.start()
         until(lambda: len(environment._queue) == self._others + 1)
-        main = threading.main_thread().ident
-        assert main is not None
+        main = present(threading.main_thread().ident)
         signal.pthread_kill(main, signal.SIGINT)
         until(lambda: len(environment._queue) == self._others)  # the main thread is out
 

@@ -18,7 +18,7 @@ from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.log.scan import runs
 from duelog.store.names import TopicName
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 from tests.duelog.conftest import Plant
 from tests.duelog.consuming import payloads
 
@@ -65,8 +65,7 @@ def test_views_with_different_mark_deletes_are_served_each_once(
         clock.advance(2_000)
         assert len(payloads(quick)) == 10
         assert len(idle.receive(100)) == 10
-    tracker = tracker_of(store)
-    assert tracker is not None
+    tracker = present(tracker_of(store))
     assert len(tracker._waiting) <= 20
 
 
@@ -78,8 +77,7 @@ def test_each_position_is_tracked_once_whatever_the_subscriptions(
     topic.send_batch([Message(b"x", deliver_after=1 + number / 100) for number in range(50)])
     for subscription in subscriptions:
         assert subscription.receive(1) == []
-    tracker = tracker_of(store)
-    assert tracker is not None
+    tracker = present(tracker_of(store))
     assert len(tracker._waiting) == 50
     clock.advance(2_000)
     assert {len(payloads(subscription)) for subscription in subscriptions} == {50}
@@ -159,8 +157,7 @@ def test_an_index_that_was_broken_off_halfway_is_read_anew(
         with pytest.raises(KeyboardInterrupt):
             subscription.receive(10)
     assert subscription.receive(10) == []
-    found = tracker_of(store)
-    assert found is not None
+    found = present(tracker_of(store))
     assert len(found._waiting) == 3
     clock.advance(1_000)
     assert payloads(subscription) == [b"a", b"b", b"c"]

@@ -9,7 +9,7 @@ import pytest
 from duelog import DelayedStore, LogPositions, ManualClock, MessageId, Policies, StoreConfig
 from duelog.errors import InvalidArgument, UnknownTopic
 from duelog.store.position import Position
-from tests.conftest import LeadingClock, OpenStore
+from tests.conftest import LeadingClock, OpenStore, present
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
 
@@ -128,8 +128,7 @@ def test_every_message_is_received_where_its_position_says(
 
 def _same(store: DelayedStore, ids: dict[bytes, MessageId], received: dict[bytes, Position]) -> None:
     topic = store.topic("t")
-    first = topic.positions().first
-    assert first is not None
+    first = present(topic.positions().first)
     for payload, message_id in ids.items():
         position = received.get(payload)
         kept = position is not None and position >= first

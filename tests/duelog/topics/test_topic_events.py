@@ -14,7 +14,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, TopicEvent, aio
 from duelog.errors import ClosedError, InvalidArgument, ResourceShortage, UnknownTopic
 from duelog.store.files import failpoints
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, in_threads
 from tests.duelog.aio.test_aio import in_a_loop
 from tests.duelog.side_by_side import crashed
 
@@ -80,11 +80,7 @@ def test_of_many_that_create_a_topic_one_has_made_it(open_store: OpenStore) -> N
             ready.wait()
             made.append(topic.create())
 
-        threads = [threading.Thread(target=create) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(create for _ in range(6))
         assert sorted(made) == [False] * 5 + [True]
     assert ears.wait(10) == [("created", f"t{number}") for number in range(10)]
 

@@ -14,7 +14,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord, StoreFull
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.upkeep import reclaiming as module
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, present
 
 
 def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, clock: ManualClock) -> None:
@@ -32,8 +32,7 @@ def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, 
     received = [reader.receive(10) for reader in readers]
     engine = store._engine
     key = fmt.frontier_key(engine.topics.get(store.topic("t2")._name).topic_id, start_ms + 2_000)
-    good = engine.storage.main.get(key)
-    assert good is not None
+    good = present(engine.storage.main.get(key))
 
     def flip(transaction: Transaction) -> None:
         value = bytearray(transaction.raw.get(key) or b"")

@@ -13,7 +13,7 @@ from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.withdrawal import Succession
 from duelog.upkeep.schedule import Timetable
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, present
 from tests.duelog.conftest import Plant
 
 HOUR_MS = 3_600_000
@@ -104,8 +104,7 @@ def test_a_paused_schedule_sends_nothing_until_it_is_resumed(
 ) -> None:
     """Its waiting occurrence is taken back, over a restart too; it goes on with the first after now."""
     made = topic.every("beat", interval=3_600)
-    paused = topic.pause_schedule("beat")
-    assert paused is not None
+    paused = present(topic.pause_schedule("beat"))
     assert paused.paused
     assert made.next_id is not None
     assert topic.state(made.next_id) == "cancelled"

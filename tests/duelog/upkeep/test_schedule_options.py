@@ -21,7 +21,7 @@ from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.withdrawal import Succession
 from duelog.upkeep import maintenance
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, present
 from tests.duelog.conftest import Plant
 
 MINUTE_MS = 60_000
@@ -211,11 +211,9 @@ def test_a_pause_after_the_last_message_fired_and_before_the_end_was_noted_sends
     with topic.subscribe("s") as consumer:
         with pytest.raises(StoreFull):
             store.tick()
-        paused = topic.pause_schedule("s")
-        assert paused is not None
+        paused = present(topic.pause_schedule("s"))
         assert (paused.paused, paused.sent) == (True, 1)
-        resumed = topic.resume_schedule("s")
-        assert resumed is not None
+        resumed = present(topic.resume_schedule("s"))
         assert resumed.ended
         clock.advance(DAY_MS)
         assert len(received(store, consumer)) == 1
@@ -241,8 +239,7 @@ def test_jitter_is_never_early_within_its_bound_and_keeps_the_order(
     due = rule.after(start + offset)
     for _ in range(6):
         assert due is not None
-        following = rule.after(due.nominal_ms)
-        assert following is not None
+        following = present(rule.after(due.nominal_ms))
         assert due.nominal_ms <= due.due_ms <= due.nominal_ms + jitter
         assert due.due_ms < following.nominal_ms
         assert Recurrence(table, b"t\0s", jitter_ms=jitter).after(due.nominal_ms - 1, due.nominal_ms) == due
@@ -263,8 +260,7 @@ def test_what_was_missed_is_what_going_through_all_occurrences_finds(
     if table.interval_ms is not None and table.interval_ms < 60_000:
         stop //= 100
     rule = Recurrence(table, b"t\0s", None, jitter, misfires, grace)
-    begin = rule.after(start + offset)
-    assert begin is not None
+    begin = present(rule.after(start + offset))
     if until is not None:
         rule = replace(rule, until_ms=begin.nominal_ms + until)
     now_ms = begin.due_ms + stop
@@ -488,8 +484,7 @@ def test_an_occurrence_names_its_schedule_wherever_it_is_seen(
     assert made.next_nominal_ms == expected.nominal_ms
     assert made.next_id is not None
     (waiting,) = topic.scheduled()
-    found = topic.get(made.next_id)
-    assert found is not None
+    found = present(topic.get(made.next_id))
     assert waiting.occurrence == found.occurrence == expected
     topic.send(b"plain", deliver_after=HOUR_MS // 1000 + 120)
     store.update_policies(max_redeliveries=1)

@@ -13,7 +13,7 @@ from duelog import Message, StoreConfig
 from duelog.markers.firing import pending_log
 from duelog.partitions.index.index_cut import IndexCut
 from duelog.snapshot.writer import Cut
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, present
 from tests.markers.firing.logs import new_log
 
 
@@ -48,8 +48,7 @@ def test_a_copy_taken_while_threads_append_is_of_one_instant(
     tails = []
     try:
         for _ in range(4):
-            cut = log.cut()
-            assert cut is not None
+            cut = present(log.cut())
             assert entries_of(cut) == list(range(cut.tail))
             tails.append(cut.tail)
     finally:
@@ -62,18 +61,14 @@ def test_a_copy_taken_while_threads_append_is_of_one_instant(
 def test_nothing_is_copied_while_a_batch_is_on_its_way() -> None:
     """Taken and not recorded: a copy would have lost it if the commit failed."""
     log = new_log(START_MS + np.array([5, 10, 15]))
-    taken = log.take(START_MS + 10, 10)
-    assert taken is not None
+    taken = present(log.take(START_MS + 10, 10))
     assert log.cut() is None
     log.roll_back(taken)
-    again = log.cut()
-    assert again is not None
+    again = present(log.cut())
     assert entries_of(again) == [0, 1, 2]
-    taken = log.take(START_MS + 10, 10)
-    assert taken is not None
+    taken = present(log.take(START_MS + 10, 10))
     log.confirm(taken.frontier)
-    cut = log.cut()
-    assert cut is not None
+    cut = present(log.cut())
     assert (entries_of(cut), cut.frontier) == ([2], taken.frontier)
 
 
@@ -87,8 +82,7 @@ def test_a_copy_is_thrown_away_when_something_fires_in_between(monkeypatch: pyte
         return original(cutting, max_entries)
 
     def arrange_and_fire(cutting: IndexCut) -> None:
-        taken = log.take(START_MS + 5, 1)
-        assert taken is not None
+        taken = present(log.take(START_MS + 5, 1))
         log.roll_back(taken)
 
     monkeypatch.setattr(IndexCut, "more", fire_first)
@@ -99,10 +93,8 @@ def test_a_copy_is_thrown_away_when_something_fires_in_between(monkeypatch: pyte
 def test_a_copy_ends_before_the_first_late_entry_that_waits() -> None:
     """Unfired entries behind the frontier are replayed, with all that came after them."""
     log = new_log(START_MS + np.array([5, 100]))
-    taken = log.take(START_MS + 5, 10)
-    assert taken is not None
+    taken = present(log.take(START_MS + 5, 10))
     log.confirm(taken.frontier)
     log.hear(2, np.array([START_MS + 3, START_MS + 300]))
-    cut = log.cut()
-    assert cut is not None
+    cut = present(log.cut())
     assert (cut.tail, entries_of(cut)) == (2, [1])

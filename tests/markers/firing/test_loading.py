@@ -17,7 +17,7 @@ from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DamagedStore
-from tests.conftest import START_MS, OpenStore, applied
+from tests.conftest import START_MS, OpenStore, applied, present
 from tests.duelog.consuming import each_received
 
 MINUTE_MS = 60_000
@@ -100,8 +100,7 @@ def test_a_message_rescheduled_and_then_cancelled_while_its_partition_loads_neve
     while not store._engine.delivery.firing.loaded.loaded_starts():
         store._engine.slice()
     assert loaded(store) == []
-    moved = store.topic("t").reschedule(ids[0], deliver_at=FIRST_MS + 500)
-    assert moved is not None
+    moved = present(store.topic("t").reschedule(ids[0], deliver_at=FIRST_MS + 500))
     assert store.topic("t").cancel(moved)
     assert loaded(store) == []
     clock.advance(HOUR_MS // 2)

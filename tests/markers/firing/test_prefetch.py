@@ -13,7 +13,7 @@ from duelog.markers.firing.loaded import Loading, LoadStep
 from duelog.snapshot.restore import PartRead, RestoreStep
 from duelog.store.env import environment as environment_module
 from duelog.store.env import page_cache
-from tests.conftest import START_MS, OpenStore, applied
+from tests.conftest import START_MS, OpenStore, applied, present
 from tests.duelog.consuming import payloads
 from tests.store.group_commits import until
 from tests.store.page_cache_calls import (
@@ -59,8 +59,7 @@ def send(store: DelayedStore, due_ms: int, batches: int = 30) -> list[bytes]:
 
 def data_file(store: DelayedStore, start_ms: int) -> Path:
     """The file of a partition."""
-    partition = store._engine.storage.partitions.get(start_ms)
-    assert partition is not None
+    partition = present(store._engine.storage.partitions.get(start_ms))
     return partition.path / "data.mdb"
 
 
@@ -121,8 +120,7 @@ def test_an_environment_that_is_opened_again_is_told_again_to_keep(
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS, max_open_partitions=1))
     clock.set(NEXT_MS)
     send(store, NEXT_MS + 1_000)
-    partition = store._engine.storage.partitions.get(NEXT_MS)
-    assert partition is not None
+    partition = present(store._engine.storage.partitions.get(NEXT_MS))
     send(store, NEXT_MS + HOUR_MS, 1)
     store.tick()
     assert not partition.is_open

@@ -6,6 +6,7 @@ import threading
 from array import array
 from collections import OrderedDict, UserDict
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from duelog.store.codec.body import EncodedBatch, decode_body, encode_batch, encode_one, encode_send
 from duelog.store.errors import InvalidMessage
 from duelog.store.message import MAX_DUE_MS, MAX_KEY_BYTES, Message
+from tests.conftest import in_threads
 
 NOW = 1_790_000_000_000
 LIMIT = 5 * 1024 * 1024
@@ -188,11 +190,7 @@ def test_threads_encode_side_by_side() -> None:
             if encode_batch(batch, NOW, LIMIT).bodies != [expected_body(message) for message in batch]:
                 wrong.append(name)
 
-    threads = [threading.Thread(target=run, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(partial(run, name) for name in "abcd")
     assert wrong == []
 
 

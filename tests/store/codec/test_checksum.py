@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duelog.store.codec import checksum
+from tests.conftest import present
 
 
 def loaded_anew() -> ModuleType:
     """The module as a process that starts now would have it."""
-    spec = importlib.util.spec_from_file_location("checksum_anew", checksum.__file__)
-    assert spec is not None
+    spec = present(importlib.util.spec_from_file_location("checksum_anew", checksum.__file__))
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

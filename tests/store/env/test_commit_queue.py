@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from duelog.store.env import commit_queue
 from duelog.store.env.commit_queue import CommitQueue, Request
+from tests.conftest import in_threads, present
 from tests.store.group_commits import PATIENCE_S, until
 
 
@@ -81,8 +83,7 @@ def test_callers_of_one_group_return_one_after_the_other(monkeypatch: pytest.Mon
 
 def interrupt_main() -> None:
     """SIGINT for the thread that runs the test."""
-    main = threading.main_thread().ident
-    assert main is not None
+    main = present(threading.main_thread().ident)
     signal.pthread_kill(main, signal.SIGINT)
 
 
@@ -155,9 +156,5 @@ def test_a_request_that_no_other_wakes_looks_again(monkeypatch: pytest.MonkeyPat
     served.queue._led = True  # left by who was interrupted twice
     assert served.queue.run(1) == 10
     served.queue._led = True
-    threads = [threading.Thread(target=served.queue.run, args=(number,)) for number in range(2, 6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    in_threads(partial(served.queue.run, number) for number in range(2, 6))
     assert sorted(number for batch in served.batches for number in batch) == [1, 2, 3, 4, 5]

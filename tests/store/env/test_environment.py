@@ -15,6 +15,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, StoreFull
 from duelog.store.listener import StoreListener
+from tests.conftest import in_threads
 from tests.store.group_commits import BULK, KEY, putting, raw_value, share, spy_on, until
 
 # -- group commits ----------------------------------------------------------------------------
@@ -54,11 +55,7 @@ def test_effects_in_memory_come_in_commit_order(environment: Environment) -> Non
         transaction.put(KEY, b"%d" % (number + 1))
         transaction.after_commit(lambda: heard.append(number))
 
-    threads = [threading.Thread(target=lambda: [environment.write(take_number) for _ in range(25)]) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: [environment.write(take_number) for _ in range(25)]] * 6)
     assert heard == list(range(150))
     assert environment.counts.requests == 150
 

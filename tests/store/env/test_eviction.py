@@ -16,6 +16,7 @@ from duelog.store.env import page_cache
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files import pages
+from tests.conftest import present
 from tests.store.page_cache_calls import (
     DROP,
     FETCH,
@@ -211,8 +212,7 @@ def test_eviction_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls:
 def test_pages_are_dropped_with_the_lock_that_stopping_takes(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once `stop_evicting` has returned nothing is on its way either."""
     environment = opened()
-    dropping = environment._eviction
-    assert dropping is not None
+    dropping = present(environment._eviction)
     locked: list[bool] = []
     record(monkeypatch, lambda asked: locked.append(dropping._lock.locked()))
     fill(environment, 100)

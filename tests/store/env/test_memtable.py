@@ -37,6 +37,7 @@ from duelog.store.errors import StoreFull
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 from duelog.store.log.scan import RunFinder, runs
+from tests.conftest import present
 from tests.store.group_commits import raw_value
 
 LIMITS = RunLimits(entries=6, bytes=4_096)
@@ -194,8 +195,7 @@ def test_a_commit_applies_what_is_unapplied_with_its_place(opened: Environment, 
     with opened.read() as raw:
         value = raw_value(raw, NUMBERS)
         assert list(BitMap64.deserialize(unseal(NUMBERS, value))) == [1, 5, 9]
-    fields = opened.get(APPLIED_KEY)
-    assert fields is not None
+    fields = present(opened.get(APPLIED_KEY))
     assert unpack_u64(fields) == 77
 
 
@@ -206,8 +206,7 @@ def test_a_commit_that_finds_nothing_unapplied_leaves_the_place(opened: Environm
     opened.apply()
     memtable.position = 9
     opened.write(lambda transaction: transaction.put(KEY, b"x"))
-    fields = opened.get(APPLIED_KEY)
-    assert fields is not None
+    fields = present(opened.get(APPLIED_KEY))
     assert unpack_u64(fields) == 5
 
 
@@ -346,8 +345,7 @@ class Views(RuleBasedStateMachine):
                     assert read[0] <= start < (limit or tail) <= read[-1] + 1
             finder = RunFinder(raw, "e")
             for entry in range(tail):
-                run = finder.find(ledger, entry)
-                assert run is not None
+                run = present(finder.find(ledger, entry))
                 assert run.body(entry - run.first_entry) == b"%d" % entry
         value = raw.get(KEY)
         assert int(b"0" if value is None else unseal(KEY, value)) >= int(record)

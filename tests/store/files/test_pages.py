@@ -17,6 +17,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore
 from duelog.store.files import pages
 from duelog.store.files.pages import PageWalk, read_few, refuse_broken
+from tests.conftest import present
 from tests.proof import length
 
 PAGE = 4096
@@ -258,8 +259,7 @@ def test_a_file_of_many_pages_or_none_is_left_to_lmdb(tmp_path: Path) -> None:
 def test_what_does_not_hold_together_is_left_to_lmdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a bit of a page in use is flipped: what is found is every row, or nothing."""
     make(tmp_path / "e", SEED + 3, 12)
-    whole = read_few(tmp_path / "e")
-    assert whole is not None
+    whole = present(read_few(tmp_path / "e"))
     file = tmp_path / "e" / "data.mdb"
     content = file.read_bytes()
     source, refused = random.Random(SEED), 0

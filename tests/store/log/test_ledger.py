@@ -29,6 +29,7 @@ from duelog.store.log.ledger import (
     insert_packed,
 )
 from duelog.store.log.scan import RunFinder, runs
+from tests.conftest import present
 from tests.store.group_commits import share
 
 LIMITS = RunLimits(entries=4, bytes=1024)
@@ -73,8 +74,7 @@ def damage(environment: Environment, ledger_id: int, first_entry: int, at: int) 
     key = run_key(ledger_id, first_entry)
 
     def work(transaction: Transaction) -> None:
-        value = transaction.raw.get(key)
-        assert value is not None
+        value = present(transaction.raw.get(key))
         changed = bytearray(value)
         changed[at] ^= 1
         transaction.raw.put(key, bytes(changed))
