@@ -95,16 +95,6 @@ def test_the_next_one_gets_what_the_one_before_held_in_order(topic: Topic) -> No
     assert b.nack(held[0], delay=0) == 0
 
 
-def test_without_a_choice_the_first_that_came_is_served(topic: Topic) -> None:
-    """The others wait."""
-    one, other = (topic.subscribe("s", type="failover") for _ in range(2))
-    topic.send_payloads(SEND)
-    assert received(other) == []
-    assert received(one, 2) == SEND[:2]
-    one.close()
-    assert received(other) == SEND
-
-
 @pytest.mark.parametrize("answer", [-1, 1, "a", None, ZeroDivisionError(), SystemExit()])
 def test_a_choice_that_is_none_refuses_the_consumer(topic: Topic, answer: Any) -> None:
     """Nothing has changed; and when a consumer goes the first is served."""
@@ -195,22 +185,3 @@ def test_the_choice_is_among_those_of_the_lowest_number(consumers: list[tuple[in
     """By name among equals, and by arrival among those of one name: sorting is the twin."""
     candidates = {number: Failover(priority, name, by_name) for number, (priority, name) in enumerate(consumers)}
     assert chosen(candidates) == min(range(len(consumers)), key=lambda number: consumers[number])
-
-
-@pytest.mark.parametrize("type_", ["exclusive", "failover", "shared", "key_shared"])
-def test_redelivery_on_demand_brings_all_that_a_consumer_holds_in_order(topic: Topic, type_: Any) -> None:
-    """At once, with a higher count; what is acknowledged, and what others hold, stays."""
-    topic.send_payloads(SEND)
-    consumer = topic.subscribe("s", type=type_)
-    held = consumer.receive(5)
-    consumer.ack(held[2])
-    assert consumer.nack_all() == 4
-    assert [(message.payload, message.redelivery_count) for message in consumer.receive(10)] == [
-        *((SEND[number], 1) for number in (0, 1, 3, 4)),
-        (SEND[5], 0),
-    ]
-    assert consumer.nack_all() == 5
-    assert consumer.nack_all() == 0
-    consumer.close()
-    with pytest.raises(ClosedError):
-        consumer.nack_all()

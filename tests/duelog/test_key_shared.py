@@ -39,18 +39,6 @@ def got(consumer: Subscription) -> list[tuple[int, int]]:
     return [HEADER.unpack(payload) for payload in received(consumer)]
 
 
-def test_order_goes_by_the_number_and_not_by_the_key(topic: Topic) -> None:
-    """Messages of one key go to the owners of their numbers; what has no number goes to any consumer."""
-    one, other = join(topic), join(topic)
-    topic.send_batch(messages(*range(1, 9), *range(1, 9), 0))
-    mine, theirs = got(one), got(other)
-    assert {number for number, _ in mine}.isdisjoint(number for number, _ in theirs)
-    assert len(mine) + len(theirs) == 17
-    assert (0, 16) in mine
-    for numbers in (mine, theirs):
-        assert numbers == sorted(numbers, key=lambda each: each[1])
-
-
 def test_a_range_is_one_consumer_s_and_what_is_in_none_waits(topic: Topic) -> None:
     """Both ends are in it; a consumer that comes later gets what waited for it, in order."""
     low, high = join(topic, ranges=[(0, 99), (200, 300)]), join(topic, ranges=[(100, 199)])
@@ -105,24 +93,6 @@ def test_consumers_of_one_subscription_order_in_one_way(topic: Topic) -> None:
     first.close()
     again = topic.subscribe("s", type="key_shared", key_shared=KeyShared(lambda payload, key: key, out_of_order=True))
     assert len(got(again)) == 2
-
-
-def test_out_of_order_a_key_moves_without_waiting(topic: Topic) -> None:
-    """A consumer that comes gets new messages of a key of which another holds some; in order it would wait."""
-    for out_of_order in (False, True):
-        name = f"s{out_of_order}"
-
-        def attach(name: str = name, out_of_order: bool = out_of_order) -> Subscription:
-            how = KeyShared(number_of, out_of_order=out_of_order)
-            return topic.subscribe(name, type="key_shared", key_shared=how)
-
-        one = attach()
-        topic.send_batch(messages(*range(1, 100)))
-        assert len(got(one)) >= 99
-        other = attach()
-        topic.send_batch(messages(*range(1, 100)))
-        got(one)
-        assert bool(got(other)) == out_of_order
 
 
 def test_a_function_that_raises_or_gives_something_else_has_messages_go_to_any_consumer(topic: Topic) -> None:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from duelog import DelayedStore, ManualClock, Message, PublishedAt, StoreConfig, Subscription, Topic
+from duelog import DelayedStore, ManualClock, PublishedAt, StoreConfig, Subscription, Topic
 from duelog.markers import reader
 from duelog.store.errors import ClosedError, ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.store.log import scan
@@ -196,19 +196,6 @@ AdminMachine.TestCase.settings = settings(
 TestAdmin = pytest.mark.series(AdminMachine.TestCase)
 
 
-def test_peeking_and_skipping_beside_consumers(topic: Topic) -> None:
-    """Messages that a consumer holds are shown, and skipped: they do not come again, and the next do."""
-    consumer = topic.subscribe("s", type="key_shared")
-    topic.send_batch([Message(payload, key="k") for payload in SEND])
-    held = consumer.receive(2)
-    admin = topic.subscription("s")
-    assert [message.payload for message in admin.peek(3)] == SEND[:3]
-    assert admin.skip(3) == 3
-    assert consumer.nack(held, delay=0) == 0
-    assert received(consumer) == SEND[3:]
-    assert (admin.name, admin.topic) == ("s", topic.name)
-
-
 def test_what_is_addressed_to_another_subscription_is_not_shown(topic: Topic, clock: ManualClock) -> None:
     """It is not this one's; and to skip counts what is shown."""
     other, consumer = topic.subscribe("other"), topic.subscribe("s")
@@ -221,20 +208,6 @@ def test_what_is_addressed_to_another_subscription_is_not_shown(topic: Topic, cl
     assert [message.payload for message in admin.peek(10)] == SEND
     assert admin.skip(4) == 4
     assert received(consumer) == SEND[4:]
-
-
-def test_expiring_finds_what_lies_behind_newer_messages(topic: Topic, clock: ManualClock) -> None:
-    """A message that was due long ago may stand last, as after a long stop; consumers lose what they hold of it."""
-    consumer = topic.subscribe("s")
-    topic.send(b"late", deliver_after=10)
-    clock.advance(3_600_000)
-    topic.send(b"new")
-    assert set(received(consumer)) == {b"new", b"late"}
-    admin = topic.subscription("s")
-    assert admin.expire(START_MS + 10_000) == 0
-    assert admin.expire(datetime.fromtimestamp((START_MS + 10_001) / 1000, UTC)) == 1
-    assert consumer.nack_all() == 1
-    assert received(consumer) == [b"new"]
 
 
 def test_a_delayed_message_is_found_by_when_it_was_published(

@@ -8,11 +8,8 @@ import pytest
 
 from duelog.partitions.index.window import Dues, Ids
 from duelog.snapshot.writer import write_snapshot
-from duelog.store.codec.format import snapshot_meta_key
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
-from tests.conftest import present
 from tests.partitions.packing_all import packed_in
 from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, scattered
 
@@ -86,39 +83,6 @@ def test_later_buckets_are_restored_packed(environment: Environment) -> None:
     bucket_ms = log.frontier.due_ms - log.frontier.due_ms % BUCKET_MS
     assert packed_in(restored.pending) == list(range(bucket_ms + BUCKET_MS, START_MS + 2_000, BUCKET_MS))
     assert drained(restored) == log.pending()
-
-
-def test_entries_after_the_tail_are_left_to_the_replay(environment: Environment) -> None:
-    """Entries appended since are not in the index, and the tail says where to go on."""
-    log = Log(scattered(100))
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
-    log.dues += scattered(50, seed=2)
-    restored = log.restored(environment)
-    assert restored.tail == 100
-    assert max(entry_id for _, entry_id in drained(restored)) < 100
-
-
-def test_the_snapshot_before_is_used_when_the_newest_is_damaged(environment: Environment) -> None:
-    """Passed over with its reason, for the older one, which covers less."""
-    log = Log(scattered(100))
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
-    with environment.read() as raw:
-        kept = {bytes(key): bytes(value) for key, value in raw.cursor()}
-    log.fire(30)
-    log.dues += scattered(100, seed=2)
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
-
-    def put_back(transaction: Transaction) -> None:
-        for key, value in kept.items():
-            transaction.raw.put(key, value)
-        transaction.raw.put(snapshot_meta_key(LEDGER, 2), b"damaged")
-
-    environment.write(put_back)
-    reasons: list[str] = []
-    restored = present(log.restore(environment, reasons))
-    assert (restored.snapshot_id, restored.tail) == (1, 100)
-    assert [reason.split(":")[0] for reason in reasons] == ["2"]
-    assert drained(restored) == [key for key in log.pending() if key[1] < 100]
 
 
 def frontier_gone_back(log: Log) -> None:

@@ -47,19 +47,6 @@ def test_metadata_comes_after_every_part_and_the_one_before_goes_last(environmen
     assert states(environment) == [(LEDGER, 2, "complete")]
 
 
-def test_the_next_writer_removes_what_a_crash_left(environment: Environment) -> None:
-    """Parts without metadata are gone, and their id is not used again, once a snapshot is complete."""
-    log = Log(scattered(500))
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
-    steps = write_snapshots(environment, [log.cut()], PART_BYTES, 1)
-    next(steps)
-    del steps
-    assert states(environment) == [(LEDGER, 1, "complete"), (LEDGER, 2, "torn")]
-    assert log.restore(environment) is not None
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
-    assert states(environment) == [(LEDGER, 3, "complete")]
-
-
 def test_hundreds_of_small_logs_share_a_few_commits(environment: Environment) -> None:
     """Snapshots of small logs are grouped up to the size of a part; each is restored for itself."""
     logs = [Log(scattered(20, seed=number), ledger_id=number) for number in range(1, 301)]

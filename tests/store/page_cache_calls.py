@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 from collections.abc import Callable
 from itertools import pairwise
@@ -50,31 +48,3 @@ def joined(ranges: list[tuple[int, int]]) -> tuple[int, int]:
     assert all(before[1] == after[0] for before, after in pairwise(ranges)), ranges
     assert all(begin < end for begin, end in ranges), ranges
     return ranges[0][0], ranges[-1][1]
-
-
-def cached(file: Path, begin: int, end: int) -> float:
-    """Which part of the pages of a file between two multiples of a page's size are in memory, from 0 to 1."""
-    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), file.stat().st_size) as mapped:
-        byte = ctypes.c_char.from_buffer(mapped)
-        pages = (end - begin) // mmap.PAGESIZE
-        found = (ctypes.c_ubyte * pages)()
-        address = ctypes.c_void_p(ctypes.addressof(byte) + begin)
-        failed = ctypes.CDLL(None, use_errno=True).mincore(address, ctypes.c_size_t(end - begin), found)
-        del byte
-        assert not failed, os.strerror(ctypes.get_errno())
-    return sum(page & 1 for page in found) / pages
-
-
-def skip_unless_dropped_pages_go(directory: Path) -> None:
-    """Skip the test where a file system or kernel keeps what it is asked to drop, or does not say what it has."""
-    probe = directory / "probe"
-    with probe.open("wb") as file:
-        file.write(bytes(1 << 20))
-        file.flush()
-        os.fsync(file.fileno())
-        before = cached(probe, 0, 1 << 20)
-        os.posix_fadvise(file.fileno(), 0, 1 << 20, DROP)
-    after = cached(probe, 0, 1 << 20)
-    probe.unlink()
-    if (before, after) != (1.0, 0.0):
-        pytest.skip(f"of a file that was dropped {after:.0%} is in memory, and {before:.0%} before")

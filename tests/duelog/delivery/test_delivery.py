@@ -63,23 +63,6 @@ def test_retry_later_is_a_delayed_message_for_one_subscription(
     assert asking.stats().backlog == 0
 
 
-def test_seek_by_time_finds_the_first_message_due_then(open_store: OpenStore, clock: ManualClock) -> None:
-    """By due time, also of markers; before everything is the beginning, after everything the end."""
-    store = open_store(config=StoreConfig(retention_ms=10**9, partition_ms=1_000))
-    topic = store.topic("t")
-    consumer = topic.subscribe("s")
-    topic.send_batch([Message(b"%d" % second, deliver_after=second) for second in range(5)])
-    clock.advance(10_000)
-    store.tick()  # a receiver does not wait for all that is due
-    consumer.ack(consumer.receive(10))
-    consumer.seek(START_MS + 2_001)
-    assert received(consumer) == [b"3", b"4"]
-    consumer.seek(0)
-    assert len(received(consumer)) == 5
-    consumer.seek(START_MS + 50_000)
-    assert received(consumer) == []
-
-
 def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenStore, clock: ManualClock) -> None:
     """Ledgers and partitions that are gone stay gone: a seek before them is a seek to the first that is kept."""
     store = open_store(config=StoreConfig(ledger_max_entries=2, partition_ms=1_000))
@@ -99,24 +82,6 @@ def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenSto
     assert received(consumer) == [b"2"]
     with pytest.raises(InvalidArgument, match="to="):
         consumer.seek("yesterday")
-
-
-def test_a_paused_subscription_gets_nothing_until_it_is_resumed(
-    open_store: OpenStore, store: DelayedStore, topic: Topic
-) -> None:
-    """Also after a reopen; others are not concerned."""
-    paused, other = topic.subscribe("paused"), topic.subscribe("other")
-    paused.pause()
-    topic.send(b"x")
-    assert paused.receive() == []
-    assert received(other) == [b"x"]
-    store.close()
-    store = open_store()
-    paused = store.topic("t").subscribe("paused")
-    assert paused.paused
-    assert paused.receive() == []
-    paused.resume()
-    assert received(paused) == [b"x"]
 
 
 def test_time_to_live_counts_from_the_due_time(open_store: OpenStore, clock: ManualClock) -> None:

@@ -107,18 +107,6 @@ def test_what_is_read_ahead_is_what_a_plain_reader_gives(steps: list[tuple[str, 
             assert not over
 
 
-def test_asking_for_more_than_was_read_ahead_gives_all_of_it() -> None:
-    """A batch is as large as it can be, whatever the ones before it asked for."""
-    log = Log()
-    ahead = ReadAhead(log, ReadAheadBudget())
-    start, found = Position(1, 0), []
-    for count in (1, 1, 2, 20, 30):
-        messages, start, _ = ahead.read(start, count, nothing_acknowledged(), 0)
-        assert len(messages) == count
-        found += positions(messages)
-    assert found == positions(Log().read(Position(1, 0), 54, nothing_acknowledged(), 0)[0])
-
-
 @pytest.mark.parametrize(
     ("counts", "reads", "asked", "expected"), [((5,), [5], 5, (5, 6, 8, 9, 10)), ((1, 1), [1, 2], 3, (2, 3, 4))]
 )

@@ -166,24 +166,6 @@ def test_the_thread_is_woken_to_pack(open_store: OpenStore, monkeypatch: pytest.
     assert done.wait(20)
 
 
-def test_the_index_is_packed_with_the_lock_of_its_log_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry added to a bucket between its copying and its packing would be lost."""
-    column = START_MS + np.arange(300) * MINUTE_MS // 30
-    log = new_log(column, bucket_ms=MINUTE_MS)
-    locked: list[bool] = []
-    original = DelayIndex.pack
-
-    def pack(index: DelayIndex, after_ms: int | None = None) -> int | None:
-        locked.append(log._lock.locked())
-        return original(index, after_ms)
-
-    monkeypatch.setattr(DelayIndex, "pack", pack)
-    while log.pack():
-        assert not log._lock.locked()
-    assert len(locked) > 3
-    assert all(locked)
-
-
 def test_a_log_that_goes_is_forgotten(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,28 +68,6 @@ def test_messages_fire_between_the_slices_of_a_load(
     assert sum(count > 0 for count in fired[:-1]) > 5
 
 
-def test_nothing_is_lost_or_doubled_that_is_sent_while_its_partition_loads(
-    open_store: OpenStore, clock: ManualClock, in_small_steps: None
-) -> None:
-    """Appends between any two steps are heard, cancellations too, and each message is received once."""
-    store = open_store(config=CONFIG)
-    send(store, [FIRST_MS + 1_000 + at for at in range(200)])
-    clock.set(FIRST_MS)
-    cancelled = []
-    for at in range(30):
-        store._engine.slice()
-        ids = store.topic("t").send_batch([Message(b"x", deliver_at=FIRST_MS + 500 + at) for _ in range(3)])
-        assert store.topic("t").cancel(ids[0])
-        cancelled.append(ids[0])
-    store.tick()
-    clock.advance(HOUR_MS // 2)
-    with store.topic("t").subscribe("reader") as reader:
-        received = [message for _ in range(3) for message in reader.receive(200)]
-    assert len(received) == len({message.message_id for message in received}) == 260
-    assert not {message.message_id for message in received} & set(cancelled)
-    assert [message.due_ms for message in received] == sorted(message.due_ms for message in received)
-
-
 def test_a_message_rescheduled_and_then_cancelled_while_its_partition_loads_never_fires(
     open_store: OpenStore, clock: ManualClock, in_small_steps: None
 ) -> None:

@@ -15,15 +15,12 @@ from duelog.store.env import environment as environment_module
 from duelog.store.env import page_cache
 from tests.conftest import START_MS, OpenStore, applied, present
 from tests.duelog.consuming import payloads
-from tests.store.group_commits import until
 from tests.store.page_cache_calls import (
     DROP,
     FETCH,
     Calls,
-    cached,
     joined,
     record,
-    skip_unless_dropped_pages_go,
 )
 
 PIECE = 64 << 10
@@ -190,17 +187,3 @@ def test_what_is_due_is_fired_between_two_steps(
         assert len(calls) <= before + 1
         counts.append(result.fired)
     assert counts == [151, 150, 150]
-
-
-def test_the_kernel_has_it_again_when_the_day_begins(open_store: OpenStore, clock: ManualClock, tmp_path: Path) -> None:
-    """The kernel reads in the background; all of it is there soon."""
-    skip_unless_dropped_pages_go(tmp_path)
-    store = open_store(config=CONFIG)
-    send(store, NEXT_MS)
-    store.tick()
-    file = data_file(store, NEXT_MS)
-    limit = file.stat().st_size // 4_096 * 4_096
-    assert cached(file, 0, limit) < 0.5
-    clock.set(NEXT_MS - CONFIG.preload_ms)
-    store.tick()
-    until(lambda: cached(file, 0, limit) == 1.0)

@@ -15,7 +15,7 @@ import pytest
 from pyroaring import BitMap
 
 from duelog.partitions.index import buckets
-from duelog.partitions.index.buckets import Buckets, PackedBucket, Slab
+from duelog.partitions.index.buckets import PackedBucket, Slab
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import Piece
 from duelog.partitions.index.window import Dues, Ids
@@ -125,35 +125,6 @@ def test_entries_in_the_window_are_not_waiting_to_be_packed() -> None:
     assert not growing.index.is_worth_packing(5_000)
 
 
-def test_bytes_that_hold_nothing_from_the_limit_on_are_copied_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot right after packing looks into the earliest bucket only."""
-    growing = Growing(12)
-    growing.add(3_000)
-    pack_all(growing.index)
-    looked: list[int] = []
-    original = Buckets.entries_of
-
-    def entries_of(buckets: Buckets, start_ms: int) -> BitMap:
-        looked.append(start_ms)
-        return original(buckets, start_ms)
-
-    monkeypatch.setattr(Buckets, "entries_of", entries_of)
-    assert sum(piece.entries for piece in pieces_of(growing.index, 3_000)) == 3_000
-    assert looked == [START_MS]
-
-
-def test_a_packed_burst_is_a_few_bytes() -> None:
-    """Consecutive entries of one minute, added to a bucket one by one, are runs."""
-    growing = Growing(2)
-    growing.add(10)
-    for entry_id in range(10, 1_000):
-        growing.index.add_one(entry_id, START_MS + MINUTE_MS)
-    pack_all(growing.index)
-    (kept,) = (kept for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, PackedBucket))
-    assert len(kept) > 990
-    assert len(kept.saved) < 60
-
-
 # -- what leaves buckets packed, what unpacks them, and that their memory goes with them --------------
 
 
@@ -199,14 +170,6 @@ def test_adding_counting_and_asking_leave_buckets_packed() -> None:
     assert len(buckets_of(index)) == MINUTES
     index._check()
     assert len(packed_in(index)) == MINUTES
-
-
-def test_the_first_due_bucket_is_unpacked_alone() -> None:
-    """A take reads one bucket and leaves the others as they were saved."""
-    index = packed_index(together=MINUTES)
-    ids, _ = index.take(START_MS + MINUTE_MS - 1, 100)
-    assert ids.tolist() == [0, 12, 24, 36, 48]
-    assert packed_in(index) == [START_MS + minute * MINUTE_MS for minute in range(1, MINUTES)]
 
 
 def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket() -> None:

@@ -99,13 +99,6 @@ def test_single_messages_with_bases_of_their_own_get_the_earliest(dues: list[int
         assert [(key, bytes(value), count) for key, value, count in found] == [(KEY(0), bytes(expected), len(dues))]
 
 
-def test_a_merged_run_has_early_entries_if_any_of_its_parts_has() -> None:
-    """Readers look at due times then."""
-    values = [packed(0, 0, [(1, b"a")]), packed(1, 0, [(2, b"b")], early=True), packed(2, 0, [(3, b"c")])]
-    ((_, value, _),) = merged_runs(KEY, whole_runs(values), RunLimits(10, 1_000))
-    assert value == packed(0, 0, [(1, b"a"), (2, b"b"), (3, b"c")], early=True)
-
-
 @pytest.mark.parametrize("first", [1, 3])
 def test_runs_that_do_not_follow_each_other_are_not_merged(first: int) -> None:
     """One that is missing, or in the wrong place, would give entries the ids of others."""

@@ -21,10 +21,8 @@ from tests.store.page_cache_calls import (
     DROP,
     FETCH,
     Calls,
-    cached,
     joined,
     record,
-    skip_unless_dropped_pages_go,
 )
 
 PIECE, KEPT = 64 << 10, 256 << 10
@@ -74,12 +72,6 @@ def used_bytes(environment: Environment) -> int:
     """Bytes of the file that LMDB uses."""
     found = pages.inspect(environment.path)
     return (found.last_page + 1) * found.page_bytes
-
-
-def dropped_bytes(environment: Environment) -> int:
-    """Up to which byte the file was dropped."""
-    assert environment._eviction is not None
-    return environment._eviction._dropped
 
 
 def data_file(environment: Environment) -> Path:
@@ -149,17 +141,6 @@ def test_nothing_is_dropped_where_it_was_not_asked_for_or_is_not_on_disk(
     environment.stop_evicting()
 
 
-def test_one_that_is_read_only_has_nothing_to_keep(opened: Open, calls: Calls) -> None:
-    """It may be told all the same."""
-    environment = opened()
-    fill(environment, 3)
-    environment.close()
-    again = opened(create=False, read_only=True)
-    again.stop_evicting()
-    assert again.get(b"\x01nothing") is None
-    assert calls == []
-
-
 def test_one_that_is_opened_again_drops_from_the_beginning(opened: Open, calls: Calls) -> None:
     """Pages kept at the end when it was closed would else stay for ever."""
     environment = opened()
@@ -219,32 +200,6 @@ def test_pages_are_dropped_with_the_lock_that_stopping_takes(opened: Open, monke
     assert len(locked) > 2
     assert all(locked)
     assert not dropping._lock.locked()
-
-
-def test_the_kernel_no_longer_has_what_was_dropped(opened: Open, tmp_path: Path) -> None:
-    """Also of pages that were read through the map; what is kept is there, and all of it can be read."""
-    skip_unless_dropped_pages_go(tmp_path)
-    environment = opened()
-    fill(environment, 300)
-    with environment.read() as raw:
-        assert all(raw.get(run_key(1, number)) == bytes(VALUE_BYTES) for number in range(300))
-    before = dropped_bytes(environment)
-    assert before > ROOTS
-    environment.close()
-    again = opened(create=False)
-    with again.read() as raw:
-        assert all(raw.get(run_key(1, number)) == bytes(VALUE_BYTES) for number in range(300))
-    file = data_file(again)
-    end = used_bytes(again) // 4096 * 4096
-    assert cached(file, 0, end) == 1.0
-    fill(again, 16, 300)
-    dropped = dropped_bytes(again)
-    assert dropped > before - PIECE
-    assert cached(file, PIECE, dropped) < 0.05
-    assert cached(file, dropped, end) > 0.9
-    with again.read() as raw:
-        assert all(raw.get(run_key(1, number)) == bytes(VALUE_BYTES) for number in range(316))
-    assert again.find_problems() == []
 
 
 @pytest.mark.parametrize("physical", [1 << 30, 400_000])
