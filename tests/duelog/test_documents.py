@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from duelog import DelayedStore, Document, ManualClock, StoreConfig, aio
-from duelog.errors import CorruptRecord, DocumentChanged, DuelogError, InvalidArgument
+from duelog.errors import CorruptRecord, DocumentChanged, InvalidArgument
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
-from duelog.store.files.failpoints import arm, disarm
 from duelog.store.log import catalog
 from duelog.store.log.documents import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from duelog.tools.dump import open_environment, rows
-from tests.conftest import START_MS, OpenStore, applied, in_threads, present
+from tests.conftest import OpenStore, applied, in_threads, present
 from tests.duelog.aio.test_aio import in_a_loop
-from tests.duelog.side_by_side import crashed
-from tests.proof import length
 
 
 def test_a_document_is_read_as_it_was_put_and_is_there_after_opening_again(
@@ -173,104 +163,11 @@ async def test_asyncio_has_the_same(tmp_path: Path, clock: ManualClock) -> None:
         assert await store.documents.delete("a", expected=version)
 
 
-# -- the model ---------------------------------------------------------------------------------
-
-KEYS = st.sampled_from(("a", "a/b", "ab", "b", "é"))
-
-
-class Lost(Exception):
-    """The answer never came."""
-
-
-class DocumentMachine(RuleBasedStateMachine):
-    """Documents against a dict, with crashes before and after a commit, and a full disk's error."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="duelog-documents-"))
-        self.paths = (self.root / f"store{number}" for number in count())
-        self.twin: dict[str, Document] = {}
-        self.given: set[int] = set()
-        self.texts = count()
-        self.open(next(self.paths))
-
-    def open(self, path: Path) -> None:
-        self.store = DelayedStore.open(path, StoreConfig(durability="none"), clock=ManualClock(START_MS))
-
-    def change(self, key: str, deletes: bool, knows: int, breaks: str | None = None) -> None:
-        """knows: 0 whatever is there, 1 what is there, 2 nothing, 3 a version of before."""
-        documents, before = self.store.documents, self.twin.get(key)
-        expected = (..., before and before.version, None, min(self.given, default=7))[knows]
-        value = b"%d" % next(self.texts)
-        put: Callable[[], object] = lambda: documents.put(key, value, expected=expected)  # noqa: E731
-        change = (lambda: documents.delete(key, expected=expected)) if deletes else put
-        if expected is not ... and expected != (before and before.version):
-            with pytest.raises(DocumentChanged):
-                change()
-            return
-        copy = next(self.paths)
-
-        def crash() -> None:
-            disarm()
-            crashed(self.store, copy)
-            raise Lost
-
-        if breaks is not None:
-            arm(breaks, crash)
-        try:
-            answer = change()
-        except (Lost, DuelogError):
-            assert breaks is not None
-            self.store.close()
-            self.open(copy)
-            found = self.store.documents.get(key)
-            assert (found and found.value) == ((before and before.value) if breaks == "wal.before"
-                                               else None if deletes else value)  # fmt: skip
-            answer = (found.version if found is not None else 0) if not deletes else True
-            if breaks == "wal.before":
-                return
-        finally:
-            disarm()
-        if deletes:
-            self.twin.pop(key, None)
-        else:
-            assert isinstance(answer, int)
-            assert answer not in self.given
-            self.given.add(answer)
-            self.twin[key] = Document(value, answer)
-
-    @rule(key=KEYS, deletes=st.booleans(), knows=st.integers(0, 3))
-    def change_it(self, key: str, deletes: bool, knows: int) -> None:
-        self.change(key, deletes, knows)
-
-    @rule(key=KEYS, deletes=st.booleans(), knows=st.integers(0, 1), point=st.sampled_from(("before", "after")))
-    def change_it_and_die(self, key: str, deletes: bool, knows: int, point: str) -> None:
-        self.change(key, deletes, knows, f"wal.{point}")
-
-    @rule()
-    def close_and_open(self) -> None:
-        path = self.store.path
-        self.store.close()
-        self.open(path)
-
-    @invariant()
-    def the_same(self) -> None:
-        assert dict(self.store.documents.items()) == self.twin
-        prefixed = sorted(key for key in self.twin if key.startswith("a"))
-        assert [key for key, _ in self.store.documents.items("a")] == prefixed
-
-    def teardown(self) -> None:
-        try:
-            assert list(self.store.check()) == []
-        finally:
-            self.store.close()
-            shutil.rmtree(self.root)
-
-
-DocumentMachine.TestCase.settings = settings(
-    max_examples=length("DUELOG_EXAMPLES", 15, 40),
-    stateful_step_count=20,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-TestDocuments = pytest.mark.series(DocumentMachine.TestCase)
+def test_a_version_is_never_given_out_again(open_store: OpenStore) -> None:
+    """Who read a document that was deleted and put again does not take it for the one that it was."""
+    documents = open_store().documents
+    old = documents.put("a", b"1")
+    documents.delete("a")
+    documents.put("a", b"1")
+    with pytest.raises(DocumentChanged):
+        documents.put("a", b"2", expected=old)

@@ -244,3 +244,12 @@ def test_a_mark_past_the_end_of_its_ledger_is_reported() -> None:
     """The check of the invariants finds a mark-delete position that no ledger explains."""
     with pytest.raises(BrokenInvariant):
         AckSet(Position(1, 3))._check(Ledgers({1: 3}))
+
+
+def test_trimming_under_the_mark_moves_it_over_what_is_acknowledged_there() -> None:
+    """Retention may take unacknowledged ledgers; the mark goes to the first one left, and on in it."""
+    ledgers = Ledgers({5: 3})
+    acks = AckSet(Position(1, 0), {1: BitMap([2]), 5: BitMap([0, 2])})
+    acks.trim_to(5, ledgers)
+    assert acks.mark_delete == Position(5, 0)
+    assert acks.take_changes().acked[1] is None
