@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -9,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,6 +52,7 @@ for sliced in ("upkeep.maintenance._SLICE_S", "upkeep.reclaiming._SLICE_S", "mar
 """A slice of a tick is cut by the machine's clock. Here one does all that is due, however slow the machine is."""
 
 OpenStore = Callable[..., DelayedStore]
+Plant = Callable[..., None]
 Value = TypeVar("Value")
 
 
@@ -106,3 +108,24 @@ def open_store(tmp_path: Path, clock: ManualClock) -> Iterator[OpenStore]:
             findings = list(store.check())
             store.close()
             assert findings == []
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Have the `at`-th call of a function from now on raise, after it was made or before; no other does."""
+
+    def plant_(owner: Any, name: str, error: BaseException, *, after: bool = True, at: int = 1) -> None:
+        original, calls = getattr(owner, name), itertools.count(1)
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            planted = next(calls) == at
+            if planted and not after:
+                raise error
+            value = original(*arguments, **options)
+            if planted:
+                raise error
+            return value
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    return plant_

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
 from tests.conftest import OpenStore, applied
 from tests.duelog.store_state import records
-
-Plant = Callable[..., None]
 
 
 @pytest.fixture
@@ -49,23 +46,3 @@ def unchanged(store: DelayedStore, topic: Topic) -> Iterator[None]:
     yield
     if not store.closed:
         assert records(store) == before
-
-
-@pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Have the next call of a function raise, after it was made or before; the calls behind it do not."""
-
-    def plant_(owner: Any, name: str, error: BaseException, *, after: bool = True) -> None:
-        original, left = getattr(owner, name), [error]
-
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            if left and not after:
-                raise left.pop()
-            value = original(*arguments, **options)
-            if left:
-                raise left.pop()
-            return value
-
-        monkeypatch.setattr(owner, name, wrapped)
-
-    return plant_

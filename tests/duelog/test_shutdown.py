@@ -16,8 +16,7 @@ from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import DuelogError
-from tests.conftest import OpenStore
-from tests.duelog.conftest import Plant
+from tests.conftest import OpenStore, Plant
 
 
 def test_each_step_is_taken_whatever_the_others_raise() -> None:

@@ -17,8 +17,7 @@ from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.env.environment import Environment
 from duelog.topics.ack_flusher import AckFlusher
-from tests.conftest import START_MS, OpenStore
-from tests.duelog.conftest import Plant
+from tests.conftest import START_MS, OpenStore, Plant
 from tests.duelog.consuming import payloads, payloads_of, received
 
 SPAN_MS = 60_000

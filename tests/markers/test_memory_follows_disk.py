@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,30 +16,9 @@ from duelog.partitions.index.delay_index import DelayIndex
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, StoreFailed
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, Plant
 
 CONFIG = StoreConfig(partition_ms=3_600_000)
-
-
-def raising(error: type[BaseException], at: int = 1, *, after: bool = False) -> Callable[[Any], Any]:
-    """Wrap a function: its `at`-th call raises, before it is made or `after` it."""
-
-    def wrap(function: Any) -> Any:
-        calls = 0
-
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at and not after:
-                raise error("planted")
-            value = function(*arguments, **options)
-            if calls == at and after:
-                raise error("planted")
-            return value
-
-        return wrapped
-
-    return wrap
 
 
 def delivered(store: DelayedStore) -> dict[str, list[bytes]]:
@@ -75,14 +53,13 @@ def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
     store: DelayedStore,
     open_store: OpenStore,
     clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
+    plant: Plant,
     error: type[BaseException],
 ) -> None:
     """The other log's entries are given back, or fire, and both have fired once the error is over."""
-    monkeypatch.setattr(PendingLog, "take", raising(error, 2)(PendingLog.take))
+    plant(PendingLog, "take", error("planted"), after=False, at=2)
     with suppress(KeyboardInterrupt, StoreFailed):
         store.tick()
-    monkeypatch.undo()
     if store._engine.storage.main.failed is not None:  # after a broken invariant nothing goes on
         store.close()
         store = open_store(config=CONFIG)
@@ -106,13 +83,12 @@ def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
     ],
 )
 def test_an_interrupt_anywhere_in_a_firing_neither_loses_nor_doubles(
-    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: bool
+    store: DelayedStore, open_store: OpenStore, plant: Plant, owner: type, name: str, after: bool
 ) -> None:
     """A torn log is read back from disk; where memory could not be told of a commit, nothing more is written."""
-    monkeypatch.setattr(owner, name, raising(KeyboardInterrupt, after=after)(getattr(owner, name)))
+    plant(owner, name, KeyboardInterrupt(), after=after)
     with pytest.raises(KeyboardInterrupt):
         store.tick()
-    monkeypatch.undo()
     if store._engine.storage.main.failed is not None:
         store.close()
         store = open_store(config=CONFIG)
@@ -121,7 +97,7 @@ def test_an_interrupt_anywhere_in_a_firing_neither_loses_nor_doubles(
 
 
 def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, plant: Plant
 ) -> None:
     """Nothing arms it any more: what is left of it fires because the firing finds it torn."""
     store.topic("a").send(b"later", deliver_at=START_MS + 2_000)
@@ -130,10 +106,9 @@ def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
     def torn(firing: Firing, *arguments: Any) -> None:
         commit(firing, *arguments)
         (log,) = (logs[store.topic("a")._existing().topic_id] for logs in firing.loaded.logs.values())
-        with monkeypatch.context() as patch:
-            patch.setattr(DelayIndex, "add_one", raising(KeyboardInterrupt)(DelayIndex.add_one))
-            with pytest.raises(KeyboardInterrupt):
-                log.hear(log.tail, np.array([START_MS + 3_000]))
+        plant(DelayIndex, "add_one", KeyboardInterrupt(), after=False)
+        with pytest.raises(KeyboardInterrupt):
+            log.hear(log.tail, np.array([START_MS + 3_000]))
 
     with monkeypatch.context() as patch:
         patch.setattr(Firing, "_commit", torn)
@@ -143,29 +118,25 @@ def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
     assert delivered(store) == {"a": [b"a", b"later"], "b": [b"b"]}
 
 
-def test_an_interrupt_after_the_commit_of_a_firing_doubles_nothing(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_after_the_commit_of_a_firing_doubles_nothing(store: DelayedStore, plant: Plant) -> None:
     """The commit itself has told memory, whatever becomes of the caller."""
-    monkeypatch.setattr(WalWriter, "write", raising(KeyboardInterrupt, after=True)(WalWriter.write))
+    plant(WalWriter, "write", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.tick()
-    monkeypatch.undo()
     assert store._engine.delivery.firing.fired == 2
     store.tick()
     assert delivered(store) == EACH_ONCE
 
 
 def test_a_partition_whose_closing_was_interrupted_after_its_commit_is_closed(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, plant: Plant
 ) -> None:
     """Nothing is appended to it any more, as the disk says; one sent for its time comes at once."""
     clock.advance(4_000_000)
     assert store._engine.delivery.firing.fire(clock.now_ms()) == 2
-    monkeypatch.setattr(Environment, "write", raising(KeyboardInterrupt, after=True)(Environment.write))
+    plant(Environment, "write", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         list(store._engine.delivery.firing.close_finished(clock.now_ms()))
-    monkeypatch.undo()
     assert [each.state for each in store.partitions()] == ["closed"]
     store.topic("a").send(b"late", deliver_at=START_MS + 2_000)
     assert delivered(store) == {"a": [b"a", b"late"], "b": [b"b"]}
@@ -174,32 +145,30 @@ def test_a_partition_whose_closing_was_interrupted_after_its_commit_is_closed(
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("name", ["_listen", "_read_back"])
 def test_a_loading_that_was_interrupted_begins_anew(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
+    open_store: OpenStore, clock: ManualClock, plant: Plant, name: str, after: bool
 ) -> None:
     """Its registration is forgotten, and the next tick loads the partition."""
     store = open_store(config=CONFIG)
     for topic in ("a", "b"):
         store.topic(topic).subscribe("s").close()
         store.topic(topic).send(topic.encode(), deliver_at=START_MS + 1_000)
-    monkeypatch.setattr(Loading, name, raising(KeyboardInterrupt, after=after)(getattr(Loading, name)))
+    plant(Loading, name, KeyboardInterrupt(), after=after)
     with pytest.raises(KeyboardInterrupt):
         store.tick()
-    monkeypatch.undo()
     clock.advance(2_000)
     store.tick()
     assert delivered(store) == EACH_ONCE
 
 
 def test_a_reschedule_interrupted_after_its_commit_fires_at_the_new_time(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, plant: Plant
 ) -> None:
     """The index has heard of it from the commit, so that nothing fires past the message."""
     topic = store.topic("a")
     moved = topic.send(b"moved", deliver_after=600)
-    monkeypatch.setattr(Environment, "write", raising(KeyboardInterrupt, 2, after=True)(Environment.write))
+    plant(Environment, "write", KeyboardInterrupt(), at=2)
     with pytest.raises(KeyboardInterrupt):
         topic.reschedule(moved, deliver_after=1)
-    monkeypatch.undo()
     assert topic.state(moved) == "cancelled"
     clock.advance(1_000)
     store.tick()

@@ -18,8 +18,7 @@ from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.log.scan import runs
 from duelog.store.names import TopicName
-from tests.conftest import OpenStore, present
-from tests.duelog.conftest import Plant
+from tests.conftest import OpenStore, Plant, present
 from tests.duelog.consuming import payloads
 
 CONFIG = StoreConfig(

@@ -13,8 +13,7 @@ from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.withdrawal import Succession
 from duelog.upkeep.schedule import Timetable
-from tests.conftest import START_MS, OpenStore, present
-from tests.duelog.conftest import Plant
+from tests.conftest import START_MS, OpenStore, Plant, present
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

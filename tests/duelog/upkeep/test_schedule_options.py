@@ -21,8 +21,7 @@ from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.withdrawal import Succession
 from duelog.upkeep import maintenance
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
-from tests.conftest import START_MS, OpenStore, present
-from tests.duelog.conftest import Plant
+from tests.conftest import START_MS, OpenStore, Plant, present
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
