@@ -56,34 +56,6 @@ class Log:
             assert self._monitor.wait_for(lambda: len(self.seen) >= count, 60), self.seen
 
 
-@pytest.fixture
-def log() -> Log:
-    """Payloads that the functions of a test were run with."""
-    return Log()
-
-
-@pytest.fixture
-def store(open_store: OpenStore) -> DelayedStore:
-    """A store that fires by itself, on a clock that tests move."""
-    return open_store(config=FIRING)
-
-
-Run = Callable[..., Worker]
-
-
-@pytest.fixture
-def run(store: DelayedStore) -> Iterator[Run]:
-    """Have a worker run a function for topic `t`, with options of the task; stopped at the end."""
-    with ExitStack() as stopping:
-
-        def start(function: Callable[[ReceivedMessage], object], *, drain: Any = 30, **options: Any) -> Worker:
-            worker = Worker(store, drain=drain)
-            worker.task("t", **options)(function)
-            return stopping.enter_context(worker)
-
-        yield start
-
-
 def backlog(store: DelayedStore, topic: str) -> int:
     """Messages that the worker's subscription still has."""
     return store.topic(topic).subscription("worker").stats().backlog
@@ -131,73 +103,85 @@ class Gate:
         return stand if kind == "function" else stand_in_loop
 
 
+class Bench:
+    """A store that fires by itself, on a clock that tests move; a worker of it, and what its function is given."""
+
+    def __init__(self, store: DelayedStore, clock: ManualClock) -> None:
+        self.store, self.clock, self.log = store, clock, Log()
+        self.gate = Gate(self.log)
+        self.stopping = ExitStack()
+
+    def run(self, function: Callable[[ReceivedMessage], object], *, drain: Any = 30, **options: Any) -> Worker:
+        """Have a worker run a function for topic `t`, with options of the task; stopped at the end."""
+        worker = Worker(self.store, drain=drain)
+        worker.task("t", **options)(function)
+        return self.stopping.enter_context(worker)
+
+
 @pytest.fixture
-def gate(log: Log) -> Iterator[Gate]:
-    """Opened at the end of a test, so that its threads end."""
-    gate = Gate(log)
-    yield gate
-    gate.open()
+def bench(open_store: OpenStore, clock: ManualClock) -> Iterator[Bench]:
+    """A bench whose gate is opened and whose workers are stopped at the end."""
+    bench = Bench(open_store(config=FIRING), clock)
+    yield bench
+    bench.gate.open()
+    bench.stopping.close()
 
 
 KINDS = pytest.mark.parametrize("kind", ["function", "coroutine"])
 
 
 @KINDS
-def test_messages_are_acknowledged_when_the_function_returns(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str
-) -> None:
+def test_messages_are_acknowledged_when_the_function_returns(bench: Bench, kind: str) -> None:
     """Those that are due, and the later ones when they are."""
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     topic.send_batch([Message(b"%d" % n, deliver_after=n % 2 * 60) for n in range(40)])
-    worker = run(both_kinds(lambda message: log.add(message.payload))[kind])
-    log.wait(20)
-    clock.advance(60_000)
-    log.wait(40)
+    worker = bench.run(both_kinds(lambda message: bench.log.add(message.payload))[kind])
+    bench.log.wait(20)
+    bench.clock.advance(60_000)
+    bench.log.wait(40)
     assert worker.stop() == 0
-    assert sorted(map(int, log.seen)) == list(range(40))
-    assert backlog(store, "t") == 0
+    assert sorted(map(int, bench.log.seen)) == list(range(40))
+    assert backlog(bench.store, "t") == 0
 
 
 @KINDS
-def test_a_task_holds_no_more_messages_than_it_runs(
-    store: DelayedStore, log: Log, run: Run, kind: str, gate: Gate
-) -> None:
+def test_a_task_holds_no_more_messages_than_it_runs(bench: Bench, kind: str) -> None:
     """So a second worker of the same subscription gets the rest at once."""
-    store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
-    worker = run(gate.handler(kind), concurrency=3)
-    log.wait(3)
-    with store.topic("t").subscribe("worker", type="shared") as other:
+    bench.store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
+    worker = bench.run(bench.gate.handler(kind), concurrency=3)
+    bench.log.wait(3)
+    with bench.store.topic("t").subscribe("worker", type="shared") as other:
         assert len(other.receive(100)) == 7
         other.nack_all()
-    gate.open()
-    log.wait(10)
+    bench.gate.open()
+    bench.log.wait(10)
     worker.stop()
-    assert sorted(map(int, log.seen)) == list(range(10))
+    assert sorted(map(int, bench.log.seen)) == list(range(10))
 
 
 @KINDS
 def test_an_exception_is_retried_with_backoff_and_then_a_dead_letter_with_its_type_and_text(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str
+    bench: Bench, kind: str
 ) -> None:
     """Each retry waits twice as long as the one before, by the store's clock; `attempts` counts all."""
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     first_id = topic.send(b"poison", key="k", properties={"p": "q"})
-    begun_ms, times = clock.now_ms(), []
+    begun_ms, times = bench.clock.now_ms(), []
 
     def fail(message: ReceivedMessage) -> None:
-        times.append(clock.now_ms() - begun_ms)
-        log.add(message.payload)
+        times.append(bench.clock.now_ms() - begun_ms)
+        bench.log.add(message.payload)
         raise ValueError(f"number {len(times)}")
 
-    worker = run(both_kinds(fail)[kind], retries=3, backoff=timedelta(seconds=10))
+    worker = bench.run(both_kinds(fail)[kind], retries=3, backoff=timedelta(seconds=10))
     for attempt, wait_s in enumerate((10, 20, 40), start=1):
-        log.wait(attempt)
-        await_retry(store)
-        clock.advance(wait_s * 1_000)
-    log.wait(4)
+        bench.log.wait(attempt)
+        await_retry(bench.store)
+        bench.clock.advance(wait_s * 1_000)
+    bench.log.wait(4)
     assert worker.stop() == 0
     assert times == [0, 10_000, 30_000, 70_000]
-    (letter,) = store.dead_letters()
+    (letter,) = bench.store.dead_letters()
     assert (letter.payload, letter.key, letter.properties, letter.message_id) == (b"poison", "k", {"p": "q"}, first_id)
     assert (letter.reason, letter.attempts, letter.first_ms, letter.last_ms) == (
         "ValueError: number 4",
@@ -205,11 +189,11 @@ def test_an_exception_is_retried_with_backoff_and_then_a_dead_letter_with_its_ty
         begun_ms,
         begun_ms + 70_000,
     )
-    assert backlog(store, "t") == 0
-    assert list(store.dead_letters(reason="ValueError: number 4")) == [letter]
+    assert backlog(bench.store, "t") == 0
+    assert list(bench.store.dead_letters(reason="ValueError: number 4")) == [letter]
 
 
-def test_a_backoff_of_ones_own_sees_the_failures_and_may_give_up(store: DelayedStore, log: Log, run: Run) -> None:
+def test_a_backoff_of_ones_own_sees_the_failures_and_may_give_up(bench: Bench) -> None:
     """None from it makes a dead letter at once; so many retries as it likes are as good."""
     asked: list[tuple[int, str]] = []
 
@@ -218,120 +202,112 @@ def test_a_backoff_of_ones_own_sees_the_failures_and_may_give_up(store: DelayedS
         return None if isinstance(error, KeyError) else 0
 
     def fail(message: ReceivedMessage) -> None:
-        if log.add(message.payload) < 9:
+        if bench.log.add(message.payload) < 9:
             raise RuntimeError("again")
         raise KeyError("for good")
 
-    store.topic("t").send(b"x")
-    worker = run(fail, retries=None, backoff=backoff)
-    log.wait(9)
+    bench.store.topic("t").send(b"x")
+    worker = bench.run(fail, retries=None, backoff=backoff)
+    bench.log.wait(9)
     worker.stop()
     assert asked == [*((n, "again") for n in range(1, 9)), (9, "'for good'")]
-    assert [(letter.reason, letter.attempts) for letter in store.dead_letters()] == [("KeyError: 'for good'", 9)]
+    assert [(letter.reason, letter.attempts) for letter in bench.store.dead_letters()] == [("KeyError: 'for good'", 9)]
 
 
-def test_a_retry_that_the_delay_policies_refuse_waits_in_memory(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run
-) -> None:
+def test_a_retry_that_the_delay_policies_refuse_waits_in_memory(bench: Bench) -> None:
     """It is delivered after its backoff all the same, and counted."""
-    store.set_policies(Policies(max_delivery_delay_ms=1_000))
-    store.topic("t").send(b"x")
+    bench.store.set_policies(Policies(max_delivery_delay_ms=1_000))
+    bench.store.topic("t").send(b"x")
     counts: list[int] = []
 
     def fail(message: ReceivedMessage) -> None:
         counts.append(message.redelivery_count + message.retries)
-        if log.add(message.payload) == 1:
+        if bench.log.add(message.payload) == 1:
             raise RuntimeError
 
-    worker = run(fail, backoff=60)
-    log.wait(1)
-    while len(log.seen) < 2:
-        clock.advance(1_000)
+    worker = bench.run(fail, backoff=60)
+    bench.log.wait(1)
+    while len(bench.log.seen) < 2:
+        bench.clock.advance(1_000)
     worker.stop()
     assert counts == [0, 1]
 
 
-def test_a_message_that_failed_too_often_before_is_a_dead_letter_without_being_run(
-    store: DelayedStore, log: Log, run: Run
-) -> None:
+def test_a_message_that_failed_too_often_before_is_a_dead_letter_without_being_run(bench: Bench) -> None:
     """Crashes count deliveries, and leave no exception."""
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     topic.send_batch([Message(b"crashes"), Message(b"fine")])
     with topic.subscribe("worker", type="shared") as consumer:
         for _ in range(3):
             consumer.nack(consumer.receive()[0], delay=0)
-    worker = run(lambda message: log.add(message.payload), retries=2)
-    log.wait(1)
+    worker = bench.run(lambda message: bench.log.add(message.payload), retries=2)
+    bench.log.wait(1)
     worker.stop()
-    assert log.seen == [b"fine"]
-    assert [(letter.reason, letter.attempts) for letter in store.dead_letters()] == [("redeliveries", 3)]
+    assert bench.log.seen == [b"fine"]
+    assert [(letter.reason, letter.attempts) for letter in bench.store.dead_letters()] == [("redeliveries", 3)]
 
 
-def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run
-) -> None:
+def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(bench: Bench) -> None:
     """It is the reason of its dead letter, and given to the function that is run again."""
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     topic.send(b"x")
     failures: list[str | None] = []
 
     def fail(message: ReceivedMessage) -> None:
         failures.append(message.failure)
-        log.add(message.payload)
+        bench.log.add(message.payload)
         raise ValueError(f"number {len(failures)}")
 
-    worker = run(fail, retries=2, backoff=1)
+    worker = bench.run(fail, retries=2, backoff=1)
     for attempt in (1, 2):
-        log.wait(attempt)
-        await_retry(store)
+        bench.log.wait(attempt)
+        await_retry(bench.store)
         if attempt == 1:
-            clock.advance(1_000)
+            bench.clock.advance(1_000)
     worker.stop()
-    clock.advance(2_000)
+    bench.clock.advance(2_000)
     topic.subscribe("worker", type="shared").close()
     with topic.subscribe("worker", type="shared") as consumer:
         consumer.receive()  # and dies with it
     worker.start()
-    while not list(store.dead_letters()):
+    while not list(bench.store.dead_letters()):
         os.sched_yield()
     assert failures == [None, "ValueError: number 1"]
-    assert [(letter.reason, letter.attempts) for letter in store.dead_letters()] == [("ValueError: number 2", 3)]
+    assert [(letter.reason, letter.attempts) for letter in bench.store.dead_letters()] == [("ValueError: number 2", 3)]
 
 
 @KINDS
-def test_a_message_is_not_delivered_again_before_the_timeout_of_its_task_is_over(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str, gate: Gate
-) -> None:
+def test_a_message_is_not_delivered_again_before_the_timeout_of_its_task_is_over(bench: Bench, kind: str) -> None:
     """However short the acknowledgement timeout is, which counts from there."""
-    store.set_policies(Policies(ack_timeout_ms=1_000))
-    store.topic("t").send_batch([Message(b"a"), Message(b"b")])
-    worker = run(gate.handler(kind), timeout=timedelta(hours=21))
-    log.wait(2)
+    bench.store.set_policies(Policies(ack_timeout_ms=1_000))
+    bench.store.topic("t").send_batch([Message(b"a"), Message(b"b")])
+    worker = bench.run(bench.gate.handler(kind), timeout=timedelta(hours=21))
+    bench.log.wait(2)
     for _ in range(20):
-        clock.advance(3_600_000)
-        with store.topic("t").subscribe("worker", type="shared") as other:
+        bench.clock.advance(3_600_000)
+        with bench.store.topic("t").subscribe("worker", type="shared") as other:
             assert other.receive(10, timeout=0) == []
-    gate.open()
+    bench.gate.open()
     worker.stop()
-    assert sorted(log.seen) == [b"a", b"b"]
-    assert backlog(store, "t") == 0
+    assert sorted(bench.log.seen) == [b"a", b"b"]
+    assert backlog(bench.store, "t") == 0
 
 
-def test_a_coroutine_that_waits_is_not_collected(store: DelayedStore, log: Log, run: Run) -> None:
+def test_a_coroutine_that_waits_is_not_collected(bench: Bench) -> None:
     """Though nothing but the coroutine refers to what it waits for: its message would be held for ever."""
     ended: list[BaseException] = []
 
     async def stand(message: ReceivedMessage) -> None:
         try:
-            log.add(message.payload)
+            bench.log.add(message.payload)
             await asyncio.Event().wait()
         except BaseException as error:
             ended.append(error)
             raise
 
-    store.topic("t").send(b"x")
-    worker = run(stand, drain=0)
-    log.wait(1)
+    bench.store.topic("t").send(b"x")
+    worker = bench.run(stand, drain=0)
+    bench.log.wait(1)
     gc.collect()
     assert ended == []
     assert worker.stop() == 1
@@ -340,52 +316,48 @@ def test_a_coroutine_that_waits_is_not_collected(store: DelayedStore, log: Log, 
 # -- stopping ------------------------------------------------------------------------------------
 
 
-def test_stopping_waits_for_what_runs_and_takes_nothing_new(
-    store: DelayedStore, log: Log, run: Run, gate: Gate
-) -> None:
+def test_stopping_waits_for_what_runs_and_takes_nothing_new(bench: Bench) -> None:
     """Running messages are acknowledged; the others stay where they were."""
-    store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
-    worker = run(gate.handler(), concurrency=2)
-    log.wait(2)
+    bench.store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
+    worker = bench.run(bench.gate.handler(), concurrency=2)
+    bench.log.wait(2)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
     while not all(runner._stopped for runner in worker._runners):
         os.sched_yield()
-    gate.open()
+    bench.gate.open()
     stopping.join(60)
-    assert log.seen == [b"0", b"1"]
-    assert backlog(store, "t") == 8
+    assert bench.log.seen == [b"0", b"1"]
+    assert backlog(bench.store, "t") == 8
 
 
 @KINDS
-def test_what_has_not_ended_in_time_is_given_back_and_not_counted(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str
-) -> None:
+def test_what_has_not_ended_in_time_is_given_back_and_not_counted(bench: Bench, kind: str) -> None:
     """By the store's clock. A coroutine is cancelled, a thread goes on, and its acknowledgement comes to nothing."""
     gate, cancelled = threading.Event(), threading.Event()
 
     def stand(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         gate.wait(60)
         cancelled.set()
 
     async def stand_in_loop(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
 
-    store.topic("t").send(b"x")
-    worker = run(stand if kind == "function" else stand_in_loop, drain=timedelta(seconds=5))
-    log.wait(1)
+    bench.store.topic("t").send(b"x")
+    worker = bench.run(stand if kind == "function" else stand_in_loop, drain=timedelta(seconds=5))
+    bench.log.wait(1)
     left: list[int] = []
     stopping = threading.Thread(target=lambda: left.append(worker.stop()))
     stopping.start()
     while stopping.is_alive():
-        clock.advance(1_000)
+        bench.clock.advance(1_000)
     assert left == [1]
-    with store.topic("t").subscribe("worker") as consumer:
+    with bench.store.topic("t").subscribe("worker") as consumer:
         (message,) = consumer.receive()
         assert (message.payload, message.redelivery_count) == (b"x", 0)
         gate.set()
@@ -393,8 +365,9 @@ def test_what_has_not_ended_in_time_is_given_back_and_not_counted(
         assert consumer.ack(message) == 1
 
 
-def test_a_worker_of_a_path_opens_it_and_closes_it(tmp_path: Path, log: Log) -> None:
+def test_a_worker_of_a_path_opens_it_and_closes_it(tmp_path: Path) -> None:
     """From start to stop, again and again; its functions send by `worker.store`."""
+    log = Log()
     config = StoreConfig(partition_ms=3_600_000)
     DelayedStore.open(tmp_path / "s", config).close()
     worker = Worker(tmp_path / "s", name="w")
@@ -422,10 +395,10 @@ def test_a_worker_of_a_path_opens_it_and_closes_it(tmp_path: Path, log: Log) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_the_worker_and_the_handlers_before_it_come_back(
-    tmp_path: Path, log: Log, number: signal.Signals
+    tmp_path: Path, number: signal.Signals
 ) -> None:
     """`run` returns when what ran has ended, all acknowledged."""
-    before = signal.getsignal(number)
+    log, before = Log(), signal.getsignal(number)
     worker = Worker(tmp_path / "s")
 
     @worker.task("t")
@@ -494,9 +467,7 @@ def test_a_store_that_its_program_closes_ends_the_run(open_store: OpenStore) -> 
     assert not running.is_alive()
 
 
-def test_a_full_disk_is_waited_for(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Receiving goes on when there is room."""
     full = threading.Event()
 
@@ -506,24 +477,22 @@ def test_a_full_disk_is_waited_for(
 
     with monkeypatch.context() as patch:
         patch.setattr("duelog.subscription.Subscription.poll", poll)
-        worker = run(lambda message: log.add(message.payload))
+        worker = bench.run(lambda message: bench.log.add(message.payload))
         assert full.wait(60)
-    store.topic("t").send(b"x")
-    while not log.seen:
-        clock.advance(1_000)
+    bench.store.topic("t").send(b"x")
+    while not bench.log.seen:
+        bench.clock.advance(1_000)
     worker.stop()
 
 
-def test_a_dead_letter_that_cannot_be_written_is_delivered_again(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_letter_that_cannot_be_written_is_delivered_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk loses no message, and gives it up later."""
 
     def fail(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         raise RuntimeError("x")
 
-    store.topic("t").send(b"x")
+    bench.store.topic("t").send(b"x")
     refused = threading.Event()
 
     def bury(*_: Any) -> None:
@@ -532,12 +501,12 @@ def test_a_dead_letter_that_cannot_be_written_is_delivered_again(
 
     with monkeypatch.context() as patch:
         patch.setattr("duelog.topics.dead_letters.DeadLetters.bury", bury)
-        worker = run(fail, retries=0)
+        worker = bench.run(fail, retries=0)
         assert refused.wait(60)
-    while not list(store.dead_letters()):
-        clock.advance(1_000)
+    while not list(bench.store.dead_letters()):
+        bench.clock.advance(1_000)
     worker.stop()
-    assert {letter.payload for letter in store.dead_letters()} == {b"x"}
+    assert {letter.payload for letter in bench.store.dead_letters()} == {b"x"}
 
 
 # -- a worker keeps its concurrency --------------------------------------------------------------
@@ -549,16 +518,10 @@ OUTSIDE = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorEx
 @KINDS
 @pytest.mark.parametrize("error", OUTSIDE)
 def test_an_error_outside_duelogs_own_while_a_message_is_acknowledged_ends_no_thread_of_its_task(
-    store: DelayedStore,
-    clock: ManualClock,
-    log: Log,
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    error: type[BaseException],
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[BaseException]
 ) -> None:
     """More of them than the task has slots; each message is delivered again."""
-    store.topic("t").send_batch([Message(b"%d" % n) for n in range(6)])
+    bench.store.topic("t").send_batch([Message(b"%d" % n) for n in range(6)])
     refused: list[int] = []
     acknowledge = Subscription.ack
 
@@ -569,37 +532,37 @@ def test_an_error_outside_duelogs_own_while_a_message_is_acknowledged_ends_no_th
         return acknowledge(self, *args, **options)
 
     monkeypatch.setattr("duelog.subscription.Subscription.ack", ack)
-    worker = run(both_kinds(lambda message: log.add(message.payload))[kind], concurrency=2)
-    while backlog(store, "t"):
-        clock.advance(1_000)
+    worker = bench.run(both_kinds(lambda message: bench.log.add(message.payload))[kind], concurrency=2)
+    while backlog(bench.store, "t"):
+        bench.clock.advance(1_000)
     worker.stop()
-    assert len(log.seen) == 11
+    assert len(bench.log.seen) == 11
 
 
 @KINDS
 @pytest.mark.parametrize("error", OUTSIDE)
 def test_whatever_a_handler_raises_is_a_failed_delivery_and_ends_no_thread_of_its_task(
-    store: DelayedStore, log: Log, run: Run, kind: str, error: type[BaseException]
+    bench: Bench, kind: str, error: type[BaseException]
 ) -> None:
     """SystemExit, KeyboardInterrupt and a cancellation of its own too; the other messages are run."""
 
     def fail(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         if message.payload != b"9":
             raise error("planted")
 
-    store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
-    worker = run(both_kinds(fail)[kind], concurrency=2, retries=0)
-    log.wait(10)
+    bench.store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
+    worker = bench.run(both_kinds(fail)[kind], concurrency=2, retries=0)
+    bench.log.wait(10)
     worker.stop()
-    assert len(list(store.dead_letters())) == 9
-    assert backlog(store, "t") == 0
+    assert len(list(bench.store.dead_letters())) == 9
+    assert backlog(bench.store, "t") == 0
 
 
 @KINDS
 @pytest.mark.parametrize("raised", [ZeroDivisionError, SystemExit])
 def test_a_backoff_that_raises_is_a_minute_and_ends_no_thread_of_its_task(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, kind: str, raised: type[BaseException]
+    bench: Bench, kind: str, raised: type[BaseException]
 ) -> None:
     """The message is not lost by it."""
 
@@ -607,23 +570,21 @@ def test_a_backoff_that_raises_is_a_minute_and_ends_no_thread_of_its_task(
         raise raised
 
     def fail(message: ReceivedMessage) -> None:
-        if log.add(message.payload) == 1:
+        if bench.log.add(message.payload) == 1:
             raise RuntimeError
 
-    store.topic("t").send(b"x")
-    worker = run(both_kinds(fail)[kind], concurrency=1, backoff=backoff)
-    log.wait(1)
-    await_retry(store)
-    clock.advance(60_000)
-    log.wait(2)
+    bench.store.topic("t").send(b"x")
+    worker = bench.run(both_kinds(fail)[kind], concurrency=1, backoff=backoff)
+    bench.log.wait(1)
+    await_retry(bench.store)
+    bench.clock.advance(60_000)
+    bench.log.wait(2)
     worker.stop()
-    assert log.seen == [b"x", b"x"]
-    assert backlog(store, "t") == 0
+    assert bench.log.seen == [b"x", b"x"]
+    assert backlog(bench.store, "t") == 0
 
 
-def test_a_task_of_a_handlers_own_that_raises_systemexit_does_not_end_the_loop_of_the_others(
-    store: DelayedStore, log: Log, run: Run
-) -> None:
+def test_a_task_of_a_handlers_own_that_raises_systemexit_does_not_end_the_loop_of_the_others(bench: Bench) -> None:
     """Python lets it through `run_forever`: the loop goes on, and no other coroutine is cancelled by it."""
     waiting: list[asyncio.Event] = []
 
@@ -631,7 +592,7 @@ def test_a_task_of_a_handlers_own_that_raises_systemexit_does_not_end_the_loop_o
         raise SystemExit
 
     async def handle(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         if message.payload == b"waits":
             waiting.append(asyncio.Event())
             await waiting[0].wait()
@@ -640,80 +601,78 @@ def test_a_task_of_a_handlers_own_that_raises_systemexit_does_not_end_the_loop_o
         else:
             waiting[0].set()
 
-    worker = run(handle, concurrency=2, retries=0)
+    worker = bench.run(handle, concurrency=2, retries=0)
     for number, payload in enumerate((b"waits", b"leaves", b"sets"), start=1):
-        store.topic("t").send(payload)
-        log.wait(number)
+        bench.store.topic("t").send(payload)
+        bench.log.wait(number)
     assert worker.stop() == 0
-    assert [letter.payload for letter in store.dead_letters()] == [b"leaves"]
-    assert log.seen == [b"waits", b"leaves", b"sets"]
+    assert [letter.payload for letter in bench.store.dead_letters()] == [b"leaves"]
+    assert bench.log.seen == [b"waits", b"leaves", b"sets"]
 
 
-def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(store: DelayedStore, log: Log, run: Run) -> None:
+def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(bench: Bench) -> None:
     """Its slot is free again: the cancellation does not reach what acknowledges it."""
 
     async def handle(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
 
-    store.topic("t").send_batch([Message(b"%d" % n) for n in range(5)])
-    worker = run(handle, concurrency=1)
-    log.wait(5)
+    bench.store.topic("t").send_batch([Message(b"%d" % n) for n in range(5)])
+    worker = bench.run(handle, concurrency=1)
+    bench.log.wait(5)
     assert worker.stop() == 0
-    assert backlog(store, "t") == 0
+    assert backlog(bench.store, "t") == 0
 
 
 # -- the log -------------------------------------------------------------------------------------
 
 
-def test_a_worker_logs_its_start_and_its_end_in_a_line_each(
-    store: DelayedStore, clock: ManualClock, log: Log, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_logs_its_start_and_its_end_in_a_line_each(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Version, store and tasks; then how long it ran and what became of messages."""
     caplog.set_level("INFO", "duelog.worker")
 
     def fail(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         raise ValueError
 
-    worker = Worker(store, name="w")
-    worker.task("a", concurrency=3, timeout=timedelta(minutes=1))(lambda message: log.add(message.payload))
+    worker = Worker(bench.store, name="w")
+    worker.task("a", concurrency=3, timeout=timedelta(minutes=1))(lambda message: bench.log.add(message.payload))
     worker.task("b", retries=0)(fail)
     with worker:
         for topic in ("a", "a", "b"):
-            store.topic(topic).send(b"x")
-        log.wait(3)
-        clock.advance(90_000)
+            bench.store.topic(topic).send(b"x")
+        bench.log.wait(3)
+        bench.clock.advance(90_000)
     said = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
     name = "test_a_worker_logs_its_start_and_its_end_in_a_line_each.<locals>"
     tasks = (
         f"{name}.<lambda> for a (concurrency 3, retries 5, timeout 60 s), {name}.fail for b (concurrency 8, retries 0)"
     )
     assert said == [
-        f"worker w starts: duelog {duelog.__version__}, store {store.path}: {tasks}",
+        f"worker w starts: duelog {duelog.__version__}, store {bench.store.path}: {tasks}",
         "worker w ends after 90 s: 2 messages acknowledged, 1 attempt failed",
     ]
 
 
 @KINDS
 def test_the_log_has_one_id_through_all_attempts_of_a_message_and_only_frames_of_its_handler(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, caplog: pytest.LogCaptureFixture, kind: str
+    bench: Bench, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """Though each retry is a message of its own; with how many there may be."""
-    first_id = store.topic("t").send(b"x")
+    first_id = bench.store.topic("t").send(b"x")
 
     def fail(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         raise ValueError("no")
 
-    worker = run(both_kinds(fail)[kind], retries=2, backoff=1)
+    worker = bench.run(both_kinds(fail)[kind], retries=2, backoff=1)
     for count in (1, 2, 3):
-        log.wait(count)
-        while count < 3 and store.topic("t").stats().pending == 0:
+        bench.log.wait(count)
+        while count < 3 and bench.store.topic("t").stats().pending == 0:
             os.sched_yield()
-        clock.advance(10_000)
+        bench.clock.advance(10_000)
     worker.stop()
     of_tasks = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     assert [record.getMessage().partition(": ")[2] for record in of_tasks] == [
@@ -729,20 +688,20 @@ def test_the_log_has_one_id_through_all_attempts_of_a_message_and_only_frames_of
 
 
 def test_a_coroutine_that_was_too_slow_is_a_dead_letter_that_says_so_and_logged_with_where_it_waited(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With how long it might have taken; its own frames come first."""
 
     async def hang(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         await asyncio.Event().wait()
 
-    store.topic("t").send(b"x")
-    worker = run(hang, retries=0, timeout=2.5)
-    log.wait(1)
-    clock.advance(2_500)
+    bench.store.topic("t").send(b"x")
+    worker = bench.run(hang, retries=0, timeout=2.5)
+    bench.log.wait(1)
+    bench.clock.advance(2_500)
     assert worker.stop() == 0
-    assert [letter.reason for letter in store.dead_letters()] == ["TimeoutError: it took longer than 2.5 s"]
+    assert [letter.reason for letter in bench.store.dead_letters()] == ["TimeoutError: it took longer than 2.5 s"]
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert record.exc_info is not None
     assert traceback.extract_tb(record.exc_info[2])[0].name == "hang"
@@ -753,14 +712,14 @@ def test_a_coroutine_that_was_too_slow_is_a_dead_letter_that_says_so_and_logged_
     [(1, "1 message had not ended and was given back"), (2, "2 messages had not ended and were given back")],
 )
 def test_what_is_given_back_is_counted_in_the_right_number(
-    store: DelayedStore, log: Log, run: Run, caplog: pytest.LogCaptureFixture, count: int, said: str, gate: Gate
+    bench: Bench, caplog: pytest.LogCaptureFixture, count: int, said: str
 ) -> None:
     """One message, two messages."""
-    store.topic("t").send_batch([Message(b"x")] * count)
-    worker = run(gate.handler(), drain=0)
-    log.wait(count)
+    bench.store.topic("t").send_batch([Message(b"x")] * count)
+    worker = bench.run(bench.gate.handler(), drain=0)
+    bench.log.wait(count)
     assert worker.stop() == count
-    gate.open()
+    bench.gate.open()
     assert f"worker worker: {said}" in [record.getMessage() for record in caplog.records]
 
 
@@ -769,111 +728,107 @@ def test_what_is_given_back_is_counted_in_the_right_number(
 
 @KINDS
 def test_what_a_hung_handler_holds_is_delivered_again_after_the_acknowledgement_timeout(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run, kind: str
+    bench: Bench, kind: str
 ) -> None:
     """To the next that asks, as a failed delivery; the handler's own end acknowledges it all the same."""
-    store.set_policies(Policies(ack_timeout_ms=10_000))
-    store.topic("t").send(b"x")
-    worker = run(gate.handler(kind), concurrency=1)
-    log.wait(1)
-    with store.topic("t").subscribe("worker", type="shared") as other:
-        clock.advance(9_999)
+    bench.store.set_policies(Policies(ack_timeout_ms=10_000))
+    bench.store.topic("t").send(b"x")
+    worker = bench.run(bench.gate.handler(kind), concurrency=1)
+    bench.log.wait(1)
+    with bench.store.topic("t").subscribe("worker", type="shared") as other:
+        bench.clock.advance(9_999)
         assert other.receive(10, timeout=0) == []
-        clock.advance(1)
+        bench.clock.advance(1)
         assert [message.redelivery_count for message in other.receive(10, timeout=0)] == [1]
-        gate.open()
+        bench.gate.open()
         worker.stop()
-        assert backlog(store, "t") == 0
+        assert backlog(bench.store, "t") == 0
 
 
-def test_a_coroutine_that_hangs_has_a_timeout_error_raised_in_it_and_is_retried(
-    store: DelayedStore, clock: ManualClock, log: Log, run: Run
-) -> None:
+def test_a_coroutine_that_hangs_has_a_timeout_error_raised_in_it_and_is_retried(bench: Bench) -> None:
     """By the store's clock; the same slot runs the next message."""
     raised: list[BaseException] = []
 
     async def handle(message: ReceivedMessage) -> None:
-        if log.add(message.payload) == 1 and message.payload == b"hangs":
+        if bench.log.add(message.payload) == 1 and message.payload == b"hangs":
             try:
                 await asyncio.Event().wait()
             except BaseException as error:
                 raised.append(error)
                 raise
 
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     topic.send_batch([Message(b"hangs"), Message(b"next")])
-    worker = run(handle, concurrency=1, timeout=timedelta(seconds=5), backoff=60)
-    log.wait(1)
-    clock.advance(4_999)
+    worker = bench.run(handle, concurrency=1, timeout=timedelta(seconds=5), backoff=60)
+    bench.log.wait(1)
+    bench.clock.advance(4_999)
     assert raised == []
-    clock.advance(1)
-    log.wait(2)
-    assert log.seen == [b"hangs", b"next"]
+    bench.clock.advance(1)
+    bench.log.wait(2)
+    assert bench.log.seen == [b"hangs", b"next"]
     assert [type(error) for error in raised] == [asyncio.CancelledError]
-    clock.advance(60_000)
-    log.wait(3)
+    bench.clock.advance(60_000)
+    bench.log.wait(3)
     assert worker.stop() == 0
-    assert backlog(store, "t") == 0
+    assert backlog(bench.store, "t") == 0
 
 
 def test_a_function_that_hangs_is_given_up_told_and_its_thread_replaced(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its task goes on; that it returns in the end acknowledges nothing, and its message has failed."""
 
     def handle(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         if message.payload == b"hangs":
-            gate.stand()
+            bench.gate.stand()
 
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     topic.send_batch([Message(b"hangs"), Message(b"next")])
-    worker = run(handle, concurrency=1, timeout=5, retries=0)
-    log.wait(1)
-    clock.advance(5_000)
-    log.wait(2)
+    worker = bench.run(handle, concurrency=1, timeout=5, retries=0)
+    bench.log.wait(1)
+    bench.clock.advance(5_000)
+    bench.log.wait(2)
     given_up = [record.getMessage() for record in caplog.records if "is given up" in record.getMessage()]
     assert len(given_up) == 1
     assert "it took longer than 5 s; its thread hangs" in given_up[0]
     assert "in handle" in given_up[0]
     assert "gate.stand()" in given_up[0]
     assert "task_runner.py" not in given_up[0]
-    assert [letter.reason for letter in store.dead_letters()] == ["TimeoutError: it took longer than 5 s"]
-    gate.open()
+    assert [letter.reason for letter in bench.store.dead_letters()] == ["TimeoutError: it took longer than 5 s"]
+    bench.gate.open()
     while not any("when it had been given up" in record.getMessage() for record in caplog.records):
         os.sched_yield()
     assert worker.stop() == 0
-    assert len(list(store.dead_letters())) == 1
+    assert len(list(bench.store.dead_letters())) == 1
 
 
-def test_a_function_that_was_given_up_and_returns_does_not_acknowledge_the_retry(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run
-) -> None:
+def test_a_function_that_was_given_up_and_returns_does_not_acknowledge_the_retry(bench: Bench) -> None:
     """The message waits for its backoff, and is run again, though the first attempt has succeeded meanwhile."""
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     topic.send(b"x")
 
     def handle(message: ReceivedMessage) -> None:
-        if log.add(message.payload) == 1:
-            gate.stand()
+        if bench.log.add(message.payload) == 1:
+            bench.gate.stand()
 
-    worker = run(handle, concurrency=1, timeout=5, backoff=60)
-    log.wait(1)
-    clock.advance(5_000)
-    await_retry(store)
-    gate.open()
+    worker = bench.run(handle, concurrency=1, timeout=5, backoff=60)
+    bench.log.wait(1)
+    bench.clock.advance(5_000)
+    await_retry(bench.store)
+    bench.gate.open()
     (runner,) = worker._runners
     while runner._hanging:
         os.sched_yield()
     assert topic.stats().pending == 1
-    clock.advance(60_000)
-    log.wait(2)
+    bench.clock.advance(60_000)
+    bench.log.wait(2)
     assert worker.stop() == 0
-    assert backlog(store, "t") == 0
+    assert backlog(bench.store, "t") == 0
 
 
 def test_an_attempt_whose_time_is_over_before_a_thread_takes_it_is_not_run(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine that stood still its retry would run beside it."""
     taken = threading.Event()
@@ -883,66 +838,62 @@ def test_an_attempt_whose_time_is_over_before_a_thread_takes_it_is_not_run(
             item = super().get(*args, **options)
             if item is not None and not taken.is_set():
                 taken.set()
-                gate.stand()
+                bench.gate.stand()
             return item
 
     monkeypatch.setattr("duelog.workers.task_runner.queue.SimpleQueue", Slow)
-    store.topic("t").send_batch([Message(b"late"), Message(b"next")])
-    worker = run(lambda message: log.add(message.payload), concurrency=1, timeout=5, retries=0)
+    bench.store.topic("t").send_batch([Message(b"late"), Message(b"next")])
+    worker = bench.run(lambda message: bench.log.add(message.payload), concurrency=1, timeout=5, retries=0)
     assert taken.wait(60)
-    clock.advance(5_000)
-    log.wait(1)
-    gate.open()
+    bench.clock.advance(5_000)
+    bench.log.wait(1)
+    bench.gate.open()
     (runner,) = worker._runners
     while runner._hanging:
         os.sched_yield()
     assert worker.stop() == 0
-    assert log.seen == [b"next"]
-    assert [letter.payload for letter in store.dead_letters()] == [b"late"]
+    assert bench.log.seen == [b"next"]
+    assert [letter.payload for letter in bench.store.dead_letters()] == [b"late"]
 
 
-def test_threads_that_hang_are_replaced_up_to_a_bound_and_run_again_when_they_return(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run
-) -> None:
+def test_threads_that_hang_are_replaced_up_to_a_bound_and_run_again_when_they_return(bench: Bench) -> None:
     """With two slots, two are replaced, a third that hangs leaves one slot; once they return there are two again."""
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     together = threading.Barrier(2)
 
     def handle(message: ReceivedMessage) -> None:
-        log.add(message.payload)
+        bench.log.add(message.payload)
         if message.payload == b"hangs":
-            gate.stand()
+            bench.gate.stand()
         elif message.payload == b"pair":
             together.wait(60)
 
-    worker = run(handle, concurrency=2, timeout=5, retries=0)
+    worker = bench.run(handle, concurrency=2, timeout=5, retries=0)
     (runner,) = worker._runners
     for count in (1, 2, 3):
         topic.send(b"hangs")
-        log.wait(count)
-        clock.advance(5_000)
-        while len(list(store.dead_letters())) < count:
+        bench.log.wait(count)
+        bench.clock.advance(5_000)
+        while len(list(bench.store.dead_letters())) < count:
             os.sched_yield()
     topic.send_batch([Message(b"single"), Message(b"single")])
-    log.wait(5)
+    bench.log.wait(5)
     assert [attempt.stuck for attempt in runner._hanging.values()] == [False, False, True]
-    gate.open()
+    bench.gate.open()
     while runner._hanging:
         os.sched_yield()
     topic.send_batch([Message(b"pair"), Message(b"pair")])
-    log.wait(7)
+    bench.log.wait(7)
     assert worker.stop() == 0
 
 
-def test_a_task_of_which_every_thread_hangs_ends_the_run_and_says_so(
-    tmp_path: Path, clock: ManualClock, log: Log, gate: Gate
-) -> None:
+def test_a_task_of_which_every_thread_hangs_ends_the_run_and_says_so(bench: Bench, tmp_path: Path) -> None:
     """One slot, one replacement: the second message that hangs ends it, and no message is lost."""
-    with DelayedStore.open(tmp_path / "s", FIRING, clock=clock) as store:
+    with DelayedStore.open(tmp_path / "s", FIRING, clock=bench.clock) as store:
         store.topic("t").send_batch([Message(b"%d" % n) for n in range(3)])
 
         worker = Worker(store)
-        worker.task("t", concurrency=1, timeout=5, backoff=60)(gate.handler())
+        worker.task("t", concurrency=1, timeout=5, backoff=60)(bench.gate.handler())
         errors: list[BaseException] = []
 
         def run_it() -> None:
@@ -954,8 +905,8 @@ def test_a_task_of_which_every_thread_hangs_ends_the_run_and_says_so(
         running = threading.Thread(target=run_it)
         running.start()
         for count in (1, 2):
-            log.wait(count)
-            clock.advance(5_000)
+            bench.log.wait(count)
+            bench.clock.advance(5_000)
         running.join(60)
         (error,) = errors
         assert "2 threads hang in its function for more than 5 s" in str(error)
@@ -964,24 +915,22 @@ def test_a_task_of_which_every_thread_hangs_ends_the_run_and_says_so(
 
 
 @KINDS
-def test_the_longest_running_handler_is_told_until_it_returns(
-    store: DelayedStore, clock: ManualClock, log: Log, gate: Gate, run: Run, kind: str
-) -> None:
+def test_the_longest_running_handler_is_told_until_it_returns(bench: Bench, kind: str) -> None:
     """Also after it was given up; None where there is no worker, 0 where it runs nothing."""
 
     def longest() -> int | None:
-        return store.topic("t").subscription("worker").stats().longest_running_ms
+        return bench.store.topic("t").subscription("worker").stats().longest_running_ms
 
-    worker = run(gate.handler(kind), timeout=5 if kind == "function" else None)
+    worker = bench.run(bench.gate.handler(kind), timeout=5 if kind == "function" else None)
     assert longest() == 0
-    store.topic("t").send(b"a")
-    log.wait(1)
-    clock.advance(2_000)
-    store.topic("t").send(b"b")
-    log.wait(2)
-    clock.advance(7_000)
+    bench.store.topic("t").send(b"a")
+    bench.log.wait(1)
+    bench.clock.advance(2_000)
+    bench.store.topic("t").send(b"b")
+    bench.log.wait(2)
+    bench.clock.advance(7_000)
     assert longest() == 9_000
-    gate.open()
+    bench.gate.open()
     while longest():
         os.sched_yield()
     worker.stop()
@@ -1017,34 +966,34 @@ def test_a_bad_task_is_refused_by_its_field(tmp_path: Path, field: str, options:
     assert not (tmp_path / "s").exists()
 
 
-def test_a_bad_worker_is_refused_by_its_field(store: DelayedStore, run: Run) -> None:
+def test_a_bad_worker_is_refused_by_its_field(bench: Bench) -> None:
     """No store, no duration, settings for an open store, no task, started twice, a task while it runs."""
     bad: Any
     for field, bad in (
         ("store", lambda: Worker(None)),  # type: ignore[arg-type]
-        ("drain", lambda: Worker(store, drain=-1)),
-        ("config", lambda: Worker(store, config=FIRING)),
-        ("worker", lambda: Worker(store).start()),
+        ("drain", lambda: Worker(bench.store, drain=-1)),
+        ("config", lambda: Worker(bench.store, config=FIRING)),
+        ("worker", lambda: Worker(bench.store).start()),
     ):
         with pytest.raises(InvalidArgument, match=f"^{field}="):
             bad()
-    worker = run(print)
+    worker = bench.run(print)
     with pytest.raises(InvalidArgument, match=r"^worker='worker'"):
         worker.start()
     with pytest.raises(InvalidArgument, match=r"^task="):
         worker.task("u")(print)
 
 
-def test_a_start_that_fails_leaves_nothing_behind(store: DelayedStore) -> None:
+def test_a_start_that_fails_leaves_nothing_behind(bench: Bench) -> None:
     """A subscription of the second task is taken: the first one's is left, and the worker may be started later."""
-    worker = Worker(store)
+    worker = Worker(bench.store)
     worker.task("a")(lambda message: None)
     worker.task("b")(lambda message: None)
-    with store.topic("b").subscribe("worker"), pytest.raises(Exception, match="exclusive"):
+    with bench.store.topic("b").subscribe("worker"), pytest.raises(Exception, match="exclusive"):
         worker.start()
-    assert store.topic("a").subscription("worker").stats().consumers == 0
+    assert bench.store.topic("a").subscription("worker").stats().consumers == 0
     with worker:
-        assert store.topic("a").subscription("worker").stats().consumers == 1
+        assert bench.store.topic("a").subscription("worker").stats().consumers == 1
 
 
 def test_a_backoff_doubles_up_to_an_hour() -> None:
@@ -1059,7 +1008,7 @@ def test_a_backoff_doubles_up_to_an_hour() -> None:
     assert waits(0) == [0] * 4
 
 
-def test_a_reason_is_the_type_and_text_whatever_they_are(store: DelayedStore) -> None:
+def test_a_reason_is_the_type_and_text_whatever_they_are(bench: Bench) -> None:
     """Also of an exception whose text raises, or is no UTF-8; long ones are cut."""
 
     class Odd(Exception):
@@ -1070,9 +1019,9 @@ def test_a_reason_is_the_type_and_text_whatever_they_are(store: DelayedStore) ->
     assert reason_of(ValueError()) == "ValueError"
     assert reason_of(StoreFull(Path("p"), "r")) == "duelog.store.errors.StoreFull: p: r"
     assert reason_of(Odd()).endswith("Odd: its text cannot be had")
-    topic = store.topic("t")
+    topic = bench.store.topic("t")
     topic.send_batch([Message(b"a"), Message(b"b")])
     with topic.subscribe("s") as consumer:
         for message, reason in zip(consumer.receive(2), ("\udcff", "y" * 5_000), strict=True):
             consumer.dead_letter(message, reason)
-    assert [letter.reason for letter in store.dead_letters()] == ["\\udcff", "y" * 1_000]
+    assert [letter.reason for letter in bench.store.dead_letters()] == ["\\udcff", "y" * 1_000]

@@ -57,8 +57,6 @@ def test_looking_works_beside_a_writing_process(written: Path, command: str) -> 
     ("command", "why"),
     [
         ("send {} t x", "it takes no commands"),
-        ("receive {} t mailer --timeout 0", "it takes no commands"),
-        ("import {} /dev/null", "it takes no commands"),
         ("repair {}", "repair rewrites the files"),
         ("snapshot verify {}", "verify a backup"),
         ("snapshot rebuild {}", "end it first"),
