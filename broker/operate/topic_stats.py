@@ -46,12 +46,35 @@ _EXTREMES: Mapping[str, Callable[[int, int], int]] = {
 }
 """Figures that are not summed over partitions."""
 
-_NO_COMPACTION = {
-    "lastCompactionRemovedEventCount": 0,
-    "lastCompactionSucceedTimestamp": 0,
-    "lastCompactionFailedTimestamp": 0,
-    "lastCompactionDurationTimeInMills": 0,
+
+def _zeros(names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), 0)
+
+
+_NO_COMPACTION = _zeros(
+    """lastCompactionRemovedEventCount lastCompactionSucceedTimestamp lastCompactionFailedTimestamp
+    lastCompactionDurationTimeInMills"""
+)
+_NONE_OF_TOPIC = _zeros(
+    """publishRateLimitedTimes earliestMsgPublishTimeInBacklogs offloadedStorageSize lastOffloadLedgerId
+    lastOffloadSuccessTimeStamp lastOffloadFailureTimeStamp ongoingTxnCount abortedTxnCount committedTxnCount
+    waitingPublishers nonContiguousDeletedMessagesRanges nonContiguousDeletedMessagesRangesSerializedSize"""
+)
+_NONE_OF_READER: Mapping[str, Any] = {
+    **_zeros(
+        """chunkedMessageRate msgBacklog backlogSize earliestMsgPublishTimeInBacklog msgBacklogNoDelayed msgDelayed
+        msgInReplay msgRateExpired totalMsgExpired lastExpireTimestamp lastConsumedFlowTimestamp
+        lastConsumedTimestamp lastAckedTimestamp lastMarkDeleteAdvancedTimestamp nonContiguousDeletedMessagesRanges
+        nonContiguousDeletedMessagesRangesSerializedSize delayedMessageIndexSizeInBytes filterProcessedMsgCount
+        filterAcceptedMsgCount filterRejectedMsgCount filterRescheduledMsgCount"""
+    ),
+    **dict.fromkeys(("isDurable", "isReplicated", "durable", "replicated"), False),
+    **{name: {} for name in ("consumersAfterMarkDeletePosition", "bucketDelayedIndexStats", "subscriptionProperties")},
 }
+_NONE_OF_CONSUMER = _zeros(
+    "chunkedMessageRate avgMessagesPerEntry lastAckedTimestamp lastConsumedTimestamp lastConsumedFlowTimestamp"
+)
+"""What this broker has not."""
 
 
 class TopicFigures:
@@ -101,22 +124,11 @@ class TopicFigures:
             "msgChunkPublished": False,
             "storageSize": stats.stored_bytes,
             "backlogSize": max((each["backlogSize"] for each in shown.values()), default=0),
-            "publishRateLimitedTimes": 0,
-            "earliestMsgPublishTimeInBacklogs": 0,
-            "offloadedStorageSize": 0,
-            "lastOffloadLedgerId": 0,
-            "lastOffloadSuccessTimeStamp": 0,
-            "lastOffloadFailureTimeStamp": 0,
-            "ongoingTxnCount": 0,
-            "abortedTxnCount": 0,
-            "committedTxnCount": 0,
+            **_NONE_OF_TOPIC,
             "publishers": [self._of_producer(each) for each in self._producers.of_topic(name)] if publishers else [],
-            "waitingPublishers": 0,
             "subscriptions": shown,
             "replication": {},
             "deduplicationStatus": "Enabled" if self._deduplicates(name) else "Disabled",
-            "nonContiguousDeletedMessagesRanges": 0,
-            "nonContiguousDeletedMessagesRangesSerializedSize": 0,
             "delayedMessageIndexSizeInBytes": stats.index_bytes,
             "compaction": _NO_COMPACTION,
             "ownerBroker": self._addresses.broker_id,
@@ -179,61 +191,30 @@ class TopicFigures:
         """Figures of a reader; a subscription has more."""
         active = next((each.name for each in members if each.active), None)
         return {
+            **_NONE_OF_READER,
             **_out(rate, sent),
             "msgRateRedeliver": rate.redelivered,
             "messageAckRate": rate.acked,
-            "chunkedMessageRate": 0,
-            "msgBacklog": 0,
-            "backlogSize": 0,
-            "earliestMsgPublishTimeInBacklog": 0,
-            "msgBacklogNoDelayed": 0,
             "blockedSubscriptionOnUnackedMsgs": any(each.blocked for each in members),
-            "msgDelayed": 0,
-            "msgInReplay": 0,
             "unackedMessages": sum(each.unacked for each in members),
             "type": TYPES[members[0].type] if members else None,
             "activeConsumerName": active,
-            "msgRateExpired": 0.0,
-            "totalMsgExpired": 0,
-            "lastExpireTimestamp": 0,
-            "lastConsumedFlowTimestamp": 0,
-            "lastConsumedTimestamp": 0,
-            "lastAckedTimestamp": 0,
-            "lastMarkDeleteAdvancedTimestamp": 0,
             "consumers": [self._of_consumer(each) for each in members] if consumers else [],
-            "isDurable": False,
-            "isReplicated": False,
             "allowOutOfOrderDelivery": bool(members) and members[0].sharing.out_of_order,
             "keySharedMode": _key_shared_mode(members),
-            "consumersAfterMarkDeletePosition": {},
-            "nonContiguousDeletedMessagesRanges": 0,
-            "nonContiguousDeletedMessagesRangesSerializedSize": 0,
-            "delayedMessageIndexSizeInBytes": 0,
-            "bucketDelayedIndexStats": {},
-            "subscriptionProperties": {},
-            "filterProcessedMsgCount": 0,
-            "filterAcceptedMsgCount": 0,
-            "filterRejectedMsgCount": 0,
-            "filterRescheduledMsgCount": 0,
-            "durable": False,
-            "replicated": False,
         }
 
     def _of_consumer(self, consumer: Consumer) -> dict[str, Any]:
         rate = self._rates.of_consumer(consumer)
         return {
+            **_NONE_OF_CONSUMER,
             **_out(rate, consumer.figures),
             "msgRateRedeliver": rate.redelivered,
             "messageAckRate": rate.acked,
-            "chunkedMessageRate": 0.0,
             "consumerName": consumer.name,
             "availablePermits": consumer.permits,
             "unackedMessages": consumer.unacked,
-            "avgMessagesPerEntry": 0,
             "blockedConsumerOnUnackedMsgs": consumer.blocked,
-            "lastAckedTimestamp": 0,
-            "lastConsumedTimestamp": 0,
-            "lastConsumedFlowTimestamp": 0,
             "keyHashRanges": [f"[{first}, {last}]" for first, last in consumer.sharing.ranges or ()],
             "address": consumer.peer.address,
             "connectedSince": self._since(consumer.opened_at),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -16,7 +16,6 @@ from ...delayed_store import DelayedStore
 from ...store.names import TopicName
 from ...store.policy.policies import (
     DELAY_FIELDS,
-    DelayedDeliveryPolicies,
     EffectivePolicies,
     Policies,
     merge,
@@ -69,17 +68,6 @@ class PolicyStore:
 
         return await asyncio.to_thread(work)
 
-    async def set_delays(self, scope: PolicyScope, delays: DelayedDeliveryPolicies) -> None:
-        """Replace the delay policies, and leave the others."""
-
-        def work() -> None:
-            if scope.namespace is not None:
-                self._store.set_policies(delays, namespace=scope.namespace)
-            for topic in scope.topics:
-                self._store.set_policies(delays, topic=topic)
-
-        await asyncio.to_thread(work)
-
     async def update(self, scope: PolicyScope, **values: Any) -> None:
         """Set fields, and leave the others; None: not set there."""
 
@@ -90,10 +78,6 @@ class PolicyStore:
                 self._store.update_policies(topic=topic, **values)
 
         await asyncio.to_thread(work)
-
-    async def remove_delays(self, scope: PolicyScope) -> None:
-        """Have no delay policy be set there."""
-        await self.update(scope, **dict.fromkeys(DELAY_FIELDS))
 
     async def hand_down(self, scope: PolicyScope) -> None:
         """Set for partitions that are new what is set for their topic."""
@@ -141,11 +125,14 @@ class NamespacePolicies:
         self._access = access
         kept = (
             _Policy("delayedDelivery", "delays of messages (PIP-437)", "object",
-                    self._delays, values.delays_of, self._set_delays, "delayed_delivery_policies"),
+                    partial(self._stored, values.delays_json), values.delays_of,
+                    partial(self._store, DELAY_FIELDS), "delayed_delivery_policies"),
             _Policy("retention", "how long acknowledged messages are kept", "object",
-                    self._retention, values.retention_of, self._set_retention, "retention_policies"),
+                    partial(self._stored, values.retention_json), values.retention_of,
+                    partial(self._store, ("retention_ms", "retention_bytes")), "retention_policies"),
             _Policy("messageTTL", "seconds after which messages count as acknowledged", "integer",
-                    self._ttl, values.seconds_of, self._set_ttl, "message_ttl_in_seconds", query="messageTTL"),
+                    partial(self._stored, values.seconds_json), values.seconds_of,
+                    partial(self._store, ("ttl_ms",)), "message_ttl_in_seconds", query="messageTTL"),
         )  # fmt: skip
         self._of_namespace = (
             *kept,
@@ -249,28 +236,12 @@ class NamespacePolicies:
 
     # -- the store's ---------------------------------------------------------------------------------
 
-    async def _delays(self, scope: PolicyScope, applied: bool) -> Any:
-        own, in_force = await self._policies.own(scope), await self._policies.in_force(scope)
-        return values.delays_json(own, in_force, applied=applied)
+    async def _stored(self, show: values.Shown, scope: PolicyScope, applied: bool) -> Any:
+        in_force = await self._policies.in_force(scope)
+        return show(in_force if applied else await self._policies.own(scope), in_force)
 
-    async def _set_delays(self, scope: PolicyScope, delays: Any) -> None:
-        if delays is None:
-            await self._policies.remove_delays(scope)
-        else:
-            await self._policies.set_delays(scope, delays)
-
-    async def _retention(self, scope: PolicyScope, applied: bool) -> Any:
-        return values.retention_json(await (self._policies.in_force if applied else self._policies.own)(scope))
-
-    async def _set_retention(self, scope: PolicyScope, found: values.Retention | None) -> None:
-        fields = {"retention_ms": None, "retention_bytes": None} if found is None else found.fields
-        await self._policies.update(scope, **fields)
-
-    async def _ttl(self, scope: PolicyScope, applied: bool) -> Any:
-        return values.seconds_json(await (self._policies.in_force if applied else self._policies.own)(scope))
-
-    async def _set_ttl(self, scope: PolicyScope, seconds: int | None) -> None:
-        await self._policies.update(scope, ttl_ms=None if seconds is None else seconds * 1_000)
+    async def _store(self, fields: Collection[str], scope: PolicyScope, found: Mapping[str, Any] | None) -> None:
+        await self._policies.update(scope, **(dict.fromkeys(fields) if found is None else found))
 
     # -- the broker's --------------------------------------------------------------------------------
 

@@ -5,16 +5,25 @@ Pulsar writes retention as minutes and MiB, -1 for no end, and the time to live 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ...store.config import MIB
 from ...store.message import MAX_DUE_MS
-from ...store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies
+from ...store.policy.policies import EffectivePolicies, Policies
 from ..admin.http_request import HttpError, checked_integer, one_of, texts_of, value_of
 from ..lookup.compatibility import Compatibility
 from ..lookup.resources import AutoCreation
 from ..security.permissions import Action
+
+Fields = dict[str, Any]
+"""Fields of `Policies`; None: not set."""
+
+Set = Policies | EffectivePolicies
+"""What is set at a scope, or in force there."""
+
+Shown = Callable[[Set, EffectivePolicies], Any]
+"""Writes what is set, which is told with what is in force; None: it is not set."""
 
 _FOR_EVER = 2**63 - 1
 _MINUTE_MS = 60_000
@@ -30,59 +39,42 @@ _DELAYS = {
 }
 
 
-def delays_of(found: object) -> DelayedDeliveryPolicies:
+def delays_of(found: object) -> Fields:
     """`DelayedDeliveryPolicies` of PIP-437; a field that is left out or null is not set. HttpError 412."""
     body = as_object("delayedDelivery", found)
-    values: dict[str, Any] = {
-        field: checked_integer(name, body[name], 0, MAX_DUE_MS)
-        for name, field in _DELAYS.items()
-        if body.get(name) is not None
+    active = None if body.get("active") is None else value_of(body, "active", bool, True)
+    given = {name: body.get(name) for name in _DELAYS}
+    return {"active": active} | {
+        _DELAYS[name]: None if value is None else checked_integer(name, value, 0, MAX_DUE_MS)
+        for name, value in given.items()
     }
-    active = body.get("active")
-    if active is not None:
-        values["active"] = value_of(body, "active", bool, True)
-    return DelayedDeliveryPolicies(**values)
 
 
-def delays_json(own: DelayedDeliveryPolicies, in_force: EffectivePolicies, *, applied: bool) -> dict[str, Any] | None:
-    """Write the delays set at a scope, or applied: in force there; None: nothing is set.
+def delays_json(found: Set, in_force: EffectivePolicies) -> dict[str, Any] | None:
+    """Write delays; None: nothing is set.
 
     `active` and `tickTime` are always told, as Java's client reads a missing one as false.
     """
-    if not applied and not any(getattr(own, field) is not None for field in ("active", *_DELAYS.values())):
+    if all(getattr(found, field) is None for field in ("active", *_DELAYS.values())):
         return None
-    found: dict[str, Any] = {"active": in_force.active, "tickTime": in_force.tick_time_ms}
-    for name, field in _DELAYS.items():
-        value = getattr(in_force if applied else own, field)
-        if value is not None:
-            found[name] = value
-    return found
+    values = {name: getattr(found, field) for name, field in _DELAYS.items()}
+    set_there = {name: value for name, value in values.items() if value is not None}
+    return {"active": in_force.active, "tickTime": in_force.tick_time_ms, **set_there}
 
 
-class Retention(NamedTuple):
-    """The store keeps what either asks for; 0: that one asks for nothing."""
-
-    ms: int
-    size: int
-
-    @property
-    def fields(self) -> dict[str, int]:
-        return {"retention_ms": self.ms, "retention_bytes": self.size}
-
-
-def retention_of(found: object) -> Retention:
-    """`RetentionPolicies`. HttpError 412."""
+def retention_of(found: object) -> Fields:
+    """`RetentionPolicies`. The store keeps what either field asks for; 0: that one asks for nothing. HttpError 412."""
     body = as_object("retention", found)
     minutes = checked_integer("retentionTimeInMinutes", body.get("retentionTimeInMinutes"), -1, 2**31 - 1)
     mib = checked_integer("retentionSizeInMB", body.get("retentionSizeInMB"), -1, 2**40)
     if (minutes == 0) != (mib == 0):
         raise HttpError(412, f"retentionTimeInMinutes={minutes}, retentionSizeInMB={mib}: both are 0, or none is")
     if minutes < 0 and mib < 0:
-        return Retention(_FOR_EVER, 0)
-    return Retention(max(minutes, 0) * _MINUTE_MS, max(mib, 0) * MIB)
+        return {"retention_ms": _FOR_EVER, "retention_bytes": 0}
+    return {"retention_ms": max(minutes, 0) * _MINUTE_MS, "retention_bytes": max(mib, 0) * MIB}
 
 
-def retention_json(found: Policies | EffectivePolicies) -> dict[str, int] | None:
+def retention_json(found: Set, _: object) -> dict[str, int] | None:
     """The inverse of `retention_of`; None: nothing is set."""
     if found.retention_ms is None and found.retention_bytes is None:
         return None
@@ -127,12 +119,12 @@ def compatibility_of(found: object) -> Compatibility | None:
     return None if text == "UNDEFINED" else Compatibility(text)
 
 
-def seconds_of(found: object) -> int:
+def seconds_of(found: object) -> Fields:
     """A time to live. HttpError 412."""
-    return checked_integer("messageTTL", found, 0, 2**31 - 1)
+    return {"ttl_ms": checked_integer("messageTTL", found, 0, 2**31 - 1) * 1_000}
 
 
-def seconds_json(found: Policies | EffectivePolicies) -> int | None:
+def seconds_json(found: Set, _: object) -> int | None:
     """The inverse of `seconds_of`, rounded up."""
     return None if found.ttl_ms is None else -(-found.ttl_ms // 1_000)
 
