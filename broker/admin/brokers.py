@@ -34,23 +34,15 @@ class Addresses:
         return found.partition("://")[2]
 
 
+@dataclass(eq=False)
 class Brokers:
-    """For the event loop's thread alone."""
+    """For the event loop's thread alone. settings: the configuration, by the names that it has in a file."""
 
-    def __init__(
-        self,
-        store: DelayedStore,
-        cluster: str,
-        addresses: Addresses,
-        settings: Mapping[str, object],
-        changeable: DynamicSettings,
-    ) -> None:
-        """settings: the configuration, by the names that it has in a file."""
-        self._store = store
-        self._cluster = cluster
-        self._addresses = addresses
-        self._settings = settings
-        self._changeable = changeable
+    _store: DelayedStore
+    _cluster: str
+    _addresses: Addresses
+    _settings: Mapping[str, object]
+    _changeable: DynamicSettings
 
     def routes(self) -> list[Route]:
         super_, login, one = Need.SUPERUSER, Need.LOGIN, _BROKERS + "/configuration/{name}"

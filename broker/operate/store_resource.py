@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...delayed_store import DelayedStore
@@ -28,24 +28,16 @@ _PARTITIONS = "/duelog/v1/partitions"
 _JOBS = "/duelog/v1/jobs"
 
 
+@dataclass(eq=False)
 class StoreResource:
     """For the event loop's thread alone."""
 
-    def __init__(
-        self,
-        store: DelayedStore,
-        producers: Producers,
-        consumers: Consumers,
-        rates: Rates,
-        workers: Workers,
-        jobs: Jobs,
-    ) -> None:
-        self._store = store
-        self._producers = producers
-        self._consumers = consumers
-        self._rates = rates
-        self._workers = workers
-        self._jobs = jobs
+    _store: DelayedStore
+    _producers: Producers
+    _consumers: Consumers
+    _rates: Rates
+    _workers: Workers
+    _jobs: Jobs
 
     def routes(self) -> list[Route]:
         all_, job = Need.SUPERUSER, f"{_JOBS}/{{job}}"

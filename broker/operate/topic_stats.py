@@ -9,6 +9,7 @@ in `msgBacklogNoDelayed`, as in Pulsar.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -77,25 +78,19 @@ _NONE_OF_CONSUMER = _zeros(
 """What this broker has not."""
 
 
+@dataclass(eq=False)
 class TopicFigures:
-    """Puts them together. Of the event loop's thread."""
+    """Puts them together. Of the event loop's thread.
 
-    def __init__(
-        self,
-        producers: Producers,
-        consumers: Consumers,
-        rates: Rates,
-        clock: Callable[[], int],
-        deduplicates: Callable[[str], bool],
-        addresses: Addresses,
-    ) -> None:
-        """clock: the store's, in ms. addresses: of this broker, filled once it listens."""
-        self._producers = producers
-        self._consumers = consumers
-        self._rates = rates
-        self._clock = clock
-        self._deduplicates = deduplicates
-        self._addresses = addresses
+    clock: the store's, in ms. addresses: of this broker, filled once it listens.
+    """
+
+    _producers: Producers
+    _consumers: Consumers
+    _rates: Rates
+    _clock: Callable[[], int]
+    _deduplicates: Callable[[str], bool]
+    _addresses: Addresses
 
     def of_topic(self, stats: TopicStats, *, publishers: bool = True, consumers: bool = True) -> dict[str, Any]:
         """TopicStats; publishers, consumers: whether each is listed."""

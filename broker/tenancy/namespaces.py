@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...delayed_store import DelayedStore
@@ -56,27 +56,20 @@ def _json(names: list[str]) -> bytes:
     return json.dumps(names, ensure_ascii=False).encode()
 
 
+@dataclass(eq=False)
 class Namespaces:
-    """For the event loop's thread alone."""
+    """For the event loop's thread alone.
 
-    def __init__(
-        self,
-        store: DelayedStore,
-        resources: Resources,
-        policies: NamespacePolicies,
-        removal: TopicRemoval,
-        names: TopicNames,
-        cluster: str,
-        tenant_elsewhere: Callable[[str, str], Awaitable[Mapping[str, Any] | None]] | None = None,
-    ) -> None:
-        """tenant_elsewhere: `TenantInfo` of another broker, by the tenant's name and an Authorization header."""
-        self._store = store
-        self._resources = resources
-        self._policies = policies
-        self._removal = removal
-        self._names = names
-        self._cluster = cluster
-        self._tenant_elsewhere = tenant_elsewhere
+    tenant_elsewhere: `TenantInfo` of another broker, by the tenant's name and an Authorization header.
+    """
+
+    _store: DelayedStore
+    _resources: Resources
+    _policies: NamespacePolicies
+    _removal: TopicRemoval
+    _names: TopicNames
+    _cluster: str
+    _tenant_elsewhere: Callable[[str, str], Awaitable[Mapping[str, Any] | None]] | None = None
 
     def routes(self) -> list[Route]:
         tenant, role = Need.TENANT, _NAMESPACE + "/permissions/{role}"

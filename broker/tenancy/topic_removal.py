@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ...delayed_store import DelayedStore
 from ...store.errors import InvalidArgument, UnknownTopic
@@ -13,25 +14,19 @@ from ..lookup.topic_address import TopicAddress, partition_name
 from ..lookup.topic_facts import TopicFacts
 
 
+@dataclass(eq=False)
 class TopicRemoval:
-    """For the event loop's thread alone."""
+    """For the event loop's thread alone.
 
-    def __init__(
-        self,
-        store: DelayedStore,
-        resources: Resources,
-        facts: TopicFacts,
-        users: Callable[[str], int],
-        disconnect: Callable[[str], object],
-        forget: Callable[[str], object],
-    ) -> None:
-        """users: how many producers and consumers a topic has. disconnect: closes them. forget: drops its figures."""
-        self._store = store
-        self._resources = resources
-        self._facts = facts
-        self._users = users
-        self._disconnect = disconnect
-        self._forget = forget
+    users: how many producers and consumers a topic has. disconnect: closes them. forget: drops its figures.
+    """
+
+    _store: DelayedStore
+    _resources: Resources
+    _facts: TopicFacts
+    _users: Callable[[str], int]
+    _disconnect: Callable[[str], object]
+    _forget: Callable[[str], object]
 
     async def delete(self, address: TopicAddress, *, force: bool) -> None:
         """Delete a topic, or a partitioned one with its partitions.
