@@ -266,7 +266,6 @@ class AsyncSemaphore:
         if request in self._queue:
             if 0 < self.max_queue < len(self._queue):
                 self._fail(request, PermitQueueFull(f"{self.max_queue} requests wait for permits"))
-                self._run()
             else:
                 request.timer = self._loop.call_later(self.timeout_ms / 1_000, self._time_out, request)
                 request.future.add_done_callback(lambda _: self._take_back(request))

@@ -56,16 +56,6 @@ async def test_a_permit_is_held_while_the_body_runs_and_released_however_it_ends
     assert (limiter.direct.acquired, task.cancelled()) == (0, True)
 
 
-async def test_a_list_larger_than_the_limit_is_served_alone() -> None:
-    """A request over the limit is one for the limit."""
-    limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
-    async with limiter.heap.holding(10) as permit, limiter.heap.updating(permit, 1_000) as all_of_it:
-        assert all_of_it.size == 100
-        waiting = limiter.heap.acquire(1)
-        assert not waiting.done()
-    assert waiting.result().size == 1
-
-
 async def test_a_permit_granted_to_a_task_that_is_being_cancelled_is_not_lost() -> None:
     """The grant and the cancellation come in one turn of the loop."""
     limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
@@ -222,22 +212,6 @@ def test_quantiles_are_of_the_last_minutes() -> None:
     waits.add(7)
     assert waits.quantiles() == dict.fromkeys((0.5, 0.95, 0.99, 1.0), 7)
     assert (waits.count, waits.sum_ms) == (101, 5_057)
-
-
-async def test_a_wait_that_times_out_counts_in_the_wait_times() -> None:
-    """One that is cancelled, or finds the queue full, does not."""
-    loop = TestLoop()
-    limiter = DualMemoryLimiter(LIMITS, LIMITS, loop)
-    limiter.heap.acquire(100)
-    late, cancelled = limiter.heap.acquire(1), limiter.heap.acquire(1)
-    full = limiter.heap.acquire(1)
-    assert isinstance(full.exception(), PermitError)
-    cancelled.cancel()
-    await idle()
-    loop.advance(1)
-    assert isinstance(late.exception(), PermitTimeout)
-    waits = limiter.heap.waits
-    assert (waits.count, waits.sum_ms, waits.quantiles()[0.99]) == (2, 1_000, 1_000)
 
 
 SERIES = """

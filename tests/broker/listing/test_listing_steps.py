@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from duelog.broker.protocol.commands import Error, GetTopics, GetTopicsResponse,
 from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.frames import head
 from duelog.broker.protocol.loop_calls import Workers
-from duelog.broker.security.permissions import Permissions
+from duelog.broker.security.permissions import Action, Permissions
 from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle
 from tests.conftest import OpenStore
 
@@ -36,21 +37,42 @@ ROOM = Limits(100_000, 10, 1_000)
 
 @pytest.fixture
 def store(open_store: OpenStore) -> DelayedStore:
-    """With a namespace of topics."""
+    """With a namespace of topics, and one of another."""
     store = open_store()
-    store.create_topics(NAMES)
+    store.create_topics([*NAMES, "persistent://public/other/c"])
     return store
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Namespaces, each time that one is read."""
+    found: list[str] = []
+    names_of = topic_listing.names_of
+
+    def counted(store: DelayedStore, namespace: str) -> list[str]:
+        found.append(namespace)
+        return names_of(store, namespace)
+
+    monkeypatch.setattr(topic_listing, "names_of", counted)
+    return found
 
 
 class Stand:
     """The service, its time and its workers moved by hand."""
 
-    def __init__(self, store: DelayedStore, heap: Limits = ROOM, direct: Limits = ROOM, **settings: Any) -> None:
+    def __init__(
+        self,
+        store: DelayedStore,
+        heap: Limits = ROOM,
+        direct: Limits = ROOM,
+        permissions: Permissions = Permissions(),  # noqa: B008
+        **settings: Any,
+    ) -> None:
         self.loop = TestLoop()
         self.limiter = DualMemoryLimiter(heap, direct, self.loop)
         self.workers = HeldWorkers()
         config = BrokerConfig(**settings)
-        self.listing = TopicListing(store, Permissions(), self.limiter, config, Workers(self.workers))
+        self.listing = TopicListing(store, permissions, self.limiter, config, Workers(self.workers))
         self.tasks: list[asyncio.Task[None]] = []
 
     async def ask(self, peer: FakePeer, command: GetTopics = ASKED) -> None:
@@ -218,18 +240,9 @@ async def test_one_connection_has_one_list_on_its_way_and_its_other_requests_hol
 
 
 async def test_requests_that_ask_the_same_while_they_wait_for_their_turn_are_answered_by_one_list(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, reads: list[str]
 ) -> None:
     """Made after the last of them was asked; bytes that they share are held once, until all have left."""
-    reads: list[str] = []
-    names_of = topic_listing.names_of
-
-    def counted(store: DelayedStore, namespace: str) -> list[str]:
-        reads.append(namespace)
-        return names_of(store, namespace)
-
-    monkeypatch.setattr(topic_listing, "names_of", counted)
-
     stand, peer = Stand(store), FakePeer()
     peer.held = True
     for number in range(100):
@@ -315,12 +328,55 @@ async def test_a_failure_of_the_store_leaves_nothing_held_and_the_next_asker_is_
     assert len(peer.got(GetTopicsResponse)) == 1
 
 
-async def test_without_evaluation_of_patterns_the_client_filters(store: DelayedStore) -> None:
-    """The whole list, and `filtered` says so."""
-    stand, peer = Stand(store, enable_broker_side_subscription_pattern_evaluation=False), FakePeer()
-    await stand.ask(peer, GetTopics(1, "public/default", pattern="public/default/t001"))
-    (answer,) = peer.got(GetTopicsResponse)
-    assert (len(answer.topics), answer.filtered) == (200, False)
+async def test_requests_at_one_time_share_one_list(store: DelayedStore, reads: list[str]) -> None:
+    """A namespace is read once for them."""
+    stand = Stand(store)
+    await stand.ask(FakePeer())  # a size that is known: else the first asker goes ahead of the others
+    stand.workers.held = True
+    peers = [FakePeer() for _ in range(4)]
+    for peer in peers:
+        await stand.ask(peer)
+    stand.workers.held = False
+    for _ in range(3):
+        await stand.work()
+    assert reads == ["public/default"] * 2
+    assert {len(answer.topics) for peer in peers for answer in peer.got(GetTopicsResponse)} == {len(NAMES)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings", "names"),
+    [
+        ("persistent://public/default/(t001|t002)", {}, NAMES[1:3]),
+        ("(", {}, None),
+        ("persistent://public/default/" + "(a|" * 8 + "b", {}, None),
+        ("public/default/t001", {"enable_broker_side_subscription_pattern_evaluation": False}, None),
+    ],
+)
+async def test_a_pattern_is_filtered_by_the_broker_or_left_to_the_client(
+    store: DelayedStore, pattern: str, settings: dict[str, Any], names: list[str] | None
+) -> None:
+    """The client's: unreadable, over 50 characters, evaluation off. The hash is that of what is listed."""
+    peer = FakePeer()
+    await Stand(store, **settings).ask(peer, GetTopics(1, "public/default", pattern=pattern))
+    listed = NAMES if names is None else names
+    assert peer.take() == [GetTopicsResponse(1, listed, names is not None, topics_hash(listed), True)]
+
+
+async def test_a_listing_needs_a_right_and_a_namespace(store: DelayedStore) -> None:
+    """Either right; a name of two parts; no topic is not persistent."""
+    granted = {"r": {Action.CONSUME}, "w": {Action.PRODUCE}}
+    grants: Any = SimpleNamespace(granted=lambda _: granted, administrators=lambda _: ())
+    stand, peer = Stand(store, permissions=Permissions(grants, {"root"})), FakePeer()
+    for peer.role in ("r", "w", "root"):
+        for mode, count in ((TopicsMode.ALL, len(NAMES)), (TopicsMode.NON_PERSISTENT, 0)):
+            await stand.ask(peer, GetTopics(1, "public/default", mode))
+            assert len(peer.got(GetTopicsResponse)[-1].topics) == count
+    await stand.ask(peer, GetTopics(1, "public"))
+    peer.role = "stranger"
+    await stand.ask(peer, GetTopics(2, "public/default"))
+    assert [(each.request_id, each.error) for each in peer.got(Error)] == [
+        (1, ServerError.INVALID_TOPIC_NAME), (2, ServerError.AUTHORIZATION)
+    ]  # fmt: skip
 
 
 def test_a_frame_takes_no_more_than_was_asked_for() -> None:

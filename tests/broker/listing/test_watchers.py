@@ -12,7 +12,6 @@ from duelog import DelayedStore, TopicEvent
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing import name_sets, watchers
 from duelog.broker.listing.memory_limits import (
-    FIRST_SIZE,
     DualMemoryLimiter,
     Limits,
     LookupGate,
@@ -278,29 +277,6 @@ async def test_a_role_that_may_consume_may_watch(on_stand: OnStand) -> None:
         assert len(peer.got(WatchTopicListSuccess)) == 1
 
 
-async def test_a_watcher_that_gets_no_permit_tries_again_until_it_does(on_stand: OnStand) -> None:
-    """After a timeout and a full queue; each time it waits longer, and it is never an error."""
-    async with on_stand(ROOM._replace(max_queue=1)) as (stand, peer):
-        await stand.change(names("a"))
-        everything = stand.limiter.heap.acquire(100_000).result()
-        other = stand.limiter.heap.acquire(1)
-        await stand.watch(peer)
-        tries = 0
-        while stand.limiter.heap.timeouts < 5:
-            stand.advance(1)
-            await idle()
-            tries += 1
-            if other.done():
-                other = stand.limiter.heap.acquire(1)
-        assert peer.sent == []
-        other.cancel()
-        stand.limiter.heap.release(everything)
-        for _ in range(40):
-            stand.advance(1)
-            await idle()
-        assert len(peer.got(WatchTopicListSuccess)) == 1
-
-
 async def test_pauses_double_from_100_ms_to_25_s_less_up_to_a_tenth(on_stand: OnStand) -> None:
     """A watcher that gets no permit tries again after each of them."""
     async with on_stand(ROOM._replace(max_queue=1, timeout_ms=1 << 50)) as (stand, peer):
@@ -415,22 +391,6 @@ async def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStan
         assert (len(stand.watchers), len(stand.sets)) == (0, 0)
 
 
-async def test_a_connection_that_is_gone_takes_its_watchers_along(on_stand: OnStand) -> None:
-    """Open ones, one that waits for a permit, and one whose frame has not left."""
-    async with on_stand() as (stand, peer):
-        await stand.watch(peer)
-        peer.held = True
-        await stand.change(names("a"))
-        await stand.watch(peer, 2)
-        held = stand.limiter.heap.acquire(100_000)
-        await stand.watch(peer, 3, f"{PREFIX}y")
-        peer.closed = True
-        stand.watchers.gone(peer)
-        await idle()
-        assert (len(stand.watchers), len(stand.sets)) == (0, 0)
-        stand.limiter.heap.release(held.result())
-
-
 async def test_watchers_of_a_namespace_share_one_set_of_names(on_stand: OnStand) -> None:
     """It is read once, and kept once however many watch; views have a reference a name."""
     async with on_stand() as (stand, peer):
@@ -506,17 +466,3 @@ async def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
         stand.loop.advance(1)
         await idle()
         assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a"), names("b", "c", "d")]
-
-
-async def test_the_first_asker_of_a_namespace_reports_its_size(on_stand: OnStand) -> None:
-    """To listings, too."""
-    async with on_stand() as (stand, peer):
-        await stand.change(names("a", "b"))
-        stand.workers.held = True
-        await stand.watch(peer, pattern=f"{PREFIX}none")
-        assert stand.limiter.heap.acquired == FIRST_SIZE
-        stand.workers.held = False
-        for _ in range(3):
-            await stand.work()
-        async with stand.limiter.sizes.estimate(("public/default", 0)) as (size, _):
-            assert size == list_bytes(names("a", "b"))
