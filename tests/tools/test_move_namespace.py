@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from duelog import DelayedStore, Message, Policies
 from duelog.broker.cluster.placement import read_placement
@@ -16,8 +15,8 @@ from duelog.store.clock import ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import InvalidArgument, StoreLocked
 from duelog.tools import move_namespace as module
-from duelog.tools.cli.main import app
 from duelog.tools.move_namespace import Moved, move_namespace
+from tests.tools.command_line import json_of, refused
 
 MOVES, STAYS, OTHER = "acme/orders", "acme/mail", "other/orders"
 NOW_MS = SystemClock().now_ms() // 1_000 * 1_000
@@ -115,12 +114,32 @@ def seen(path: Path, namespace: str) -> dict[str, Any]:
     return {"topics": topics, "policies": policies, "documents": documents}
 
 
-def test_everything_of_a_namespace_goes_along_and_nothing_else(tmp_path: Path) -> None:
-    """Ids, positions, acknowledgements, what is pending, schedules, policies and documents."""
-    fleet = Fleet(tmp_path)
-    moved = fleet.move()
-    assert (moved.source, moved.target, moved.topics, moved.copied) == (fleet.a, fleet.b, 2, True)
-    assert (moved.pending, moved.backlog) == (32, 15 + 20)
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    """Two brokers, of which the second has no store yet."""
+    return Fleet(tmp_path)
+
+
+def interrupt(fleet: Fleet, where: Any, step: str, *, before: bool) -> None:
+    """Move, with an interrupt right before or right after a step."""
+    real: Callable[..., Any] = getattr(where, step)
+
+    def interrupted(*arguments: Any) -> Any:
+        if not before:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(where, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fleet.move()
+
+
+def test_everything_of_a_namespace_goes_along_and_nothing_else(fleet: Fleet) -> None:
+    """Ids, positions, acknowledgements, what is pending, schedules, policies and documents; the command tells it."""
+    assert json_of("move-namespace", MOVES, "--to", "b", "--placement", fleet.placement) == {
+        "source": str(fleet.a), "target": str(fleet.b), "topics": 2, "pending": 32, "backlog": 15 + 20, "copied": True
+    }  # fmt: skip
     fleet.check()
     fleet.move()  # again is nothing
     fleet.check()
@@ -137,23 +156,9 @@ def test_everything_of_a_namespace_goes_along_and_nothing_else(tmp_path: Path) -
         ("_remove", False),
     ],
 )
-def test_a_move_that_is_interrupted_goes_on_or_begins_anew(
-    tmp_path: Path, step: str, before: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_move_that_is_interrupted_goes_on_or_begins_anew(fleet: Fleet, step: str, before: bool) -> None:
     """Right before or right after each step: until the switch the old store has it all, and another attempt ends it."""
-    fleet = Fleet(tmp_path)
-    where: Any = DelayedStore if step == "backup" else module
-    real: Callable[..., Any] = getattr(where, step)
-
-    def interrupted(*arguments: Any) -> Any:
-        if not before:
-            real(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(where, step, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fleet.move()
+    interrupt(fleet, DelayedStore if step == "backup" else module, step, before=before)
     owner = read_placement(fleet.placement).owner(MOVES)
     assert owner is not None
     if owner.name == "a":
@@ -162,19 +167,11 @@ def test_a_move_that_is_interrupted_goes_on_or_begins_anew(
     fleet.check()
 
 
-def test_a_new_store_that_was_used_before_the_switch_is_not_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An attempt was interrupted there, and a broker has served the store since: it is left as it is."""
-    fleet = Fleet(tmp_path)
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "place_namespace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fleet.move()
+@pytest.mark.parametrize("interrupted", [True, False], ids=["left by a move", "of others"])
+def test_a_new_store_that_was_used_before_the_switch_is_not_removed(fleet: Fleet, interrupted: bool) -> None:
+    """An attempt was interrupted there, and a broker has served the store since, or it was never there for this."""
+    if interrupted:
+        interrupt(fleet, module, "place_namespace", before=True)
     with DelayedStore.open(fleet.b, CONFIG) as store:
         store.topic("x").send(b"mine")
     with pytest.raises(InvalidArgument, match="is not empty"):
@@ -183,9 +180,8 @@ def test_a_new_store_that_was_used_before_the_switch_is_not_removed(
         assert store.topic("x").exists()
 
 
-def test_a_store_that_is_served_is_not_moved_from(tmp_path: Path) -> None:
+def test_a_store_that_is_served_is_not_moved_from(fleet: Fleet) -> None:
     """The broker has to be ended first; nothing has changed."""
-    fleet = Fleet(tmp_path)
     with DelayedStore.open(fleet.a, CONFIG), pytest.raises(StoreLocked):
         fleet.move()
     assert not fleet.b.exists()
@@ -200,32 +196,6 @@ def test_a_store_that_is_served_is_not_moved_from(tmp_path: Path) -> None:
         ([MOVES, "--to", "a"], "is served by the store"),
     ],
 )
-def test_what_cannot_be_moved_is_named(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_moved_is_named(fleet: Fleet, arguments: list[str], message: str) -> None:
     """In one line, with status 2."""
-    fleet = Fleet(tmp_path)
-    done = CliRunner().invoke(app, ["move-namespace", *arguments, "--placement", str(fleet.placement)])
-    assert done.exit_code == 2
-    assert message in done.stderr
-
-
-def test_a_store_with_other_namespaces_is_no_target(tmp_path: Path) -> None:
-    """It is left as it is."""
-    fleet = Fleet(tmp_path)
-    with DelayedStore.open(fleet.b, CONFIG) as store:
-        store.topic("x").send(b"mine")
-    with pytest.raises(InvalidArgument, match="is not empty"):
-        fleet.move()
-    with DelayedStore.open(fleet.b, CONFIG) as store:
-        assert [each.name for each in store.topics()] == ["persistent://public/default/x"]
-
-
-def test_the_command_tells_what_it_moved(tmp_path: Path) -> None:
-    """JSON, and nothing else."""
-    fleet = Fleet(tmp_path)
-    arguments = ["move-namespace", MOVES, "--to", "b", "--placement", str(fleet.placement), "--json"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "source": str(fleet.a), "target": str(fleet.b), "topics": 2, "pending": 32, "backlog": 35, "copied": True
-    }  # fmt: skip
-    fleet.check()
+    assert message in refused("move-namespace", *arguments, "--placement", fleet.placement)
