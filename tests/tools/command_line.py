@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -120,3 +121,14 @@ def files(path: Path) -> dict[str, int]:
     return {
         str(f.relative_to(path)): f.stat().st_mtime_ns for f in path.rglob("*") if f.is_file() and f.name != "lock.mdb"
     }
+
+
+def event(*lines: str, alarms: Sequence[str] = ()) -> str:
+    """An event of a calendar: its properties, and the triggers of its alarms."""
+    reminders = [f"BEGIN:VALARM\nACTION:DISPLAY\nTRIGGER{alarm}\nEND:VALARM" for alarm in alarms]
+    return "\n".join(["BEGIN:VEVENT", *lines, *reminders, "END:VEVENT"])
+
+
+def calendar(*events: str) -> str:
+    """A calendar of some events."""
+    return "\n".join(["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//duelog//tests//EN", *events, "END:VCALENDAR", ""])

@@ -17,7 +17,18 @@ from duelog import Message
 from duelog.tools.cli.cli_upkeep import init
 from duelog.tools.cli.main import REGISTERED, main
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
-from tests.tools.command_line import DUELOG, FUTURE_MS, child, json_lines_of, make_store, ok, process, run
+from tests.tools.command_line import (
+    DUELOG,
+    FUTURE_MS,
+    calendar,
+    child,
+    event,
+    json_lines_of,
+    make_store,
+    ok,
+    process,
+    run,
+)
 
 COMMANDS = ["send", "receive", "import", "scheduled", "stats", "partitions", "check", "dump", "demo"]
 
@@ -132,24 +143,7 @@ def test_every_command_has_help_with_an_example() -> None:
         assert "Usage:" in shown
 
 
-CALENDAR = """BEGIN:VCALENDAR
-VERSION:2.0
-PRODID:-//duelog//tests//EN
-BEGIN:VEVENT
-UID:1@example.org
-DTSTAMP:20260101T000000Z
-DTSTART:20991201T090000Z
-SUMMARY:Dentist
-BEGIN:VALARM
-ACTION:DISPLAY
-DESCRIPTION:Dentist
-TRIGGER:-PT15M
-END:VALARM
-END:VEVENT
-END:VCALENDAR
-"""
-
-
+DENTIST = event("UID:1@example.org", "DTSTART:20991201T090000Z", "SUMMARY:Dentist", alarms=[":-PT15M"])
 APART = {"completion", "demo", "serve", "worker", "proxy", "drain", "move-namespace"}
 
 
@@ -157,7 +151,7 @@ def test_the_examples_of_the_help_are_accepted(path: Path, tmp_path: Path, monke
     """Each example, run in order in one directory, ends with status 0."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "messages.jsonl").write_text('{"topic": "reminders", "payload": "pay"}\n')
-    (tmp_path / "calendar.ics").write_text(CALENDAR)
+    (tmp_path / "calendar.ics").write_text(calendar(DENTIST))
     assert run("init", "stores/a").exit_code == 0
     examples = []
     for registered in sorted(REGISTERED.values(), key=lambda each: getattr(each, "callback", None) is not init):

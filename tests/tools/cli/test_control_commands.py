@@ -16,7 +16,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig, SystemClock
 from tests.packaging.tree import ROOT
-from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, json_of, ok, refused, run
+from tests.tools.command_line import DUELOG, FUTURE_MS, calendar, event, json_lines_of, json_of, ok, refused, run
 
 LINES = """
 tick {}
@@ -130,21 +130,8 @@ import {} --ics DIR/calendar.ics --topic imported
 scheduled {} imported --limit 1 --json
 """
 
-CALENDAR = f"""BEGIN:VCALENDAR
-VERSION:2.0
-PRODID:-//duelog//tests//EN
-BEGIN:VEVENT
-UID:1@example.org
-DTSTAMP:20260101T000000Z
-DTSTART:{datetime.now(UTC) + timedelta(days=100):%Y%m%dT%H%M%SZ}
-SUMMARY:Dentist
-BEGIN:VALARM
-ACTION:DISPLAY
-TRIGGER:-PT15M
-END:VALARM
-END:VEVENT
-END:VCALENDAR
-"""
+IN_A_HUNDRED_DAYS = f"DTSTART:{datetime.now(UTC) + timedelta(days=100):%Y%m%dT%H%M%SZ}"
+CALENDAR = calendar(event("UID:1@example.org", IN_A_HUNDRED_DAYS, "SUMMARY:Dentist", alarms=[":-PT15M"]))
 
 FILES = {
     "lines.jsonl": """{"topic": "imported", "payload": "a", "deliver_at": "2100-01-01T09:00:00Z", "key": "k"}

@@ -12,72 +12,26 @@ import pytest
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock
 from duelog.errors import InvalidArgument, InvalidMessage
 from duelog.tools.asking import operations_here
-from duelog.tools.transfer.import_ics import import_ics
+from duelog.tools.transfer.import_ics import ImportedReminders, import_ics
 from tests.conftest import START_MS, OpenStore
-from tests.tools.command_line import json_of, refused
+from tests.tools.command_line import calendar, event, json_of, refused
 
-CALENDAR = """BEGIN:VCALENDAR
-VERSION:2.0
-PRODID:-//test//EN
-BEGIN:VEVENT
-UID:dentist
-SUMMARY:Dentist
-LOCATION:Main Street 5
-DTSTART;TZID=Europe/Rome:20260930T150000
-DTEND;TZID=Europe/Rome:20260930T160000
-BEGIN:VALARM
-ACTION:DISPLAY
-TRIGGER:-PT1H
-END:VALARM
-BEGIN:VALARM
-ACTION:DISPLAY
-TRIGGER;RELATED=END:PT5M
-END:VALARM
-BEGIN:VALARM
-ACTION:DISPLAY
-TRIGGER;VALUE=DATE-TIME:20260929T180000Z
-END:VALARM
-END:VEVENT
-BEGIN:VEVENT
-UID:weekly
-SUMMARY:Weekly
-DTSTART:20261005T090000
-RRULE:FREQ=WEEKLY;COUNT=4
-EXDATE:20261012T090000
-BEGIN:VALARM
-ACTION:DISPLAY
-TRIGGER:-PT10M
-END:VALARM
-END:VEVENT
-BEGIN:VEVENT
-UID:holiday
-SUMMARY:Holiday
-DTSTART;VALUE=DATE:20261101
-BEGIN:VALARM
-ACTION:DISPLAY
-TRIGGER:-P1D
-END:VALARM
-BEGIN:VALARM
-ACTION:DISPLAY
-TRIGGER:-PT15H
-END:VALARM
-END:VEVENT
-BEGIN:VEVENT
-UID:gone
-SUMMARY:Gone
-DTSTART:20260901T090000Z
-BEGIN:VALARM
-ACTION:DISPLAY
-TRIGGER:-PT10M
-END:VALARM
-END:VEVENT
-BEGIN:VEVENT
-UID:quiet
-SUMMARY:Without a reminder
-DTSTART:20261001T090000Z
-END:VEVENT
-END:VCALENDAR
-""".replace("\n", "\r\n").encode()
+EVENTS = (
+    event("UID:dentist", "SUMMARY:Dentist", "LOCATION:Main Street 5", "DTSTART;TZID=Europe/Rome:20260930T150000",
+          "DTEND;TZID=Europe/Rome:20260930T160000",
+          alarms=[":-PT1H", ";RELATED=END:PT5M", ";VALUE=DATE-TIME:20260929T180000Z"]),
+    event("UID:weekly", "SUMMARY:Weekly", "DTSTART:20261005T090000", "RRULE:FREQ=WEEKLY;COUNT=4",
+          "EXDATE:20261012T090000", alarms=[":-PT10M"]),
+    event("UID:holiday", "SUMMARY:Holiday", "DTSTART;VALUE=DATE:20261101", alarms=[":-P1D", ":-PT15H"]),
+    event("UID:gone", "SUMMARY:Gone", "DTSTART:20260901T090000Z", alarms=[":-PT10M"]),
+    event("UID:quiet", "SUMMARY:Without a reminder", "DTSTART:20261001T090000Z"),
+)  # fmt: skip
+CALENDAR = calendar(*EVENTS).replace("\n", "\r\n").encode()
+
+
+def take_in(store: DelayedStore, content: bytes = CALENDAR) -> ImportedReminders:
+    """Import a calendar."""
+    return import_ics(operations_here(store), io.BytesIO(content), "reminders", timezone="Europe/Rome")
 
 
 def ms(*moment: int) -> int:
@@ -93,7 +47,7 @@ def scheduled(store: DelayedStore) -> list[tuple[str, int]]:
 def test_every_future_reminder_is_scheduled_when_it_triggers(open_store: OpenStore) -> None:
     """Before the start, after the end, at an absolute time; recurring with exceptions; days and times without zone."""
     store = open_store()
-    done = import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    done = take_in(store)
     assert scheduled(store) == [
         ("dentist", ms(2026, 9, 29, 18)),
         ("dentist", ms(2026, 9, 30, 12)),
@@ -125,7 +79,7 @@ def test_what_is_no_calendar_is_refused_and_nothing_is_sent(open_store: OpenStor
     """The error names the file."""
     store = open_store()
     with pytest.raises(InvalidArgument) as caught:
-        import_ics(operations_here(store), io.BytesIO(content), "reminders")
+        take_in(store, content)
     assert caught.value.field == "FILE"
     assert not store.topic("reminders").exists()
 
@@ -148,18 +102,18 @@ def test_a_reminder_that_a_policy_refuses_is_named_and_none_is_sent(open_store: 
     store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=20 * 86_400_000), topic="reminders")
     with pytest.raises(InvalidMessage, match=r"event 'weekly': reminder='2026-10-19T06:50:00Z': a delay of .* ms is"):
-        import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+        take_in(store)
     assert not store.topic("reminders").exists()
 
 
 def test_importing_a_calendar_again_doubles_no_reminder(open_store: OpenStore) -> None:
     """Also after a restart; what is there is counted as it was."""
     store = open_store()
-    import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    take_in(store)
     before = scheduled(store)
     store.close()
     store = open_store()
-    done = import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    done = take_in(store)
     assert scheduled(store) == before
     assert (done.messages, done.updated, done.unchanged, done.cancelled) == (0, 0, 8, 0)
 
@@ -167,19 +121,14 @@ def test_importing_a_calendar_again_doubles_no_reminder(open_store: OpenStore) -
 def test_importing_a_calendar_again_updates_what_it_imported_before(open_store: OpenStore) -> None:
     """An event that moved, one with another text, one that was cancelled, and one that another file has."""
     store = open_store()
-    import_ics(operations_here(store), io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
-    import_ics(
-        operations_here(store),
-        io.BytesIO(CALENDAR.replace(b"UID:", b"UID:another-")),
-        "reminders",
-        timezone="Europe/Rome",
-    )
+    take_in(store)
+    take_in(store, CALENDAR.replace(b"UID:", b"UID:another-"))
     changed = (
         CALENDAR.replace(b"T150000", b"T180000").replace(b"T160000", b"T190000")
         .replace(b"SUMMARY:Weekly", b"SUMMARY:Every week")
         .replace(b"SUMMARY:Holiday", b"SUMMARY:Holiday\r\nSTATUS:CANCELLED")
     )  # fmt: skip
-    done = import_ics(operations_here(store), io.BytesIO(changed), "reminders", timezone="Europe/Rome")
+    done = take_in(store, changed)
     assert (done.messages, done.updated, done.unchanged, done.cancelled) == (2, 4, 0, 4)
     mine = [message for message in store.topic("reminders").scheduled() if not str(message.key).startswith("another")]
     assert [(message.key, message.due_ms) for message in mine] == [
