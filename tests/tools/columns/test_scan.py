@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -152,12 +151,6 @@ def test_a_run_that_cannot_be_read_is_one_row_without_a_due_time(built: Built, t
     assert all(row["reason"] is None for row in rows_of(plan_scan(store, some), some))
 
 
-def test_a_column_that_there_is_not_is_refused(built: Built) -> None:
-    """The answer names those that there are."""
-    with pytest.raises(InvalidArgument, match="due_ms"):
-        next(scan_messages(plan_scan(built.path)[0], ["due"]))
-
-
 def test_a_dropped_body_is_gone_and_no_damage(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two equal ends, as compaction leaves them: a row without payload, and without a reason."""
     ends = Run.ends
@@ -182,15 +175,6 @@ def test_a_scan_until_before_from_is_refused() -> None:
 
 
 # -- sealed generations --------------------------------------------------------------------------
-
-
-def test_closed_partitions_are_listed_and_open_ones_are_not(built: Built) -> None:
-    """Each closed day comes once, in order; the day that has begun does not."""
-    found = sealed_generations(built.path)
-    assert [sealed.start_ms for sealed in found] == [FIRST_MS, FIRST_MS + DAY_MS, FIRST_MS + 2 * DAY_MS]
-    assert all(sealed.path.is_dir() and sealed.file_bytes > 0 for sealed in found)
-    assert [sealed.partition for sealed in found] == [directory_name(sealed.start_ms) for sealed in found]
-    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_a_sealed_generation_is_read_beside_the_process_that_has_the_store_open(tmp_path: Path) -> None:
