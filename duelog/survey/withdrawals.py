@@ -3,13 +3,12 @@
 A conditional entry names the entry that it replaces. The transaction that admits it cancels that one, unless it has
 fired. So an admitted entry whose predecessor could still fire has lost a cancellation, exactly. The other way round is
 not exact: an entry that was never admitted, because the process ended in between, looks like one whose admission is
-lost once its predecessor is cancelled for another reason. Records have copies by which a lost one is found, so that is
-looked at only where the cancellation has none: there the store was written by a version before that.
+lost once its predecessor is cancelled for another reason. So that is gone by only where an admission cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +17,7 @@ from pyroaring import BitMap
 
 from duelog.partitions.cancellations import BLOCK_BITS, members
 from duelog.partitions.due_column import dues_of
-from duelog.store.codec import format as fmt
-from duelog.store.codec.format import Table, copy_key
+from duelog.store.codec.format import Table
 from duelog.store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
@@ -81,16 +79,17 @@ class Withdrawn:
             found = self._known[table, ledger_id] = members(self._raw, table, ledger_id)
         return found
 
-    def has_block(self, table: Table, ledger_id: int, entry_id: int, *, copy: bool = False) -> bool:
-        """True where the record, or its copy, is there that would hold an entry."""
-        key = fmt.block_key(table, ledger_id, entry_id >> BLOCK_BITS)
-        return self._raw.get(copy_key(key) if copy else key) is not None
 
-
-def lost_admissions(withdrawn: Withdrawn, conditionals: Conditionals, certain: ByLedger) -> ByLedger:
+def lost_admissions(
+    withdrawn: Withdrawn,
+    conditionals: Conditionals,
+    certain: ByLedger,
+    unknown: Collection[tuple[int, int]] = (),
+) -> ByLedger:
     """Entries that were admitted by what else there is. One for each entry replaced.
 
-    certain: entries that have markers, or that schedules wait for.
+    certain: entries that have markers, or that schedules wait for. unknown: ledger and block of admissions that cannot
+    be read: an entry there was admitted if the one that it replaces is cancelled.
     """
     found: ByLedger = {}
     suspects: dict[tuple[int, int], Conditional] = {}
@@ -100,10 +99,9 @@ def lost_admissions(withdrawn: Withdrawn, conditionals: Conditionals, certain: B
         if each.entry_id in certain.get(each.ledger_id, ()):
             found.setdefault(each.ledger_id, BitMap()).add(each.entry_id)
         elif (
-            each.old_entry in withdrawn.of(Table.CANCELLED, each.old_ledger)
+            (each.ledger_id, each.entry_id >> BLOCK_BITS) in unknown
+            and each.old_entry in withdrawn.of(Table.CANCELLED, each.old_ledger)
             and each.entry_id not in withdrawn.of(Table.CANCELLED, each.ledger_id)
-            and not withdrawn.has_block(Table.ADMITTED, each.ledger_id, each.entry_id)
-            and not withdrawn.has_block(Table.CANCELLED, each.old_ledger, each.old_entry, copy=True)
         ):
             suspects[each.old_ledger, each.old_entry] = each
     for each in conditionals if suspects else ():

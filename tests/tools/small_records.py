@@ -1,4 +1,4 @@
-"""Damage to single small records of a closed store: flipped, missing, with and without the copies of today."""
+"""Damage to single small records of a closed store: flipped, missing, alone or with the copy that each has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lmdb
 
-from duelog.store.codec.format import Table
+from duelog.store.codec.format import Table, copy_key
 
 Damage = Callable[[Path, bytes], None]
 
@@ -21,14 +21,6 @@ def keys(directory: Path, table: Table) -> list[bytes]:
 def environments(store: Path) -> list[Path]:
     """The directories of main and of every generation of a partition."""
     return [store / "main", *sorted(store.glob("partitions/*/g*"))]
-
-
-def without_copies(store: Path) -> None:
-    """Leave a store as an earlier version wrote it, which knew of no copies."""
-    for directory in environments(store):
-        with lmdb.open(str(directory), map_size=1 << 30) as environment, environment.begin(write=True) as raw:
-            for key in [bytes(key) for key, _ in raw.cursor() if key[0] == Table.COPY]:
-                raw.delete(key)
 
 
 def forget_applied(store: Path) -> None:
@@ -54,3 +46,16 @@ def remove(directory: Path, key: bytes) -> None:
 
 
 DAMAGES: dict[str, Damage] = {"flipped": flip, "missing": remove}
+
+
+def both(damage: Damage) -> Damage:
+    """The same damage to a record and to its copy, where it has one."""
+
+    def damage_both(directory: Path, key: bytes) -> None:
+        for each in {key, copy_key(key)} & {*keys(directory, Table(key[0])), *keys(directory, Table.COPY)}:
+            damage(directory, each)
+
+    return damage_both
+
+
+IN_BOTH = {name: both(damage) for name, damage in DAMAGES.items()}

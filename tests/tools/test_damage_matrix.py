@@ -1,8 +1,8 @@
 """Every kind of record, each alone, flipped and missing: what is lost is what cannot be read, and the report says so.
 
 Payloads name their topic and are unique, so what each subscription is to get is known without the engine: what was
-sent, less what it acknowledged, less what was cancelled. Stores as an earlier version wrote them have no copies: there
-the rest has to tell, and what it cannot tell may come again, within the numbers of the report.
+sent, less what it acknowledged, less what was cancelled. Where the copy of a record is damaged as well the rest has to
+tell, and what it cannot tell may come again, within the numbers of the report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from duelog.store.codec.run import Run, RunKind
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
-from tests.tools.small_records import DAMAGES, environments, keys, without_copies
+from tests.tools.small_records import DAMAGES, IN_BOTH, Damage, environments, keys
 
 pytestmark = pytest.mark.fault
 
@@ -37,19 +37,20 @@ READERS = ("one", "two")
 SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 UNSEEN = {
     Table.POLICY, Table.DOCUMENT, Table.RECURRENCE, Table.SEQUENCE, Table.ACKED, Table.ATTEMPTS, Table.PAUSE,
-    Table.CANCELLED, Table.COUNTER, Table.KEY, Table.NUMBERED, *SNAPSHOTS, Table.RUN, Table.COPY,
+    Table.CANCELLED, Table.ADMITTED, Table.COUNTER, Table.KEY, Table.NUMBERED,
 }  # fmt: skip
-"""Records of a store without copies that nothing may tell of once they are gone."""
+"""Records that nothing may tell of once they and their copies are gone."""
 
 Owed = dict[tuple[str, str], set[bytes]]
 
 
 @dataclass
 class Twin:
-    """The story of a store: what each subscription is to get, what was cancelled."""
+    """The story of a store: what each subscription is to get, what was cancelled, what was rescheduled."""
 
     owed: Owed = field(default_factory=dict)
     cancelled: set[bytes] = field(default_factory=set)
+    moved: set[bytes] = field(default_factory=set)
 
 
 def build(path: Path) -> Twin:
@@ -96,7 +97,8 @@ def build(path: Path) -> Twin:
             for payload, message_id in waiting[::7]:
                 assert store.topic(topic).cancel(message_id)  # type: ignore[arg-type]
                 forget(topic, payload)
-            for _, message_id in waiting[1::7]:
+            for payload, message_id in waiting[1::7]:
+                twin.moved.add(payload)
                 moved = store.topic(topic).reschedule(message_id, deliver_after=4 * 3_600)  # type: ignore[arg-type]
                 assert moved is not None
             producer = store.topic(topic).producer("numbered")
@@ -123,15 +125,12 @@ def build(path: Path) -> Twin:
 
 
 @pytest.fixture(scope="module")
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Twin, bool]:
-    """The store, its twin, and whether it has copies."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Twin]:
+    """The store and its twin."""
     path = tmp_path_factory.mktemp("matrix") / "store"
     twin = build(path)
-    copies = request.param == "with copies"
-    if not copies:
-        without_copies(path)
     assert check_store(path, deep=True) == []
-    return path, twin, copies
+    return path, twin
 
 
 def unreadable(directory: Path, key: bytes) -> set[bytes]:
@@ -227,36 +226,34 @@ def chosen(path: Path, table: Table) -> list[tuple[Path, bytes]]:
     return found
 
 
+UNCOPIED = (*SNAPSHOTS, Table.RUN, Table.COPY)
 CASES = [
-    (kind, table)
-    for kind, others in (("with copies", ()), ("of an earlier version", (Table.RUN, Table.COPY)))
+    pytest.param(damages, table, damage, id=f"{table.name}-{damage}-{place}")
+    for place, damages, others in (("alone", DAMAGES, ()), ("with its copy", IN_BOTH, UNCOPIED))
     for table in Table
     if table not in (Table.ORIGIN, Table.SET_ASIDE, *others)
+    for damage in DAMAGES
 ]
-"""Stores and tables. Runs have no copies in either store, so those of one are damaged."""
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(
-    ("whole", "table"), CASES, indirect=["whole"], ids=[f"{kind}-{table.name}" for kind, table in CASES]
-)
+@pytest.mark.parametrize(("damages", "table", "damage"), CASES)
 def test_a_damaged_record_costs_what_cannot_be_read_and_no_more(
-    whole: tuple[Path, Twin, bool], tmp_path: Path, table: Table, damage: str
+    whole: tuple[Path, Twin], tmp_path: Path, damages: dict[str, Damage], table: Table, damage: str
 ) -> None:
     """Two records of each kind in each environment, one at a time; after a repair the store is sound.
 
-    Those that have copies are damaged together: each is made anew from its own.
+    Those whose copies are whole are damaged together: each is made anew from its own.
     """
-    path, twin, copies = whole
+    path, twin = whole
     places = chosen(path, table)
     assert places
-    together = copies and table is not Table.RUN
-    for damaged in [places] if together else [[place] for place in places]:
+    alone = damages is DAMAGES
+    for damaged in [places] if alone and table is not Table.RUN else [[place] for place in places]:
         copy = shutil.copytree(path, tmp_path / "copy")
-        gone: set[bytes] = set()
+        gone = set(twin.moved) if table is Table.ADMITTED and not alone else set[bytes]()
         for directory, key in damaged:
             gone |= unreadable(directory, key)
-            DAMAGES[damage](copy / directory.relative_to(path), key)
+            damages[damage](copy / directory.relative_to(path), key)
         report = repair_store(copy, tmp_path / "given-up")
         print([(directory.name, key.hex()) for directory, key in damaged], report)
         adds_up(copy, report)
@@ -264,11 +261,11 @@ def test_a_damaged_record_costs_what_cannot_be_read_and_no_more(
         assert repair_store(copy, tmp_path / "given-up").actions == []
         if report.kinds:
             judge(twin, report, delivered(copy), gone, cut=table is Table.RUN and damage == "missing")
-            if together:
+            if alone and table is not Table.RUN:
                 assert (report.lost, report.again, report.uncancelled, report.subscriptions) == (0, 0, 0, [])
         else:
             assert damage == "missing"
-            assert table in UNSEEN if not copies else table in (*SNAPSHOTS, Table.RUN, Table.COPY)
+            assert table in (UNCOPIED if alone else UNSEEN)
             for reader, counts in delivered(copy).items():
                 assert twin.owed[reader] - counts.keys() <= gone
         shutil.rmtree(copy)

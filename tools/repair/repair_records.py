@@ -1,8 +1,8 @@
 """Small records under repair: each from its copy, else from what partitions, markers and other records say of it.
 
 Every small record stands twice, itself and its copy: where one of the two is whole the other is made anew, and nothing
-is lost (`mend_records`). The rest is for records without a whole copy, as in a store of an earlier version. The key of
-a damaged one still names it; of one that is gone not even that is left.
+is lost (`mend_records`). The rest is for records of which both are lost. The key of a damaged one still names it; of
+one that is gone not even that is left.
 
 A log belongs to the topic that its frontier, its markers, a schedule or a rescheduled entry names, or to the only one
 without a log. A ledger of a main log belongs to the topic into whose logs its markers point, or whose cursor,
@@ -683,14 +683,17 @@ def mend_withdrawals(
             return passed | markers.get(ledger_id, NO_MARKERS).bitmap()
 
     cancelled = lost_cancellations(Withdrawn(raw), conditionals, fired)
-    blocks = {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key in lost if key[0] == Table.CANCELLED}
+    blocks, unknown = (
+        {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key in lost if key[0] == table}
+        for table in (Table.CANCELLED, Table.ADMITTED)
+    )
     blocks |= {(ledger_id, each >> BLOCK_BITS) for ledger_id, of in cancelled.items() for each in of}
     for ledger_id in sorted({ledger_id for ledger_id, _ in blocks}):
         with open_log(ledger_id) as log:
             if log is not None:
                 here = [block for each, block in blocks if each == ledger_id]
                 _cancel(transaction, log, here, cancelled.get(ledger_id, BitMap()), account)
-    for ledger_id, entries in lost_admissions(Withdrawn(raw), conditionals, certain).items():
+    for ledger_id, entries in lost_admissions(Withdrawn(raw), conditionals, certain, unknown).items():
         cancellations.add(transaction, Table.ADMITTED, ledger_id, entries)
         account.say(f"ADMITTED, ledger {ledger_id}: {len(entries)} rescheduled messages admitted again")
 

@@ -18,11 +18,10 @@ from duelog.store.codec.run import HEADER_BYTES
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS
-from tests.tools.small_records import DAMAGES, environments, flip, forget_applied, keys, remove, without_copies
+from tests.tools.small_records import DAMAGES, IN_BOTH, Damage, environments, flip, forget_applied, keys, remove
 
 DAY_MS = 86_400_000
 CONFIG = StoreConfig(background=False, max_clock_jump_ms=None)
-COPIES = pytest.mark.parametrize("copies", [True, False], ids=["with copies", "of an earlier version"])
 DAMAGE = pytest.mark.parametrize("damage", DAMAGES)
 
 
@@ -51,7 +50,7 @@ def delivered(store: Path, topic: str = "t", subscription: str = "s") -> list[by
 
 @DAMAGE
 def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, damage: str) -> None:
-    """In a store without copies its runs tell what it said, whether the ledger was the open one or one before."""
+    """Its copy is lost too: its runs tell what it said, whether the ledger was the open one or one before."""
     whole = tmp_path / "whole"
     config = StoreConfig(background=False, ledger_max_entries=40)
     with DelayedStore.open(whole, config, clock=ManualClock(START_MS)) as store:
@@ -59,12 +58,11 @@ def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, dam
             store.topic(name).subscribe("s").close()
             for number in range(100):
                 store.topic(name).send(f"{name} {number}".encode())
-    without_copies(whole)
     ledgers = keys(whole / "main", Table.LEDGER)
     assert len(ledgers) == 6
     for key in ledgers:
         path = shutil.copytree(whole, tmp_path / "copy")
-        DAMAGES[damage](path / "main", key)
+        IN_BOTH[damage](path / "main", key)
         report = repaired(path)
         assert report.lost == 0
         found = delivered(path) + delivered(path, "other")
@@ -77,15 +75,14 @@ def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, dam
 
 @DAMAGE
 def test_a_lost_ledger_id_of_a_topic_in_a_partition_costs_no_message(tmp_path: Path, damage: str) -> None:
-    """In a store without copies the only runs without an owner are the topic's."""
+    """Its copy is lost too: the only runs without an owner are the topic's."""
     path = tmp_path / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         for name in ("other", "t"):
             store.topic(name).subscribe("s").close()
             store.topic(name).send_payloads([b"%d" % number for number in range(500)], deliver_at=START_MS + 5 * DAY_MS)
-    without_copies(path)
     (partition,) = environments(path)[1:]
-    DAMAGES[damage](partition, keys(partition, Table.LOG)[1])
+    IN_BOTH[damage](partition, keys(partition, Table.LOG)[1])
     assert repaired(path).lost == 0
     assert delivered(path) == delivered(path, "other") == [b"%d" % number for number in range(500)]
 
@@ -98,11 +95,10 @@ def test_a_log_that_may_have_been_of_a_deleted_topic_gets_a_topic_of_its_own(tmp
             store.topic(name).subscribe("s").close()
         store.delete_topic("gone")
         store.topic("t").send_payloads([b"x"] * 50, deliver_at=START_MS + 5 * DAY_MS)
-    without_copies(path)
     forget_applied(path)
     (partition,) = environments(path)[1:]
     (key,) = keys(partition, Table.LOG)
-    remove(partition, key)
+    IN_BOTH["missing"](partition, key)
     report = repaired(path)
     assert (report.lost, report.given_up) == (0, 0)
     (name,) = [action.split()[1][:-1] for action in report.actions if "recovered-ledger" in action]
@@ -125,9 +121,8 @@ OWED = [b"%d" % number for number in range(0, 100, 2)]
 
 
 def test_a_cursor_record_that_cannot_be_read_begins_as_early_as_the_rest_allows(half_acked: Path) -> None:
-    """In a store without copies its key tells the name, and what it had acknowledged singly stays acknowledged."""
-    without_copies(half_acked)
-    flip(half_acked / "main", keys(half_acked / "main", Table.CURSOR)[0])
+    """Its copy is lost too: its key tells the name, and what it had acknowledged singly stays acknowledged."""
+    IN_BOTH["flipped"](half_acked / "main", keys(half_acked / "main", Table.CURSOR)[0])
     report = repaired(half_acked)
     assert len(report.subscriptions) == 1
     assert report.again == 50
@@ -135,25 +130,22 @@ def test_a_cursor_record_that_cannot_be_read_begins_as_early_as_the_rest_allows(
 
 
 def test_a_cursor_record_that_is_gone_is_found_and_what_it_was_to_get_is_delivered(half_acked: Path) -> None:
-    """In a store without copies nothing tells the name: the subscription goes on under one that says so."""
-    without_copies(half_acked)
-    remove(half_acked / "main", keys(half_acked / "main", Table.CURSOR)[0])
+    """Its copy is gone too: nothing tells the name: the subscription goes on under one that says so."""
+    IN_BOTH["missing"](half_acked / "main", keys(half_acked / "main", Table.CURSOR)[0])
     assert [found.code for found in check_store(half_acked)] == ["acked-without-subscription"]
     report = repaired(half_acked)
     assert [line.split(":")[-2].split()[-1] for line in report.subscriptions] == ["recovered-1"]
     assert delivered(half_acked, "t", "recovered-1") == OWED
 
 
-@COPIES
-def test_a_partition_that_the_catalog_does_not_know_is_found_and_registered_again(tmp_path: Path, copies: bool) -> None:
+@pytest.mark.parametrize("lose", [remove, IN_BOTH["missing"]], ids=["with a copy", "without"])
+def test_a_partition_that_the_catalog_does_not_know_is_found_and_registered_again(tmp_path: Path, lose: Damage) -> None:
     """However new its directory is: opening for writing refuses the store, so `check` says so and `repair` helps."""
     path = tmp_path / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         store.topic("t").subscribe("s").close()
         store.topic("t").send_payloads([b"pay"] * 7, deliver_after=5 * 86_400)
-    if not copies:
-        without_copies(path)
-    remove(path / "main", keys(path / "main", Table.PARTITION)[0])
+    lose(path / "main", keys(path / "main", Table.PARTITION)[0])
     with pytest.raises(DamagedStore):
         DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS))
     assert "lost-partition" in {found.code for found in check_store(path)}
@@ -245,12 +237,11 @@ def test_markers_of_two_partitions_that_are_lost_together_get_new_ones(tmp_path:
 
 @DAMAGE
 def test_a_lost_frontier_is_told_by_the_markers(fired: tuple[Path, list[bytes]], damage: str) -> None:
-    """In a store without copies: nothing fires twice, and nothing that has not fired is held back."""
+    """Its copy is lost too: nothing fires twice, and nothing that has not fired is held back."""
     path, owed = fired
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS + 10_000)) as store:
         store.topic("t").send_payloads([b"to come"] * 50, deliver_at=START_MS + 60_000)
-    without_copies(path)
-    DAMAGES[damage](path / "main", keys(path / "main", Table.FRONTIER)[0])
+    IN_BOTH[damage](path / "main", keys(path / "main", Table.FRONTIER)[0])
     report = repaired(path)
     assert (report.lost, report.again) == (0, 0)
     assert delivered(path) == owed + [b"to come"] * 50
@@ -312,29 +303,27 @@ NOT_CANCELLED = [*(b"%d" % number for number in range(40, 60)), *(b"%d" % number
 
 
 @DAMAGE
-@pytest.mark.parametrize(
-    ("table", "code", "uncancelled"),
-    [(Table.ADMITTED, "lost-admission", 0), (Table.CANCELLED, "lost-cancellation", 40)],
-    ids=["ADMITTED", "CANCELLED"],
-)
-def test_rescheduled_messages_tell_of_lost_records_of_withdrawals(
-    withdrawn: Path, damage: str, table: Table, code: str, uncancelled: int
-) -> None:
-    """In a store without copies none of those comes twice; the report has how many may come though cancelled."""
-    without_copies(withdrawn)
-    (key,) = keys(withdrawn / "main", table)
-    DAMAGES[damage](withdrawn / "main", key)
+def test_rescheduled_messages_tell_of_lost_records_of_withdrawals(withdrawn: Path, damage: str) -> None:
+    """The copy is lost too: none of those comes twice; the report has how many may come though cancelled."""
+    IN_BOTH[damage](withdrawn / "main", keys(withdrawn / "main", Table.CANCELLED)[0])
     if damage == "missing":
         (found,) = check_store(withdrawn)
-        assert (found.code, found.message.split()[0]) == (code, "20")
+        assert (found.code, found.message.split()[0]) == ("lost-cancellation", "20")
     report = repaired(withdrawn)
-    assert (report.lost, report.uncancelled) == (0, uncancelled)
-    cancelled = [b"%d" % number for number in range(20)] if uncancelled else []
-    assert sorted(delivered(withdrawn)) == sorted([*NOT_CANCELLED, *cancelled])
+    assert (report.lost, report.uncancelled) == (0, 40)
+    assert sorted(delivered(withdrawn)) == sorted([*NOT_CANCELLED, *(b"%d" % number for number in range(20))])
+
+
+def test_rescheduled_messages_whose_admission_cannot_be_read_are_delivered(withdrawn: Path) -> None:
+    """The copy is damaged too: that their predecessors are cancelled tells that they were admitted."""
+    IN_BOTH["flipped"](withdrawn / "main", keys(withdrawn / "main", Table.ADMITTED)[0])
+    report = repaired(withdrawn)
+    assert (report.lost, report.uncancelled) == (0, 0)
+    assert sorted(delivered(withdrawn)) == sorted(NOT_CANCELLED)
 
 
 def test_a_snapshot_tells_what_was_cancelled_before_it(tmp_path: Path) -> None:
-    """In a store without copies: only what was cancelled since may come, and is counted among what may."""
+    """The copy is damaged too: only what was cancelled since may come, and is counted among what may."""
     path = tmp_path / "store"
     clock = ManualClock(START_MS)
     with DelayedStore.open(path, dataclasses.replace(CONFIG, snapshot_every_entries=50), clock=clock) as store:
@@ -347,15 +336,14 @@ def test_a_snapshot_tells_what_was_cancelled_before_it(tmp_path: Path) -> None:
             assert topic.cancel(message_id)
         store.tick()  # writes a snapshot
         assert topic.cancel(ids[20])
-    without_copies(path)
-    flip(path / "main", keys(path / "main", Table.CANCELLED)[0])
+    IN_BOTH["flipped"](path / "main", keys(path / "main", Table.CANCELLED)[0])
     report = repaired(path)
     assert report.uncancelled == 41
     assert delivered(path) == [b"first", *(b"%d" % number for number in range(20, 60))]
 
 
 def test_an_entry_that_was_never_admitted_is_no_finding_once_its_predecessor_is_cancelled(tmp_path: Path) -> None:
-    """A crash in the middle of rescheduling leaves such an entry; where there are copies nothing is made of it."""
+    """A crash in the middle of rescheduling leaves such an entry, and nothing is made of it."""
     path = tmp_path / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         topic = store.topic("t")
@@ -364,16 +352,14 @@ def test_an_entry_that_was_never_admitted_is_no_finding_once_its_predecessor_is_
         new = topic.reschedule(message_id, deliver_after=5 * 86_400)
     for table in (Table.ADMITTED, Table.CANCELLED):  # as before its main transaction
         (key,) = keys(path / "main", table)
-        remove(path / "main", key)
-    without_copies(path)
+        IN_BOTH["missing"](path / "main", key)
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         assert store.topic("t").cancel(message_id)
         assert new is not None
     assert check_store(path, deep=True) == []
 
 
-@COPIES
-def test_a_recurring_message_whose_last_occurrence_fired_has_lost_no_cancellation(tmp_path: Path, copies: bool) -> None:
+def test_a_recurring_message_whose_last_occurrence_fired_has_lost_no_cancellation(tmp_path: Path) -> None:
     """The next one names it, and replaces nothing."""
     path = tmp_path / "store"
     clock = ManualClock(START_MS)
@@ -385,8 +371,6 @@ def test_a_recurring_message_whose_last_occurrence_fired_has_lost_no_cancellatio
             clock.advance(60_000)
             store.tick()
         assert list(store.check(deep=True)) == []
-    if not copies:
-        without_copies(path)
     assert check_store(path, deep=True) == []
 
 
