@@ -207,18 +207,3 @@ def copy(source: Path, target: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
     return target
-
-
-def write_at(path: Path, at: int, content: bytes) -> None:
-    """Overwrite part of a file."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(content)
-
-
-def flip(path: Path, at: int, bit: int) -> None:
-    """Flip one bit of a file."""
-    with path.open("rb") as file:
-        file.seek(at)
-        (byte,) = file.read(1)
-    write_at(path, at, bytes([byte ^ 1 << bit]))

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from duelog.tools import store_check
-from tests.disaster.damage import Facts, Outcome, build, copy, flip, try_out, write_at
+from tests.disaster.damage import Facts, Outcome, build, copy, try_out
 from tests.disaster.wal_stores import GROUP_BYTES, HEADER_BYTES, SECTOR, groups, needed
 from tests.proof import length, sample
+from tests.store.wal.segments import flip, write_at
 
 pytestmark = pytest.mark.series
 

@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,29 +171,12 @@ def live_through_full(store: DelayedStore, clock: ManualClock, make_room: Callab
     assert sorted(left) == sorted([*sent[45:], *sent[:5], b"after"])
 
 
-def test_a_full_map_passes_when_there_is_space(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A map that may not grow gives StoreFull; what is there is handed out, and sending goes on once it may."""
-    monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 20)
-    store = open_store(config=CONFIG)
-    live_through_full(store, clock, lambda: monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 30))
-
-
 @pytest.fixture
 def file_limit() -> Iterator[Callable[[int], None]]:
     """Sets how large a file this process may write; Python ignores the signal that says it was too large."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_file_that_may_not_grow_passes_when_it_may(
-    open_store: OpenStore, clock: ManualClock, file_limit: Callable[[int], None]
-) -> None:
-    """With `ulimit -f` reached: StoreFull, nothing in doubt, and going on with a higher limit."""
-    file_limit(1 << 20)
-    live_through_full(open_store(config=CONFIG), clock, lambda: file_limit(1 << 30))
 
 
 @pytest.fixture
@@ -214,12 +198,25 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_full_disk_passes_when_there_is_space(small_disk: Path, clock: ManualClock) -> None:
-    """A disk without space gives StoreFull, and going on takes no more than removing another file."""
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(2 << 20))
-    with DelayedStore.open(small_disk / "store", CONFIG, clock=clock) as store:
-        live_through_full(store, clock, ballast.unlink)
+@pytest.mark.parametrize("full", ["map", "file", "disk"])
+def test_what_is_full_passes_when_there_is_space(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, full: str
+) -> None:
+    """A map or, by `ulimit -f`, a file that may not grow; a disk, until another file is removed from it."""
+    path = tmp_path
+    if full == "map":
+        monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 20)
+        make_room = partial(monkeypatch.setattr, environment_module, "MAX_MAP_BYTES", 1 << 30)
+    elif full == "file":
+        limit = request.getfixturevalue("file_limit")
+        limit(1 << 20)
+        make_room = partial(limit, 1 << 30)
+    else:
+        path = request.getfixturevalue("small_disk")
+        (path / "ballast").write_bytes(bytes(2 << 20))
+        make_room = (path / "ballast").unlink
+    with DelayedStore.open(path / "store", CONFIG, clock=clock) as store:
+        live_through_full(store, clock, make_room)
         assert list(store.check(deep=True)) == []
 
 

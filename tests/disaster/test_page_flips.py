@@ -18,9 +18,10 @@ import pytest
 
 from duelog.store.files import pages
 from duelog.store.files.pages import PageWalk
-from tests.disaster.damage import CONFIG, Outcome, build, copy, flip, use
+from tests.disaster.damage import CONFIG, Outcome, build, copy, use
 from tests.disaster.running import forked
 from tests.proof import length
+from tests.store.wal.segments import flip
 
 SEED = 20261122
 FLIPS = length("DUELOG_PAGE_FLIPS", 15, 60)

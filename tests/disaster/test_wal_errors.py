@@ -65,15 +65,24 @@ ERRORS = (errno.EIO, errno.ENOSPC, None)
 CALLS = [*(("pwrite", error) for error in ERRORS), ("fdatasync", errno.EIO), *(("pwritev", error) for error in ERRORS)]
 
 
+@pytest.mark.parametrize("ending", [False, True], ids=["a group", "its end"])
 @pytest.mark.parametrize(("call", "error"), CALLS)
 def test_a_wal_that_cannot_be_written_closes_the_store_for_writing(
-    sent: Sent, open_store: OpenStore, failing: Failing, call: str, error: int | None
+    sent: Sent, open_store: OpenStore, failing: Failing, armed: Armed, call: str, error: int | None, ending: bool
 ) -> None:
-    """The sender gets StoreFailed, and so does a later sender, if the disk is well again or not; reopening helps."""
+    """The sender fails, also the one that needs a new segment; so do later ones, until the store is opened again."""
     calls = failing(call, error)
-    calls.armed = True
-    with pytest.raises(StoreFailed):
-        sent.send("failed", 2)
+    before = len(sent.ids)
+    if ending:
+        armed("wal.prepared", lambda: setattr(calls, "armed", True))
+        with pytest.raises(StoreFailed):
+            sent.send_some("many", 100)
+        assert len(sent.ids) > before
+        failpoints.disarm()
+    else:
+        calls.armed = True
+        with pytest.raises(StoreFailed):
+            sent.send("failed", 2)
     calls.armed = False
     for hours in HOURS:
         with pytest.raises(StoreFailed):
@@ -83,30 +92,8 @@ def test_a_wal_that_cannot_be_written_closes_the_store_for_writing(
     assert calls.failed == 1
     sent.store.close()
     store = open_store(config=CONFIG)
-    sent.expect(store, ("failed",))
-    after = Sent(store)
-    after.send_some("after")
-
-
-@pytest.mark.parametrize(("call", "error"), CALLS)
-def test_a_segment_that_cannot_be_ended_closes_the_store_for_writing(
-    sent: Sent, open_store: OpenStore, failing: Failing, armed: Armed, call: str, error: int | None
-) -> None:
-    """The sender for which the next is begun fails, and nothing that was acknowledged is lost."""
-    calls = failing(call, error)
-
-    def fail_from_now_on() -> None:
-        calls.armed = True
-
-    armed("wal.prepared", fail_from_now_on)
-    before = len(sent.ids)
-    with pytest.raises(StoreFailed):
-        sent.send_some("many", 100)
-    assert calls.failed == 1
-    assert len(sent.ids) > before
-    calls.armed = False
-    sent.store.close()
-    sent.expect(open_store(config=CONFIG))
+    sent.expect(store, () if ending else ("failed",))
+    Sent(store).send_some("after")
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])

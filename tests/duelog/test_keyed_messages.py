@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
-from duelog.errors import InvalidArgument, UnknownTopic
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
 from duelog.store.log import catalog
@@ -198,31 +197,6 @@ def test_a_key_waits_in_its_partition_where_others_wait_inline(open_store: OpenS
     topic.send(b"1", deliver_after=10)
     assert topic.cancel_key("k")
     assert delivered(store, clock) == [b"1"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"dedup_key": ""}, "dedup_key"),
-        ({"dedup_key": 17}, "dedup_key"),
-        ({"dedup_key": "k" * 257}, "dedup_key"),
-        ({"dedup_key": "\ud800"}, "dedup_key"),
-        ({"dedup_for": 10}, "dedup_for"),
-        ({"replace": True}, "replace"),
-        ({"dedup_key": "k", "dedup_for": -1}, "dedup_for"),
-        ({"dedup_key": "k", "dedup_for": "10"}, "dedup_for"),
-    ],
-    ids=str,
-)
-def test_a_key_that_cannot_be_taken_is_refused_by_name(
-    store: DelayedStore, arguments: dict[str, object], field: str
-) -> None:
-    """Nothing is stored, and the topic has not come into being."""
-    with pytest.raises(InvalidArgument) as caught:
-        store.topic("t").send(b"x", **arguments)  # type: ignore[arg-type]
-    assert caught.value.field == field
-    with pytest.raises(UnknownTopic):
-        store.topic("t").find("k")
 
 
 def test_keys_of_a_deleted_topic_are_gone(store: DelayedStore) -> None:

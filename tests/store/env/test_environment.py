@@ -38,14 +38,6 @@ def test_a_failing_unit_of_work_harms_no_neighbour(environment: Environment) -> 
     assert not heard
 
 
-def test_a_unit_of_work_sees_what_its_neighbours_in_the_commit_did(environment: Environment) -> None:
-    """Units of one commit run one after another in one transaction."""
-    share(
-        environment, [putting(KEY, b"1"), lambda transaction: transaction.put(KEY + b"2", transaction.get(KEY) or b"")]
-    )
-    assert environment.get(KEY + b"2") == b"1"
-
-
 def test_effects_in_memory_come_in_commit_order(environment: Environment) -> None:
     """Callbacks after the commit run in the order of the transactions, over many threads."""
     heard: list[int] = []

@@ -16,7 +16,6 @@ from duelog.store.env import page_cache
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files import pages
-from tests.conftest import present
 from tests.store.page_cache_calls import (
     DROP,
     FETCH,
@@ -188,18 +187,6 @@ def test_eviction_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls:
     fill(environment, 16, 100)
     assert len(calls) == 1
     assert joined(calls.ranges(data_file(environment), DROP))[0] == ROOTS
-
-
-def test_pages_are_dropped_with_the_lock_that_stopping_takes(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once `stop_evicting` has returned nothing is on its way either."""
-    environment = opened()
-    dropping = present(environment._eviction)
-    locked: list[bool] = []
-    record(monkeypatch, lambda asked: locked.append(dropping._lock.locked()))
-    fill(environment, 100)
-    assert len(locked) > 2
-    assert all(locked)
-    assert not dropping._lock.locked()
 
 
 @pytest.mark.parametrize("physical", [1 << 30, 400_000])

@@ -40,7 +40,10 @@ def write_at(file: Path, at: int, content: bytes) -> None:
 
 def flip(file: Path, at: int, bit: int = 0) -> None:
     """Change one bit of a file."""
-    write_at(file, at, bytes([file.read_bytes()[at] ^ 1 << bit]))
+    with file.open("rb") as opened:
+        opened.seek(at)
+        (byte,) = opened.read(1)
+    write_at(file, at, bytes([byte ^ 1 << bit]))
 
 
 def make_segment(

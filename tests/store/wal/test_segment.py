@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -326,30 +326,26 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def salvaged(path: Path) -> list[int]:
-    """The rows that are salvaged of it."""
-    return [number for group in numbers(salvage(path, 9, STORE_ID)) for number in group]
-
-
-def test_what_is_not_written_over_is_salvaged_in_order(written: Path) -> None:
-    """The last groups of before come first."""
+@pytest.mark.parametrize(
+    ("at", "zeros", "size", "left"),
+    [
+        (0, 0, SIZE, range(5, 13)),  # the last groups of before come first
+        (GROUPS_AT + 2 * SECTOR, SECTOR, SIZE, (*range(5, 10), 11, 12)),
+        (0, GROUPS_AT, GROUPS_AT + 6 * SECTOR, (5, *range(8, 13))),  # a group says where it lies, and whose it is
+    ],
+    ids=["whole", "with a hole", "without a header and an end"],
+)
+def test_what_is_whole_and_not_written_over_is_salvaged_in_order(
+    written: Path, at: int, zeros: int, size: int, left: Sequence[int]
+) -> None:
+    """Also where the segment cannot be read."""
     assert numbers(read_segment(written, 9, STORE_ID).groups) == [[8], [9], [10], [11], [12]]
-    assert salvaged(written) == [5, 6, 7, 8, 9, 10, 11, 12]
-
-
-def test_groups_after_a_hole_are_salvaged(written: Path) -> None:
-    """All but the one that is gone."""
-    write_at(written / file_name(9), GROUPS_AT + 2 * SECTOR, bytes(SECTOR))
-    with pytest.raises(DamagedStore):
-        read_segment(written, 9, STORE_ID)
-    assert salvaged(written) == [5, 6, 7, 8, 9, 11, 12]
-
-
-def test_groups_are_salvaged_without_a_header_and_without_an_end(written: Path) -> None:
-    """A group says by itself where it lies, and whose it is."""
-    write_at(written / file_name(9), 0, bytes(GROUPS_AT))
-    os.truncate(written / file_name(9), GROUPS_AT + 6 * SECTOR)
-    assert salvaged(written) == [5, 8, 9, 10, 11, 12]
+    write_at(written / file_name(9), at, bytes(zeros))
+    os.truncate(written / file_name(9), size)
+    assert [number for group in numbers(salvage(written, 9, STORE_ID)) for number in group] == list(left)
+    if zeros:
+        with pytest.raises(DamagedStore):
+            read_segment(written, 9, STORE_ID)
 
 
 def test_nothing_is_salvaged_of_no_segment_or_of_another_stores(written: Path) -> None:
