@@ -1,4 +1,4 @@
-"""docs/broker.md does what it says: its file of settings is taken, its Python program runs."""
+"""docs/broker.md and docs/scale.md do what they say: files of settings and a table are taken, the program runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from duelog.broker.cluster.placement import parse_placement
 from tests.broker.clients.conftest import ServedStore, environment
 from tests.packaging.tree import ROOT
 
 configuration = pytest.importorskip("duelog.broker.configuration")
 broker_module = pytest.importorskip("duelog.broker.server.broker")
 
+SCALE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "broker.md").read_text(encoding="utf-8")
 
 
@@ -42,3 +44,11 @@ def test_the_python_program_of_the_page_runs(tmp_path: Path) -> None:
         assert broker.stop() == 0
     finally:
         broker.kill()
+
+
+def test_the_table_of_the_page_places_namespaces() -> None:
+    """Each namespace has the owner that the text says."""
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", SCALE, re.MULTILINE | re.DOTALL)
+    table = parse_placement(text, Path("placement.toml"))
+    owners = [table.owner(each) for each in ("acme/orders", "acme/mail", "public/default")]
+    assert [each and each.name for each in owners] == ["a", "b", "a"]

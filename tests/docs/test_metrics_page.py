@@ -1,4 +1,4 @@
-"""docs/metrics.md against the instruments in the code."""
+"""docs/metrics.md against the instruments in the code; docs/audit.md against its findings, tables and options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 from duelog.broker.metrics.metric_names import ENGINE, METRICS
 from duelog.metrics import SPECS
+from duelog.tools.audit.audit_tables import CODES, TABLES
+from tests.tools.command_line import ok
 
+AUDIT = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
@@ -45,3 +48,20 @@ def test_names_are_unique() -> None:
     """Two instruments of one name would be merged by an SDK, two metrics by Prometheus."""
     assert len({spec.name for spec in SPECS}) == len(SPECS)
     assert len({each.name for each in METRICS}) == len(METRICS)
+
+
+def test_the_page_lists_every_kind_of_finding() -> None:
+    """With severity, meaning and advice, in the order of the code, and no other."""
+    expected = [[f"`{name}`", code.severity, code.meaning, code.advice] for name, code in CODES.items()]
+    assert rows(AUDIT, 4) == expected
+
+
+def test_the_page_lists_every_table() -> None:
+    """And no other."""
+    assert [row[0].strip("`") for row in rows(AUDIT, 2)] == list(TABLES)
+
+
+def test_the_page_names_every_option() -> None:
+    """The page lists the options of `duelog audit --help`."""
+    options = {word.strip("[]`,;:") for word in ok("audit", "--help").split() if word.startswith("--")} - {"--help"}
+    assert [option for option in sorted(options) if option not in AUDIT] == []

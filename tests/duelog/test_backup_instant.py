@@ -18,8 +18,21 @@ from random import Random
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from tests.duelog.backup_windows import AFTER, BEFORE, COPY, DONE, INSTANT, saying_where, trusting_what_is_newer
-from tests.duelog.busy_store import HOUR_MS, START_MS, SUBSCRIPTIONS, BusyStore, Twin, assert_is
+from tests.duelog.busy_store import (
+    AFTER,
+    BEFORE,
+    COPY,
+    DONE,
+    HOUR_MS,
+    INSTANT,
+    START_MS,
+    SUBSCRIPTIONS,
+    BusyStore,
+    Twin,
+    assert_is,
+    saying_where,
+    trusting_what_is_newer,
+)
 from tests.proof import length
 
 BACKUPS = length("DUELOG_BACKUPS", 8, 30)
@@ -68,7 +81,7 @@ def back_up_here(busy: BusyStore, target: Path, seed: int) -> Meanwhile:
 _START = f"""
 import sys
 sys.path.append({str(Path(__file__).parents[2])!r})  # at the end: what is copied by is the installed package
-from tests.duelog.backup_windows import main
+from tests.duelog.busy_store import main
 main(*sys.argv[1:])
 """
 

@@ -79,7 +79,7 @@ def test_no_datetime_is_early_and_none_late_by_a_millisecond(at: datetime) -> No
 
 
 def test_deliver_after_counts_from_now_and_rounds_up_to_the_millisecond() -> None:
-    """The rule is that of durations (test_duration.py)."""
+    """The rule is that of durations (test_config.py)."""
     for after, delay_ms in ((0, 0), (0.0705, 71), (np.int64(2), 2_000), (timedelta(microseconds=1), 1)):
         due = resolve_due_ms(Message(b"", deliver_after=after), NOW)  # type: ignore[arg-type]
         assert (due, type(due)) == (NOW + delay_ms, int)

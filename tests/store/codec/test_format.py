@@ -1,18 +1,25 @@
-"""Keys and small records: byte order is key order, every record comes back as it was, every flipped bit is found."""
+"""Keys, records, checksums: byte order is key order, all comes back as it was; the rule of which entries have fired."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import zlib
 from collections.abc import Callable
+from types import ModuleType
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duelog.store.codec import checksum
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
-from duelog.store.codec.frontier import FrontierRecord
+from duelog.store.codec.frontier import HELD, UNREADABLE_DUE, Entries, FrontierRecord
 from duelog.store.errors import CorruptRecord
 from duelog.store.names import MAX_SUBSCRIPTION_BYTES, MAX_TOPIC_BYTES
+from tests.conftest import present
 
 U8 = st.integers(0, 2**8 - 1)
 U16 = st.integers(0, 2**16 - 1)
@@ -157,3 +164,65 @@ def test_mark_delete_is_the_entry_before_the_next() -> None:
     """A cursor at the beginning of a ledger stands before its first entry."""
     assert fmt.CursorRecord(1, 0, 5, 0, 0).mark_delete == (5, -1)
     assert fmt.CursorRecord(1, 0, 5, 3, 0).mark_delete == (5, 2)
+
+
+def loaded_anew() -> ModuleType:
+    """The module as a process that starts now would have it."""
+    spec = present(importlib.util.spec_from_file_location("checksum_anew", checksum.__file__))
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@given(st.binary(max_size=3_000), st.integers(0, 2**32 - 1))
+def test_a_store_does_not_differ_by_what_computes_its_checksums(data: bytes, value: int) -> None:
+    """The same number as zlib's, of bytes and of a view, from the start and going on."""
+    assert checksum.crc32(data, value) == checksum.crc32(memoryview(data), value) == zlib.crc32(data, value)
+    assert checksum.crc32(data) == zlib.crc32(data)
+
+
+def test_isal_is_used_where_it_is_and_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it zlib computes them."""
+    isal = pytest.importorskip("isal.isal_zlib")
+    assert loaded_anew().crc32 is isal.crc32
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    assert loaded_anew().crc32 is zlib.crc32
+
+
+FEW = st.integers(0, 6)
+"""Few values, so that due times and entry ids are often those of the frontier."""
+
+LARGE = st.sampled_from([2**31 - 1, 2**31, 2**32 - 2])
+ENTRY = FEW | LARGE
+DUE = FEW | st.sampled_from([2**53, 253_402_300_799_999])
+
+
+@given(
+    st.lists(st.tuples(ENTRY, DUE), max_size=30, unique_by=lambda pair: pair[0]),
+    st.tuples(DUE, ENTRY) | st.just((-1, -1)),
+    ENTRY,
+    st.booleans(),
+)
+def test_an_entry_has_fired_if_it_is_below_t_and_at_or_before_c(
+    entries: list[tuple[int, int]], c: tuple[int, int], t: int, narrow: bool
+) -> None:
+    """Whatever the type of the ids, for one entry and for many; those at or before C from T on are late."""
+    due_ms, entry_id = c
+    frontier = FrontierRecord(7, due_ms, entry_id, t, 0, 0, 0, 0)
+    ids: Entries = np.array([entry for entry, _ in entries], dtype=np.uint32 if narrow else np.int64)
+    dues = np.array([due for _, due in entries], dtype=np.int64)
+    passed = [(due, entry) <= c for entry, due in entries]
+    assert frontier.passes(ids, dues).tolist() == passed
+    assert frontier.has_fired(ids, dues).tolist() == [
+        entry < t and before for (entry, _), before in zip(entries, passed, strict=True)
+    ]
+
+
+def test_nothing_has_fired_at_the_start() -> None:
+    """Not even an entry due at 0, nor one that has no due time to compare."""
+    start = FrontierRecord.start(7)
+    ids = np.arange(3, dtype=np.uint32)
+    dues = np.array([0, HELD, UNREADABLE_DUE])
+    assert not start.has_fired(ids, dues).any()
+    assert not start.passes(ids, dues).any()

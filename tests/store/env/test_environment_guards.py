@@ -1,8 +1,9 @@
-"""Refusals of an environment where LMDB would go on silently, or die."""
+"""Refusals of an environment where LMDB would go on silently, or die; the gate of its readers."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
+from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, CorruptRecord, DamagedStore
 from tests.store.group_commits import BULK, KEY, putting, raw_value
@@ -188,3 +190,26 @@ def test_pages_freed_past_the_end_of_the_file_are_no_damage(tmp_path: Path) -> N
     again = Environment(tmp_path / "main", name="main")
     assert again.get(KEY) == b"v"
     again.close()
+
+
+def test_alone_at_once_does_not_wait_for_readers() -> None:
+    """With a reader inside it says no, and keeps no reader out; without, it is alone until it leaves."""
+    gate = ReaderGate()
+    with gate.reading():
+        with gate.alone_at_once() as alone:
+            assert not alone
+        with gate.reading():
+            pass
+    entered = threading.Event()
+
+    def read() -> None:
+        with gate.reading():
+            entered.set()
+
+    reader = threading.Thread(target=read)
+    with gate.alone_at_once() as alone:
+        assert alone
+        reader.start()
+        assert not entered.wait(0.05)
+    reader.join()
+    assert entered.is_set()
