@@ -65,7 +65,8 @@ def from_json(kind: Any, value: Any, field: str) -> Any:
     if isinstance(origin, type) and issubclass(origin, Sequence):
         if not isinstance(value, list):
             raise InvalidArgument(field, value, "expected a list")
-        return [from_json(arguments[0], each, f"{field}[{at}]") for at, each in enumerate(value)]
+        found = [from_json(arguments[0], each, f"{field}[{at}]") for at, each in enumerate(value)]
+        return tuple(found) if origin is tuple else found
     if kind is bytes:
         return _bytes(field, value)
     if kind is MessageId:
@@ -78,8 +79,15 @@ def from_json(kind: Any, value: Any, field: str) -> Any:
         return kind(**value)
     if is_dataclass(kind):
         hints = _hints(kind)  # type: ignore[arg-type]
-        return kind(**{name: from_json(each, value[name], name) for name, each in hints.items()})  # type: ignore[operator]
+        return kind(**{name: _field(each, value[name], name) for name, each in hints.items()})  # type: ignore[operator]
     return value
+
+
+def _field(kind: Any, value: Any, field: str) -> Any:
+    """Read a field of a result, of which a position may be the one before the first entry of its ledger."""
+    if kind is MessageId and value.endswith(":-1"):
+        return MessageId(int(value.removesuffix(":-1")), -1)
+    return from_json(kind, value, field)
 
 
 def camel(name: str) -> str:
