@@ -10,8 +10,10 @@ an exception, and gives a function's up, as its thread cannot be stopped.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
+import os
 import queue
 import sys
 import threading
@@ -21,25 +23,32 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, ParamSpec
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
 from duelog.store.clock import Monitor
-from duelog.store.errors import ClockJumped, ClosedError, DuelogError, HandlersHang, ResourceShortage, StoreFull
+from duelog.store.duration import Duration, duration_ms
+from duelog.store.errors import (
+    ClockJumped,
+    ClosedError,
+    DuelogError,
+    HandlersHang,
+    InvalidArgument,
+    ResourceShortage,
+    StoreFull,
+)
 from duelog.store.message import ReceivedMessage
+from duelog.store.names import TopicName, validate_subscription_name
+from duelog.store.position import MessageId
 
 from ..subscription import Subscription
 
 if TYPE_CHECKING:
     from .coroutine_loop import CoroutineLoop, Limit
-import inspect
-import os
-from types import TracebackType
-from typing import Any, TypeAlias
 
-from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import InvalidArgument
-from duelog.store.names import TopicName, validate_subscription_name
-from duelog.store.position import MessageId
+P = ParamSpec("P")
+
+_log = logging.getLogger("duelog.worker")
 
 Backoff: TypeAlias = Duration | Callable[[int, BaseException], Duration | None]
 """How long to wait before a retry: a duration, doubled with each retry, or what makes one of the number of failed
@@ -47,7 +56,6 @@ deliveries and the exception; None from it: no retry."""
 
 LONGEST_BACKOFF_MS = 3_600_000
 """The most that a backoff is doubled to, unless it was longer from the beginning: an hour."""
-
 
 _ROOM = os.path.join(os.path.dirname(__file__), "")
 
@@ -141,10 +149,6 @@ def reason_of(error: BaseException) -> str:
         text = "its text cannot be had"
     return f"{name}: {text}" if text else name
 
-
-_log = logging.getLogger("duelog.worker")
-
-P = ParamSpec("P")
 
 _PAUSE_MS = 1_000
 """How long receiving pauses after an error that may pass."""
