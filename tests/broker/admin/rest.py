@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +95,16 @@ class Rest:
             is_json = answer.content_type == "application/json"
             value = json.loads(found) if is_json and found else (found or None)
             return Answered(answer.status, value, answer.headers.copy())
+
+    async def refuses(self, rows: Rows, base: str = "") -> None:
+        """Check the status of each answer, and that its reason has the text."""
+        for method, path, body, status, text in rows:
+            answered = await self.ask(method, base + path, body)
+            assert (answered.status, text in answered.reason) == (status, True), (method, path, body, answered)
+
+
+Rows = Iterable[tuple[str, str, Any, int, str]]
+"""Method, path, body, status, and what the reason says."""
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
 from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId
-from tests.broker.admin.rest import Rest, administered
+from tests.broker.admin.rest import Rest, Rows, administered
 from tests.conftest import START_MS
 
 TOPICS = "/admin/v2/persistent/public/default"
@@ -47,34 +47,30 @@ async def test_a_subscription_is_created_where_the_body_says(rest: Rest) -> None
     assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 404
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "reason"),
-    [
-        ("PUT", "new", {"ledgerId": "x", "entryId": 1}, 412, "ledgerId='x'"),
-        ("PUT", "new", {"ledgerId": 99_999, "entryId": 1}, 412, "no such ledger"),
-        ("PUT", "new", [], 412, "object"),
-        ("PUT", "new?replicated=true", ..., 412, "replicated=true"),
-        ("POST", "s/skip/-1", ..., 412, "numMessages=-1"),
-        ("POST", "s/skip/x", ..., 412, "numMessages='x'"),
-        ("POST", "s/expireMessages/0", ..., 412, "expireTimeInSeconds=0"),
-        ("POST", "s/resetcursor/-5", ..., 412, "timestamp=-5"),
-        ("POST", "s/resetcursor", {"ledgerId": 1}, 412, "entryId=None"),
-        ("GET", "s/position/0", ..., 412, "messagePosition=0"),
-        ("GET", "s/position/4", ..., 404, "no message 4"),
-        ("GET", "none/position/1", ..., 404, "no subscription 'none'"),
-        ("POST", "none/skip_all", ..., 404, "no subscription 'none'"),
-        ("DELETE", "none", ..., 404, "no subscription 'none'"),
-    ],
+REFUSED: Rows = (
+    ("PUT", "new", {"ledgerId": "x", "entryId": 1}, 412, "ledgerId='x'"),
+    ("PUT", "new", {"ledgerId": 99_999, "entryId": 1}, 412, "no such ledger"),
+    ("PUT", "new", [], 412, "object"),
+    ("PUT", "new?replicated=true", ..., 412, "replicated=true"),
+    ("POST", "s/skip/-1", ..., 412, "numMessages=-1"),
+    ("POST", "s/skip/x", ..., 412, "numMessages='x'"),
+    ("POST", "s/expireMessages/0", ..., 412, "expireTimeInSeconds=0"),
+    ("POST", "s/resetcursor/-5", ..., 412, "timestamp=-5"),
+    ("POST", "s/resetcursor", {"ledgerId": 1}, 412, "entryId=None"),
+    ("GET", "s/position/0", ..., 412, "messagePosition=0"),
+    ("GET", "s/position/4", ..., 404, "no message 4"),
+    ("GET", "none/position/1", ..., 404, "no subscription 'none'"),
+    ("POST", "none/skip_all", ..., 404, "no subscription 'none'"),
+    ("DELETE", "none", ..., 404, "no subscription 'none'"),
 )
-async def test_what_cannot_be_done_says_why(
-    rest: Rest, method: str, path: str, body: Any, status: int, reason: str
-) -> None:
+
+
+async def test_what_cannot_be_done_says_why(rest: Rest) -> None:
     """The field and the value; nothing changes."""
     topic = rest.store.topic("t")
     topic.subscribe("s").close()
     topic.send_payloads([b"a", b"b", b"c"])
-    answered = await rest.ask(method, f"{TOPICS}/t/subscription/{path}", body)
-    assert (answered.status, reason in answered.reason) == (status, True), answered
+    await rest.refuses(REFUSED, f"{TOPICS}/t/subscription/")
     assert (topic.subscriptions(), backlog(rest.store)) == (["s"], 3)
 
 
