@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 from duelog import DelayedStore
 from duelog.broker.protocol import commands
 from duelog.errors import StoreFull
-from tests.broker.admin.rest import SECURED, Rest, administered
+from tests.broker.admin.rest import SECURED, Rest, Rows, administered
 from tests.broker.server.raw_client import RawClient
-from tests.broker.tenancy.conftest import RestRunner
 
 ALLOW, PARTITIONS = "allowAutoTopicCreation", "defaultNumPartitions"
 FIXED, MAX = "fixedDeliveryDelayInMillis", "maxDeliveryDelayInMillis"
@@ -81,179 +79,162 @@ async def made(rest: Rest, role: str | None = None) -> None:
     assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA, role=role)).status == 204
 
 
-@pytest.mark.parametrize(
-    ("path", "written", "read"),
-    [
-        ("messageTTL", 3600, 3600),
-        ("retention", {MINUTES: 10, MIB: 100}, ...),
-        ("retention", {MINUTES: -1, MIB: -1}, ...),
-        ("retention", {MINUTES: 0, MIB: 0}, ...),
-        ("retention", {MINUTES: -1, MIB: 3}, ...),
-        ("retention", {MINUTES: 3, MIB: -1}, ...),
-        ("deduplication", True, True),
-        ("deduplication", False, False),
-        ("autoTopicCreation", {ALLOW: True, "topicType": "partitioned", PARTITIONS: 2}, ...),
-        ("autoTopicCreation", {ALLOW: True, "topicType": "non-partitioned"}, ...),
-        ("autoTopicCreation", {ALLOW: False}, {ALLOW: False, "topicType": "non-partitioned"}),
-        ("delayedDelivery", {"tickTime": 1000, "active": True}, ...),
-        ("delayedDelivery", {"tickTime": 1, "active": True, MAX: 60000}, ...),
-        ("delayedDelivery", {"tickTime": 0, "active": False, MAX: 0, FIXED: 5}, ...),
-    ],
-    ids=lambda value: str(value)[:30],
-)  # fmt: skip
-def test_a_policy_is_read_as_it_was_written_and_unset(tmp_path: Path, path: str, written: Any, read: Any) -> None:
+WRITTEN: tuple[tuple[str, Any, Any], ...] = (
+    ("messageTTL", 3600, 3600),
+    ("retention", {MINUTES: 10, MIB: 100}, ...),
+    ("retention", {MINUTES: -1, MIB: -1}, ...),
+    ("retention", {MINUTES: 0, MIB: 0}, ...),
+    ("retention", {MINUTES: -1, MIB: 3}, ...),
+    ("retention", {MINUTES: 3, MIB: -1}, ...),
+    ("deduplication", True, True),
+    ("deduplication", False, False),
+    ("autoTopicCreation", {ALLOW: True, "topicType": "partitioned", PARTITIONS: 2}, ...),
+    ("autoTopicCreation", {ALLOW: True, "topicType": "non-partitioned"}, ...),
+    ("autoTopicCreation", {ALLOW: False}, {ALLOW: False, "topicType": "non-partitioned"}),
+    ("delayedDelivery", {"tickTime": 1000, "active": True}, ...),
+    ("delayedDelivery", {"tickTime": 1, "active": True, MAX: 60000}, ...),
+    ("delayedDelivery", {"tickTime": 0, "active": False, MAX: 0, FIXED: 5}, ...),
+)
+
+
+async def test_a_policy_is_read_as_it_was_written_and_unset(tmp_path: Path) -> None:
     """POST, GET, DELETE, GET; over a restart, too."""
-
-    async def write() -> None:
-        async with administered(tmp_path / "s") as (_, rest, _):
-            await made(rest)
-            assert (await rest.ask("DELETE", f"{NAMESPACE}/{path}")).status == 204
-            assert (await rest.ask("GET", f"{NAMESPACE}/{path}"))[:2] == (204, None)
-            assert (await rest.ask("POST", f"{NAMESPACE}/{path}", written)).status == 204
-
-    async def look() -> None:
-        async with administered(tmp_path / "s") as (_, rest, _):
-            assert (await rest.ask("GET", f"{NAMESPACE}/{path}"))[:2] == (200, written if read is ... else read)
-            assert (await rest.ask("DELETE", f"{NAMESPACE}/{path}")).status == 204
-            assert (await rest.ask("GET", f"{NAMESPACE}/{path}")).status == 204
-
-    asyncio.run(write())
-    asyncio.run(look())
+    paths = [f"/admin/v2/namespaces/my-tenant/n{number}/{row[0]}" for number, row in enumerate(WRITTEN)]
+    async with administered(tmp_path / "s") as (_, rest, _):
+        await made(rest)
+        for path, (_, written, _) in zip(paths, WRITTEN, strict=True):
+            assert (await rest.ask("PUT", path.rpartition("/")[0])).status == 204
+            assert (await rest.ask("DELETE", path)).status == 204
+            assert (await rest.ask("GET", path))[:2] == (204, None)
+            assert (await rest.ask("POST", path, written)).status == 204
+    async with administered(tmp_path / "s") as (_, rest, _):
+        for path, (_, written, read) in zip(paths, WRITTEN, strict=True):
+            assert (await rest.ask("GET", path))[:2] == (200, written if read is ... else read)
+            assert (await rest.ask("DELETE", path)).status == 204
+            assert (await rest.ask("GET", path)).status == 204
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "names"),
-    [
-        ("POST", f"{NAMESPACE}/messageTTL", -1, "messageTTL=-1"),
-        ("POST", f"{NAMESPACE}/messageTTL", "soon", "messageTTL='soon'"),
-        ("POST", f"{NAMESPACE}/retention", {MINUTES: 10, MIB: 0}, "retentionSizeInMB=0"),
-        ("POST", f"{NAMESPACE}/retention", {MINUTES: 10}, "retentionSizeInMB"),
-        ("POST", f"{NAMESPACE}/retention", None, "retention"),
-        ("POST", f"{NAMESPACE}/deduplication", "true", "true or false"),
-        ("POST", f"{NAMESPACE}/autoTopicCreation", {ALLOW: True}, "topicType"),
-        ("POST", f"{NAMESPACE}/autoTopicCreation",
-         {ALLOW: True, "topicType": "partitioned", PARTITIONS: 0}, "defaultNumPartitions=0"),
-        ("POST", f"{NAMESPACE}/autoTopicCreation",
-         {ALLOW: True, "topicType": "non-partitioned", PARTITIONS: 3}, "defaultNumPartitions=3"),
-        ("POST", f"{NAMESPACE}/delayedDelivery", {MAX: -1}, "maxDeliveryDelayInMillis=-1"),
-        ("POST", f"{NAMESPACE}/delayedDelivery", {FIXED: 1.5}, "fixedDeliveryDelayInMillis=1.5"),
-        ("POST", f"{NAMESPACE}/delayedDelivery", {"tickTime": True}, "tickTime=True"),
-        ("POST", f"{NAMESPACE}/delayedDelivery", {"active": 1}, "active=1"),
-        ("POST", f"{NAMESPACE}/delayedDelivery", {FIXED: 10**30}, "fixedDeliveryDelayInMillis="),
-        ("POST", f"{NAMESPACE}/delayedDelivery", [], "delayedDelivery"),
-        ("GET", f"{NAMESPACE}/delayedDelivery?applied=maybe", ..., "applied='maybe'"),
-        ("GET", f"{NAMESPACE}/topics?mode=SOME", ..., "mode='SOME'"),
-        ("PUT", f"{NAMESPACE}/schemaCompatibilityStrategy", "SOMETIMES", "schemaCompatibilityStrategy='SOMETIMES'"),
-        ("POST", f"{NAMESPACE}/permissions/me", ["fly"], "actions='fly'"),
-        ("POST", f"{NAMESPACE}/permissions/me", [], "produce and consume"),
-        ("POST", f"{NAMESPACE}/permissions/me", {"a": 1}, "actions"),
-        ("POST", f"{NAMESPACE}/replication", ["elsewhere"], "'elsewhere'"),
-        ("PUT", "/admin/v2/namespaces/my-tenant/a%20b", ..., "namespace"),
-        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"backlog_quota_map": {"destination_storage": {"limit": 1}}},
-         "backlog_quota_map"),
-        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"replication_clusters": ["b"]}, "'b'"),
-        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"message_ttl_in_seconds": -3}, "messageTTL=-3"),
-        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"offload_threshold": 1}, "offload_threshold"),
-        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"is_allow_auto_update_schema": False}, "auto_update_schema"),
-        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"auth_policies": {"namespace_auth": {"r": ["x"]}}}, "r='x'"),
-        ("PUT", "/admin/v2/namespaces/my-tenant/other",
-         {"auth_policies": {"destination_auth": {"t": {"r": ["produce"]}}}}, "destination_auth"),
-        ("PUT", "/admin/v2/tenants/a%2Fb", TENANT_INFO, "a/b"),
-        ("PUT", "/admin/v2/tenants/other", {"allowedClusters": ["b"]}, "allowedClusters='b'"),
-        ("PUT", "/admin/v2/tenants/other", {"adminRoles": [3]}, "adminRoles"),
-        ("POST", TENANT, [], "JSON object"),
-        ("POST", TENANT, None, "JSON object"),
-        ("POST", TENANT, ..., "JSON object"),
-        ("POST", "/admin/v2/brokers/configuration/no/3", ..., "'no'"),
-        ("DELETE", "/admin/v2/brokers/configuration/no", ..., "'no'"),
-        ("POST", "/admin/v2/brokers/configuration/maxTopicListInFlightHeapMemSizeMB/much", ..., "much"),
-        ("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t?listenerName=x", ..., "listenerName='x'"),
-        ("POST", "/admin/v2/schemas/my-tenant/my-ns/t/schema", {"type": "AVROO", "schema": ""}, "type='AVROO'"),
-        ("POST", "/admin/v2/schemas/my-tenant/my-ns/t/compatibility", {"type": "KEY_VALUE", "schema": "{"}, "schema"),
-    ],
+BAD: Rows = (
+    ("POST", f"{NAMESPACE}/messageTTL", -1, 412, "messageTTL=-1"),
+    ("POST", f"{NAMESPACE}/messageTTL", "soon", 412, "messageTTL='soon'"),
+    ("POST", f"{NAMESPACE}/retention", {MINUTES: 10, MIB: 0}, 412, "retentionSizeInMB=0"),
+    ("POST", f"{NAMESPACE}/retention", {MINUTES: 10}, 412, "retentionSizeInMB"),
+    ("POST", f"{NAMESPACE}/retention", None, 412, "retention"),
+    ("POST", f"{NAMESPACE}/deduplication", "true", 412, "true or false"),
+    ("POST", f"{NAMESPACE}/autoTopicCreation", {ALLOW: True}, 412, "topicType"),
+    ("POST", f"{NAMESPACE}/autoTopicCreation",
+     {ALLOW: True, "topicType": "partitioned", PARTITIONS: 0}, 412, "defaultNumPartitions=0"),
+    ("POST", f"{NAMESPACE}/autoTopicCreation",
+     {ALLOW: True, "topicType": "non-partitioned", PARTITIONS: 3}, 412, "defaultNumPartitions=3"),
+    ("POST", f"{NAMESPACE}/delayedDelivery", {MAX: -1}, 412, "maxDeliveryDelayInMillis=-1"),
+    ("POST", f"{NAMESPACE}/delayedDelivery", {FIXED: 1.5}, 412, "fixedDeliveryDelayInMillis=1.5"),
+    ("POST", f"{NAMESPACE}/delayedDelivery", {"tickTime": True}, 412, "tickTime=True"),
+    ("POST", f"{NAMESPACE}/delayedDelivery", {"active": 1}, 412, "active=1"),
+    ("POST", f"{NAMESPACE}/delayedDelivery", {FIXED: 10**30}, 412, "fixedDeliveryDelayInMillis="),
+    ("POST", f"{NAMESPACE}/delayedDelivery", [], 412, "delayedDelivery"),
+    ("GET", f"{NAMESPACE}/delayedDelivery?applied=maybe", ..., 412, "applied='maybe'"),
+    ("GET", f"{NAMESPACE}/topics?mode=SOME", ..., 412, "mode='SOME'"),
+    ("PUT", f"{NAMESPACE}/schemaCompatibilityStrategy", "SOMETIMES", 412, "schemaCompatibilityStrategy='SOMETIMES'"),
+    ("POST", f"{NAMESPACE}/permissions/me", ["fly"], 412, "actions='fly'"),
+    ("POST", f"{NAMESPACE}/permissions/me", [], 412, "produce and consume"),
+    ("POST", f"{NAMESPACE}/permissions/me", {"a": 1}, 412, "actions"),
+    ("POST", f"{NAMESPACE}/replication", ["elsewhere"], 412, "'elsewhere'"),
+    ("PUT", "/admin/v2/namespaces/my-tenant/a%20b", ..., 412, "namespace"),
+    ("PUT", "/admin/v2/namespaces/my-tenant/other", {"backlog_quota_map": {"destination_storage": {"limit": 1}}},
+     412, "backlog_quota_map"),
+    ("PUT", "/admin/v2/namespaces/my-tenant/other", {"replication_clusters": ["b"]}, 412, "'b'"),
+    ("PUT", "/admin/v2/namespaces/my-tenant/other", {"message_ttl_in_seconds": -3}, 412, "messageTTL=-3"),
+    ("PUT", "/admin/v2/namespaces/my-tenant/other", {"offload_threshold": 1}, 412, "offload_threshold"),
+    ("PUT", "/admin/v2/namespaces/my-tenant/other", {"is_allow_auto_update_schema": False}, 412, "auto_update_schema"),
+    ("PUT", "/admin/v2/namespaces/my-tenant/other", {"auth_policies": {"namespace_auth": {"r": ["x"]}}}, 412, "r='x'"),
+    ("PUT", "/admin/v2/namespaces/my-tenant/other",
+     {"auth_policies": {"destination_auth": {"t": {"r": ["produce"]}}}}, 412, "destination_auth"),
+    ("PUT", "/admin/v2/tenants/a%2Fb", TENANT_INFO, 412, "a/b"),
+    ("PUT", "/admin/v2/tenants/other", {"allowedClusters": ["b"]}, 412, "allowedClusters='b'"),
+    ("PUT", "/admin/v2/tenants/other", {"adminRoles": [3]}, 412, "adminRoles"),
+    ("POST", TENANT, [], 412, "JSON object"),
+    ("POST", TENANT, None, 412, "JSON object"),
+    ("POST", TENANT, ..., 412, "JSON object"),
+    ("POST", "/admin/v2/brokers/configuration/no/3", ..., 412, "'no'"),
+    ("DELETE", "/admin/v2/brokers/configuration/no", ..., 412, "'no'"),
+    ("POST", "/admin/v2/brokers/configuration/maxTopicListInFlightHeapMemSizeMB/much", ..., 412, "much"),
+    ("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t?listenerName=x", ..., 412, "listenerName='x'"),
+    ("POST", "/admin/v2/schemas/my-tenant/my-ns/t/schema", {"type": "AVROO", "schema": ""}, 412, "type='AVROO'"),
+    ("POST", "/admin/v2/schemas/my-tenant/my-ns/t/compatibility", {"type": "KEY_VALUE", "schema": "{"}, 412, "schema"),
 )  # fmt: skip
-def test_a_bad_value_is_412_and_named(
-    rest_of_module: RestRunner, method: str, path: str, body: Any, names: str
-) -> None:
+
+
+async def test_a_bad_value_is_412_and_named(rest: Rest) -> None:
     """The namespace is as it was."""
-    before = rest_of_module.ask("GET", NAMESPACE)
-    answered = rest_of_module.ask(method, path, body)
-    assert answered.status == 412, answered
-    assert names in answered.reason
-    assert rest_of_module.ask("GET", NAMESPACE)[:2] == before[:2]
-    assert rest_of_module.ask("GET", "/admin/v2/namespaces/my-tenant").value == ["my-tenant/my-ns"]
-    assert rest_of_module.ask("GET", "/admin/v2/tenants").value == ["my-tenant", "public"]
+    await made(rest)
+    before = (await rest.ask("GET", NAMESPACE)).value
+    await rest.refuses(BAD)
+    assert (await rest.ask("GET", NAMESPACE)).value == before
+    assert (await rest.ask("GET", "/admin/v2/namespaces/my-tenant")).value == ["my-tenant/my-ns"]
+    assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["my-tenant", "public"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/admin/v2/tenants/no", ...),
-        ("POST", "/admin/v2/tenants/no", TENANT_INFO),
-        ("DELETE", "/admin/v2/tenants/no", ...),
-        ("GET", "/admin/v2/namespaces/no", ...),
-        ("PUT", "/admin/v2/namespaces/no/ns", ...),
-        ("GET", "/admin/v2/namespaces/my-tenant/no", ...),
-        ("DELETE", "/admin/v2/namespaces/my-tenant/no", ...),
-        ("GET", "/admin/v2/namespaces/my-tenant/no/topics", ...),
-        ("GET", "/admin/v2/namespaces/my-tenant/no/permissions", ...),
-        ("POST", "/admin/v2/namespaces/my-tenant/no/permissions/r", ["produce"]),
-        ("GET", "/admin/v2/namespaces/my-tenant/no/delayedDelivery", ...),
-        ("POST", "/admin/v2/namespaces/my-tenant/no/delayedDelivery", {"active": True}),
-        ("DELETE", "/admin/v2/namespaces/my-tenant/no/retention", ...),
-        ("POST", "/admin/v2/persistent/my-tenant/my-ns/no/delayedDelivery", {"active": True}),
-        ("GET", "/admin/v2/persistent/my-tenant/my-ns/no/delayedDelivery", ...),
-        ("GET", "/lookup/v2/topic/persistent/my-tenant/no/t", ...),
-        ("GET", "/admin/v2/schemas/my-tenant/my-ns/no/schema", ...),
-        ("POST", "/admin/v2/schemas/my-tenant/no/t/schema", {"type": "STRING", "schema": ""}),
-        ("GET", "/admin/v2/clusters/no", ...),
-        ("GET", "/admin/v2/brokers/no", ...),
-        ("GET", "/nowhere", ...),
-    ],
+NOT_THERE: tuple[tuple[str, str, Any], ...] = (
+    ("GET", "/admin/v2/tenants/no", ...),
+    ("POST", "/admin/v2/tenants/no", TENANT_INFO),
+    ("DELETE", "/admin/v2/tenants/no", ...),
+    ("GET", "/admin/v2/namespaces/no", ...),
+    ("PUT", "/admin/v2/namespaces/no/ns", ...),
+    ("GET", "/admin/v2/namespaces/my-tenant/no", ...),
+    ("DELETE", "/admin/v2/namespaces/my-tenant/no", ...),
+    ("GET", "/admin/v2/namespaces/my-tenant/no/topics", ...),
+    ("GET", "/admin/v2/namespaces/my-tenant/no/permissions", ...),
+    ("POST", "/admin/v2/namespaces/my-tenant/no/permissions/r", ["produce"]),
+    ("GET", "/admin/v2/namespaces/my-tenant/no/delayedDelivery", ...),
+    ("POST", "/admin/v2/namespaces/my-tenant/no/delayedDelivery", {"active": True}),
+    ("DELETE", "/admin/v2/namespaces/my-tenant/no/retention", ...),
+    ("POST", "/admin/v2/persistent/my-tenant/my-ns/no/delayedDelivery", {"active": True}),
+    ("GET", "/admin/v2/persistent/my-tenant/my-ns/no/delayedDelivery", ...),
+    ("GET", "/lookup/v2/topic/persistent/my-tenant/no/t", ...),
+    ("GET", "/admin/v2/schemas/my-tenant/my-ns/no/schema", ...),
+    ("POST", "/admin/v2/schemas/my-tenant/no/t/schema", {"type": "STRING", "schema": ""}),
+    ("GET", "/admin/v2/clusters/no", ...),
+    ("GET", "/admin/v2/brokers/no", ...),
+    ("GET", "/nowhere", ...),
 )
-def test_what_is_not_there_is_404(rest_of_module: RestRunner, method: str, path: str, body: Any) -> None:
+
+
+async def test_what_is_not_there_is_404(rest: Rest) -> None:
     """And nothing comes into being."""
-    answered = rest_of_module.ask(method, path, body)
-    assert answered.status == 404, answered
-    assert answered.reason
-    assert rest_of_module.ask("GET", "/admin/v2/namespaces/my-tenant").value == ["my-tenant/my-ns"]
+    await made(rest)
+    await rest.refuses((*row, 404, " ") for row in NOT_THERE)
+    assert (await rest.ask("GET", "/admin/v2/namespaces/my-tenant")).value == ["my-tenant/my-ns"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "instead"),
-    [
-        ("POST", f"{NAMESPACE}/backlogQuota", "messageTTL"),
-        ("PUT", f"{NAMESPACE}/compactionThreshold", "readCompacted"),
-        ("POST", f"{NAMESPACE}/dispatchRate", "permits"),
-        ("PUT", f"{NAMESPACE}/0x00000000_0xffffffff/split", "one part"),
-        ("PUT", "/admin/v2/persistent/my-tenant/my-ns/t/compaction", "readCompacted"),
-        ("POST", "/admin/v2/persistent/my-tenant/my-ns/t/terminate", "exclusive"),
-        ("POST", "/admin/v2/persistent/my-tenant/my-ns/t/permissions/r", "namespaces"),
-        ("GET", "/admin/v2/non-persistent/my-tenant/my-ns/t/stats", "/admin/v2/persistent"),
-        ("PUT", "/admin/v2/clusters/other", "GET"),
-        ("GET", "/admin/v2/clusters/standalone/failureDomains", "placement"),
-        ("GET", "/admin/v3/functions/a/b/c", "clients"),
-        ("GET", "/admin/v2/broker-stats/metrics", "/metrics"),
-        ("GET", "/admin/v2/bookies/all", "store"),
-        ("PATCH", NAMESPACE, "DELETE, GET, PUT"),
-    ],
+NOT_OFFERED = (
+    ("POST", f"{NAMESPACE}/backlogQuota", "messageTTL"),
+    ("PUT", f"{NAMESPACE}/compactionThreshold", "readCompacted"),
+    ("POST", f"{NAMESPACE}/dispatchRate", "permits"),
+    ("PUT", f"{NAMESPACE}/0x00000000_0xffffffff/split", "one part"),
+    ("PUT", "/admin/v2/persistent/my-tenant/my-ns/t/compaction", "readCompacted"),
+    ("POST", "/admin/v2/persistent/my-tenant/my-ns/t/terminate", "exclusive"),
+    ("POST", "/admin/v2/persistent/my-tenant/my-ns/t/permissions/r", "namespaces"),
+    ("GET", "/admin/v2/non-persistent/my-tenant/my-ns/t/stats", "/admin/v2/persistent"),
+    ("PUT", "/admin/v2/clusters/other", "GET"),
+    ("GET", "/admin/v2/clusters/standalone/failureDomains", "placement"),
+    ("GET", "/admin/v3/functions/a/b/c", "clients"),
+    ("GET", "/admin/v2/broker-stats/metrics", "/metrics"),
+    ("GET", "/admin/v2/bookies/all", "store"),
+    ("PATCH", NAMESPACE, "DELETE, GET, PUT"),
 )
-def test_what_is_not_offered_is_405_and_says_what_to_do_instead(
-    rest_of_module: RestRunner, method: str, path: str, instead: str
-) -> None:
+
+
+async def test_what_is_not_offered_is_405_and_says_what_to_do_instead(rest: Rest) -> None:
     """Pulsar's tools show it so."""
-    answered = rest_of_module.ask(method, path)
-    assert answered.status == 405, answered
-    assert instead in answered.reason
+    await made(rest)
+    await rest.refuses((method, path, ..., 405, instead) for method, path, instead in NOT_OFFERED)
 
 
-def test_pulsar_admin_topics_list_asks_for_topics_that_are_not_persistent_and_gets_none(
-    rest_of_module: RestRunner,
-) -> None:
+async def test_pulsar_admin_topics_list_asks_for_topics_that_are_not_persistent_and_gets_none(rest: Rest) -> None:
     """`topics list` and `list-partitioned-topics` join both answers, and fail where one is refused."""
     for path in ("", "/partitioned"):
-        assert rest_of_module.ask("GET", f"/admin/v2/non-persistent/my-tenant/my-ns{path}")[:2] == (200, [])
-        assert rest_of_module.ask("GET", f"/admin/v2/non-persistent/my-tenant/no{path}").status == 404
+        assert (await rest.ask("GET", f"/admin/v2/non-persistent/public/default{path}"))[:2] == (200, [])
+        assert (await rest.ask("GET", f"/admin/v2/non-persistent/public/no{path}")).status == 404
 
 
 @pytest.mark.parametrize("body", ["", ...])
@@ -269,31 +250,32 @@ async def test_topic_policies_set_message_ttl_has_its_number_in_the_query(rest: 
     assert (await rest.ask("GET", path)).value == 90
 
 
-@pytest.mark.parametrize(
-    ("path", "read"),
-    [
-        *((name, None) for name in (
-            "persistence", "dispatchRate", "subscriptionDispatchRate", "subscribeRate", "publishRate",
-            "replicatorDispatchRate", "maxProducersPerTopic", "maxConsumersPerTopic", "maxConsumersPerSubscription",
-            "maxUnackedMessagesPerConsumer", "maxUnackedMessagesPerSubscription", "maxSubscriptionsPerTopic",
-            "maxTopicsPerNamespace", "compactionThreshold", "offloadDeletionLagMs", "offloadPolicies",
-            "inactiveTopicPolicies", "subscriptionExpirationTime", "deduplicationSnapshotInterval", "antiAffinity",
-            "autoSubscriptionCreation", "resourcegroup", "entryFilters", "persistence/bookieAffinity",
-            "schemaAutoUpdateCompatibilityStrategy",
-        )),
-        ("backlogQuotaMap", {}), ("properties", {}), ("permissions/subscription", {}), ("allowedClusters", []),
-        ("subscriptionTypesEnabled", []), ("offloadThreshold", -1), ("offloadThresholdInSeconds", -1),
-        ("encryptionRequired", False), ("schemaValidationEnforced", False), ("isAllowAutoUpdateSchema", True),
-        ("dispatcherPauseOnAckStatePersistent", False), ("subscriptionAuthMode", "None"),
-    ],
+NOT_SET: tuple[tuple[str, Any], ...] = (
+    *((name, None) for name in (
+        "persistence", "dispatchRate", "subscriptionDispatchRate", "subscribeRate", "publishRate",
+        "replicatorDispatchRate", "maxProducersPerTopic", "maxConsumersPerTopic", "maxConsumersPerSubscription",
+        "maxUnackedMessagesPerConsumer", "maxUnackedMessagesPerSubscription", "maxSubscriptionsPerTopic",
+        "maxTopicsPerNamespace", "compactionThreshold", "offloadDeletionLagMs", "offloadPolicies",
+        "inactiveTopicPolicies", "subscriptionExpirationTime", "deduplicationSnapshotInterval", "antiAffinity",
+        "autoSubscriptionCreation", "resourcegroup", "entryFilters", "persistence/bookieAffinity",
+        "schemaAutoUpdateCompatibilityStrategy",
+    )),
+    ("backlogQuotaMap", {}), ("properties", {}), ("permissions/subscription", {}), ("allowedClusters", []),
+    ("subscriptionTypesEnabled", []), ("offloadThreshold", -1), ("offloadThresholdInSeconds", -1),
+    ("encryptionRequired", False), ("schemaValidationEnforced", False), ("isAllowAutoUpdateSchema", True),
+    ("dispatcherPauseOnAckStatePersistent", False), ("subscriptionAuthMode", "None"),
 )  # fmt: skip
-def test_namespaces_get_a_policy_that_duelog_has_not_is_what_pulsar_says_of_one_that_is_not_set(
-    rest_of_module: RestRunner, path: str, read: Any
+
+
+async def test_namespaces_get_a_policy_that_duelog_has_not_is_what_pulsar_says_of_one_that_is_not_set(
+    rest: Rest,
 ) -> None:
     """So that a tool which reads all of them goes on; to set one is 405."""
-    assert rest_of_module.ask("GET", f"{NAMESPACE}/{path}")[:2] == (204 if read is None else 200, read)
-    assert rest_of_module.ask("GET", f"/admin/v2/namespaces/my-tenant/no/{path}").status == 404
-    assert rest_of_module.ask("PUT", f"{NAMESPACE}/{path}", 1).status == 405
+    await made(rest)
+    for path, read in NOT_SET:
+        assert (await rest.ask("GET", f"{NAMESPACE}/{path}"))[:2] == (204 if read is None else 200, read), path
+        assert (await rest.ask("GET", f"/admin/v2/namespaces/my-tenant/no/{path}")).status == 404, path
+        assert (await rest.ask("PUT", f"{NAMESPACE}/{path}", 1)).status == 405, path
 
 
 async def test_topics_permissions_are_those_of_the_namespace(tmp_path: Path) -> None:
@@ -309,54 +291,49 @@ async def test_topics_permissions_are_those_of_the_namespace(tmp_path: Path) -> 
         assert (await rest.ask("POST", f"{path}/ann", ["produce"], role="admin1")).status == 405
 
 
-def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
+async def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
     """409 where one is there, or has something in it; force takes all; a restart changes nothing."""
 
-    async def main() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, store):
-            await made(rest)
-            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 409
-            assert (await rest.ask("PUT", NAMESPACE)).status == 409
-            assert (await rest.ask("GET", TENANT)).value == TENANT_INFO
-            assert (await rest.ask("POST", TENANT, {"adminRoles": ["x", "x"]})).status == 204
-            assert (await rest.ask("GET", TENANT)).value == {"adminRoles": ["x"], "allowedClusters": ["standalone"]}
-            assert (await rest.ask("GET", f"{NAMESPACE}/messageTTL")).value == 120
-            policies = (await rest.ask("GET", NAMESPACE)).value
-            assert policies["message_ttl_in_seconds"] == 120
-            assert policies["bundles"] == (await rest.ask("GET", f"{NAMESPACE}/bundles")).value
-            assert (await rest.ask("PUT", "/admin/v2/namespaces/my-tenant/empty", "")).status == 204
-            assert (
-                await rest.ask("POST", "/admin/v2/namespaces/my-tenant/empty/replication", ["standalone"])
-            ).status == 204
+    async with administered(tmp_path / "s") as (broker, rest, store):
+        await made(rest)
+        assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 409
+        assert (await rest.ask("PUT", NAMESPACE)).status == 409
+        assert (await rest.ask("GET", TENANT)).value == TENANT_INFO
+        assert (await rest.ask("POST", TENANT, {"adminRoles": ["x", "x"]})).status == 204
+        assert (await rest.ask("GET", TENANT)).value == {"adminRoles": ["x"], "allowedClusters": ["standalone"]}
+        assert (await rest.ask("GET", f"{NAMESPACE}/messageTTL")).value == 120
+        policies = (await rest.ask("GET", NAMESPACE)).value
+        assert policies["message_ttl_in_seconds"] == 120
+        assert policies["bundles"] == (await rest.ask("GET", f"{NAMESPACE}/bundles")).value
+        assert (await rest.ask("PUT", "/admin/v2/namespaces/my-tenant/empty", "")).status == 204
+        assert (
+            await rest.ask("POST", "/admin/v2/namespaces/my-tenant/empty/replication", ["standalone"])
+        ).status == 204
 
-            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
-            topic = "persistent://my-tenant/my-ns/t"
-            assert isinstance(await client.ask(commands.Producer(topic, 1, 1)), commands.ProducerSuccess)
-            assert (await rest.ask("GET", f"{NAMESPACE}/topics")).value == [topic]
-            assert (await rest.ask("GET", f"{NAMESPACE}/topics?mode=NON_PERSISTENT")).value == []
-            store.update_policies(topic=topic, ttl_ms=5)
-            answered = await rest.ask("DELETE", NAMESPACE)
-            assert (answered.status, topic in answered.reason) == (409, True)
-            assert (await rest.ask("DELETE", TENANT)).status == 409
-            assert (await rest.ask("GET", f"{NAMESPACE}/topics")).value == [topic]
-            assert (await rest.ask("DELETE", f"{NAMESPACE}?force=true")).status == 204
-            closed = await client.hear()
-            assert isinstance(closed, commands.CloseProducer)
-            again = await client.ask(commands.Producer(topic, 2, 3))
-            assert isinstance(again, commands.Error)
-            assert again.error == commands.ServerError.TOPIC_NOT_FOUND
-            assert list(store.topics()) == []
-            assert store.all_policies() == {}
+        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+        topic = "persistent://my-tenant/my-ns/t"
+        assert isinstance(await client.ask(commands.Producer(topic, 1, 1)), commands.ProducerSuccess)
+        assert (await rest.ask("GET", f"{NAMESPACE}/topics")).value == [topic]
+        assert (await rest.ask("GET", f"{NAMESPACE}/topics?mode=NON_PERSISTENT")).value == []
+        store.update_policies(topic=topic, ttl_ms=5)
+        answered = await rest.ask("DELETE", NAMESPACE)
+        assert (answered.status, topic in answered.reason) == (409, True)
+        assert (await rest.ask("DELETE", TENANT)).status == 409
+        assert (await rest.ask("GET", f"{NAMESPACE}/topics")).value == [topic]
+        assert (await rest.ask("DELETE", f"{NAMESPACE}?force=true")).status == 204
+        closed = await client.hear()
+        assert isinstance(closed, commands.CloseProducer)
+        again = await client.ask(commands.Producer(topic, 2, 3))
+        assert isinstance(again, commands.Error)
+        assert again.error == commands.ServerError.TOPIC_NOT_FOUND
+        assert list(store.topics()) == []
+        assert store.all_policies() == {}
 
-    async def look() -> None:
-        async with administered(tmp_path / "s") as (_, rest, _):
-            assert (await rest.ask("GET", "/admin/v2/namespaces/my-tenant")).value == ["my-tenant/empty"]
-            assert (await rest.ask("DELETE", "/admin/v2/namespaces/my-tenant/empty")).status == 204
-            assert (await rest.ask("DELETE", TENANT)).status == 204
-            assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["public"]
-
-    asyncio.run(main())
-    asyncio.run(look())
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("GET", "/admin/v2/namespaces/my-tenant")).value == ["my-tenant/empty"]
+        assert (await rest.ask("DELETE", "/admin/v2/namespaces/my-tenant/empty")).status == 204
+        assert (await rest.ask("DELETE", TENANT)).status == 204
+        assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["public"]
 
 
 async def test_pulsar_admin_namespaces_create_sends_minus_one_for_what_is_not_set(rest: Rest) -> None:
