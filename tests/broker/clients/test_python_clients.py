@@ -21,7 +21,6 @@ from tests.broker.clients.conftest import (
     ServedStore,
     ServeStore,
     free_port,
-    short_tokens,
     token,
 )
 from tests.broker.lookup.stage import Stage
@@ -103,11 +102,6 @@ def test_a_role_may_do_what_its_namespace_grants_it(serve_store: ServeStore, run
     run_scenarios("installed", broker.url, "installed", *rights, "produce_and_consume")
 
 
-def test_a_connection_outlives_its_token(secured_broker: ServedStore, run_scenarios: RunScenarios) -> None:
-    """The client is asked for a new one after the old one's end."""
-    run_scenarios("installed", secured_broker.url, "refreshed", ("refreshed", *short_tokens()))
-
-
 def test_passwords_open_the_broker(secured_broker: ServedStore, run_scenarios: RunScenarios) -> None:
     """The file is one that htpasswd writes."""
     run_scenarios("installed", secured_broker.url, "password", ("password", "root", "secret"))
@@ -127,7 +121,7 @@ def test_a_program_with_an_address_over_http_works_as_well(broker: ServedStore, 
     run_scenarios("installed", url, "http", "produce_and_consume", "pattern", "schema")
 
 
-@pytest.mark.parametrize(("how", "version"), [("kill", "installed"), ("stop", "installed"), ("kill", VERSIONS[-1])])
+@pytest.mark.parametrize(("how", "version"), [("kill", "installed"), ("stop", VERSIONS[-1])])
 def test_a_stream_goes_on_when_the_broker_comes_back(
     how: str, version: str, serve_store: ServeStore, library: Callable[[str], dict[str, str]]
 ) -> None:

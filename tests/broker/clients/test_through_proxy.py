@@ -21,17 +21,7 @@ from tests.broker.clients.conftest import (
 from tests.broker.lookup.stage import Stage
 from tests.store.group_commits import until
 
-SCENARIOS = (
-    "produce_and_consume",
-    "empty_and_large",
-    "delays",
-    "batches",
-    "shared",
-    "seek",
-    "reader",
-    "pattern",
-    "schema",
-)
+SCENARIOS = ("produce_and_consume", "empty_and_large", "batches", "seek", "pattern", "schema")
 
 StartProxy = Callable[..., ServedProxy]
 

@@ -250,13 +250,10 @@ class Noise:
         return self.random.choice([good[:-1], b"x", good[6:], good[:9], b"\x0e\x01" + bytes(8)])
 
 
-@pytest.mark.parametrize("seed", [int(os.environ.get("DUELOG_NOISE_SEED", "1")), 2, 3])
-async def test_nothing_that_clients_say_breaks_the_broker(
-    tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nothing_that_clients_say_breaks_the_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Thousands of commands from several connections at once; the broker answers, or ends that connection."""
     caplog.set_level(logging.WARNING)
-    count = int(os.environ.get("DUELOG_NOISE", "1500"))
+    count, seed = int(os.environ.get("DUELOG_NOISE", "1200")), int(os.environ.get("DUELOG_NOISE_SEED", "1"))
     answers = Counter[type]()
 
     async def talk(noise: Noise, port: int) -> None:
