@@ -36,47 +36,18 @@ async def reopened(here: Consuming, kind: SubscriptionType = SHARED) -> list[str
     return texts(peer)
 
 
-@pytest.mark.parametrize("kind", list(SubscriptionType))
-async def test_what_is_acknowledged_does_not_come_again(
-    kind: SubscriptionType, here: Consuming, peer: FakePeer
+@pytest.mark.parametrize("fields", [{"type": AckType.CUMULATIVE}, {"txn_least": 1, "txn_most": 0}])
+async def test_a_cumulative_acknowledgement_on_a_shared_type_and_a_transaction_are_refused(
+    fields: dict[str, int], here: Consuming, peer: FakePeer
 ) -> None:
-    """One by one, in any order; the rest comes to the next consumer."""
-    here.send(*"abcd")
-    consumer = await here.subscribe(peer, kind, permits=10)
-    await here.ack(peer, consumer, ids(peer)[2], ids(peer)[0])
-    here.consumers.gone(peer)
-    await idle()
-    assert await reopened(here, kind) == ["b", "d"]
-
-
-async def test_a_cumulative_acknowledgement_is_one_of_all_before(here: Consuming, peer: FakePeer) -> None:
-    """On Exclusive and Failover."""
-    here.send(*"abcd")
-    consumer = await here.subscribe(peer, permits=10)
-    await here.ack(peer, consumer, ids(peer)[2], type=AckType.CUMULATIVE, request_id=5)
-    assert peer.got(AckResponse) == [AckResponse(consumer, request_id=5)]
-    here.consumers.gone(peer)
-    await idle()
-    assert await reopened(here) == ["d"]
-
-
-async def test_a_cumulative_acknowledgement_on_a_shared_type_is_refused(here: Consuming, peer: FakePeer) -> None:
     """Other consumers hold some of those messages; nothing is acknowledged."""
     here.send("a")
     consumer = await here.subscribe(peer, SHARED, permits=10)
-    await here.ack(peer, consumer, ids(peer)[0], type=AckType.CUMULATIVE, request_id=5)
+    await here.ack(peer, consumer, ids(peer)[0], request_id=5, **fields)
     assert [each.error for each in peer.got(AckResponse)] == [ServerError.NOT_ALLOWED]
     here.consumers.gone(peer)
     await idle()
     assert await reopened(here) == ["a"]
-
-
-async def test_a_transaction_is_refused_in_the_answers_form(here: Consuming, peer: FakePeer) -> None:
-    """With NotAllowedError."""
-    here.send("a")
-    consumer = await here.subscribe(peer, SHARED, permits=10)
-    await here.ack(peer, consumer, ids(peer)[0], txn_least=1, txn_most=0, request_id=5)
-    assert [each.error for each in peer.got(AckResponse)] == [ServerError.NOT_ALLOWED]
 
 
 async def test_the_id_of_a_delayed_messages_receipt_is_refused_alone(
@@ -146,12 +117,6 @@ async def test_an_unknown_id_has_no_other_acknowledgement_answered_before_it_is_
     here.consumers.gone(peer)
     await idle()
     assert await reopened(here, SubscriptionType.EXCLUSIVE) == []
-
-
-async def test_acknowledgements_for_an_unknown_consumer_are_dropped(here: Consuming, peer: FakePeer) -> None:
-    """Nothing is answered."""
-    await here.ack(peer, 77, MessageIdData(1, 1), request_id=1)
-    assert peer.sent == []
 
 
 async def test_a_batch_is_acknowledged_when_all_its_messages_are(here: Consuming, peer: FakePeer) -> None:

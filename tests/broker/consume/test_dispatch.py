@@ -34,21 +34,6 @@ from tests.conftest import OpenStore
 SHARED = SubscriptionType.SHARED
 
 
-async def test_a_consumer_is_sent_what_its_permits_allow(here: Consuming, peer: FakePeer) -> None:
-    """Nothing before FLOW, then as many messages as it said, then the next ones."""
-    here.send(*"abcde")
-    consumer = await here.subscribe(peer)
-    assert succeeded(peer) == [100 + consumer]
-    assert texts(peer) == []
-    await here.flow(peer, consumer, 2)
-    assert texts(peer) == ["a", "b"]
-    await here.flow(peer, consumer, 2)
-    assert texts(peer) == ["a", "b", "c", "d"]
-    here.send("f")
-    await here.flow(peer, consumer, 5)
-    assert texts(peer) == [*"abcdef"]
-
-
 async def test_permits_count_messages_and_go_below_zero_by_a_batch(here: Consuming, peer: FakePeer) -> None:
     """A batch is sent whole where one message is allowed; what follows it waits until FLOW has made up for it."""
     here.send("a", "b", "c", messages=10)
@@ -68,22 +53,6 @@ async def test_a_message_that_comes_later_wakes_the_consumers_once(here: Consumi
     assert here.bench.loop.hops == hops + 1
     await idle()
     assert texts(peer) == [*"abcde"]
-
-
-async def test_a_delay_holds_for_every_type(open_store: OpenStore, clock: ManualClock) -> None:
-    """Nothing is early, and the time alone makes it come; also on an exclusive subscription."""
-    here, peers = Consuming(open_store(), clock), [FakePeer() for _ in SubscriptionType]
-    for kind, peer in zip(SubscriptionType, peers, strict=True):
-        await here.subscribe(peer, kind, kind.name, permits=10)
-    due_ms = clock.now_ms() + 5_000
-    here.topic.send(entry_of("late"), deliver_at=due_ms)
-    await idle()
-    for ms in (4_999, 1):
-        assert [texts(peer) for peer in peers] == [[]] * 4
-        clock.advance(ms)
-        here.store.tick()
-        await idle()
-    assert [texts(peer) for peer in peers] == [["late"]] * 4
 
 
 async def test_consumers_take_turns_of_twenty_entries(here: Consuming) -> None:

@@ -125,17 +125,6 @@ async def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(here: C
     assert here.consumers._moved == {}
 
 
-async def test_acknowledgements_from_before_a_seek_do_not_undo_it(here: Consuming, peer: FakePeer) -> None:
-    """They were taken before it."""
-    here.send(*"ab")
-    consumer = await here.subscribe(peer, permits=5)
-    await here.ack(peer, consumer, *map(named, here.send("c")))
-    await soon(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))
-    peer.sent.clear()
-    await here.subscribe(peer, permits=5)
-    assert texts(peer) == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.FAILOVER])
 async def test_what_any_consumer_acknowledges_during_a_seek_comes_again(

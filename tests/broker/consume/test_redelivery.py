@@ -5,27 +5,12 @@ from __future__ import annotations
 import pytest
 
 from duelog import ManualClock, Policies
-from duelog.broker.protocol.commands import CloseConsumer, Message, Redeliver, SubscriptionType
+from duelog.broker.protocol.commands import CloseConsumer, Message, MessageIdData, Redeliver, SubscriptionType
 from tests.broker.consume.consuming import Consuming, ids, succeeded, texts
 from tests.broker.peers import FakePeer, idle, soon
 from tests.conftest import OpenStore
 
 SHARED = SubscriptionType.SHARED
-
-
-@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
-async def test_named_messages_come_again_counted(kind: SubscriptionType, here: Consuming, peer: FakePeer) -> None:
-    """Only the named messages come again, with a count that grows."""
-    here.send(*"abc")
-    consumer = await here.subscribe(peer, kind, permits=10)
-    for count in (1, 2):
-        sent = ids(peer)[1]
-        peer.sent.clear()
-        here.consumers.redeliver(peer, Redeliver(consumer, [sent]))
-        await idle()
-        assert texts(peer) == ["b"]
-        assert [each.redelivery_count for each in peer.got(Message)] == [count]
-        peer.sent[:0] = peer.sent[:1]
 
 
 async def test_what_another_consumer_holds_is_not_given_back(here: Consuming, peer: FakePeer, other: FakePeer) -> None:
@@ -38,31 +23,23 @@ async def test_what_another_consumer_holds_is_not_given_back(here: Consuming, pe
     assert (texts(peer), texts(other)) == (["a"], ["b"])
 
 
-@pytest.mark.parametrize("kind", list(SubscriptionType))
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [*((kind, 0) for kind in SubscriptionType), (SubscriptionType.EXCLUSIVE, 1), (SubscriptionType.FAILOVER, 1)],
+)
 async def test_without_ids_everything_held_comes_again_in_order(
-    kind: SubscriptionType, here: Consuming, peer: FakePeer
+    kind: SubscriptionType, named: int, here: Consuming, peer: FakePeer
 ) -> None:
-    """From mark-delete on, before anything new, with the consumer's epoch in each MESSAGE."""
+    """From mark-delete on, before anything new, with the consumer's epoch; with ids, too, where order counts."""
     here.send(*"abcd")
     consumer = await here.subscribe(peer, kind, permits=3)
     await here.ack(peer, consumer, ids(peer)[1])
+    last = ids(peer)[2:]
     peer.sent.clear()
-    here.consumers.redeliver(peer, Redeliver(consumer, epoch=7))
+    here.consumers.redeliver(peer, Redeliver(consumer, last * named, epoch=7))
     await here.flow(peer, consumer, 10)
     assert texts(peer) == ["a", "c", "d"]
     assert {each.epoch for each in peer.got(Message)} == {7}
-
-
-@pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
-async def test_ids_mean_everything_where_order_counts(kind: SubscriptionType, here: Consuming, peer: FakePeer) -> None:
-    """On Exclusive and Failover no message may pass another."""
-    here.send(*"abc")
-    consumer = await here.subscribe(peer, kind, permits=10)
-    sent = ids(peer)
-    peer.sent.clear()
-    here.consumers.redeliver(peer, Redeliver(consumer, [sent[2]]))
-    await idle()
-    assert texts(peer) == ["a", "b", "c"]
 
 
 async def test_what_is_on_its_way_when_all_is_given_back_is_not_sent_before_it(here: Consuming, peer: FakePeer) -> None:
@@ -78,16 +55,6 @@ async def test_what_is_on_its_way_when_all_is_given_back_is_not_sent_before_it(h
     here.bench.executor.release()
     await here.flow(peer, consumer, 10)
     assert texts(peer) == [*"abcd"]
-
-
-async def test_what_is_held_for_want_of_permits_is_given_back_too(here: Consuming, peer: FakePeer) -> None:
-    """Entries that were polled and not sent; nothing is lost, nothing comes twice."""
-    here.send("a", "b", "c", messages=10)
-    consumer = await here.subscribe(peer, permits=11)
-    peer.sent.clear()
-    here.consumers.redeliver(peer, Redeliver(consumer))
-    await here.flow(peer, consumer, 40)
-    assert texts(peer) == ["a", "b", "c"]
 
 
 async def test_what_a_consumer_held_goes_to_the_others_when_it_leaves(
@@ -125,8 +92,9 @@ async def test_counts_survive_a_restart_that_is_not_counted_itself(open_store: O
 
 
 async def test_commands_for_unknown_consumers(here: Consuming, peer: FakePeer) -> None:
-    """REDELIVER and FLOW are dropped; CLOSE_CONSUMER succeeds, as it is closed already."""
+    """REDELIVER, ACK and FLOW are dropped; CLOSE_CONSUMER succeeds, as it is closed already."""
     here.consumers.redeliver(peer, Redeliver(9))
+    await here.ack(peer, 9, MessageIdData(1, 1), request_id=1)
     await here.flow(peer, 9, 5)
     assert peer.sent == []
     await soon(here.consumers.close(peer, CloseConsumer(9, 3)))

@@ -151,25 +151,6 @@ async def test_consumers_of_one_subscription_divide_keys_in_one_way(
     assert succeeded(other) == [100 + number]
 
 
-async def test_a_key_is_with_one_consumer_at_a_time(open_store: OpenStore, clock: ManualClock) -> None:
-    """Messages without a key go to any."""
-    here, peers = Consuming(open_store(), clock), [FakePeer(), FakePeer()]
-    numbers = [await here.subscribe(peer, KEY_SHARED, permits=1_000) for peer in peers]
-    for turn in range(50):
-        for key in "abcdef":
-            here.send(f"{key}{turn}", key=key)
-    await idle()
-    got = [texts(peer) for peer in peers]
-    assert all(got)
-    keys = [{text[0] for text in each} for each in got]
-    assert not keys[0] & keys[1]
-    for each in got:
-        for key in "abcdef":
-            turns = [int(text[1:]) for text in each if text[0] == key]
-            assert turns in ([], list(range(50)))
-    assert numbers[0] != numbers[1]
-
-
 async def test_a_key_goes_to_the_consumer_that_named_its_range(here: Consuming) -> None:
     """Inclusive; what lies in no range waits for a consumer that names it; an ordering key is as good as another."""
     low, high = FakePeer(), FakePeer()
@@ -262,12 +243,6 @@ async def test_a_connection_has_a_bounded_number_of_consumers(open_store: OpenSt
     for _ in range(3):
         await here.subscribe(peer, SHARED)
     assert refused(peer) == [ServerError.NOT_ALLOWED]
-
-
-async def test_a_name_may_hold_slashes(here: Consuming, peer: FakePeer) -> None:
-    """They are escaped in the store."""
-    await here.subscribe(peer, name="a/b%")
-    assert here.topic.subscriptions() == ["a%2Fb%25"]
 
 
 async def test_unsubscribing_deletes_the_subscription(here: Consuming) -> None:

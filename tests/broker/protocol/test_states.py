@@ -168,31 +168,18 @@ def test_a_silent_client_is_asked_once_and_then_closed() -> None:
     assert talk.session.state is State.CLOSED
 
 
-def test_anything_that_comes_is_a_sign_of_life() -> None:
-    """Not PONG alone; a part of a frame is enough."""
-    talk = Talk(State.READY)
-    talk.session.check(30)
-    talk.session.feed(b"\0", 50)
-    assert talk.session.check(60) == 80
-    assert talk.session.check(80) == 110
-    assert talk.written == [commands.Ping()] * 2
-
-
-def test_a_client_that_is_not_read_is_not_taken_for_dead() -> None:
-    """Its silence begins when it is read again."""
-    talk = Talk(State.READY)
-    talk.session.check(30)
+def test_a_client_that_was_heard_or_is_not_read_is_not_taken_for_dead() -> None:
+    """A part of a frame is a sign of life; silence begins when it is read again; a check that comes late asks first."""
+    heard, unread, late = Talk(State.READY), Talk(State.READY), Talk(State.READY)
+    heard.session.check(30)
+    heard.session.feed(b"\0", 50)
+    assert (heard.session.check(60), heard.session.check(80)) == (80, 110)
+    unread.session.check(30)
     for now in range(40, 200, 20):
-        talk.session.check(now, reading=False)
-    assert talk.session.check(209) == 210
-    assert len(talk.written) == 1
-
-
-def test_a_check_that_comes_late_still_asks_first() -> None:
-    """A loop that stood still for minutes closes no connection."""
-    talk = Talk(State.READY)
-    assert talk.session.check(500) == 530
-    assert talk.written == [commands.Ping()]
+        unread.session.check(now, reading=False)
+    assert unread.session.check(209) == 210
+    assert late.session.check(500) == 530
+    assert [len(each.written) for each in (heard, unread, late)] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("state", [State.START, State.CONNECTING])
