@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.lookup.resources import Defaults
+from duelog.broker.lookup.resources import AutoCreation, Defaults
 from duelog.broker.protocol.commands import Lookup, LookupKind, MetadataResult, PartitionedMetadata
 from duelog.broker.protocol.failures import ServerError
 from tests.broker.lookup.stage import BOTH, FORBIDDEN, PARTITIONED, Stage
@@ -56,62 +56,58 @@ def test_a_name_that_cannot_be_answered_for_is_told_why(store: DelayedStore, top
     assert stage.topics() == []
 
 
-def test_a_topic_that_is_not_there_has_no_partitions_and_is_not_made(store: DelayedStore) -> None:
-    """Its first producer or consumer makes it; a client that asks not to make it learns that it is not there."""
-    stage = Stage(store)
-    answer = stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))
-    assert (answer.response, answer.partitions) == (MetadataResult.SUCCESS, 0)
-    answer = stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 2, auto_create=False))
-    assert answer.error == ServerError.TOPIC_NOT_FOUND
-    assert stage.topics() == []
-    store.topic("t").send(b"m")
-    answer = stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 3, auto_create=False))
-    assert (answer.response, answer.partitions) == (MetadataResult.SUCCESS, 0)
+@pytest.mark.parametrize(
+    ("creation", "there", "asked", "answers", "made"),
+    [
+        (None, (), "t", (0, ServerError.TOPIC_NOT_FOUND), 0),
+        (None, ("t",), "t", (0, 0), 0),
+        (PARTITIONED, (), "t", (3, 3), 3),
+        (PARTITIONED, (), "u-partition-0", (0, ServerError.TOPIC_NOT_FOUND), 0),
+        (PARTITIONED, ("t",), "t", (0, 0), 0),
+        (FORBIDDEN, (), "t", (ServerError.TOPIC_NOT_FOUND,) * 2, 0),
+    ],
+    ids=["makes-none", "plain", "makes-partitions", "no-partition", "stays-plain", "forbidden"],
+)
+def test_a_topic_has_the_partitions_that_it_has_or_that_its_namespace_makes(
+    store: DelayedStore,
+    creation: AutoCreation | None,
+    there: tuple[str, ...],
+    asked: str,
+    answers: tuple[int | ServerError, int | ServerError],
+    made: int,
+) -> None:
+    """Its first producer makes a plain one; a client that asks not to make any, before and after, learns what is there.
 
+    The namespace's setting stands before the broker's; a topic that is there keeps its partitions.
+    """
+    stage = Stage(store, Defaults(auto_creation=PARTITIONED if creation is FORBIDDEN else AutoCreation()))
+    stage.set("public/default", auto_creation=creation)
+    for name in there:
+        store.topic(name).send(b"m")
 
-def test_a_namespace_that_makes_partitioned_topics_makes_one(store: DelayedStore) -> None:
-    """With its partitions, once; not for a client that asks not to, and not from the name of a partition."""
-    stage = Stage(store)
-    stage.set("public/default", auto_creation=PARTITIONED)
-    asked = PartitionedMetadata("t", 1, auto_create=False)
-    assert stage.ask(stage.lookup.partitions, asked).error == ServerError.TOPIC_NOT_FOUND
-    assert stage.ask(stage.lookup.partitions, PartitionedMetadata("u-partition-0", 1)).partitions == 0
-    assert stage.topics() == []
-    for _ in range(2):
-        assert stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1)).partitions == 3
-    assert stage.topics() == [f"persistent://public/default/t-partition-{number}" for number in range(3)]
-    assert stage.ask(stage.lookup.partitions, asked).partitions == 3
-    assert stage.ask(stage.lookup.partitions, PartitionedMetadata("t-partition-2", 1)).partitions == 0
+    def ask(auto_create: bool) -> int | ServerError:
+        answer = stage.ask(stage.lookup.partitions, PartitionedMetadata(asked, 1, auto_create=auto_create))
+        assert answer.response == (MetadataResult.FAILED if answer.error else MetadataResult.SUCCESS)
+        return ServerError(answer.error) if answer.error else int(answer.partitions)
+
+    assert ask(False) == (0 if there else ServerError.TOPIC_NOT_FOUND)
+    assert (ask(True), ask(True), ask(False)) == (answers[0], *answers)
+    assert len(stage.topics()) == len(there) + made
 
 
 def test_a_partition_is_answered_for_though_it_was_deleted_and_no_topics_are_made(store: DelayedStore) -> None:
-    """Its topic has it; a partition beyond is not there."""
-    stage = Stage(store)
-    stage.set("public/default", auto_creation=PARTITIONED)
-    stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))
-    stage.set("public/default", auto_creation=FORBIDDEN)
+    """Its topic has it, after a restart, too; a partition beyond is not there."""
+    before = Stage(store)
+    before.set("public/default", auto_creation=PARTITIONED)
+    before.ask(before.lookup.partitions, PartitionedMetadata("t", 1))
+    before.set("public/default", auto_creation=FORBIDDEN)
     store.delete_topic("t-partition-1")
+    stage = Stage(store)
+    assert stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1)).partitions == 3
     answer = stage.ask(stage.lookup.partitions, PartitionedMetadata("t-partition-1", 1))
     assert (answer.response, answer.partitions) == (MetadataResult.SUCCESS, 0)
     answer = stage.ask(stage.lookup.partitions, PartitionedMetadata("t-partition-3", 1))
     assert answer.error == ServerError.TOPIC_NOT_FOUND
-
-
-def test_a_plain_topic_stays_plain_where_partitioned_ones_are_made(store: DelayedStore) -> None:
-    """An existing topic keeps its partitions, whatever the policy says."""
-    stage = Stage(store)
-    stage.set("public/default", auto_creation=PARTITIONED)
-    store.topic("t").send(b"m")
-    assert stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1)).partitions == 0
-
-
-def test_a_namespace_that_makes_no_topics_answers_that_there_is_none(store: DelayedStore) -> None:
-    """The namespace's setting stands before the broker's."""
-    stage = Stage(store, Defaults(auto_creation=PARTITIONED))
-    stage.set("public/default", auto_creation=FORBIDDEN)
-    answer = stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))
-    assert (answer.response, answer.error) == (MetadataResult.FAILED, ServerError.TOPIC_NOT_FOUND)
-    assert stage.topics() == []
 
 
 def test_a_client_without_a_right_sees_and_changes_nothing(store: DelayedStore) -> None:
@@ -127,11 +123,3 @@ def test_a_client_without_a_right_sees_and_changes_nothing(store: DelayedStore) 
     assert stage.topics() == ["persistent://public/default/there"]
     assert stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1), "reader").partitions == 3
     assert stage.ask(stage.lookup.lookup, Lookup("t", 1), "root").response == LookupKind.CONNECT
-
-
-def test_a_partitioned_topic_is_there_after_a_restart(store: DelayedStore) -> None:
-    """It is a document."""
-    stage = Stage(store, Defaults(auto_creation=PARTITIONED))
-    stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))
-    again = Stage(store)
-    assert again.ask(again.lookup.partitions, PartitionedMetadata("t", 1, auto_create=False)).partitions == 3
