@@ -117,7 +117,6 @@ class ServiceConfig:
 
     @classmethod
     def in_file(cls, name: str) -> str:
-        """The name of a field in a file."""
         return cls.OTHER_NAMES.get(name) or _WORD.sub(lambda found: found.group(1).upper(), name)
 
     @property

@@ -72,7 +72,6 @@ class Forwarding:
             raise Refused(ServerError.SERVICE_NOT_READY, f"brokers redirect {command.topic} in a circle")
 
     async def answer(self, peer: Peer, command: PartitionedMetadata | GetSchema | GetOrCreateSchema) -> None:
-        """Answer as the broker does."""
         with self.gate:
             brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
             _, answer = await self._links(peer).ask(brokers, command, command.request_id)

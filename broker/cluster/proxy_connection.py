@@ -65,7 +65,6 @@ class Splice(asyncio.Protocol):
             self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what the broker has sent."""
         client, transport = self._client, self._transport
         self._count(len(data))
         client.send_frames(data)

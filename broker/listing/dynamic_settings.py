@@ -32,12 +32,10 @@ class DynamicSettings:
         self._limiter = limiter
 
     async def load(self) -> None:
-        """Read the settings that are set."""
         await self._records.load()
         self._apply()
 
     def values(self) -> dict[str, str]:
-        """The settings that are set, by name."""
         found = {name: self._records.get(name) for name in NAMES}
         return {name: str(each) for name, each in found.items() if each is not None}
 

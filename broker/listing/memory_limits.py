@@ -233,7 +233,6 @@ class AsyncSemaphore:
             yield updated
 
     def has_room(self, size: int) -> bool:
-        """Return True if a permit would be granted at once."""
         return not self.max_permits or (not self._queue and self._cut(size) <= self.available)
 
     @asynccontextmanager
@@ -476,7 +475,6 @@ class DualMemoryLimiter:
         self.direct.set_limits(*direct)
 
     def close(self) -> None:
-        """Fail the requests that wait, and those that come."""
         self.heap.close()
         self.direct.close()
 

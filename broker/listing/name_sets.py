@@ -57,7 +57,6 @@ class View:
 
     @property
     def is_dirty(self) -> bool:
-        """True if there is something for `advance`."""
         return bool(self._pending) and self.is_ready
 
     def fill(self, names: list[str]) -> None:
@@ -109,7 +108,6 @@ class NameSet:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of the names and of the views."""
         return self.size + _REFERENCE_BYTES * sum(len(view.names) for view in self.views.values())
 
     def fill(self, names: set[str], size: int) -> None:
@@ -245,7 +243,6 @@ class NameSets:
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"watchers keep more than {self._max_bytes} bytes of names")
 
     def _hear(self, events: list[TopicEvent]) -> None:
-        """Take the store's events of topics."""
         touched = {}
         for kind, name, _ in events:
             namespace = name.removeprefix(SCHEME).rpartition("/")[0]

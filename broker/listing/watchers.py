@@ -84,7 +84,6 @@ class Watcher:
 
     @property
     def has_waiting(self) -> bool:
-        """True if there is something to take."""
         return bool(self._updates) or self._behind is not None
 
     def clear(self) -> None:

@@ -84,7 +84,6 @@ def misfit(schema: Schema, earlier: Sequence[Schema], asked: Compatibility) -> s
 
 
 def _malformed(schema: Schema) -> str | None:
-    """Raises what makes a schema unusable."""
     if schema.type in _AVRO_LIKE:
         AvroSchema(json.loads(schema.schema_data))
     elif schema.type == SchemaType.KEY_VALUE:

@@ -189,11 +189,9 @@ class Resources:
             await self.namespaces.add(f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}", NamespaceSettings())
 
     def administrators(self, tenant: str) -> Collection[str]:
-        """Roles that may do everything in a tenant."""
         return self.tenants.get(tenant) or ()
 
     def granted(self, namespace: str) -> Mapping[str, Collection[Action]]:
-        """By role, what it may do in `tenant/namespace`."""
         found = self.namespaces.get(namespace)
         return NOTHING if found is None else found.permissions
 
@@ -202,7 +200,6 @@ class Resources:
         return self.partitioned.get(path_of(topic)) or 0
 
     def auto_creation(self, namespace: str) -> AutoCreation:
-        """The rule of creating topics when a client asks for them."""
         found = self.namespaces.get(namespace)
         return (found and found.auto_creation) or self.defaults.auto_creation
 

@@ -108,7 +108,6 @@ class TopicFacts:
         self._take(base, schema, lambda earlier: misfit(schema, earlier, rule), only_first=True)
 
     def deduplicates(self, topic: str) -> bool:
-        """Return True if numbered messages of the topic are stored once."""
         return self._resources.deduplicates(TopicAddress.parse(topic).base)
 
     def epoch(self, topic: str) -> int | None:
@@ -117,7 +116,6 @@ class TopicFacts:
         return None if document is None else int(document.value)
 
     def set_epoch(self, topic: str, epoch: int) -> None:
-        """Record a topic epoch, durably."""
         self._documents.put(_epoch_key(topic), b"%d" % epoch)
 
     def forget(self, topic: str) -> None:

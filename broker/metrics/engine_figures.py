@@ -95,7 +95,6 @@ class EngineFigures(engine.Instruments):
         self._buckets[name].record_all(values, attributes)
 
     def forget_topic(self, topic: str) -> None:
-        """Drop the counts of a topic that was deleted."""
         for name, tally in self._tallies.items():
             if _TOPIC in self._labels[name]:
                 at = self._labels[name].index(_TOPIC)

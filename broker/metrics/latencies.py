@@ -158,7 +158,6 @@ class LoopLag:
         self._before_s, self._longest_s = self._longest_s, 0.0
 
     def start(self) -> None:
-        """Look at the lag from now on, until `stop`."""
         self._timer = self._loop.call_later(_LAG_EVERY_S, self._look, self._loop.time() + _LAG_EVERY_S)
 
     def stop(self) -> None:

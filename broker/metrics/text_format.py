@@ -99,11 +99,9 @@ class Page:
         self.add(name, within, total, "_sum")
 
     def add_durations(self, name: str, within: str, durations: Durations) -> None:
-        """Add a histogram of seconds."""
         self.add_histogram(name, within, BOUNDS_S, durations.counts, durations.sum_s)
 
     def add_families(self, families: Iterable[Metric]) -> None:
-        """Add metrics of prometheus_client."""
         for family in families:
             if family.type != "unknown":
                 name = f"{family.name}_total" if family.type == "counter" else family.name

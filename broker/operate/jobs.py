@@ -164,7 +164,6 @@ def _array(lines: bytes) -> bytes:
 
 
 def _failure(status: int, out: bytes, err: bytes) -> str | None:
-    """Why a command has no result."""
     if status not in (0, 1):  # 1: it has findings
         lines = err.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit status {status}"

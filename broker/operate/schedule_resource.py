@@ -200,7 +200,6 @@ def _time(name: str, text: str) -> datetime:
 
 
 def _after(text: str) -> tuple[int, MessageId] | None:
-    """Where the page before ended."""
     if not text:
         return None
     due, _, message_id = text.partition(":")

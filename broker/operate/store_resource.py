@@ -54,7 +54,6 @@ class StoreResource:
         ]  # fmt: skip
 
     async def counters(self, request: Request) -> Any:
-        """Counts since the start, and what is there now."""
         found = await self._workers(self._store.stats)
         store = {name: value for name, value in asdict(found).items() if name != "suspended"}
         received = Figures()

@@ -50,7 +50,6 @@ class TopicFinder:
         return request.topic
 
     def topic(self, address: TopicAddress) -> Topic:
-        """The topic of the store, which need not exist."""
         return self._store.topic(str(address.name))
 
     def partition_topics(self, address: TopicAddress) -> list[Topic]:

@@ -96,11 +96,9 @@ class TopicResource:
     # -- names -----------------------------------------------------------------------------------------
 
     async def topics(self, request: Request) -> Any:
-        """Full names, in order."""
         return await self._names.reply(self._finder.namespace(request))
 
     async def list_partitioned(self, request: Request) -> Any:
-        """Full names of partitioned topics."""
         names = self._resources.partitioned.names(f"{self._finder.namespace(request)}/")
         return [f"persistent://{name}" for name in names]
 
@@ -135,7 +133,6 @@ class TopicResource:
             raise HttpError(409, f"topic {address.name} exists already")
 
     async def create_partitioned(self, request: Request) -> None:
-        """The topic and its partitions."""
         address, count = self._finder.address(request), _partitions_of(request)
         if address.partition >= 0:
             raise HttpError(412, f"{address.name}: a name that ends so is a partition's")

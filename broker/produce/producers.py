@@ -245,7 +245,6 @@ class Producers:
             await asyncio.sleep(0.005)
 
     def of_topic(self, topic: str) -> list[OpenProducer]:
-        """The producers of a topic, by its full name."""
         producing = self._topics.get(topic)
         return [] if producing is None else [each for each in producing.by_name.values() if each.state == "ready"]
 

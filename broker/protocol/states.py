@@ -144,7 +144,6 @@ class Session:
         return rest
 
     def close(self) -> None:
-        """Nothing more is read."""
         self.state = State.CLOSED
         self._frames = FrameCutter()
 

@@ -44,11 +44,9 @@ class Permissions:
         return self._grants is None or role in self._superusers
 
     def administers(self, role: str | None, tenant: str) -> bool:
-        """True if the role may do everything in a tenant."""
         return self._grants is None or role in self._superusers or role in self._grants.administrators(tenant)
 
     def allows(self, role: str | None, namespace: str, *actions: Action) -> bool:
-        """True if the role may do at least one of the actions in `tenant/namespace`."""
         if self._grants is None or self.administers(role, namespace.partition("/")[0]):
             return True
         if role is None:

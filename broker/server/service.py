@@ -59,7 +59,6 @@ class Service(ABC):
         self._refreshing.append(asyncio.create_task(keep_refreshing(look, every_s, changed)))
 
     async def _listen(self, listeners: Listeners) -> Urls:
-        """Accept clients at the ports of the configuration."""
         config, certificate, plain, tls = self._settings, self._certificate, "", ""
         self._listeners = listeners
         host = config.reachable_address

@@ -60,7 +60,6 @@ class WriteQueue:
 
     @property
     def is_empty(self) -> bool:
-        """True when every byte has left the process."""
         return not self.size and not self._paused
 
     def stalled_s(self, now: float) -> float:
@@ -100,7 +99,6 @@ class WriteQueue:
         self._flush()
 
     def drop(self) -> None:
-        """The connection is gone."""
         self._transport = None
         self._chunks.clear()
         self.size = 0
