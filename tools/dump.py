@@ -19,17 +19,16 @@ from ..partitions import producer_numbers
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
 from ..store.codec.body import decode_body
-from ..store.codec.format import OriginRecord, Table, copied_key, seal, split_attempts_key, unpack_attempts
-from ..store.codec.frontier import FrontierRecord
+from ..store.codec.format import Table, copied_key, seal, split_attempts_key
 from ..store.codec.run import Run, RunKind
-from ..store.codec.sent_ids import KeyRecord, split_numbered_key, unpack_numbered
+from ..store.codec.sent_ids import split_numbered_key
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.log import catalog
-from ..store.log.documents import Document
 from ..store.wal.segment import MAIN, RowKind, numbers_in, salvage
 from ..store.wal.wal_reader import DIRECTORY
 from ..store.wal.write_batch import single_rows
+from ..survey.contents import read_record
 from .output import payload_fields, preview, printable
 from .values import iso_time, stored_identity
 
@@ -174,7 +173,7 @@ def _rows_of(environment: str, key: bytes, value: bytes | memoryview, entries: b
         yield Row(table.name, {"key": key.hex()}, {}, f"key: {error}")
         return
     try:
-        yield Row(table.name, fields, _VALUES.get(table, _opaque)(fmt.unseal(key, value)))
+        yield Row(table.name, fields, _value(table, *read_record(key, value)))
     except (ValueError, KeyError) as error:
         yield Row(table.name, fields, {}, str(error))
 
@@ -276,21 +275,42 @@ _SHOWN_AS = {"absorbed_end": "seen", "references": "holders"}
 """Keys of the output that programs know by another name than the record's field."""
 
 
-def _record(unpack: Callable[[bytes], Any]) -> Callable[[bytes], Fields]:
-    def decode(fields: bytes) -> Fields:
-        return {_SHOWN_AS.get(name, name): _plain(value) for name, value in unpack(fields)._asdict().items()}
-
-    return decode
-
-
 def _plain(value: object) -> object:
     if isinstance(value, IntEnum):
         return value.name
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _bitmap(fields: bytes, kind: type[BitMap] | type[BitMap64] = BitMap) -> Fields:
-    members = kind.deserialize(fields)
+def _value(table: Table, fields: bytes, record: Any) -> Fields:
+    """A record as it is shown. Numbers of producers and entries of failed deliveries count from the record's first."""
+    if table is Table.COPY:
+        return _opaque(fields)
+    if table in _SINGLE:
+        return {_SINGLE[table]: record}
+    if isinstance(record, (BitMap, BitMap64)):
+        return _bitmap(record)
+    if table is Table.ATTEMPTS:
+        return {"count": len(record), "failed": {str(entry): row._asdict() for entry, row in record.items()}}
+    if table is Table.NUMBERED:
+        return {"messages": {str(number - record[0][0]): row._asdict() for number, row in record}}
+    if table is Table.DOCUMENT:
+        return {"version": record.version, **_opaque(record.value)}
+    if table is Table.SET_ASIDE:
+        return {"reason": record.decode(errors="replace")}
+    if not hasattr(record, "_asdict"):
+        return _opaque(fields)
+    shown = {_SHOWN_AS.get(name, name): _plain(value) for name, value in record._asdict().items()}
+    if table is Table.ORIGIN:
+        relied_on = [(row.topic_id, row.ledger_id, _bitmap(row.positions)) for row in record.relied_on]
+        shown["relied_on"] = [{"topic_id": topic, "ledger_id": ledger, **bits} for topic, ledger, bits in relied_on]
+    return shown
+
+
+_SINGLE = {Table.COUNTER: "value", Table.TOPIC_NAME: "topic", Table.LOG: "ledger_id", Table.PAUSE: "until_ms"}
+"""Records of one value, and what it is called."""
+
+
+def _bitmap(members: BitMap | BitMap64) -> Fields:
     ranges: list[list[int]] = []
     for member in members:
         if ranges and member == ranges[-1][1] + 1:
@@ -305,54 +325,5 @@ def _bitmap(fields: bytes, kind: type[BitMap] | type[BitMap64] = BitMap) -> Fiel
     }
 
 
-def _origin(fields: bytes) -> Fields:
-    origin = OriginRecord.unpack(fields)
-    relied_on = [
-        {"topic_id": row.topic_id, "ledger_id": row.ledger_id, **_bitmap(row.positions)} for row in origin.relied_on
-    ]
-    return {**origin._asdict(), "relied_on": relied_on}
-
-
-def _attempts(fields: bytes) -> Fields:
-    """Entries are counted from the block's first."""
-    rows = unpack_attempts(0, fields)
-    return {"count": len(rows), "failed": {str(entry): row._asdict() for entry, row in rows.items()}}
-
-
-def _numbered(fields: bytes) -> Fields:
-    """Numbers are counted from the record's first."""
-    rows = unpack_numbered(2**63, fields)
-    return {"messages": {str(first - rows[0][0]): row._asdict() for first, row in rows}}
-
-
-def _document(fields: bytes) -> Fields:
-    value, version = Document.unpack(fields)
-    return {"version": version, **_opaque(value)}
-
-
 def _opaque(fields: bytes) -> Fields:
     return {"bytes": len(fields), "begins_with": fields[:32].hex()}
-
-
-_VALUES: dict[Table, Callable[[bytes], Fields]] = {
-    Table.COUNTER: lambda fields: {"value": fmt.unpack_u64(fields)},
-    Table.TOPIC: _record(fmt.TopicRecord.unpack),
-    Table.TOPIC_NAME: lambda fields: {"topic": fields.decode()},
-    Table.DOCUMENT: _document,
-    Table.PARTITION: _record(fmt.PartitionRecord.unpack),
-    Table.LOG: lambda fields: {"ledger_id": fmt.unpack_u64(fields)},
-    Table.PARTITION_INFO: _record(fmt.PartitionInfo.unpack),
-    Table.ORIGIN: _origin,
-    Table.FRONTIER: _record(FrontierRecord.unpack),
-    Table.LEDGER: _record(fmt.LedgerRecord.unpack),
-    Table.CURSOR: _record(fmt.CursorRecord.unpack),
-    Table.ACKED: _bitmap,
-    Table.ATTEMPTS: _attempts,
-    Table.PAUSE: lambda fields: {"until_ms": fmt.unpack_u64(fields)},
-    Table.CANCELLED: _bitmap,
-    Table.ADMITTED: _bitmap,
-    Table.SEQUENCE: lambda fields: _bitmap(fields, BitMap64),
-    Table.KEY: _record(KeyRecord.unpack),
-    Table.NUMBERED: _numbered,
-    Table.SET_ASIDE: lambda fields: {"reason": fields.decode(errors="replace")},
-}

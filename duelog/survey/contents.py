@@ -33,6 +33,7 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.TOPIC_NAME: bytes.decode,
     Table.DOCUMENT: Document.unpack,
     Table.PARTITION: fmt.PartitionRecord.unpack,
+    Table.PARTITION_INFO: fmt.PartitionInfo.unpack,
     Table.LOG: fmt.unpack_u64,
     Table.FRONTIER: FrontierRecord.unpack,
     Table.LEDGER: fmt.LedgerRecord.unpack,
