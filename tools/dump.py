@@ -301,7 +301,9 @@ def _value(table: Table, fields: bytes, record: Any) -> Fields:
         return _opaque(fields)
     shown = {_SHOWN_AS.get(name, name): _plain(value) for name, value in record._asdict().items()}
     if table is Table.ORIGIN:
-        relied_on = [(row.topic_id, row.ledger_id, _bitmap(row.positions)) for row in record.relied_on]
+        relied_on = [
+            (row.topic_id, row.ledger_id, _bitmap(BitMap.deserialize(row.positions))) for row in record.relied_on
+        ]
         shown["relied_on"] = [{"topic_id": topic, "ledger_id": ledger, **bits} for topic, ledger, bits in relied_on]
     return shown
 

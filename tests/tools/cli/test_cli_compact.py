@@ -17,7 +17,7 @@ from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.compact_store import CompactionReport, compact_store, run_here
 from duelog.tools.partition_compaction import CompactionTask, PartitionAnswer
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
-from tests.tools.command_line import json_of, run
+from tests.tools.command_line import json_lines_of, json_of, run
 
 DAY = 1_790_035_200_000
 DAY_MS = 86_400_000
@@ -63,6 +63,8 @@ def test_a_store_that_no_process_has_open_is_compacted_at_once(path: Path) -> No
     ]
     assert answer["bytes_after"] < answer["bytes_before"]
     assert list((path / "staging").iterdir()) == []
+    (origin,) = json_lines_of("dump", path, "--partition", "20260922T000000Z", "--table", "ORIGIN")
+    assert [(row["count"], row["ranges"]) for row in origin["value"]["relied_on"]] == [(300, ["0-299"])]
     assert left(path) == 500
     assert run("compact", path, "--min-dead-ratio", "2").exit_code == 2
     again = json_of("compact", path)
