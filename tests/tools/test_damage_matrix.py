@@ -211,18 +211,18 @@ def judge(twin: Twin, report: RepairReport, found: dict[tuple[str, str], Counter
 
 
 def chosen(path: Path, table: Table) -> list[tuple[Path, bytes]]:
-    """Two records of a table in each environment; of runs the first and the last of every ledger."""
+    """Two records of a table in the main environment, of runs the first and the last of every ledger.
+
+    In a partition one of each: what there is of the two topics is alike, and they take turns.
+    """
     found = []
-    for directory in environments(path):
-        here = keys(directory, table)
-        if table is Table.RUN:
-            ledgers: dict[int, list[bytes]] = {}
-            for key in here:
-                ledgers.setdefault(split_run_key(key)[0], []).append(key)
-            here = [key for each in ledgers.values() for key in (each[0], each[-1])]
-        else:
-            here = [here[0], here[-1]] if here else []
-        found += [(directory, key) for key in dict.fromkeys(here)]
+    for number, directory in enumerate(environments(path)):
+        groups: dict[int, list[bytes]] = {}
+        for key in keys(directory, table):
+            groups.setdefault(split_run_key(key)[0] if table is Table.RUN else 0, []).append(key)
+        for at, group in enumerate(groups.values()):
+            ends = [group[0], group[-1]]
+            found += [(directory, key) for key in dict.fromkeys(ends if number == 0 else [ends[(number + at) % 2]])]
     return found
 
 
@@ -240,7 +240,7 @@ CASES = [
 def test_a_damaged_record_costs_what_cannot_be_read_and_no_more(
     whole: tuple[Path, Twin], tmp_path: Path, damages: dict[str, Damage], table: Table, damage: str
 ) -> None:
-    """Two records of each kind in each environment, one at a time; after a repair the store is sound.
+    """Records of each kind in each environment, one at a time; after a repair the store is sound.
 
     Those whose copies are whole are damaged together: each is made anew from its own.
     """
