@@ -18,12 +18,6 @@ from tests.tools.command_line import FUTURE_MS, PAST_MS, json_lines_of, json_of,
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the store is going to be."""
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Where the lines are."""
     return tmp_path / "messages.jsonl"

@@ -33,12 +33,6 @@ from tests.tools.command_line import (
 COMMANDS = ["send", "receive", "import", "scheduled", "stats", "partitions", "check", "dump", "demo"]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the store is, or is going to be."""
-    return tmp_path / "store"
-
-
 # -- beside a writing process --------------------------------------------------------------------
 
 

@@ -10,12 +10,6 @@ from duelog import DelayedStore, ManualClock, MessageId
 from tests.tools.command_line import FUTURE_MS, PAST_MS, json_lines_of, json_of, make_store, ok, refused, run
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the store is, or is going to be."""
-    return tmp_path / "store"
-
-
 def look(path: Path) -> DelayedStore:
     """The store, opened read-only."""
     return DelayedStore.open(path, clock=ManualClock(PAST_MS), read_only=True)
