@@ -94,37 +94,36 @@ async def served(owner: str | None = None, anonymous: str | None = None) -> Asyn
         await server.close()
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "role", "status"),
-    [
-        ("GET", "/open", None, 200),
-        ("GET", "/login", None, 401),
-        ("GET", "/login", "anybody", 200),
-        ("GET", "/super", "boss", 403),
-        ("GET", "/super", "root", 200),
-        ("GET", "/t/shop", "boss", 200),
-        ("GET", "/t/other", "boss", 403),
-        ("GET", "/c/shop/mail", "reader", 200),
-        ("GET", "/c/shop/other", "reader", 403),
-        ("POST", "/c/shop/mail", "reader", 403),
-        ("POST", "/c/shop/mail", "boss", 200),
-        ("PUT", "/c/shop/mail/t", "reader", 200),
-        ("PUT", "/c/shop/mail/t", "other", 403),
-        ("GET", "/nowhere", None, 401),
-        ("GET", "/nowhere", "reader", 404),
-        ("GET", "/admin/v2/functions/a/b", "reader", 405),
-        ("DELETE", "/login", "reader", 405),
-        ("HEAD", "/open", None, 200),
-        ("OPTIONS", "/open", "reader", 405),
-    ],
+MAY = (
+    ("GET", "/open", None, 200),
+    ("GET", "/login", None, 401),
+    ("GET", "/login", "anybody", 200),
+    ("GET", "/super", "boss", 403),
+    ("GET", "/super", "root", 200),
+    ("GET", "/t/shop", "boss", 200),
+    ("GET", "/t/other", "boss", 403),
+    ("GET", "/c/shop/mail", "reader", 200),
+    ("GET", "/c/shop/other", "reader", 403),
+    ("POST", "/c/shop/mail", "reader", 403),
+    ("POST", "/c/shop/mail", "boss", 200),
+    ("PUT", "/c/shop/mail/t", "reader", 200),
+    ("PUT", "/c/shop/mail/t", "other", 403),
+    ("GET", "/nowhere", None, 401),
+    ("GET", "/nowhere", "reader", 404),
+    ("GET", "/admin/v2/functions/a/b", "reader", 405),
+    ("DELETE", "/login", "reader", 405),
+    ("HEAD", "/open", None, 200),
+    ("OPTIONS", "/open", "reader", 405),
 )
-async def test_a_role_may_do_what_the_route_says(method: str, path: str, role: str | None, status: int) -> None:
+
+
+async def test_a_role_may_do_what_the_route_says() -> None:
     """401 without credentials, 403 without the right, and only then what is there."""
     async with served() as rest:
-        answered = await rest.ask(method, path, role=role)
-        assert answered.status == status, answered
-        if status >= 400:
-            assert answered.reason
+        for method, path, role, status in MAY:
+            answered = await rest.ask(method, path, role=role)
+            assert answered.status == status, (method, path, answered)
+            assert status < 400 or answered.reason
 
 
 async def test_wrong_credentials_are_refused_also_where_none_would_do() -> None:

@@ -16,12 +16,6 @@ from tests.broker.admin.rest import Rest, administered
 from tests.broker.security.certificates import write_pair
 
 
-async def test_without_a_port_there_is_no_administration(tmp_path: Path) -> None:
-    """The setting is None."""
-    async with administered(tmp_path / "s", web_service_port=None) as (broker, _, _):
-        assert broker.web_urls == ("", "")
-
-
 async def test_a_port_in_use_is_named_and_nothing_listens(tmp_path: Path) -> None:
     """The broker does not start."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -29,16 +23,6 @@ async def test_a_port_in_use_is_named_and_nothing_listens(tmp_path: Path) -> Non
         with pytest.raises(InvalidArgument, match=f"webServicePort={port}"):
             async with administered(tmp_path / "s", web_service_port=port):
                 raise AssertionError
-
-
-async def test_every_address_of_a_name_has_the_same_port(tmp_path: Path) -> None:
-    """`localhost` may be two addresses."""
-    async with administered(tmp_path / "s", bind_address="localhost") as (_, rest, _):
-        assert (await rest.ask("GET", "/status.html")).value == b"ok"
-        port = int(rest.address.rpartition(":")[2])
-        for family, _, _, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
-            with socket.socket(family, socket.SOCK_STREAM) as client:
-                client.connect(address)
 
 
 def test_it_is_served_over_tls_with_the_certificate_of_the_broker(tmp_path: Path) -> None:
@@ -130,30 +114,28 @@ async def test_a_broker_that_ends_answers_the_request_under_way(rest: Rest) -> N
         await rest.ask("GET", "/status.html")
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /status.html HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
-        b"GET /status.html HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n",
-        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
-    ],
-    ids=["version", "header", "length", "line"],
+BROKEN = (
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /status.html HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
+    b"GET /status.html HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n",
+    b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
 )
+
+
 async def test_broken_http_is_logged_in_one_line_without_a_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, sent: bytes
+    rest: Rest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is answered 400, and no error of the broker's."""
     caplog.set_level("INFO")
-
-    async with administered(tmp_path / "s") as (broker, _, _):
-        port = int(broker.web_urls.plain.rpartition(":")[2])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for sent in BROKEN:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
         writer.write(sent)
         assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.0 400 ")
         writer.close()
         await writer.wait_closed()
-    (record,) = [each for each in caplog.records if each.name == "duelog.broker.http"]
-    assert (record.levelname, record.exc_info, "\n" in record.getMessage()) == ("INFO", None, False)
-    assert record.getMessage().startswith("Error handling request from 127.0.0.1: 400")
+    records = [each for each in caplog.records if each.name == "duelog.broker.http"]
+    assert len(records) == len(BROKEN)
+    for record in records:
+        assert (record.levelname, record.exc_info, "\n" in record.getMessage()) == ("INFO", None, False)
+        assert record.getMessage().startswith("Error handling request from 127.0.0.1: 400")
     assert not [each for each in caplog.records if each.levelname == "ERROR"]

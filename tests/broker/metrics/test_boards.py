@@ -149,12 +149,15 @@ def test_each_alert_says_how_bad_it_is_what_is_wrong_and_what_to_do() -> None:
         assert set(re.findall(r"\$labels\.(\w+)", texts)) <= known
 
 
-@pytest.mark.parametrize(
-    "name", ["DuelogFiringStopped", "DuelogLate", "DuelogStoreFull", "DuelogStoreFailed", "DuelogBacklogGrows",
-             "DuelogEventLoopLag", "DuelogDelaysRefused", "DuelogTopicListMemoryHigh", "DuelogTopicListQueueFull",
-             "DuelogTopicListTimeouts", "DuelogTopicListWaits", "DuelogProxyTopicListMemoryHigh",
-             "DuelogProxyTopicListQueueFull", "DuelogProxyTopicListTimeouts", "DuelogProxyTopicListWaits"],
-)  # fmt: skip
-def test_there_is_an_alert(name: str) -> None:
-    """An operator is woken for each; those of topic lists are the four that PIP-442 asks for."""
-    assert name in {rule["alert"] for rule in RULES}
+ALERTED = {
+    "DuelogFiringStopped", "DuelogLate", "DuelogStoreFull", "DuelogStoreFailed", "DuelogBacklogGrows",
+    "DuelogEventLoopLag", "DuelogDelaysRefused", "DuelogTopicListMemoryHigh", "DuelogTopicListQueueFull",
+    "DuelogTopicListTimeouts", "DuelogTopicListWaits", "DuelogProxyTopicListMemoryHigh",
+    "DuelogProxyTopicListQueueFull", "DuelogProxyTopicListTimeouts", "DuelogProxyTopicListWaits",
+}  # fmt: skip
+"""An operator is woken for each; those of topic lists are the four that PIP-442 asks for."""
+
+
+def test_there_is_an_alert() -> None:
+    """Each of these, and perhaps more."""
+    assert {rule["alert"] for rule in RULES} >= ALERTED

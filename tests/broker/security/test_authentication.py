@@ -32,41 +32,33 @@ def begun(authentication: Authentication, method: str | None = None, data: bytes
     return asyncio.run(authentication.begin(Connect("test", auth_method_name=method, auth_data=data)))
 
 
-@pytest.mark.parametrize(("method", "data"), [(None, None), ("none", b""), ("token", b""), ("token", None),
-                                              ("tls", b"me"), ("", b"me")])  # fmt: skip
-def test_a_connection_without_good_credentials_is_refused(method: str | None, data: bytes | None) -> None:
-    """No method, an unknown one, nothing proven."""
-    with pytest.raises(Refused) as caught:
-        begun(AUTHENTICATION, method, data)
-    assert caught.value.error == ServerError.AUTHENTICATION
+@pytest.mark.parametrize(
+    ("method", "data", "proven", "as_guest"),
+    [
+        ("token", b"me@10", ("me", "token", 10), ("me", "token", 10)),
+        ("token", b"", None, None),
+        ("token", None, None, None),
+        (None, None, None, ("guest", "none", None)),
+        ("none", b"", None, ("guest", "none", None)),
+        ("tls", b"me", None, ("guest", "none", None)),
+        ("", b"me", None, ("guest", "none", None)),
+    ],
+)
+def test_credentials_prove_a_role_or_are_refused_or_those_of_anybody(
+    method: str | None, data: bytes | None, proven: object, as_guest: object
+) -> None:
+    """Wrong ones are not taken for none; those of a method that is not configured are the anonymous role's, if any.
 
-
-def test_good_credentials_prove_a_role() -> None:
-    """By the method that the client names."""
-    assert begun(AUTHENTICATION, "token", b"me@10") == ("me", "token", 10)
-
-
-def test_a_broker_without_methods_asks_for_no_credentials() -> None:
-    """And passes over those that it is given."""
-    assert begun(Authentication({})).role is None
-    assert begun(Authentication({}), "token", b"me").role is None
-
-
-def test_an_anonymous_role_is_for_clients_that_give_no_credentials() -> None:
-    """Wrong ones are not taken for none."""
-    authentication = Authentication({"token": Names()}, "guest")
-    assert begun(authentication) == ("guest", "none", None)
-    assert begun(authentication, "none", b"").role == "guest"
-    assert begun(authentication, "token", b"me").role == "me"
-    with pytest.raises(Refused):
-        begun(authentication, "token", b"")
-
-
-def test_credentials_of_a_method_that_is_not_configured_are_those_of_anybody() -> None:
-    """The client gets on with the anonymous role, and is refused at once where that has no right."""
-    assert begun(Authentication({"token": Names()}, "guest"), "tls", b"me") == ("guest", "none", None)
-    with pytest.raises(Refused):
-        begun(Authentication({"token": Names()}), "tls", b"me")
+    A broker without methods asks for none, and passes over those that it is given.
+    """
+    for authentication, expected in ((AUTHENTICATION, proven), (Authentication({"token": Names()}, "guest"), as_guest)):
+        if expected is None:
+            with pytest.raises(Refused) as caught:
+                begun(authentication, method, data)
+            assert caught.value.error == ServerError.AUTHENTICATION
+        else:
+            assert begun(authentication, method, data) == expected
+    assert begun(Authentication({}), method, data).role is None
 
 
 def responded(data: AuthData | None) -> Proven:
