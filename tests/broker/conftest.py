@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.broker.peers import FakePeer, OnLoop
-from tests.broker.server.raw_client import RawClient
+from tests.broker.server.raw_client import RawClient, end_clients
 
 if TYPE_CHECKING:
     from tests.broker.admin.rest import Rest
@@ -37,7 +37,10 @@ async def _run(test: Any, fixtures: dict[str, Any]) -> None:
             elif isinstance(value, AbstractAsyncContextManager):
                 fixtures[name] = await stack.enter_async_context(value)
         RawClient.open_ones.clear()
-        await test(**fixtures)
+        try:
+            await test(**fixtures)
+        finally:
+            end_clients()
 
 
 @pytest.fixture

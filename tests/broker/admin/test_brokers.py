@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from duelog.broker.listing.dynamic_settings import NAMES
@@ -12,29 +11,21 @@ CONFIGURATION = "/admin/v2/brokers/configuration"
 HEAP = "maxTopicListInFlightHeapMemSizeMB"
 
 
-def test_a_setting_changes_at_once_and_over_a_restart_until_it_is_deleted(tmp_path: Path) -> None:
+async def test_a_setting_changes_at_once_and_over_a_restart_until_it_is_deleted(tmp_path: Path) -> None:
     """POST and DELETE; the limiter follows."""
 
-    async def change() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, _):
-            assert (await rest.ask("GET", CONFIGURATION)).value == sorted(NAMES)
-            assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {}
-            assert (await rest.ask("POST", f"{CONFIGURATION}/{HEAP}/3")).status == 204
-            assert (await rest.ask("GET", f"{CONFIGURATION}/runtime")).value[HEAP] == "3"
-            assert broker._services is not None
-            assert broker._services.limiter.heap.max_permits == 3 << 20
-
-    async def look() -> None:
-        async with administered(tmp_path / "s") as (broker, rest, _):
-            assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {HEAP: "3"}
-            assert broker._services is not None
-            assert broker._services.limiter.heap.max_permits == 3 << 20
-            assert (await rest.ask("DELETE", f"{CONFIGURATION}/{HEAP}")).status == 204
-            assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {}
-            assert broker._services.limiter.heap.max_permits == 100 << 20
-
-    asyncio.run(change())
-    asyncio.run(look())
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("GET", CONFIGURATION)).value == sorted(NAMES)
+        assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {}
+        assert (await rest.ask("POST", f"{CONFIGURATION}/{HEAP}/3")).status == 204
+        assert (await rest.ask("GET", f"{CONFIGURATION}/runtime")).value[HEAP] == "3"
+        assert rest.services.limiter.heap.max_permits == 3 << 20
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {HEAP: "3"}
+        assert rest.services.limiter.heap.max_permits == 3 << 20
+        assert (await rest.ask("DELETE", f"{CONFIGURATION}/{HEAP}")).status == 204
+        assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {}
+        assert rest.services.limiter.heap.max_permits == 100 << 20
 
 
 async def test_the_broker_tells_its_addresses_version_and_settings_but_no_secret(tmp_path: Path) -> None:

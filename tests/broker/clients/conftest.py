@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import bcrypt
 import jwt
@@ -86,6 +87,16 @@ class ServedStore:
                 self.kill()
                 pytest.fail(f"the broker does not listen: {self.log()}")
             time.sleep(0.02)
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Start it; it ends cleanly."""
+        try:
+            self.start()
+            yield self
+            assert self.stop() == 0, self.log()
+        finally:
+            self.kill()
 
     @property
     def pid(self) -> int:
@@ -175,9 +186,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
     broker = ServedStore(folder, webServicePort=free_port(), tlsCertificateFilePath=certificate, tlsKeyFilePath=key)
     with DelayedStore.open(broker.folder / "store") as store:
         store.set_policies(Policies(max_pending=2), topic="quota")
-    broker.start()
-    yield broker
-    assert broker.stop() == 0, broker.log()
+    with broker.running():
+        yield broker
 
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -208,9 +218,8 @@ def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedS
     passwords.write_bytes(b"root:" + bcrypt.hashpw(b"secret", bcrypt.gensalt(4)) + b"\n")
     providers = {**SECURED, "authenticationProviders": ["token", "basic"]}
     broker = ServedStore(folder, **providers, basicAuthConf=passwords, authenticationRefreshCheckSeconds=0.25)
-    broker.start()
-    yield broker
-    assert broker.stop() == 0, broker.log()
+    with broker.running():
+        yield broker
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,12 @@ StartProxy = Callable[..., ServedProxy]
 @pytest.fixture
 def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
     """Start a proxy; it ends cleanly."""
-    made: list[ServedProxy] = []
+    with ExitStack() as stack:
 
-    def start(*urls: str, options: tuple[str, ...] = ()) -> ServedProxy:
-        proxy = ServedProxy(tmp_path / f"proxy-{len(made)}", *urls, options=options)
-        made.append(proxy)
-        proxy.start()
-        return proxy
+        def start(*urls: str, options: tuple[str, ...] = ()) -> ServedProxy:
+            return stack.enter_context(ServedProxy(tmp_path / "proxy", *urls, options=options).running())
 
-    yield start
-    for proxy in made:
-        assert proxy.stop() == 0, proxy.log()
+        yield start
 
 
 def test_a_program_works_through_the_proxy_as_without(

@@ -92,35 +92,28 @@ async def test_questions_are_answered_by_the_broker_and_lookup_names_the_proxy(t
 
 
 async def test_a_connection_goes_through_with_all_that_is_said(tmp_path: Path) -> None:
-    """Producer, consumer and messages, both ways; the broker knows the client as what it is."""
+    """Producer, consumer, messages and watches, both ways; the broker knows the client as what it is."""
     async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (proxy, own):
         client, connected = await through(own, f"127.0.0.1:{port}")
         assert isinstance(connected, commands.Connected)
         assert connected.feature_flags is not None
         assert connected.feature_flags.supports_topic_watchers
-        assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
-        kind = commands.SubscriptionType.SHARED
-        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 2)) == commands.Success(2)
-        client.say(commands.Flow(1, 100))
-        for number in range(100):
-            client.say(commands.Send(1, number), blob=blob_of(number))
-        heard = [await client.hear_blob() for _ in range(200)]
-        blobs = [each[1] for each in heard if each is not None and isinstance(each[0], commands.Message)]
-        assert blobs == [blob_of(number) for number in range(100)]
-        assert proxy.figures.spliced == 1
-        await client.close()
-        await until(lambda: not proxy.figures.spliced)
-
-
-async def test_watches_go_through(tmp_path: Path) -> None:
-    """On a connection to the broker, updates come as they do without the proxy."""
-    async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (_, own):
-        client, _ = await through(own, f"127.0.0.1:{port}")
         heard = await client.ask(commands.WatchTopicList(1, 1, "public/default", "public/default/.*"))
         assert heard == commands.WatchTopicListSuccess(1, 1, "00000000")
         came = [await client.ask(commands.Producer(TOPIC, 1, 2)), await client.hear()]
         (update,) = [each for each in came if isinstance(each, commands.WatchTopicUpdate)]
         assert (update.watcher_id, update.new_topics, update.topics_hash) == (1, [TOPIC], topics_hash([TOPIC]))
+        kind = commands.SubscriptionType.SHARED
+        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 2)) == commands.Success(2)
+        client.say(commands.Flow(1, 100))
+        for number in range(100):
+            client.say(commands.Send(1, number), blob=blob_of(number))
+        messages = [await client.hear_blob() for _ in range(200)]
+        blobs = [each[1] for each in messages if each is not None and isinstance(each[0], commands.Message)]
+        assert blobs == [blob_of(number) for number in range(100)]
+        assert proxy.figures.spliced == 1
+        await client.close()
+        await until(lambda: not proxy.figures.spliced)
 
 
 async def test_only_brokers_that_are_known_are_connected_to(tmp_path: Path) -> None:

@@ -90,12 +90,8 @@ def test_duelog_serve_runs_jobs_beside_it(tmp_path: Path) -> None:
             assert compaction == [{"partitions": [], "bytes_before": 0, "bytes_after": 0}]
             assert (await rest.ask("POST", "/duelog/v1/jobs", {"kind": "audit"})).status == 202
 
-    served.start()
-    try:
+    with served.running():  # and the last job ends with it
         asyncio.run(main())
-        assert served.stop() == 0, served.log()  # and the last job with it
-    finally:
-        served.kill()
 
 
 async def test_a_compaction_is_taken_over_by_the_broker(tmp_path: Path) -> None:

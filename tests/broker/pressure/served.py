@@ -104,5 +104,3 @@ async def others(port: int) -> AsyncIterator[Others]:
     await made.flow()
     yield made
     await made.flow()
-    await consumer.close()
-    await producer.close()

@@ -28,13 +28,8 @@ class FaultyStore(ServedStore):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyStore]:
     """One broker for both faults; ends cleanly."""
-    made = FaultyStore(tmp_path_factory.mktemp("broker"))
-    made.start()
-    try:
+    with FaultyStore(tmp_path_factory.mktemp("broker")).running() as made:
         yield made
-        assert made.stop() == 0, made.log()
-    finally:
-        made.kill()
 
 
 async def test_a_clock_that_is_set_back_loses_nothing_and_makes_nothing_early(served: FaultyStore) -> None:
@@ -57,7 +52,6 @@ async def test_a_clock_that_is_set_back_loses_nothing_and_makes_nothing_early(se
     ((_, blob),) = await client.messages(1)
     assert b"delayed" in blob
     assert time.time() * 1_000 >= due_ms
-    await client.close()
 
 
 async def test_a_failed_store_closes_producers_and_opens_no_more(served: FaultyStore) -> None:
@@ -83,4 +77,3 @@ async def test_a_failed_store_closes_producers_and_opens_no_more(served: FaultyS
     await client.send_all([b"m"], 2)
     client.say(commands.Flow(1, 100))
     await client.messages(51)
-    await client.close()

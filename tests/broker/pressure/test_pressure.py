@@ -42,12 +42,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
         brokerMaxConnectionsPerIp=15_000,
         maxUnackedMessagesPerConsumer=UNACKED,
     )
-    made.start()
-    try:
+    with made.running():
         yield made
-        assert made.stop() == 0, made.log()
-    finally:
-        made.kill()
 
 
 def small_buffer(client: Talker) -> None:
@@ -75,8 +71,6 @@ async def test_a_slow_consumer_gets_everything_in_order_and_holds_up_nobody(serv
             await flowing.flow(20)
         assert [command.message_id for command, _ in found] == sent
         assert all(not command.redelivery_count for command, _ in found)
-        await slow.close()
-        await producer.close()
 
 
 async def test_a_consumer_that_acknowledges_nothing_is_sent_no_more_than_it_may_hold(served: ServedStore) -> None:
@@ -105,8 +99,6 @@ async def test_a_consumer_that_acknowledges_nothing_is_sent_no_more_than_it_may_
     )
     everything = {command.message_id.entry_id for command, _ in rest + again}
     assert everything == {each.entry_id for each in sent}
-    await working.close()
-    await producer.close()
 
 
 async def test_a_client_that_never_reads_costs_little_and_what_it_held_goes_to_others(served: ServedStore) -> None:
@@ -144,8 +136,6 @@ async def test_a_client_that_never_reads_costs_little_and_what_it_held_goes_to_o
             more = await working.messages(1)
             working.acknowledge(more)
             found.add(more[0][0].message_id.entry_id)
-        await working.close()
-        await producer.close()
 
 
 async def test_a_producer_that_floods_is_not_read_until_it_reads_its_receipts(served: ServedStore) -> None:
@@ -176,7 +166,6 @@ async def test_a_producer_that_floods_is_not_read_until_it_reads_its_receipts(se
             assert receipt.sequence_id == heard
             heard += 1
         await writing
-        await flood.close()
 
 
 async def test_a_thousand_consumers_share_a_topic(served: ServedStore) -> None:
@@ -214,8 +203,6 @@ async def test_a_thousand_consumers_share_a_topic(served: ServedStore) -> None:
         places = sorted((each.ledger_id, each.entry_id) for each, _, _ in found)
         assert places == [(each.ledger_id, each.entry_id) for each in sent]
         assert resident_bytes(served.pid) < MEMORY
-        for client in (*clients, producer):
-            await client.close()
 
 
 @pytest.fixture
@@ -256,5 +243,3 @@ async def test_idle_connections_cost_little(served: ServedStore) -> None:
         await flowing.flow()
         for task in staying:
             task.cancel()
-        for client in clients:
-            client.writer.transport.abort()

@@ -48,12 +48,8 @@ def serving(folder: Path, limit_mb: int) -> Iterator[ServedStore]:
     with DelayedStore.open(folder / "store") as store:
         for start in range(0, TOPICS, 5_000):
             store.create_topics(NAMES[start : start + 5_000])
-    served.start()
-    try:
+    with served.running():
         yield served
-        assert served.stop() == 0, served.log()
-    finally:
-        served.kill()
 
 
 async def list_once(served: ServedStore) -> None:
@@ -105,9 +101,8 @@ async def test_all_clients_are_served_through_the_proxy_and_its_memory_grows_by_
             return str(answer.read(), "utf-8")
 
     with serving(tmp_path / "broker", limit_mb) as served:
-        proxy = ServedProxy(tmp_path / "proxy", served.url, options=("--config", str(config), "--http", str(http)))
-        proxy.start()
-        try:
+        made = ServedProxy(tmp_path / "proxy", served.url, options=("--config", str(config), "--http", str(http)))
+        with made.running() as proxy:
             deaf = await Talker.connected(proxy.port)
             deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
             deaf.say(commands.GetTopics(1, "public/default"))
@@ -116,6 +111,3 @@ async def test_all_clients_are_served_through_the_proxy_and_its_memory_grows_by_
             while (text := await asyncio.to_thread(metrics)).count('used_bytes{cluster="standalone"} 0.0') < 2:
                 await asyncio.sleep(0.02)
             assert 'pulsar_proxy_topic_list_heap_timeout_total{cluster="standalone"} 0.0' in text
-            assert proxy.stop() == 0, proxy.log()
-        finally:
-            proxy.kill()
