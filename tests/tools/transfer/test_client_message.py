@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from duelog.broker.protocol.entry import BATCH, CHUNK, Header, pack
 from duelog.broker.protocol.fields import BYTES, ENCODERS, VARINT, tag, varint
 from duelog.broker.protocol.frames import join_blob
 from duelog.tools.transfer.client_message import ClientMessage, NotCarried, _Single, client_messages
+from tests.tools.command_line import FUTURE_MS, json_lines_of, make_store
 
 HEAD = tag(1, BYTES) + varint(1) + b"p" + tag(2, VARINT) + varint(7) + tag(3, VARINT) + varint(1_000)
 """Fields that all metadata begins with, and a client sets anew: producer, number, publish time."""
@@ -79,6 +81,15 @@ def test_a_batch_is_its_messages_whatever_its_compression(codec: int) -> None:
 def test_a_message_of_a_program_is_as_it_was_sent() -> None:
     """It has no header: payload, key and properties are the store's."""
     assert client_messages(b"pay", "k", {"a": "b"}) == [ClientMessage(b"pay", {"a": "b"}, "k")]
+
+
+def test_scheduled_shows_a_message_of_a_client_as_it_was_sent(path: Path) -> None:
+    """Beside one of a program, which the broker has not stored."""
+    with make_store(path) as store:
+        store.topic("t").send(entry(b"pay", partition_key="k"), deliver_at=FUTURE_MS)
+        store.topic("t").send(b"plain", deliver_at=FUTURE_MS + 1)
+    found = json_lines_of("scheduled", path, "t")
+    assert [(each["payload"], each["key"]) for each in found] == [("pay", "k"), ("plain", None)]
 
 
 @pytest.mark.parametrize(
