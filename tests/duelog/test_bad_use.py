@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, Subscription, Topic
+from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessages, Subscription, Topic
 from duelog.errors import ClosedError, ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.store.position import Position
 
@@ -90,7 +90,10 @@ def test_a_bad_time_to_wait_is_refused(reader: Subscription, seconds: Any) -> No
         reader.nack(Position(1, 0), delay=seconds)
 
 
-@pytest.mark.parametrize("what", [None, 5, "1:x", [None], [b"x"], (1, 0), [(1, 0)]], ids=repr)
+NO_MESSAGES = [None, 5, "1:x", [None], [b"x"], (1, 0), [(1, 0)], (ReceivedMessages.of("t", "s", []), None)]
+
+
+@pytest.mark.parametrize("what", NO_MESSAGES, ids=repr)
 def test_what_is_no_message_cannot_be_acknowledged(reader: Subscription, what: Any) -> None:
     """Neither one by one nor cumulatively."""
     for use in (reader.ack, reader.ack_cumulative, reader.nack):

@@ -1,7 +1,8 @@
 """Whatever has happened to a store, the index restored from its snapshots is the index of a full replay.
 
-A random history of sends, late appends, cancellations, reschedulings, firings, snapshots (complete, torn, damaged) and
-crashes. At each crash the index in memory is dropped and made twice from disk: with the snapshots, and without.
+A random history of sends, late appends, cancellations, reschedulings, firings, packing, snapshots (complete, torn,
+damaged) and crashes. At each crash the index in memory is dropped and made twice from disk: with the snapshots, and
+without.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from duelog.markers.firing import loaded
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions import due_column
+from duelog.partitions.index import buckets
 from duelog.snapshot.snapshot_format import inspect_snapshots, snapshot_keys
 from duelog.snapshot.writer import write_snapshots
 from duelog.store.codec.format import Table
@@ -108,6 +110,14 @@ class History(RuleBasedStateMachine):
         moved = self.topic.reschedule(data.draw(st.sampled_from(self.ids)), deliver_at=self.clock.now_ms() + after_ms)
         if moved is not None:
             self.ids.append(moved)
+
+    @rule(slices=st.integers(1, 3) | st.just(1_000))
+    def pack(self, slices: int) -> None:
+        """Buckets of the index are packed, two at once."""
+        with patch.object(buckets, "_PACKED_AT_ONCE", 2):
+            for _ in range(slices):
+                if not self._log().pack():
+                    break
 
     @rule()
     def snapshot(self) -> None:

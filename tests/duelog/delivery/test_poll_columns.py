@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from duelog import (
     MessageIds,
     ReceivedMessage,
     ReceivedMessages,
-    StoreConfig,
     Subscription,
     Topic,
 )
@@ -146,18 +144,3 @@ def test_ids_that_the_topic_does_not_have_acknowledge_nothing(topic: Topic, read
         with pytest.raises(InvalidArgument):
             reader.ack(MessageIds.of(np.full(2, position.ledger_id, dtype=np.int64), entries))
     assert reader.stats().backlog == 1
-
-
-def test_the_guide_acknowledges_what_poll_columns_gives(tmp_path: Path) -> None:
-    """The guide unpacks the pair and acknowledges its first part; the pair itself is no message."""
-    guide = (Path(__file__).resolve().parents[3] / "docs" / "guide" / "receive.md").read_text(encoding="utf-8")
-    assert "columns, _ = consumer.poll_columns(1_000)" in guide
-    with DelayedStore.open(tmp_path / "store", StoreConfig(background=False), clock=ManualClock(0)) as store:
-        subscription = store.topic("t").subscribe("s")
-        store.topic("t").send_batch([Message(b"a"), Message(b"b")])
-        with pytest.raises(InvalidArgument, match="messages="):
-            subscription.ack(subscription.poll_columns(1_000))  # type: ignore[arg-type]
-        subscription.nack_all()
-        columns, _ = subscription.poll_columns(1_000)
-        subscription.ack(columns)
-        assert subscription.stats().backlog == 0

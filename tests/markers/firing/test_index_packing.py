@@ -6,24 +6,16 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pyroaring import BitMap
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.markers.firing import loaded
 from duelog.markers.firing.loaded import LoadedPartitions
-from duelog.markers.firing.pending_log import PendingLog, Taken
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions.index import buckets
-from duelog.partitions.index.delay_index import DelayIndex
-from duelog.store.codec.frontier import FrontierRecord
-from duelog.store.codec.run import Int64s, UInt32s
-from tests.conftest import START_MS, OpenStore, present
+from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads
 from tests.markers.firing.logs import new_log
 from tests.partitions.packing_all import packed_in
-from tests.proof import length
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -204,93 +196,3 @@ def test_a_log_that_is_being_loaded_is_left_alone() -> None:
     while log.pack():
         pass
     assert len(packed_in(log._index)) == len(log._index._buckets) - 1 >= 9
-
-
-class PackingLog(RuleBasedStateMachine):
-    """A log that is packed slice by slice between sends, firings that fail or not, cancellations and copies."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.dues: list[int] = []
-        index = DelayIndex(self.due_of, start_ms=START_MS, bucket_ms=10, window_entries=8)
-        self.log = PendingLog(1, START_MS, FrontierRecord.start(7), index, loaded=True)
-        self.waiting: dict[int, int] = {}
-        self.now_ms = START_MS
-        self.taken: Taken | None = None
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(buckets, "_PACKED_AT_ONCE", 2)
-
-    def teardown(self) -> None:
-        if hasattr(self, "patch"):
-            self.patch.undo()
-
-    def due_of(self, ids: UInt32s) -> Int64s:
-        return np.array([self.dues[entry_id] for entry_id in ids.tolist()], dtype=np.int64)
-
-    @rule(offsets=st.lists(st.integers(0, 200), min_size=1, max_size=25))
-    def hear(self, offsets: list[int]) -> None:
-        first = len(self.dues)
-        self.dues += [START_MS + offset for offset in offsets]
-        self.waiting.update(enumerate(self.dues[first:], first))
-        self.log.hear(first, np.array(self.dues[first:], dtype=np.int64))
-
-    @rule(slices=st.integers(1, 3) | st.just(1_000))
-    def pack(self, slices: int) -> None:
-        for _ in range(slices):
-            if not self.log.pack():
-                break
-
-    @precondition(lambda self: self.taken is None)
-    @rule(passed_ms=st.integers(0, 40), limit=st.integers(1, 12))
-    def take(self, passed_ms: int, limit: int) -> None:
-        self.now_ms += passed_ms
-        late = set(self.log._late.entries.tolist())
-        self.taken = self.log.take(self.now_ms, limit)
-        order = sorted(self.waiting, key=lambda entry_id: (entry_id not in late, self.waiting[entry_id], entry_id))
-        due = [entry_id for entry_id in order if self.waiting[entry_id] <= self.now_ms]
-        if len(late) <= limit:
-            assert (self.taken.entries.tolist() if self.taken else []) == due[:limit]
-
-    @precondition(lambda self: self.taken is not None)
-    @rule(failed=st.booleans())
-    def end(self, failed: bool) -> None:
-        assert self.taken is not None
-        if failed:
-            self.log.roll_back(self.taken)
-        else:
-            self.log.confirm(self.taken.frontier)
-            for entry_id in self.taken.entries.tolist():
-                del self.waiting[entry_id]
-        self.taken = None
-
-    @precondition(lambda self: self.taken is None and self.waiting)
-    @rule(data=st.data(), together=st.booleans())
-    def cancel(self, data: st.DataObject, together: bool) -> None:
-        ids = data.draw(st.sets(st.sampled_from(sorted(self.waiting)), min_size=1, max_size=5))
-        dues = [self.waiting.pop(entry_id) for entry_id in sorted(ids)]
-        if together:
-            self.log.discard(BitMap(ids))
-        else:
-            self.log.withdraw(np.array(sorted(ids), dtype=np.uint32), np.array(dues, dtype=np.int64))
-
-    @precondition(lambda self: self.taken is None)
-    @rule()
-    def cut(self) -> None:
-        cut = present(self.log.cut())
-        copied = [entry_id for piece in cut.pieces for entry_id in BitMap.deserialize(piece.bitmap)]
-        late = set(self.log._late.entries.tolist())
-        assert sorted(copied) == sorted(i for i in self.waiting if i < cut.tail and i not in late)
-
-    @invariant()
-    def holds(self) -> None:
-        """The log is as it should be, and has what waits."""
-        if hasattr(self, "log"):
-            self.log._check()
-            on_its_way = 0 if self.taken is None else len(self.taken.entries)
-            assert len(self.log) == len(self.waiting) - on_its_way
-
-
-PackingLog.TestCase.settings = settings(
-    max_examples=length("DUELOG_LOGS", 20, 60), stateful_step_count=30, deadline=None
-)
-TestPackingLog = pytest.mark.series(PackingLog.TestCase)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from duelog.store.errors import BrokenInvariant
-from duelog.store.wal.segment import MAIN, Row, RowKind, Segment, capacity_of, file_name, group_bytes
+from duelog.store.wal.segment import MAIN, Row, RowKind, capacity_of, file_name, group_bytes
 from duelog.store.wal.wal_reader import DIRECTORY, flush_wal, read_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from tests.store.wal.segments import SIZE, STORE_ID, make_segment, numbers, row
@@ -134,40 +133,3 @@ def test_without_space_for_a_segment_the_log_goes_on_as_it_was(tmp_path: Path, m
         assert begin(log) == 1
         log.append([row(3)], flush=True)
     assert numbers(read_wal(tmp_path, STORE_ID, 1).groups) == [[1], [2], [3]]
-
-
-def test_a_flush_beside_the_thread_that_appends_does_not_meet_a_closed_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A commit has the log flushed while the next segment is begun: the one before is closed after that."""
-    with closing(opened(tmp_path, None)) as log:
-        begin(log)
-        log.append([row(1)], flush=False)
-        following = log.prepare_segment(SIZE, 0)
-        entered, errors = threading.Event(), list[BaseException]()
-        flush, close, closed = Segment.flush, Segment.close, threading.Event()
-
-        def late(self: Segment) -> None:
-            entered.set()
-            assert not closed.wait(0.2)
-            flush(self)
-
-        def close_first(self: Segment) -> None:
-            close(self)
-            closed.set()
-
-        def run() -> None:
-            try:
-                log.flush()
-            except BaseException as error:
-                errors.append(error)
-
-        monkeypatch.setattr(Segment, "flush", late)
-        monkeypatch.setattr(Segment, "close", close_first)
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert entered.wait(20)
-        assert log.begin_segment(following) == 1
-        thread.join()
-        assert errors == []
-        assert closed.is_set()
