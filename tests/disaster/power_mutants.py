@@ -99,15 +99,7 @@ def released_before_sync() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {
     wrong.__name__: wrong
     for wrong in (
-        fires_before_sync,
-        group_in_parts,
-        main_not_synced,
-        metadata_before_parts,
-        no_directory_sync,
-        partition_not_synced,
-        released_before_applying,
-        released_before_sync,
-        trash_before_record,
-        wal_not_flushed,
+        fires_before_sync, group_in_parts, main_not_synced, metadata_before_parts, no_directory_sync,
+        partition_not_synced, released_before_applying, released_before_sync, trash_before_record, wal_not_flushed,
     )
-}
+}  # fmt: skip

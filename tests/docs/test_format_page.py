@@ -86,26 +86,16 @@ def test_the_pages_messages_found_by_name_are_what_is_written() -> None:
     assert value == fmt.seal(key, pack_numbered([NumberedRow(2, START_MS, 7, 2)]))
 
 
-def test_the_pages_run_of_markers_is_what_is_written() -> None:
-    """Key and value of the worked example's marker."""
+def test_the_pages_marker_its_frontier_and_the_copy_of_that_are_what_is_written() -> None:
+    """The copy has the same fields under a key of its own, with a checksum of its own."""
+    due_ms, frontier = SENT_MS + 60_000, fmt.frontier_key(1, START_MS)
     key, value = example(1)
     assert key == fmt.run_key(3, 0)
-    due_ms = SENT_MS + 60_000
     assert value == pack_markers(key, 7, START_MS, np.array([0], np.uint32), np.array([due_ms]), due_ms + 5)
-
-
-def test_the_pages_frontier_is_what_is_written() -> None:
-    """Key and sealed value of the worked example's frontier."""
-    key, value = example(2)
-    assert key == fmt.frontier_key(1, START_MS)
-    assert value == fmt.seal(key, FrontierRecord(7, SENT_MS + 60_000, 0, 2, 1, 3, 0, 0).pack())
-
-
-def test_the_copy_of_the_pages_frontier_is_what_is_written() -> None:
-    """The same fields under a key of its own, with a checksum of its own."""
-    key, value = example(3)
-    assert key == copy_key(fmt.frontier_key(1, START_MS))
-    assert value == fmt.seal(key, FrontierRecord(7, SENT_MS + 60_000, 0, 2, 1, 3, 0, 0).pack())
+    for number, expected in ((2, frontier), (3, copy_key(frontier))):
+        key, value = example(number)
+        assert key == expected
+        assert value == fmt.seal(key, FrontierRecord(7, due_ms, 0, 2, 1, 3, 0, 0).pack())
 
 
 def test_the_pages_segment_is_what_is_written(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from duelog.stats import SubscriptionStats
 from tests.conftest import present
+from tests.docs.code_blocks import run_commands
 from tests.packaging.tree import FLOORS, ROOT, modules
 from tests.tools.command_line import DUELOG, ok, run
 
@@ -81,18 +82,7 @@ def test_the_restore_drill_brings_back_what_was_there_at_the_backup(
 ) -> None:
     """Its commands in order, each with status 0; afterwards the store is as of the backup, and sound."""
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    commands = block.splitlines()
-    assert len(commands) >= 9
-    for command in commands:
-        if command.startswith("duelog "):
-            words = subprocess.run(
-                ["sh", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True
-            )
-            done = run(*words.stdout.splitlines()[1:])
-            assert done.exit_code == 0, (command, done.stderr)
-        else:
-            subprocess.run(["sh", "-c", command], check=True)
+    assert run_commands(PAGE) > 4
     before = [json.loads(line) for line in ok("scheduled", "data.before", "reminders", "--json").splitlines()]
     restored = [json.loads(line) for line in ok("scheduled", "data", "reminders", "--json").splitlines()]
     assert [len(_flat(each)) for each in (before, restored)] == [2, 1]

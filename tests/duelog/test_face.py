@@ -15,40 +15,12 @@ from duelog import DelayedStore, DuelogError
 from tests.packaging.tree import FLOORS, ROOT, dotted, modules
 
 NAMES = [
-    "DUPLICATE",
-    "Clock",
-    "DeadLetter",
-    "DelayedDeliveryPolicies",
-    "DelayedStore",
-    "Document",
-    "Documents",
-    "DuelogError",
-    "Duplicate",
-    "Failover",
-    "Finding",
-    "KeyShared",
-    "LogPositions",
-    "ManualClock",
-    "Message",
-    "MessageId",
-    "MessageIds",
-    "Occurrence",
-    "Outcome",
-    "Policies",
-    "PublishedAt",
-    "ReceivedMessage",
-    "ReceivedMessages",
-    "Schedule",
-    "ScheduledMessage",
-    "StoreConfig",
-    "Subscription",
-    "SubscriptionAdmin",
-    "SystemClock",
-    "TickResult",
-    "Topic",
-    "TopicEvent",
-    "Worker",
-]
+    "DUPLICATE", "Clock", "DeadLetter", "DelayedDeliveryPolicies", "DelayedStore", "Document", "Documents",
+    "DuelogError", "Duplicate", "Failover", "Finding", "KeyShared", "LogPositions", "ManualClock", "Message",
+    "MessageId", "MessageIds", "Occurrence", "Outcome", "Policies", "PublishedAt", "ReceivedMessage",
+    "ReceivedMessages", "Schedule", "ScheduledMessage", "StoreConfig", "Subscription", "SubscriptionAdmin",
+    "SystemClock", "TickResult", "Topic", "TopicEvent", "Worker",
+]  # fmt: skip
 """The names of `from duelog import ...`. A name that goes is a break, one that comes is a promise."""
 
 

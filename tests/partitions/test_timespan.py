@@ -107,24 +107,11 @@ def test_a_start_has_only_one_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "",
-        "20261120",
-        "20261120T000000",
-        "20261120T000000z",
-        " 20261120T000000Z",
-        "20261120T000000Z\n",
-        "20261120T000000.000Z",
-        "20261120T000000.25Z",
-        "20261131T000000Z",
-        "20270229T000000Z",
-        "20261120T240000Z",
-        "20261120T000060Z",
-        "19691231T235959Z",
-        "00000101T000000Z",
-        "٢٠٢٦1120T000000Z",  # noqa: RUF001 - digits that are not ASCII, on purpose
-    ],
-)
+    ["", "20261120", "20261120T000000", "20261120T000000z", " 20261120T000000Z", "20261120T000000Z\n",
+     "20261120T000000.000Z", "20261120T000000.25Z", "20261131T000000Z", "20270229T000000Z", "20261120T240000Z",
+     "20261120T000060Z", "19691231T235959Z", "00000101T000000Z",
+     "٢٠٢٦1120T000000Z"],  # noqa: RUF001 - digits that are not ASCII, on purpose
+)  # fmt: skip
 def test_other_names_are_refused(name: str) -> None:
     """A name that is no partition's says so, with the name."""
     with pytest.raises(InvalidArgument) as caught:
