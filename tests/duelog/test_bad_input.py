@@ -144,6 +144,7 @@ def test_scheduled_messages_from_after_until_are_refused(topic: Topic) -> None:
         ({"payload": b"", "properties": ""}, "properties", "expected a mapping"),
         ({"payload": b"", "properties": 0}, "properties", "expected a mapping"),
         ({"payload": b"", "properties": {"a": "\udfff"}}, "properties['a']", "surrogate"),
+        *(({"payload": b"", "ttl": wrong}, "ttl", "ttl") for wrong in (0, -1, "1h", math.inf, True)),
         ({"payload": b"", "properties": {"a": "x" * 1000}}, "payload", "over max_message_bytes=1000"),
     ],
     ids=lambda value: repr(value).partition(" at 0x")[0][:30],  # an address would differ from process to process

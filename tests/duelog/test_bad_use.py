@@ -96,7 +96,7 @@ NO_MESSAGES = [None, 5, "1:x", [None], [b"x"], (1, 0), [(1, 0)], (ReceivedMessag
 @pytest.mark.parametrize("what", NO_MESSAGES, ids=repr)
 def test_what_is_no_message_cannot_be_acknowledged(reader: Subscription, what: Any) -> None:
     """Neither one by one nor cumulatively."""
-    for use in (reader.ack, reader.ack_cumulative, reader.nack):
+    for use in (reader.ack, reader.ack_cumulative, reader.nack, reader.extend):
         with pytest.raises(InvalidArgument, match="messages="):
             use(what)
 
@@ -155,6 +155,7 @@ SUBSCRIPTION_USES: list[Callable[[Subscription], object]] = [
     lambda subscription: subscription.ack(Position(1, 0)),
     lambda subscription: subscription.ack_cumulative(Position(1, 0)),
     lambda subscription: subscription.nack(Position(1, 0)),
+    lambda subscription: subscription.extend(Position(1, 0)),
     lambda subscription: subscription.stats(),
 ]
 

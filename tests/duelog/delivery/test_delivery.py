@@ -22,7 +22,7 @@ from duelog import (
     Topic,
 )
 from duelog.delivery.dispatcher import Dispatcher
-from duelog.errors import ClosedError, InvalidArgument, InvalidMessage, UnknownSubscription
+from duelog.errors import ClosedError, InvalidArgument, UnknownSubscription
 from tests.conftest import START_MS, LeadingClock, OpenStore
 from tests.duelog.consuming import received
 
@@ -311,17 +311,6 @@ def test_a_dead_letter_expires_no_more(store: DelayedStore, clock: ManualClock) 
         assert store.requeue_dead_letters(list(store.dead_letters())) == 1
         (message,) = consumer.receive()
         assert (message.payload, message.expires_ms) == (b"x", None)
-
-
-def test_a_time_to_live_that_is_none_is_refused_by_name(store: DelayedStore) -> None:
-    """And nothing is stored."""
-    topic = store.topic("t")
-    for wrong in (0, -1, "1h", float("inf"), True):
-        with pytest.raises(InvalidMessage, match="ttl"):
-            topic.send(b"x", ttl=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidMessage, match=r"messages\[1\]\.ttl"):
-        topic.send_batch([Message(b"x"), Message(b"y", ttl=0)])
-    assert not topic.exists()
 
 
 FIRING = StoreConfig(background=True)

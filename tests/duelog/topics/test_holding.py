@@ -9,7 +9,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
 from duelog.delivery.dispatcher import SubscriptionType
-from duelog.errors import ClosedError, InvalidArgument, UnknownSubscription
+from duelog.errors import InvalidArgument, UnknownSubscription
 from duelog.store.codec import format as fmt
 from duelog.store.log import catalog
 from duelog.store.policy.policy_records import PolicyRecord
@@ -185,20 +185,6 @@ def test_without_a_timeout_there_is_nothing_to_extend(store: DelayedStore, clock
     assert consumer.extend(messages, 0.001) == 2
     clock.advance(1_000_000)
     assert consumer.receive() == []
-
-
-def test_what_cannot_be_extended_is_refused_by_name(store: DelayedStore) -> None:
-    """And changes nothing."""
-    consumer = holding(store)
-    messages = consumer.receive(2)
-    for wrong in (-1, "1", float("nan")):
-        with pytest.raises(InvalidArgument, match="timeout"):
-            consumer.extend(messages, wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="messages"):
-        consumer.extend([b"0"])  # type: ignore[list-item]
-    consumer.close()
-    with pytest.raises(ClosedError):
-        consumer.extend(messages)
 
 
 def test_a_pause_ends_by_itself_at_its_time_also_after_a_restart(

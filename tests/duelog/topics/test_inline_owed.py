@@ -41,22 +41,6 @@ def test_a_cumulative_acknowledgement_leaves_what_was_never_delivered(
     assert store.tick().trimmed >= 3
 
 
-def test_what_fell_due_since_the_log_was_read_is_not_acknowledged_with_what_was_delivered(
-    topic: Topic, reader: Subscription, clock: ManualClock
-) -> None:
-    """Due by the time of the acknowledgement, in part handed out: what was not handed out still comes."""
-    topic.send_batch([Message(b"%d" % number, deliver_after=3 - number) for number in range(3)])
-    topic.send(b"now")
-    (now,) = reader.receive(10)
-    clock.advance(2_000)
-    (first,) = reader.receive(1)
-    assert first.payload == b"2"
-    assert reader.ack_cumulative(now) == 2
-    assert payloads(reader) == [b"1"]
-    clock.advance(2_000)
-    assert payloads(reader) == [b"0"]
-
-
 def test_a_cumulative_acknowledgement_past_what_was_read_leaves_what_is_not_due(
     topic: Topic, reader: Subscription, clock: ManualClock
 ) -> None:
@@ -66,21 +50,6 @@ def test_a_cumulative_acknowledgement_past_what_was_read_leaves_what_is_not_due(
     assert payloads(reader) == [b"6"]
     clock.advance(60_000)
     assert payloads(reader) == [b"1", b"3", b"5", b"7"]
-
-
-def test_a_consumer_that_comes_back_acknowledges_no_more_than_was_delivered(
-    store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """Messages passed over before it left are known before it receives again."""
-    topic.send(b"later", deliver_after=60)
-    topic.send(b"now")
-    with topic.subscribe("s") as subscription:
-        (now,) = subscription.receive(10)
-    clock.advance(61_000)
-    store.tick()
-    with topic.subscribe("s") as subscription:
-        assert subscription.ack_cumulative(now) == 1
-        assert payloads(subscription) == [b"later"]
 
 
 def test_what_was_written_ahead_of_its_time_is_not_acknowledged_by_what_lies_behind_it(

@@ -127,16 +127,6 @@ def test_a_commit_that_breaks_off_leaves_no_transaction_open(
     assert isinstance(environment.failed, StoreFailed)
 
 
-def test_a_transaction_that_cannot_begin_closes_for_writing(environment: Environment) -> None:
-    """The error has LMDB's reason."""
-    spy = spy_on(environment)
-    spy.fail_begin = lmdb.PanicError("mdb_txn_begin: MDB_PANIC")
-    with pytest.raises(StoreFailed, match="MDB_PANIC"):
-        environment.write(putting(KEY, b"v"))
-    with pytest.raises(StoreFailed):
-        environment.write(putting(KEY, b"v"))
-
-
 def test_a_full_disk_is_store_full_and_writing_goes_on(environment: Environment) -> None:
     """Nothing of the commit is stored, every request in it is told, and the next one is tried as usual."""
     environment.write(putting(b"\x01old", b"v"))
@@ -154,14 +144,14 @@ def test_a_full_disk_is_store_full_and_writing_goes_on(environment: Environment)
     assert environment.get(b"\x01old") == b"v"
 
 
-def test_a_failed_sync_closes_for_writing(tmp_path: Path) -> None:
-    """An fsync is never tried again and then called durable."""
+@pytest.mark.parametrize("step", ["begin", "sync"])
+def test_a_step_that_fails_closes_for_writing(tmp_path: Path, step: str) -> None:
+    """The error has LMDB's reason; an fsync is never tried again and then called durable."""
     environment = Environment(tmp_path / "main", name="main", durability="none", create=True)
     environment.write(putting(KEY, b"v"))
-    spy = spy_on(environment)
-    spy.fail_sync = lmdb.DiskError("mdb_env_sync: Input/output error")
+    setattr(spy_on(environment), f"fail_{step}", lmdb.DiskError("mdb: Input/output error"))
     with pytest.raises(StoreFailed, match="Input/output"):
-        environment.sync()
+        environment.sync() if step == "sync" else environment.write(putting(KEY, b"w"))
     with pytest.raises(StoreFailed):
         environment.write(putting(KEY, b"w"))
     environment.close()
