@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
-from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import InvalidArgument, UnknownSubscription
 from duelog.store.codec import format as fmt
 from duelog.store.log import catalog
@@ -33,38 +32,6 @@ def test_one_shared_consumer_took_all_50000(store: DelayedStore) -> None:
         assert len(received(first, 50_000)) == 1_000
         assert first.receive(50_000) == []
         assert len(received(second, 50_000)) == 1_000
-
-
-@pytest.mark.parametrize("type_", ["exclusive", "failover", "shared", "key_shared"])
-def test_what_is_acknowledged_or_given_back_makes_space(store: DelayedStore, type_: SubscriptionType) -> None:
-    """In the log's order, and no more than that."""
-    filled(store, 10, 3)
-    with store.topic("t").subscribe("s", type=type_) as consumer:
-        batch = consumer.receive(10)
-        assert [message.payload for message in batch] == [b"0", b"1", b"2"]
-        assert consumer.receive(1) == []
-        consumer.ack(batch[0])
-        assert received(consumer) == [b"3"]
-        consumer.nack(batch[1:], delay=0)
-        assert received(consumer) == [b"1", b"2"]
-        assert consumer.receive(1) == []
-
-
-def test_the_narrowest_scope_limits_and_a_change_counts_at_once(store: DelayedStore) -> None:
-    """A subscription's zero turns its topic's limit off; one that is lowered takes nothing back."""
-    filled(store, 10, 1)
-    store.update_policies(topic="t", max_in_flight=2)
-    store.update_policies(topic="t", subscription="free", max_in_flight=0)
-    with store.topic("t").subscribe("free") as free, store.topic("t").subscribe("s") as limited:
-        assert len(received(free)) == 10
-        assert len(received(limited)) == 2
-        store.update_policies(topic="t", max_in_flight=4)
-        assert len(received(limited)) == 2
-        store.update_policies(topic="t", max_in_flight=1)
-        assert limited.receive(10) == []
-        assert limited.stats().unacknowledged == 4
-    effective = store.effective_policies("t", "s")
-    assert effective.set_at["max_in_flight"] == "topic persistent://public/default/t"
 
 
 def test_a_message_that_was_held_too_long_counts_no_more(store: DelayedStore, clock: ManualClock) -> None:
@@ -149,77 +116,6 @@ def test_what_is_extended_comes_again_when_that_is_over(store: DelayedStore, clo
     assert [message.redelivery_count for message in consumer.receive(2)] == [1]
 
 
-def test_a_shorter_time_than_the_timeout_counts_too(store: DelayedStore, clock: ManualClock) -> None:
-    """A consumer knows better; who waits is told when to look."""
-    consumer = holding(store)
-    messages = consumer.receive(2)
-    assert consumer.extend(messages, 0.01) == 2
-    assert consumer.poll() == ([], START_MS + 10)
-    clock.advance(10)
-    assert received(consumer) == [b"0", b"1"]
-
-
-def test_only_what_is_still_held_is_extended(store: DelayedStore, clock: ManualClock) -> None:
-    """Not what was acknowledged, given back, taken back, or is another's; and the next delivery has the timeout."""
-    consumer = holding(store, 4)
-    acked, given, overdue, kept = consumer.receive(4)
-    with store.topic("t").subscribe("s", type="shared") as other:
-        assert other.extend(kept) == 0
-    consumer.ack(acked)
-    consumer.extend(given, 60)
-    consumer.nack(given, delay=0)
-    assert consumer.extend([acked, given]) == 0
-    consumer.extend([kept], 60)
-    clock.advance(1_000)
-    assert received(consumer) == [b"1", b"2"]
-    clock.advance(1_000)
-    assert received(consumer) == [b"1", b"2"]
-    assert consumer.extend([overdue, kept]) == 2
-    assert consumer.ack(kept) == 1
-
-
-def test_without_a_timeout_there_is_nothing_to_extend(store: DelayedStore, clock: ManualClock) -> None:
-    """It is held for ever as it is, and says how many it holds."""
-    consumer = holding(store, timeout_ms=0)
-    messages = consumer.receive(2)
-    assert consumer.extend(messages, 0.001) == 2
-    clock.advance(1_000_000)
-    assert consumer.receive() == []
-
-
-def test_a_pause_ends_by_itself_at_its_time_also_after_a_restart(
-    open_store: OpenStore, store: DelayedStore, clock: ManualClock
-) -> None:
-    """Not a millisecond before, and then without a call."""
-    store.topic("t").send(b"x")
-    store.topic("t").subscribe("s").pause(datetime.fromtimestamp((START_MS + 1_000) / 1_000, UTC))
-    store.close()
-    store = open_store()
-    with store.topic("t").subscribe("s") as consumer:
-        assert (consumer.paused, consumer.stats().paused_until_ms) == (True, START_MS + 1_000)
-        clock.advance(999)
-        assert consumer.poll() == ([], START_MS + 1_000)
-        clock.advance(1)
-        assert not consumer.paused
-        assert (consumer.stats().paused, consumer.stats().paused_until_ms) == (False, None)
-        assert received(consumer) == [b"x"]
-
-
-def test_a_later_pause_takes_the_place_of_an_earlier_one(open_store: OpenStore, store: DelayedStore) -> None:
-    """For ever in place of a time, a time in place of for ever, and resumed in place of both."""
-    store.topic("t").subscribe("s").close()
-    for until_ms in (START_MS + 5, None, START_MS + 9):
-        store.topic("t").subscription("s").pause(until_ms)
-        store.close()
-        store = open_store()
-        stats = store.topic("t").subscription("s").stats()
-        assert (stats.paused, stats.paused_until_ms) == (True, until_ms)
-    store.topic("t").subscription("s").resume()
-    store.close()
-    store = open_store()
-    assert not store.topic("t").subscription("s").stats().paused
-
-
 def test_a_time_that_has_passed_is_refused_and_nothing_is_paused(store: DelayedStore) -> None:
     """The error names the field and the value."""
     with store.topic("t").subscribe("s") as consumer:
@@ -238,19 +134,6 @@ def test_a_paused_subscription_with_an_overdue_redelivery_does_not_spin(store: D
         batch, again_ms = consumer.poll()
         assert batch == []
         assert again_ms is None or again_ms > START_MS
-
-
-def test_what_is_held_may_be_acknowledged_while_it_is_paused(store: DelayedStore) -> None:
-    """And what is given back waits until it goes on."""
-    with store.topic("t").subscribe("s") as consumer:
-        store.topic("t").send_payloads([b"a", b"b"])
-        first, second = consumer.receive(2)
-        consumer.pause()
-        assert consumer.ack(first) == 1
-        consumer.nack(second, delay=0)
-        assert consumer.receive() == []
-        consumer.resume()
-        assert received(consumer) == [b"b"]
 
 
 def test_a_receiver_wakes_when_the_subscription_is_resumed_from_outside(open_store: OpenStore) -> None:
