@@ -22,7 +22,7 @@ from ..admin.brokers import Addresses
 from ..admin.http_request import Request
 from ..admin.routing import Need, Route
 from ..consume import feed
-from ..consume.consumers import Consumers
+from ..consume.consumers import TYPES, Consumers
 from ..consume.pump import INDIVIDUAL, Consumer, Dispatched
 from ..lookup.topic_address import shown_subscription
 from ..metrics.rates import OutRate, Rates
@@ -32,7 +32,6 @@ from ..protocol.commands import AccessMode, KeyValue, SubscriptionType
 from ..protocol.loop_calls import Workers
 from .topic_finder import TOPIC, TopicFinder
 
-TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 _ACCESS = {
     AccessMode.SHARED: "Shared",
     AccessMode.EXCLUSIVE: "Exclusive",

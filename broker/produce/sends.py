@@ -107,19 +107,17 @@ class OpenProducer:
         self.figures = Figures()
 
 
+@dataclass(slots=True, eq=False)
 class Reply:
     """The answer to one SEND."""
 
-    __slots__ = ("came_s", "highest_sequence_id", "outcome", "producer", "sequence_id")
-
-    def __init__(self, producer: OpenProducer, sequence_id: int, highest_sequence_id: int, came_s: float = 0.0) -> None:
-        """came_s: when the SEND came, by a clock that never goes back."""
-        self.came_s = came_s
-        self.producer = producer
-        self.sequence_id = sequence_id
-        self.highest_sequence_id = highest_sequence_id
-        self.outcome: Outcome | None = None
-        """None: not known yet."""
+    producer: OpenProducer
+    sequence_id: int
+    highest_sequence_id: int
+    came_s: float = 0.0
+    """When the SEND came, by a clock that never goes back."""
+    outcome: Outcome | None = None
+    """None: not known yet."""
 
 
 class SendingPeer:
