@@ -26,6 +26,11 @@ LATEST = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1, "partitionIndex": -1}
 EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 
 
+def shown(position: MessageId, **more: Any) -> dict[str, Any]:
+    """A message id as Pulsar's clients write it."""
+    return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
+
+
 def backlog(store: DelayedStore, name: str = "s", topic: str = "t") -> int:
     """The path of a subscription."""
     return store.topic(topic).subscription(name).stats().backlog
@@ -34,15 +39,14 @@ def backlog(store: DelayedStore, name: str = "s", topic: str = "t") -> int:
 async def test_a_subscription_is_created_where_the_body_says(rest: Rest) -> None:
     """At the end, at the beginning, at a message, at the receipt of a delayed one that has fired; twice is 409."""
     ids = rest.store.topic("t").send_payloads([b"a", b"b", b"c"])
-    shown = {"ledgerId": ids[1].ledger_id, "entryId": ids[1].entry_id, "partitionIndex": -1}
-    more = {**shown, "isExcluded": False, "batchIndex": -1}
-    for name, body, left in (("a", ..., 0), ("b", None, 0), ("c", LATEST, 0), ("d", EARLIEST, 3),
-                             ("e", shown, 2), ("f%2Fg", more, 2)):  # fmt: skip
+    more = shown(ids[1], isExcluded=False, batchIndex=-1)
+    for name, body, left in (("a", ..., 0), ("b", None, 0), ("c", LATEST, 0), ("d", EARLIEST, 3), ("h", "latest", 0),
+                             ("e", shown(ids[1]), 2), ("f%2Fg", more, 2), ("i", "earliest", 3)):  # fmt: skip
         path = f"{TOPICS}/t/subscription/{name}?replicated=false"
         assert (await rest.ask("PUT", path, body)).status == 204
         assert (await rest.ask("PUT", path, body)).status == 409
         assert backlog(rest.store, name) == left
-    assert (await rest.ask("GET", f"{TOPICS}/t/subscriptions")).value == ["a", "b", "c", "d", "e", "f/g"]
+    assert (await rest.ask("GET", f"{TOPICS}/t/subscriptions")).value == [*"abcde", "f/g", "h", "i"]
     assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 204
     assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 404
 
@@ -57,6 +61,7 @@ REFUSED: Rows = (
     ("POST", "s/expireMessages/0", ..., 412, "expireTimeInSeconds=0"),
     ("POST", "s/resetcursor/-5", ..., 412, "timestamp=-5"),
     ("POST", "s/resetcursor", {"ledgerId": 1}, 412, "entryId=None"),
+    ("POST", "s/resetcursor", "newest", 412, "'newest'"),
     ("GET", "s/position/0", ..., 412, "messagePosition=0"),
     ("GET", "s/position/4", ..., 404, "no message 4"),
     ("GET", "none/position/1", ..., 404, "no subscription 'none'"),
@@ -89,10 +94,9 @@ async def test_skipping_expiring_and_going_back(rest: Rest) -> None:
     assert backlog(rest.store) == 0
     assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor/{first_ms}")).status == 204
     assert backlog(rest.store) == 10
-    place = {"ledgerId": ids[3].ledger_id, "entryId": ids[3].entry_id, "partitionIndex": -1}
-    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", place)).status == 204
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", shown(ids[3]))).status == 204
     assert backlog(rest.store) == 7
-    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", {**place, "isExcluded": True})).status == 204
+    assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", shown(ids[3], isExcluded=True))).status == 204
     assert backlog(rest.store) == 6
     assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip/1000")).status == 204
     assert backlog(rest.store) == 0
@@ -110,14 +114,10 @@ async def test_reset_cursor_with_exclude_reset_position_goes_to_the_message_behi
     ids = topic.send_payloads([b"a", batch, b"c"])
     topic.subscribe("s", type="shared", initial_position="latest").close()
 
-    def shown(number: int, **more: Any) -> dict[str, Any]:
-        position = ids[number]
-        return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
-
     for body, left in (
-        (shown(0, **{name: True}), 2), (shown(0, **{name: False}), 3), (shown(2, **{name: True}), 0),
-        (shown(1, **{name: True}), 1), (shown(1, batchIndex=1, **{name: True}), 2),
-        (shown(1, batchIndex=2, **{name: True}), 1), (shown(2, batchIndex=0, **{name: True}), 0),
+        (shown(ids[0], **{name: True}), 2), (shown(ids[0], **{name: False}), 3), (shown(ids[2], **{name: True}), 0),
+        (shown(ids[1], **{name: True}), 1), (shown(ids[1], batchIndex=1, **{name: True}), 2),
+        (shown(ids[1], batchIndex=2, **{name: True}), 1), (shown(ids[2], batchIndex=0, **{name: True}), 0),
     ):  # fmt: skip
         assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", body)).status == 204
         assert backlog(rest.store) == left, body
@@ -135,22 +135,9 @@ async def test_reset_cursor_behind_a_delayed_message_goes_by_its_receipt(tmp_pat
         clock.advance(3_601_000)
         store.tick()
         assert backlog(store) == 2
-        first = {"ledgerId": receipts[0].ledger_id, "entryId": receipts[0].entry_id}
-        assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", {**first, name: True})).status == 204
+        body = shown(receipts[0], **{name: True})
+        assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", body)).status == 204
         assert backlog(store) == 0
-
-
-async def test_earliest_and_latest_are_message_ids_as_texts(rest: Rest) -> None:
-    """Pulsar reads them so; another text is 412."""
-    rest.store.topic("t").send_payloads([b"a", b"b"])
-    for number, (text, left) in enumerate((("earliest", 2), ("latest", 0))):
-        assert (await rest.ask("PUT", f"{TOPICS}/t/subscription/s{number}", text)).status == 204
-        assert backlog(rest.store, f"s{number}") == left
-    for text, left in (("earliest", 2), ("latest", 0)):
-        assert (await rest.ask("POST", f"{TOPICS}/t/subscription/s0/resetcursor", text)).status == 204
-        assert backlog(rest.store, "s0") == left
-    answered = await rest.ask("POST", f"{TOPICS}/t/subscription/s0/resetcursor", "newest")
-    assert (answered.status, "'newest'" in answered.reason) == (412, True)
 
 
 async def test_topics_expire_messages_up_to_a_position(rest: Rest) -> None:
@@ -164,14 +151,10 @@ async def test_topics_expire_messages_up_to_a_position(rest: Rest) -> None:
         consumer.ack(received[-1], durable=True)
     path = f"{SUBSCRIPTION}/expireMessages"
 
-    def shown(number: int, **more: Any) -> dict[str, Any]:
-        position = ids[number]
-        return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": -1, **more}
-
     for body, left in (
-        ("earliest", 152), (shown(0), 151), (shown(1, excluded=True), 151), (shown(149), 2),
-        (shown(150, batchIndex=1), 2), (shown(150, excluded=True, batchIndex=2), 2), (shown(3), 2),
-        (shown(150, batchIndex=2), 1), ("latest", 0),
+        ("earliest", 152), (shown(ids[0]), 151), (shown(ids[1], excluded=True), 151), (shown(ids[149]), 2),
+        (shown(ids[150], batchIndex=1), 2), (shown(ids[150], excluded=True, batchIndex=2), 2), (shown(ids[3]), 2),
+        (shown(ids[150], batchIndex=2), 1), ("latest", 0),
     ):  # fmt: skip
         assert (await rest.ask("POST", path, body)).status == 204
         assert backlog(rest.store) == left, body
@@ -179,7 +162,7 @@ async def test_topics_expire_messages_up_to_a_position(rest: Rest) -> None:
     assert (await rest.ask("POST", path, ...)).status == 412
     delayed = topic.scheduled()
     late = next(iter(delayed)).message_id
-    answered = await rest.ask("POST", path, {"ledgerId": late.ledger_id, "entryId": late.entry_id})
+    answered = await rest.ask("POST", path, shown(late))
     assert (answered.status, "not due" in answered.reason) == (412, True)
 
 

@@ -112,22 +112,16 @@ async def test_a_refused_message_is_answered_as_its_client_family_needs(
     assert sum(here.producers.sends.errors.values()) == 4
 
 
-async def test_a_wrong_checksum_is_refused_as_such(here: Producing, peer: FakePeer) -> None:
+async def test_a_wrong_checksum_and_a_transaction_are_refused_as_such(here: Producing, peer: FakePeer) -> None:
     """To every client; a blob without a checksum is taken."""
     await here.opened(peer)
     broken = bytearray(blob_of("hello"))
     broken[-1] ^= 1
     here.put(peer, 0, blob=memoryview(broken))
     here.put(peer, 1, blob=blob_of("hello")[6:])
+    here.put(peer, 2, txn_least=0)
     await here.stored()
-    assert answers(peer) == [(0, ServerError.CHECKSUM), (1, None)]
-
-
-async def test_a_transaction_is_refused(here: Producing, peer: FakePeer) -> None:
-    """With NotAllowedError."""
-    await here.opened(peer)
-    here.put(peer, 0, txn_least=0)
-    assert answers(peer) == [(0, ServerError.NOT_ALLOWED)]
+    assert answers(peer) == [(0, ServerError.CHECKSUM), (1, None), (2, ServerError.NOT_ALLOWED)]
 
 
 async def test_a_due_time_of_the_client_holds(open_store: OpenStore, clock: ManualClock) -> None:
