@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from duelog import ManualClock
-from duelog.broker.protocol import commands, fields
+from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import HashRange, KeySharedMeta, KeySharedMode, KeyValue
-from duelog.broker.protocol.entry import MessageMetadata
-from duelog.broker.protocol.frames import join_blob
 from tests.broker.admin.rest import Rest, administered
-from tests.broker.server.raw_client import RawClient
+from tests.broker.server.raw_client import RawClient, blob_of
 from tests.conftest import START_MS
 
 TOPICS = "/admin/v2/persistent/public/default"
@@ -47,11 +45,6 @@ PUBLISHER_FIELDS = names("""accessMode msgRateIn msgThroughputIn averageMsgSize 
     supportsPartialProducer producerName address connectedSince clientVersion metadata""")
 
 
-def blob_of(number: int, payload: bytes = b"12345678") -> bytes:
-    """A message of a client."""
-    return join_blob(fields.ENCODERS[MessageMetadata](MessageMetadata("p", number, 1_000)), payload)
-
-
 async def test_figures_agree_with_what_was_sent_and_acknowledged(tmp_path: Path) -> None:
     """A topic, its producer, its subscription and consumer; delayed messages apart from the backlog that is due."""
     async with administered(tmp_path / "store", stats_update_frequency_in_secs=0.05) as (broker, rest, store):
@@ -62,7 +55,7 @@ async def test_figures_agree_with_what_was_sent_and_acknowledged(tmp_path: Path)
         assert await client.ask(subscribe) == commands.Success(1)
         await client.ask(commands.Producer("t", 4, 2, producer_name="me", metadata=said))
         for number in range(5):
-            client.say(commands.Send(4, number), blob=blob_of(number))
+            client.say(commands.Send(4, number), blob=blob_of(b"12345678", number))
         assert all([isinstance(await client.hear(), commands.SendReceipt) for _ in range(5)])
         client.say(commands.Flow(1, 3))
         ids = []
@@ -102,7 +95,7 @@ async def test_figures_agree_with_what_was_sent_and_acknowledged(tmp_path: Path)
         bare = await stats("?excludePublishers=true&excludeConsumers=true")
         assert (bare["publishers"], bare["subscriptions"]["s/1"]["consumers"]) == ([], [])
         for number in range(5, 10_000):  # until a period with some has passed
-            client.say(commands.Send(4, number), blob=blob_of(number))
+            client.say(commands.Send(4, number), blob=blob_of(b"12345678", number))
             assert isinstance(await client.hear(), commands.SendReceipt)
             if (await stats())["msgRateIn"] > 0:
                 break
@@ -200,7 +193,7 @@ async def test_statistics_have_owner_creation_last_publish_oldest_backlog_replay
             asked = commands.Subscribe(topic, name, kind, number, number, key_shared=meta)
             assert await client.ask(asked) == commands.Success(number)
         await client.ask(commands.Producer(topic, 4, 5, producer_name="me"))
-        client.say(commands.Send(4, 0), blob=blob_of(0))
+        client.say(commands.Send(4, 0), blob=blob_of(b"12345678"))
         assert isinstance(await client.hear(), commands.SendReceipt)
         client.say(commands.Flow(0, 1))
         got = await client.hear()

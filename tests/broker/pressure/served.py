@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
 
-from duelog.broker.protocol import commands, fields
+from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import MessageIdData, SubscriptionType
-from duelog.broker.protocol.entry import MessageMetadata
-from duelog.broker.protocol.frames import join_blob
-from tests.broker.server.raw_client import RawClient
+from tests.broker.server.raw_client import RawClient, blob_of
 
 _requests = count(1)
 
@@ -20,11 +17,6 @@ def resident_bytes(pid: int) -> int:
     """The memory of a process, without pages of mapped files: those the system takes back when it needs them."""
     with open(f"/proc/{pid}/status", encoding="ascii") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
-
-
-def blob_of(payload: bytes, number: int = 0, **values: Any) -> bytes:
-    """A message of a client."""
-    return join_blob(fields.ENCODERS[MessageMetadata](MessageMetadata("p", number, 1_000, **values)), payload)
 
 
 class Talker(RawClient):

@@ -12,7 +12,8 @@ import pytest
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.failures import ServerError
 from tests.broker.clients.conftest import ServedStore
-from tests.broker.pressure.served import Talker, blob_of
+from tests.broker.pressure.served import Talker
+from tests.broker.server.raw_client import blob_of
 
 pytestmark = pytest.mark.xdist_group("failing machine")  # one broker for both
 TOPIC = "persistent://public/default/"

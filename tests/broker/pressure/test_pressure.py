@@ -15,7 +15,8 @@ import pytest
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import SubscriptionType
 from tests.broker.clients.conftest import ServedStore
-from tests.broker.pressure.served import Talker, blob_of, others, resident_bytes
+from tests.broker.pressure.served import Talker, others, resident_bytes
+from tests.broker.server.raw_client import blob_of
 from tests.proof import length
 
 pytestmark = [pytest.mark.series, pytest.mark.xdist_group("pressure")]  # one broker for all

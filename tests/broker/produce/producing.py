@@ -19,21 +19,19 @@ from duelog.broker.protocol.commands import (
     SendError,
     SendReceipt,
 )
-from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.failures import Refused, ServerError
-from duelog.broker.protocol.fields import ENCODERS, Command
-from duelog.broker.protocol.frames import join_blob
+from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.peer import Peer
 from duelog.topic import Topic
 from tests.broker.peers import Bench, FakePeer, idle, soon
+from tests.broker.server import raw_client
 
 TOPIC = "persistent://public/default/t"
 
 
 def blob_of(text: str, sequence_id: int = 0, **fields: Any) -> memoryview:
-    """Make the blob of a message in the form of a client."""
-    metadata = MessageMetadata("p", sequence_id, 1_000, **fields)
-    return memoryview(join_blob(ENCODERS[MessageMetadata](metadata), text.encode()))
+    """The blob of a text."""
+    return memoryview(raw_client.blob_of(text.encode(), sequence_id, **fields))
 
 
 class Producing:

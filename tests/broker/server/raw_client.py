@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.protocol import commands
-from duelog.broker.protocol.fields import Command
-from duelog.broker.protocol.frames import Frame, FrameCutter, head
+from duelog.broker.protocol.entry import MessageMetadata
+from duelog.broker.protocol.fields import ENCODERS, Command
+from duelog.broker.protocol.frames import Frame, FrameCutter, head, join_blob
 from duelog.broker.security.authentication import Authentication
 from duelog.broker.server.connection import Connection, Handler, Login
 from duelog.broker.server.listening import Listeners
@@ -20,6 +21,11 @@ C = TypeVar("C", bound=Command)
 
 WITHIN_S = 60
 """Longest wait of a test for something that is bound to happen."""
+
+
+def blob_of(payload: bytes, number: int = 0, **values: Any) -> bytes:
+    """A message of a client."""
+    return join_blob(ENCODERS[MessageMetadata](MessageMetadata("p", number, 1_000, **values)), payload)
 
 
 class RawClient:

@@ -20,18 +20,16 @@ from duelog.broker.configuration import BrokerConfig
 from duelog.broker.consume import feed
 from duelog.broker.protocol import commands, fields
 from duelog.broker.protocol.commands import HashRange
-from duelog.broker.protocol.entry import MessageMetadata
-from duelog.broker.protocol.frames import join_blob
 from duelog.broker.server.broker import Broker, store_config
+from tests.broker.server import raw_client
 from tests.broker.server.raw_client import WITHIN_S, RawClient, end_clients
 
 TOPIC = "persistent://public/default/t"
 
 
 def blob_of(number: int, **values: Any) -> bytes:
-    """A message of a client."""
-    metadata = MessageMetadata("p", number, 1_000, **values)
-    return join_blob(fields.ENCODERS[MessageMetadata](metadata), b"payload %d" % number)
+    """A message with its number."""
+    return raw_client.blob_of(b"payload %d" % number, number, **values)
 
 
 @asynccontextmanager
