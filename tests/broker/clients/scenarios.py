@@ -40,10 +40,15 @@ def named(name: str) -> str:
     return f"{name}-{sys.argv[3]}"
 
 
+_clients: list[Any] = []
+
+
 def connect(url: str, **options: Any) -> Any:
-    """A client that prints warnings only."""
+    """A client that prints warnings only, and is closed at the end."""
     logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
-    return pulsar.Client(url, logger=logger, **{"operation_timeout_seconds": 10, **options})
+    client = pulsar.Client(url, logger=logger, **{"operation_timeout_seconds": 10, **options})
+    _clients.append(client)
+    return client
 
 
 def receive(consumer: Any, count: int, *, ack: bool = True) -> list[Any]:
@@ -123,9 +128,8 @@ def run_threads(*works: Callable[[], object]) -> None:
 # -- produce and consume -----------------------------------------------------------------------
 
 
-def blocked_by_a_quota(url: str) -> None:
+def blocked_by_a_quota(client: Any) -> None:
     """Two messages may be pending; the third is refused until one is due, what is due at once is taken."""
-    client = connect(url)
     consumer = client.subscribe("quota", "s", consumer_type=ConsumerType.Shared)
     producer = client.create_producer("quota", batching_enabled=False)
     for number in (1, 2):
@@ -144,12 +148,10 @@ def blocked_by_a_quota(url: str) -> None:
             assert time.monotonic() < deadline, "the producer stays blocked"
             time.sleep(0.2)
     assert sorted(texts(receive(consumer, 2))) == ["2", "4"]
-    client.close()
 
 
-def produce_and_consume(url: str) -> None:
+def produce_and_consume(client: Any) -> None:
     """In order, as sent, with the ids of the receipts."""
-    client = connect(url)
     consumer = client.subscribe(named("basic"), "s/with slash", properties={"who": "me"})
     producer = client.create_producer(named("basic"), properties={"who": "me"}, batching_enabled=False)
     ids = []
@@ -171,12 +173,10 @@ def produce_and_consume(url: str) -> None:
     assert [(m.message_id().ledger_id(), m.message_id().entry_id()) for m in found] == places
     assert {message.redelivery_count() for message in found} == {0}
     assert nothing(consumer)
-    client.close()
 
 
-def empty_and_large(url: str) -> None:
+def empty_and_large(client: Any) -> None:
     """No byte, a megabyte, compressed, in chunks."""
-    client = connect(url)
     consumer = client.subscribe(named("sizes"), "s")
     large = bytes(range(256)) * 4_000
     payloads = [b"", large]
@@ -188,12 +188,10 @@ def empty_and_large(url: str) -> None:
     producer = client.create_producer(named("sizes"), chunking_enabled=True, batching_enabled=False)
     producer.send(large * 7)
     assert [message.data() for message in receive(consumer, 4)] == [*payloads, large, large * 7]
-    client.close()
 
 
-def subscription_goes_on(url: str) -> None:
+def subscription_goes_on(client: Any) -> None:
     """Messages acknowledged before a close do not come again; the others do."""
-    client = connect(url)
     consumer = client.subscribe(named("goes-on"), "s")
     send(client.create_producer(named("goes-on")), numbered(10))
     receive(consumer, 4)
@@ -207,26 +205,22 @@ def subscription_goes_on(url: str) -> None:
     consumer.unsubscribe()
     late = client.subscribe(named("goes-on"), "s", initial_position=InitialPosition.Earliest)
     assert texts(receive(late, 10, ack=False)) == numbered(10)
-    client.close()
 
 
-def cumulative(url: str) -> None:
+def cumulative(client: Any) -> None:
     """An acknowledgement of one is one of all before it."""
-    client = connect(url)
     consumer = client.subscribe(named("cumulative"), "s")
     send(client.create_producer(named("cumulative")), numbered(10))
     consumer.acknowledge_cumulative(receive(consumer, 10, ack=False)[6])
     consumer.close()
     assert texts(receive(client.subscribe(named("cumulative"), "s"), 3)) == ["7", "8", "9"]
-    client.close()
 
 
 # -- delays ------------------------------------------------------------------------------------
 
 
-def delays(url: str) -> None:
+def delays(client: Any) -> None:
     """Never early, by due time, for every type of subscription and for readers."""
-    client = connect(url)
     kinds = (ConsumerType.Exclusive, ConsumerType.Shared, ConsumerType.Failover, ConsumerType.KeyShared)
     consumers = [client.subscribe(named("delays"), str(kind), consumer_type=kind) for kind in kinds]
     reader = client.create_reader(named("delays"), pulsar.MessageId.earliest)
@@ -252,15 +246,13 @@ def delays(url: str) -> None:
     assert not early
     assert [len(each) for each in found.values()] == [5] * 5
     assert all(each == sorted(each) for each in found.values()), found
-    client.close()
 
 
 # -- batches -----------------------------------------------------------------------------------
 
 
-def batches(url: str) -> None:
+def batches(client: Any) -> None:
     """Hundreds in a few entries, in order, each acknowledged by itself."""
-    client = connect(url)
     consumer = client.subscribe(named("batches"), "s", consumer_type=ConsumerType.Shared)
     producer = client.create_producer(named("batches"), batching_enabled=True, batching_max_publish_delay_ms=20)
     for text in numbered(500):
@@ -270,12 +262,10 @@ def batches(url: str) -> None:
     assert texts(found) == numbered(500)
     assert len({(m.message_id().ledger_id(), m.message_id().entry_id()) for m in found}) < 500
     assert nothing(consumer)
-    client.close()
 
 
-def batch_index(url: str) -> None:
+def batch_index(client: Any) -> None:
     """Messages of a batch that were acknowledged do not come again: not after a refusal, nor to the next consumer."""
-    client = connect(url)
 
     def subscribe() -> Any:
         return client.subscribe(
@@ -305,7 +295,6 @@ def batch_index(url: str) -> None:
     consumer = subscribe()
     assert sorted(texts(receive(consumer, 3))) == ["6", "8", "9"]
     assert nothing(consumer)
-    client.close()
 
 
 # -- types of subscription ---------------------------------------------------------------------
@@ -318,13 +307,10 @@ def exclusive(url: str) -> None:
     check_refused(other.subscribe, named("exclusive"), "s", error=pulsar.ConsumerBusy)
     first.close()
     other.subscribe(named("exclusive"), "s").close()
-    client.close()
-    other.close()
 
 
-def shared(url: str) -> None:
+def shared(client: Any) -> None:
     """Each message goes to one consumer, and both get some."""
-    client = connect(url)
     consumers = [
         client.subscribe(named("shared"), "s", consumer_type=ConsumerType.Shared, receiver_queue_size=10)
         for _ in range(2)
@@ -341,7 +327,6 @@ def shared(url: str) -> None:
     run_threads(partial(collect, 0), partial(collect, 1))
     assert sorted(found[0] + found[1]) == sorted(numbered(100))
     assert all(found), [len(each) for each in found]
-    client.close()
 
 
 def failover(url: str) -> None:
@@ -357,12 +342,10 @@ def failover(url: str) -> None:
     assert nothing(consumers[1])
     clients[0].close()
     assert texts(receive(consumers[1], 5)) == numbered(10)[5:]
-    clients[1].close()
 
 
-def key_shared(url: str) -> None:
+def key_shared(client: Any) -> None:
     """All of a key goes to one consumer, in order."""
-    client = connect(url)
     consumers = [client.subscribe(named("keys"), "s", consumer_type=ConsumerType.KeyShared) for _ in range(3)]
     producer = client.create_producer(named("keys"), batching_enabled=False)
     for number in range(200):
@@ -380,14 +363,12 @@ def key_shared(url: str) -> None:
     assert {len(each) for each in owners.values()} == {1}
     assert all(each == sorted(each) for each in order.values())
     assert len({place for each in owners.values() for place in each}) > 1
-    client.close()
 
 
-def sticky(url: str) -> None:
+def sticky(client: Any) -> None:
     """Consumers that name their ranges; overlapping ones are refused."""
     if not hasattr(pulsar, "ConsumerKeySharedPolicy"):
         raise Lacking("ConsumerKeySharedPolicy")
-    client = connect(url)
     kind = pulsar.KeySharedMode.Sticky
 
     def subscribe(start: int, end: int) -> Any:
@@ -403,15 +384,13 @@ def sticky(url: str) -> None:
     assert len(keys[0]) + len(keys[1]) == 100
     assert keys[0]
     assert keys[1]
-    client.close()
 
 
 # -- redelivery --------------------------------------------------------------------------------
 
 
-def nack(url: str) -> None:
+def nack(client: Any) -> None:
     """Messages that are given back come again, counted; the rest do not."""
-    client = connect(url)
     consumer = client.subscribe(
         named("nack"), "s", consumer_type=ConsumerType.Shared, negative_ack_redelivery_delay_ms=100
     )
@@ -427,12 +406,10 @@ def nack(url: str) -> None:
     (again,) = receive(consumer, 1)
     assert (again.data(), again.redelivery_count()) == (b"3", 2)
     assert nothing(consumer)
-    client.close()
 
 
-def redelivery(url: str) -> None:
+def redelivery(client: Any) -> None:
     """All that is not acknowledged, in order, at the client's request."""
-    client = connect(url)
     consumer = client.subscribe(named("redelivery"), "s")
     send(client.create_producer(named("redelivery")), numbered(10))
     for message in receive(consumer, 10, ack=False)[:4]:
@@ -440,12 +417,10 @@ def redelivery(url: str) -> None:
     time.sleep(0.3)
     consumer.redeliver_unacknowledged_messages()
     assert texts(receive(consumer, 6)) == numbered(10)[4:]
-    client.close()
 
 
-def acknowledgement_timeout(url: str) -> None:
+def acknowledgement_timeout(client: Any) -> None:
     """A message that a client holds for too long comes again."""
-    client = connect(url)
     consumer = client.subscribe(
         named("ack-timeout"), "s", consumer_type=ConsumerType.Shared, unacked_messages_timeout_ms=10_000
     )
@@ -454,14 +429,12 @@ def acknowledgement_timeout(url: str) -> None:
     message = consumer.receive(25_000)
     consumer.acknowledge(message)
     assert message.redelivery_count() == 1
-    client.close()
 
 
-def dead_letter(url: str) -> None:
+def dead_letter(client: Any) -> None:
     """After its redeliveries a message is in the dead-letter topic."""
     if not hasattr(pulsar, "ConsumerDeadLetterPolicy"):
         raise Lacking("ConsumerDeadLetterPolicy")
-    client = connect(url)
     policy = pulsar.ConsumerDeadLetterPolicy(
         max_redeliver_count=2, dead_letter_topic=named("dead"), initial_subscription_name="keep"
     )
@@ -481,7 +454,6 @@ def dead_letter(url: str) -> None:
     time.sleep(0.5)
     dead = client.subscribe(named("dead"), "keep")
     assert texts(receive(dead, 1)) == ["bad"]
-    client.close()
 
 
 # -- positions ---------------------------------------------------------------------------------
@@ -509,7 +481,6 @@ def seek(url: str) -> None:
     assert nothing(consumer)
     send(producer, ["last"])
     assert texts(receive(consumer, 1)) == ["last"]
-    client.close()
 
 
 def reader(url: str) -> None:
@@ -534,14 +505,12 @@ def reader(url: str) -> None:
     assert rest(latest) == ["9", "new"]
     empty = client.create_reader(named("reader-of-nothing"), pulsar.MessageId.earliest)
     assert not empty.has_message_available()
-    client.close()
 
 
-def table_view(url: str) -> None:
+def table_view(client: Any) -> None:
     """The last value of each key, also of keys that come later."""
     if not hasattr(pulsar.Client, "create_table_view"):
         raise Lacking("create_table_view")
-    client = connect(url)
     producer = client.create_producer(named("table"), batching_enabled=False)
     for number in range(20):
         producer.send(b"%d" % number, partition_key=f"k{number % 5}")
@@ -553,15 +522,13 @@ def table_view(url: str) -> None:
         time.sleep(0.01)
     assert view.get("k0") == b"new"
     assert len(view) == 5
-    client.close()
 
 
 # -- many topics -------------------------------------------------------------------------------
 
 
-def partitioned(url: str) -> None:
+def partitioned(client: Any) -> None:
     """A topic that is three: a key stays in its partition, a consumer gets all."""
-    client = connect(url)
     assert len(client.get_topic_partitions(named("parted"))) == 3
     consumer = client.subscribe(named("parted"), "s")
     producer = client.create_producer(named("parted"), batching_enabled=False)
@@ -575,7 +542,6 @@ def partitioned(url: str) -> None:
         assert message.topic_name().endswith(f"-partition-{message.message_id().partition()}")
     assert {len(each) for each in places.values()} == {1}
     assert len({place for each in places.values() for place in each}) > 1
-    client.close()
 
 
 class EagerConfiguration(pulsar._pulsar.ConsumerConfiguration):  # type: ignore[misc]
@@ -586,9 +552,8 @@ class EagerConfiguration(pulsar._pulsar.ConsumerConfiguration):  # type: ignore[
         self.pattern_auto_discovery_period(1)
 
 
-def pattern(url: str) -> None:
+def pattern(client: Any) -> None:
     """Topics that a pattern means, also those that come later."""
-    client = connect(url)
     producers = [client.create_producer(named(f"public/default/pat-{name}")) for name in "ab"]
     client.create_producer(named("public/default/other")).send(b"not this")
     pulsar._pulsar.ConsumerConfiguration = EagerConfiguration
@@ -603,13 +568,12 @@ def pattern(url: str) -> None:
     assert receive(consumer, 1)[0].topic_name().endswith(named("pat-c"))
     several = client.subscribe([named("pat-a"), named("pat-b")], "several", initial_position=InitialPosition.Earliest)
     assert len(receive(several, 2)) == 2
-    client.close()
 
 
 # -- schemas -----------------------------------------------------------------------------------
 
 
-def schema(url: str) -> None:
+def schema(client: Any) -> None:
     """Records come as they were sent; another type of schema is refused."""
     from pulsar.schema import Integer, JsonSchema, Record, String, StringSchema  # noqa: PLC0415
 
@@ -620,7 +584,6 @@ def schema(url: str) -> None:
     class Other(Record):  # type: ignore[misc]
         a = Integer()
 
-    client = connect(url)
     consumer = client.subscribe(named("schema"), "s", schema=JsonSchema(Example))
     producer = client.create_producer(named("schema"), schema=JsonSchema(Example))
     producer.send(Example(a="x", b=7))
@@ -630,17 +593,15 @@ def schema(url: str) -> None:
     for wrong in (JsonSchema(Other), StringSchema()):
         check_refused(client.create_producer, named("schema"), schema=wrong, error=pulsar.IncompatibleSchema)
     check_refused(client.subscribe, named("schema"), "wrong", schema=StringSchema(), error=pulsar.IncompatibleSchema)
-    client.close()
 
 
 # -- access modes, deduplication ---------------------------------------------------------------
 
 
-def access_modes(url: str) -> None:
+def access_modes(client: Any) -> None:
     """An exclusive producer keeps others out until it is gone."""
     if not hasattr(pulsar, "ProducerAccessMode"):
         raise Lacking("ProducerAccessMode")
-    client = connect(url)
     mode = pulsar.ProducerAccessMode
     first = client.create_producer(named("access"), access_mode=mode.Exclusive)
     for wanted in (mode.Exclusive, mode.Shared):
@@ -648,8 +609,6 @@ def access_modes(url: str) -> None:
     other = client.create_producer(named("access"), access_mode=mode.ExclusiveWithFencing)
     other.send(b"m")
     check_refused(first.send, b"m")
-    with suppress(pulsar.AlreadyClosed):  # the fenced one
-        client.close()
 
 
 def names_that_break_rules(url: str) -> None:
@@ -659,7 +618,6 @@ def names_that_break_rules(url: str) -> None:
         check_refused(client.create_producer, topic)
         check_refused(client.subscribe, topic, "s")
     client.create_producer(named("good")).send(b"m")
-    client.close()
 
 
 def unknown_listener(url: str) -> None:
@@ -673,7 +631,6 @@ def unknown_listener(url: str) -> None:
         assert pulsar.__version__ < "3.4"
     else:
         raise SystemExit("found")
-    client.close()
 
 
 # -- who may what ------------------------------------------------------------------------------
@@ -685,14 +642,12 @@ def authenticated(url: str, token: str) -> None:
     consumer = client.subscribe(named("secret"), "s")
     client.create_producer(named("secret")).send(b"m")
     receive(consumer, 1)
-    client.close()
 
 
 def password(url: str, user: str, secret: str) -> None:
     """A user and a password."""
     client = connect(url, authentication=pulsar.AuthenticationBasic(user, secret))
     client.create_producer(named("secret")).send(b"m")
-    client.close()
 
 
 def not_authenticated(url: str, token: str) -> None:
@@ -711,7 +666,6 @@ def not_authorized(url: str, token: str) -> None:
     check_refused(client.subscribe, named("secret"), "s", error=pulsar.AuthorizationError)
     check_refused(client.get_topic_partitions, named("secret"), error=pulsar.AuthorizationError)
     check_refused(client.get_topic_partitions, named("not-there"), error=pulsar.AuthorizationError)
-    client.close()
 
 
 def one_right(url: str, token: str, allowed: str) -> None:
@@ -725,7 +679,6 @@ def one_right(url: str, token: str, allowed: str) -> None:
     calls.pop(allowed)()
     for call in calls.values():
         check_refused(call, error=pulsar.AuthorizationError)
-    client.close()
 
 
 def refreshed(url: str, *tokens: str) -> None:
@@ -744,7 +697,6 @@ def refreshed(url: str, *tokens: str) -> None:
         receive(consumer, 1)
         time.sleep(0.1)
     assert len(left) == 1, left
-    client.close()
 
 
 def secured(url: str, certificate: str) -> None:
@@ -753,14 +705,12 @@ def secured(url: str, certificate: str) -> None:
     consumer = client.subscribe(named("tls"), "s")
     client.create_producer(named("tls")).send(b"m")
     receive(consumer, 1)
-    client.close()
 
 
 def not_trusted(url: str, certificate: str) -> None:
     """A certificate that the client does not trust ends it."""
     client = connect(url, tls_trust_certs_file_path=certificate)
     check_refused(client.create_producer, named("tls"))
-    client.close()
 
 
 # -- a broker that goes away -------------------------------------------------------------------
@@ -831,14 +781,16 @@ def streaming(url: str) -> None:
     assert not failed, failed
     assert receipts <= received.keys(), sorted(receipts - received.keys())[:10]
     assert len(received) > before
-    client.close()
-    sending.close()
 
 
 def main(name: str, url: str, _version: str, *more: str) -> None:
-    """Run a scenario."""
+    """Run a scenario, with a client where it asks for one, else with the address."""
+    scenario = globals()[name]
     try:
-        globals()[name](url, *more)
+        scenario(connect(url) if "client" in inspect.signature(scenario).parameters else url, *more)
+        for client in _clients:
+            with suppress(pulsar.AlreadyClosed):  # by the scenario, or a producer of it was fenced
+                client.close()
     except Lacking as error:
         print(f"pulsar-client {pulsar.__version__} has no {error}")
         raise SystemExit(LACKING) from None
