@@ -70,6 +70,16 @@ OpenTopic = Callable[[Peer, str, bool], Awaitable[tuple["Topic", int]]]
 """A peer may consume from a topic: the topic, made where that is asked for, and its partition or -1. Raises Refused."""
 
 
+class OpenedConsumer(Consumer):
+    """A consumer and its subscription; None until it is ready."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, peer: Peer, command: Subscribe, name: str, opened_at: float) -> None:
+        super().__init__(peer, command, name, opened_at)
+        self.group: Attached | None = None
+
+
 class Consumers:
     """All consumers. Of the event loop's thread."""
 
@@ -90,7 +100,7 @@ class Consumers:
         self._workers = workers
         self._calls = calls
         self._clock = clock
-        self._connections: dict[int, dict[int, Consumer]] = {}
+        self._connections: dict[int, dict[int, OpenedConsumer]] = {}
         self._groups: dict[tuple[str, str], Attached] = {}
         self._kept: dict[tuple[str, str], BatchAcks] = {}
         """Sets of subscriptions that have no consumer for now, the one that was left first in front."""
@@ -116,7 +126,7 @@ class Consumers:
                 peer.send(Error(command.request_id, ServerError.SERVICE_NOT_READY, message))
             return
         name = command.consumer_name or f"duelog-{secrets.token_hex(4)}"
-        consumer = Consumer(peer, command, name, self._calls.loop.time())
+        consumer = OpenedConsumer(peer, command, name, self._calls.loop.time())
         mine[command.consumer_id] = consumer
         try:
             await self._open(consumer)
@@ -126,13 +136,13 @@ class Consumers:
             self._answer_failed(consumer, Refused(ServerError.UNKNOWN, "the consumer could not be opened"))
             raise
 
-    def _answer_failed(self, consumer: Consumer, error: Exception) -> None:
+    def _answer_failed(self, consumer: OpenedConsumer, error: Exception) -> None:
         if consumer.state != "closed":
             self._forget(consumer)
             consumer.state = "closed"
             consumer.peer.send(Error(consumer.command.request_id, server_error(error), str(error)))
 
-    async def _open(self, consumer: Consumer) -> None:
+    async def _open(self, consumer: OpenedConsumer) -> None:
         command, peer = consumer.command, consumer.peer
         if len(self._connections[peer.number]) > self._most:
             raise Refused(ServerError.NOT_ALLOWED, f"the connection has {self._most} consumers")
@@ -326,7 +336,7 @@ class Consumers:
         """Close every consumer, as the broker is shutting down, once what was acknowledged is taken."""
         await asyncio.gather(*map(self._close_group, list(self._groups.values())))
 
-    def _find(self, peer: Peer, consumer_id: int) -> Consumer | None:
+    def _find(self, peer: Peer, consumer_id: int) -> OpenedConsumer | None:
         return self._connections.get(peer.number, {}).get(consumer_id)
 
     # -- messages ------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from ..protocol.peer import Peer
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages
     from ...subscription import Subscription
-    from .attached import Attached
 
 _log = logging.getLogger("duelog.broker")
 
@@ -75,8 +74,8 @@ class Consumer:
     """One consumer. Runs on the event loop's thread; `engine` is for workers."""
 
     __slots__ = (
-        "active", "blocked", "command", "consumer_id", "engine", "epoch", "figures", "generation", "group", "heads",
-        "held", "name", "opened_at", "peer", "permits", "priority", "sharing", "state", "surplus", "type", "unacked",
+        "active", "blocked", "command", "consumer_id", "engine", "epoch", "figures", "generation", "heads", "held",
+        "name", "opened_at", "peer", "permits", "priority", "sharing", "state", "surplus", "type", "unacked",
         "waits_for_peer",
     )  # fmt: skip
 
@@ -96,8 +95,6 @@ class Consumer:
         self.active: bool | None = None
         """True if the consumer is the served one of a Failover subscription; None for other types."""
         self.engine: Subscription | None = None
-        self.group: Attached | None = None
-        """Its subscription, once it is ready."""
         self.heads: MessageHeads | None = None
         self.opened_at = opened_at
 
