@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -179,14 +180,16 @@ def test_a_store_of_a_later_format_is_refused_by_every_command(store: Path) -> N
 def on_a_terminal(*arguments: object) -> str:
     """The text that a command writes to standard error where that is a terminal."""
     ours, theirs = os.openpty()
-    try:
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-        command = [*DUELOG, *map(str, arguments)]
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment, timeout=120, check=True)
-        return os.read(ours, 1 << 16).decode()
-    finally:
-        os.close(ours)
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    command = [*DUELOG, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
         os.close(theirs)
+        shown = b""
+        with open(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # the terminal's end, on Linux
+            while more := terminal.read(1 << 16):  # a terminal gives at most 4 KiB at a time
+                shown += more
+    assert process.returncode == 0, shown
+    return shown.decode()
 
 
 def test_check_shows_how_far_it_is_on_a_terminal(store: Path) -> None:
