@@ -91,8 +91,7 @@ async def test_a_list_over_the_limit_is_served_alone_and_holds_it_until_it_has_l
         refused = await other.ask_for(commands.Error, commands.GetTopics(1, "public/default"))
         assert refused.error is ServerError.TOO_MANY_REQUESTS
         deaf.reader._transport.resume_reading()  # type: ignore[attr-defined]
-        answer = await deaf.hear()
-        assert isinstance(answer, commands.GetTopicsResponse)
+        answer = await deaf.hear_a(commands.GetTopicsResponse)
         assert answer.topics == NAMES
         await until(lambda: not proxy.limiter.direct.acquired)
         answer = await other.ask_for(commands.GetTopicsResponse, commands.GetTopics(2, "public/default"))

@@ -232,8 +232,7 @@ async def test_consumers_are_closed_when_their_subscription_moves(rest: Rest) ->
     kind = commands.SubscriptionType.EXCLUSIVE
     assert await client.ask(commands.Subscribe("t", "s", kind, 1, 1)) == commands.Success(1)
     client.say(commands.Flow(1, 10))
-    got = await client.hear()
-    assert isinstance(got, commands.Message)
+    got = await client.hear_a(commands.Message)
     client.say(commands.Ack(1, commands.AckType.INDIVIDUAL, [got.message_id], request_id=2))
     assert isinstance(await client.hear(), commands.AckResponse)
     assert (await rest.ask("DELETE", SUBSCRIPTION)).status == 412
@@ -241,8 +240,7 @@ async def test_consumers_are_closed_when_their_subscription_moves(rest: Rest) ->
     assert await client.hear() == commands.CloseConsumer(1, 2**64 - 1)
     assert await client.ask(commands.Subscribe("t", "s", kind, 2, 3)) == commands.Success(3)
     client.say(commands.Flow(2, 10))
-    again = await client.hear()
-    assert isinstance(again, commands.Message)
+    again = await client.hear_a(commands.Message)
     assert again.message_id == got.message_id
     assert (await rest.ask("DELETE", f"{SUBSCRIPTION}?force=true")).status == 204
     assert isinstance(await client.hear(), commands.CloseConsumer)

@@ -40,8 +40,7 @@ class Talker(RawClient):
             self.say(commands.Send(producer_id, number), blob=blob_of(payload, number))
         found = []
         for number in range(len(payloads)):
-            receipt = await self.hear()
-            assert isinstance(receipt, commands.SendReceipt), receipt
+            receipt = await self.hear_a(commands.SendReceipt)
             assert receipt.sequence_id == number
             assert receipt.message_id is not None
             found.append(receipt.message_id)

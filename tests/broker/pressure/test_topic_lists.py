@@ -56,8 +56,7 @@ async def list_once(served: ServedStore) -> None:
     """A client that connects and lists."""
     client = await Talker.connected(served.port)
     client.say(commands.GetTopics(1, "public/default"))
-    answer = await client.hear()
-    assert isinstance(answer, commands.GetTopicsResponse), answer
+    answer = await client.hear_a(commands.GetTopicsResponse)
     assert (len(answer.topics), answer.topics_hash) == (TOPICS, HASH)
     await client.close()
 

@@ -57,9 +57,14 @@ class RawClient:
 
     async def ask_for(self, kind: type[C], command: Command) -> C:
         """Ask, and take an answer of one kind."""
-        answer = await self.ask(command)
-        assert isinstance(answer, kind), answer
-        return answer
+        self.say(command)
+        return await self.hear_a(kind)
+
+    async def hear_a(self, kind: type[C]) -> C:
+        """The next command, of one kind."""
+        heard = await self.hear()
+        assert isinstance(heard, kind), heard
+        return heard
 
     async def hear(self) -> Command | None:
         """The next command; None: the connection has ended."""

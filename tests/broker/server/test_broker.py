@@ -56,16 +56,13 @@ async def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> N
         assert metadata == commands.PartitionedMetadataResponse(
             1, partitions=0, response=commands.MetadataResult.SUCCESS
         )
-        found = await client.ask(commands.Lookup(TOPIC, 2))
-        assert isinstance(found, commands.LookupResponse)
+        found = await client.ask_for(commands.LookupResponse, commands.Lookup(TOPIC, 2))
         assert found.url == broker.urls.plain
         kind = commands.SubscriptionType.SHARED
         assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 3)) == commands.Success(3)
-        producer = await client.ask(commands.Producer(TOPIC, 1, 4))
-        assert isinstance(producer, commands.ProducerSuccess)
+        await client.ask_for(commands.ProducerSuccess, commands.Producer(TOPIC, 1, 4))
         client.say(commands.Send(1, 0), blob=blob_of(0))
-        receipt = await client.hear()
-        assert isinstance(receipt, commands.SendReceipt)
+        receipt = await client.hear_a(commands.SendReceipt)
         client.say(commands.Flow(1, 10))
         message = await client.hear_blob()
         assert message is not None
@@ -73,8 +70,7 @@ async def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> N
         assert (message[0].message_id, message[1]) == (receipt.message_id, blob_of(0))
         ack = commands.Ack(1, commands.AckType.INDIVIDUAL, [message[0].message_id], request_id=5)
         assert await client.ask(ack) == commands.AckResponse(1, request_id=5)
-        last = await client.ask(commands.GetLastMessageId(1, 6))
-        assert isinstance(last, commands.GetLastMessageIdResponse)
+        last = await client.ask_for(commands.GetLastMessageIdResponse, commands.GetLastMessageId(1, 6))
         assert last.last_message_id.entry_id == message[0].message_id.entry_id
         assert await client.ask(commands.CloseConsumer(1, 7)) == commands.Success(7)
         assert await client.ask(commands.CloseProducer(1, 8)) == commands.Success(8)
@@ -137,8 +133,7 @@ async def test_the_end_answers_sends_and_tells_clients(tmp_path: Path) -> None:
         assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 2)), commands.ProducerSuccess)
         for number in range(500):
             client.say(commands.Send(1, number), blob=blob_of(number))
-        first = await client.hear()
-        assert isinstance(first, commands.SendReceipt)
+        first = await client.hear_a(commands.SendReceipt)
         receipts.append(first)
         ended = asyncio.ensure_future(broker.stop())
         closed: set[type] = set()

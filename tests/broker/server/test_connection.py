@@ -25,8 +25,7 @@ async def test_a_client_is_let_in_and_told_what_the_broker_can_do() -> None:
     async with serving(max_message_size=1 << 20) as server:
         client = await RawClient.open(server.port)
         client.say(commands.Connect("Pulsar-CPP-v3.5", protocol_version=20))
-        connected = await client.hear()
-        assert isinstance(connected, commands.Connected)
+        connected = await client.hear_a(commands.Connected)
         assert (connected.server_version, connected.protocol_version) == ("duelog-test", 20)
         assert connected.max_message_size == 1 << 20
         assert await client.ask(commands.Ping()) == commands.Pong()
@@ -82,14 +81,12 @@ async def test_a_request_that_no_service_answered_is_refused_in_its_own_form(cap
     handlers = {commands.Lookup: _refusing, commands.Seek: _unknown, commands.Unsubscribe: _failing}
 
     async with served_client(handlers) as (_, client):
-        lookup = await client.ask(commands.Lookup("t", 1))
-        assert isinstance(lookup, commands.LookupResponse)
+        lookup = await client.ask_for(commands.LookupResponse, commands.Lookup("t", 1))
         assert (lookup.response, lookup.error) == (commands.LookupKind.FAILED, ServerError.AUTHORIZATION)
         seek = await client.ask(commands.Seek(1, 2))
         assert seek == commands.Error(2, ServerError.TOPIC_NOT_FOUND, "topic 't' does not exist")
         with caplog.at_level(logging.ERROR):
-            failed = await client.ask(commands.Unsubscribe(1, 3))
-        assert isinstance(failed, commands.Error)
+            failed = await client.ask_for(commands.Error, commands.Unsubscribe(1, 3))
         assert (failed.request_id, failed.error) == (3, ServerError.UNKNOWN)
         assert "secret" not in failed.message
         assert "secret" in caplog.text
@@ -124,8 +121,7 @@ async def test_a_service_that_breaks_beside_any_request_ends_the_connection(capl
     async with serving({commands.Send: handler}) as server:
         other, client = await RawClient.connected(server.port), await RawClient.connected(server.port)
         client.say(commands.Send(1, 1), blob=BLOB)
-        error = await client.hear()
-        assert isinstance(error, commands.Error)
+        error = await client.hear_a(commands.Error)
         assert (error.request_id, error.error) == (NO_REQUEST, ServerError.UNKNOWN)
         assert await client.hear() is None
         assert await other.ask(commands.Ping()) == commands.Pong()
@@ -326,8 +322,7 @@ async def test_a_connection_too_many_is_told_so_and_closed(limit: str) -> None:
     async with serving(**settings) as server:
         first, _ = await RawClient.connected(server.port), await RawClient.connected(server.port)
         third = await RawClient.open(server.port)
-        error = await third.hear()
-        assert isinstance(error, commands.Error)
+        error = await third.hear_a(commands.Error)
         assert (error.request_id, error.error) == (NO_REQUEST, ServerError.NOT_ALLOWED)
         assert await third.hear() is None
         await first.close()
@@ -351,8 +346,7 @@ async def test_a_client_without_good_credentials_is_told_so_and_closed() -> None
         for data in (None, b"nobody"):
             client = await RawClient.open(server.port)
             client.say(commands.Connect("test", auth_method_name="token", auth_data=data))
-            error = await client.hear()
-            assert isinstance(error, commands.Error)
+            error = await client.hear_a(commands.Error)
             assert (error.request_id, error.error) == (NO_REQUEST, ServerError.AUTHENTICATION)
             assert await client.hear() is None
             await client.close()
@@ -373,8 +367,7 @@ async def test_credentials_that_expire_are_asked_for_again(fresh: bytes | None, 
             server.port, auth_method_name="token", auth_data=b"me:1000", feature_flags=flags
         )
         server.now_ms = 1_000
-        challenge = await client.hear()
-        assert isinstance(challenge, commands.AuthChallenge)
+        challenge = await client.hear_a(commands.AuthChallenge)
         assert challenge.challenge == commands.AuthData("token", b"PulsarAuthRefresh")
         if fresh is not None:
             client.say(commands.AuthResponse("test", commands.AuthData("token", fresh)))
@@ -383,7 +376,6 @@ async def test_credentials_that_expire_are_asked_for_again(fresh: bytes | None, 
             server.now_ms = 5_000
             assert isinstance(await client.hear(), commands.AuthChallenge)
         else:
-            error = await client.hear()
-            assert isinstance(error, commands.Error)
+            error = await client.hear_a(commands.Error)
             assert (error.request_id, error.error) == (NO_REQUEST, ServerError.AUTHENTICATION)
             assert await client.hear() is None

@@ -321,10 +321,8 @@ async def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
         assert (await rest.ask("DELETE", TENANT)).status == 409
         assert (await rest.ask("GET", f"{NAMESPACE}/topics")).value == [topic]
         assert (await rest.ask("DELETE", f"{NAMESPACE}?force=true")).status == 204
-        closed = await client.hear()
-        assert isinstance(closed, commands.CloseProducer)
-        again = await client.ask(commands.Producer(topic, 2, 3))
-        assert isinstance(again, commands.Error)
+        await client.hear_a(commands.CloseProducer)
+        again = await client.ask_for(commands.Error, commands.Producer(topic, 2, 3))
         assert again.error == commands.ServerError.TOPIC_NOT_FOUND
         assert list(store.topics()) == []
         assert store.all_policies() == {}
@@ -479,8 +477,7 @@ async def test_schemas_upload_comes_before_its_topic_and_goes_with_its_namespace
     assert (await rest.ask("GET", "/admin/v2/persistent/public/n")).value == []
     client = await rest.client()
     other = commands.Schema("t", b"", 7, [])
-    answer = await client.ask(commands.Producer("persistent://public/n/t", 1, 1, schema=other))
-    assert isinstance(answer, commands.Error)
+    answer = await client.ask_for(commands.Error, commands.Producer("persistent://public/n/t", 1, 1, schema=other))
     assert answer.error == commands.ServerError.INCOMPATIBLE_SCHEMA
     await client.close()
     assert (await rest.ask("DELETE", f"{namespace}?force=true")).status == 204

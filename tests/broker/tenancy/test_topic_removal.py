@@ -122,8 +122,7 @@ async def test_a_namespace_with_a_topic_of_two_underscores_is_listed_and_not_del
     kind = commands.SubscriptionType.SHARED
     assert await client.ask(commands.Subscribe(topic, "s", kind, 1, 1)) == commands.Success(1)
     rest.store.topic(topic).send_payloads([b"m"] * 5, deliver_after=18_000)
-    listed = await client.ask(commands.GetTopics(2, "public/x"))
-    assert isinstance(listed, commands.GetTopicsResponse)
+    listed = await client.ask_for(commands.GetTopicsResponse, commands.GetTopics(2, "public/x"))
     assert list(listed.topics) == [topic]
     assert (await rest.ask("GET", "/admin/v2/persistent/public/x")).value == [topic]
     await client.close()
