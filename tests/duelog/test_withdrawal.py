@@ -8,57 +8,13 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, StoreConfig, Subscription, Topic
+from duelog import DelayedStore, ManualClock, Outcome, StoreConfig, Subscription, Topic
 from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
-from tests.conftest import OpenStore, present
+from tests.conftest import OpenStore
 from tests.model.driver import armed
 
 CONFIG = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)
-
-
-def test_a_cancelled_message_is_never_delivered_and_the_answer_says_so(
-    topic: Topic, reader: Subscription, clock: ManualClock
-) -> None:
-    """Cancelled, already cancelled, fired and unknown are told apart."""
-    kept, dropped = topic.send_batch([Message(b"kept", deliver_after=1), Message(b"dropped", deliver_after=1)])
-    assert topic.cancel(dropped)
-    assert topic.state(dropped) == "cancelled"
-    assert topic.cancel_batch([dropped, kept, kept, MessageId(10**6, 0), MessageId(kept.ledger_id, 99)]) == [
-        Outcome.ALREADY_CANCELLED,
-        Outcome.CANCELLED,
-        Outcome.ALREADY_CANCELLED,
-        Outcome.UNKNOWN,
-        Outcome.UNKNOWN,
-    ]
-    direct = topic.send(b"direct")
-    late = topic.send(b"late", deliver_after=2)
-    clock.advance(5_000)
-    assert [message.payload for message in reader.receive(10)] == [b"direct", b"late"]
-    assert topic.cancel_batch([late, direct]) == [Outcome.FIRED, Outcome.FIRED]
-    assert not topic.cancel(late)
-    assert topic.state(late) == "fired"
-
-
-def test_a_rescheduled_message_comes_once_at_its_new_time(
-    topic: Topic, reader: Subscription, clock: ManualClock
-) -> None:
-    """Earlier, later, at once, and again: one delivery under the last id, and the old ids are cancelled."""
-    first = topic.send(b"x", deliver_after=2, key="k", properties={"a": "b"})
-    second = present(topic.reschedule(first, deliver_after=9))
-    third = present(topic.reschedule(second, deliver_after=4))
-    assert topic.reschedule(first, deliver_after=1) is None
-    clock.advance(3_999)
-    assert reader.receive(10) == []
-    clock.advance(1)
-    (message,) = reader.receive(10)
-    assert (message.payload, message.key, message.properties) == (b"x", "k", {"a": "b"})
-    assert message.message_id == third
-    assert topic.reschedule(third, deliver_after=1) is None
-    soon = present(topic.fire_now(topic.send(b"y", deliver_after=3600)))
-    assert [message.message_id for message in reader.receive(10)] == [soon]
-    clock.advance(4_000_000)
-    assert reader.receive(10) == []
 
 
 def test_a_cancel_that_finds_no_room_cancels_nothing(

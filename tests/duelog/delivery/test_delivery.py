@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from duelog import (
-    DelayedDeliveryPolicies,
     DelayedStore,
     ManualClock,
     Message,
-    MessageId,
     Policies,
     StoreConfig,
     Subscription,
@@ -25,42 +23,6 @@ from duelog.delivery.dispatcher import Dispatcher
 from duelog.errors import ClosedError, InvalidArgument, UnknownSubscription
 from tests.conftest import START_MS, LeadingClock, OpenStore
 from tests.duelog.consuming import received
-
-
-def test_a_message_given_back_waits_longer_each_time(topic: Topic, reader: Subscription, clock: ManualClock) -> None:
-    """Without a delay of its own: one second, then two, then four."""
-    topic.send(b"x")
-    for times, wait_ms in enumerate((1_000, 2_000, 4_000)):
-        (message,) = reader.receive()
-        assert message.redelivery_count == times
-        reader.nack(message)
-        clock.advance(wait_ms - 1)
-        assert reader.receive() == []
-        clock.advance(1)
-
-
-def test_retry_later_is_a_delayed_message_for_one_subscription(
-    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """It survives a reopen, comes at its time to the subscription that asked, and to no other."""
-    asking, other = topic.subscribe("asking"), topic.subscribe("other")
-    topic.send(b"x", key="k")
-    (message,) = asking.receive()
-    asking.retry_later(message, 60)
-    assert received(other) == [b"x"]
-    store.close()
-    store = open_store()
-    topic = store.topic("t")
-    asking, other = topic.subscribe("asking"), topic.subscribe("other")
-    assert received(other) == [b"x"]
-    clock.advance(59_999)
-    assert asking.receive() == []
-    clock.advance(1)
-    (message,) = asking.receive()
-    assert (message.payload, message.key, message.retries) == (b"x", "k", 1)
-    asking.ack(message)
-    assert other.receive() == []
-    assert asking.stats().backlog == 0
 
 
 def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenStore, clock: ManualClock) -> None:
@@ -82,24 +44,6 @@ def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenSto
     assert received(consumer) == [b"2"]
     with pytest.raises(InvalidArgument, match="to="):
         consumer.seek("yesterday")
-
-
-def test_time_to_live_counts_from_the_due_time(open_store: OpenStore, clock: ManualClock) -> None:
-    """A message due in an hour with a time to live of a minute is there at the hour, and gone a while after."""
-    store = open_store(config=StoreConfig(ttl_ms=60_000))
-    topic = store.topic("t")
-    consumer = topic.subscribe("s")
-    topic.send(b"x", deliver_after=3_600)
-    clock.advance(3_600_000)
-    store.tick()
-    assert consumer.stats().backlog == 1
-    clock.advance(59_000)
-    assert received(consumer) == [b"x"]
-    consumer.nack(MessageId(1, 0), delay=0)
-    clock.advance(10_000)
-    store.tick()
-    assert consumer.receive() == []
-    assert consumer.stats().backlog == 0
 
 
 def test_what_has_outlived_the_policy_is_not_delivered_behind_a_message_that_has_not(
@@ -237,66 +181,6 @@ def test_it_counts_from_the_due_time_to_the_millisecond(store: DelayedStore, clo
         clock.advance(1)
         assert received(consumer) == [b"kept"]
         assert consumer.stats().backlog == 1
-
-
-def test_what_fires_too_late_is_not_delivered(open_store: OpenStore, store: DelayedStore, clock: ManualClock) -> None:
-    """The store was closed when it was due; until a consumer comes by, it is part of the backlog."""
-    store.topic("t").subscribe("s").close()
-    store.topic("t").send(b"x", deliver_after=10, ttl=1)
-    store.close()
-    clock.advance(3_600_000)
-    store = open_store()
-    store.tick()
-    admin = store.topic("t").subscription("s")
-    assert admin.peek(5) == []
-    assert admin.stats().backlog == 1
-    with store.topic("t").subscribe("s") as consumer:
-        assert consumer.receive() == []
-        assert admin.stats().backlog == 0
-
-
-def test_it_expires_in_flight_and_its_consumer_may_still_acknowledge(store: DelayedStore, clock: ManualClock) -> None:
-    """Nothing is taken from a consumer; what is given back or overdue then does not come again, nor is it dead."""
-    store.set_policies(Policies(max_redeliveries=0, ack_timeout_ms=2_000))
-    topic = store.topic("t")
-    with topic.subscribe("s", type="shared") as consumer:
-        topic.send_batch([Message(b"%d" % number, ttl=1) for number in range(3)])
-        acked, given, _ = consumer.receive(3)
-        clock.advance(1_500)
-        assert consumer.stats().unacknowledged == 3
-        assert consumer.ack(acked) == 1
-        consumer.nack(given, delay=0)
-        assert consumer.receive() == []
-        clock.advance(500)
-        assert consumer.receive() == []
-        assert (consumer.stats().backlog, list(store.dead_letters())) == (0, [])
-        assert (consumer.stats().acknowledged, consumer.stats().expired) == (1, 2)
-
-
-def test_whatever_moves_the_due_time_moves_the_end(store: DelayedStore, clock: ManualClock) -> None:
-    """Rescheduling, and a policy that rounds."""
-    store.set_policies(DelayedDeliveryPolicies(tick_time_ms=10_000), topic="t")
-    topic = store.topic("t")
-    with topic.subscribe("s") as consumer:
-        message_id = topic.send(b"moved", deliver_after=20, ttl=1)
-        topic.send(b"rounded", deliver_after=0.001, ttl=1)
-        assert topic.reschedule(message_id, deliver_after=60) is not None
-        clock.advance(10_500)
-        assert received(consumer) == [b"rounded"]
-        clock.advance(50_000)
-        assert received(consumer) == [b"moved"]
-
-
-def test_a_retry_ends_when_what_was_postponed_would_have(store: DelayedStore, clock: ManualClock) -> None:
-    """Also if that is before it is due."""
-    topic = store.topic("t")
-    with topic.subscribe("s") as consumer:
-        topic.send_batch([Message(b"in time", ttl=10), Message(b"too late", ttl=5)])
-        for message in consumer.receive(2):
-            consumer.retry_later(message, 7)
-        clock.advance(7_000)
-        (message,) = consumer.receive(2)
-        assert (message.payload, message.expires_ms) == (b"in time", START_MS + 10_000)
 
 
 def test_a_dead_letter_expires_no_more(store: DelayedStore, clock: ManualClock) -> None:

@@ -36,38 +36,6 @@ def tracker_of(store: DelayedStore, name: str = "t") -> TopicDelayTracker | None
     return store._engine.topics.get(TopicName.parse(name)).tracker
 
 
-def test_a_short_delay_creates_no_partition_and_is_exact(
-    store: DelayedStore, topic: Topic, reader: Subscription, clock: ManualClock
-) -> None:
-    """Not a tick early, on the very tick, in order of due time."""
-    topic.send_batch([Message(b"b", deliver_after=0.2), Message(b"a", deliver_after=0.1), Message(b"now")])
-    assert store.partitions() == []
-    assert payloads(reader) == [b"now"]
-    clock.advance(99)
-    assert payloads(reader) == []
-    clock.advance(1)
-    assert payloads(reader) == [b"a"]
-    clock.advance(100)
-    assert payloads(reader) == [b"b"]
-    assert reader.stats().backlog == 0
-
-
-def test_views_with_different_mark_deletes_are_served_each_once(
-    store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """One view that never acknowledges neither stops pruning nor disturbs the other."""
-    quick, idle = topic.subscribe("quick"), topic.subscribe("idle")
-    for round_ in range(5):
-        topic.send_batch([Message(b"%d-%d" % (round_, number), deliver_after=0.5) for number in range(10)])
-        assert payloads(quick) == []
-        assert idle.receive(10) == []
-        clock.advance(2_000)
-        assert len(payloads(quick)) == 10
-        assert len(idle.receive(100)) == 10
-    tracker = present(tracker_of(store))
-    assert len(tracker._waiting) <= 20
-
-
 def test_each_position_is_tracked_once_whatever_the_subscriptions(
     store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
@@ -101,29 +69,6 @@ def test_the_tracker_is_freed_after_its_last_view_and_not_under_a_new_one(
     reader = topic.subscribe("s")
     clock.advance(2_000)
     assert payloads(reader) == [b"x"]
-
-
-def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_returns(
-    store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """The tracker drops what all its views had; a consumer that had passed it over, and returns, receives it."""
-    gone = topic.subscribe("gone")
-    early = topic.send(b"early", deliver_after=2)
-    stays = topic.subscribe("stays")
-    assert stays.ack(early) == 1
-    topic.send_batch([Message(b"late", deliver_after=1.5), Message(b"last", deliver_after=4)])
-    assert gone.receive(10) == []
-    gone.close()
-    clock.advance(300)
-    store.tick()
-    assert tracker_of(store) is None
-    assert stays.receive(10) == []
-    clock.advance(1_300)
-    assert payloads(stays) == [b"late"]
-    clock.advance(1_100)
-    assert stays.receive(10) == []
-    gone = topic.subscribe("gone")
-    assert payloads(gone) == [b"late", b"early"]
 
 
 def test_what_could_not_be_read_when_it_was_due_is_not_forgotten(
@@ -190,38 +135,6 @@ def test_clearing_what_waits_inline_for_one_subscription_leaves_it_to_the_others
         assert {message.payload for message in other.receive(10)} == {b"0", b"10", b"20", b"30", b"after", b"3600"}
     with pytest.raises(UnknownSubscription):
         topic.clear_inline("unknown")
-
-
-def test_a_subscription_that_is_ahead_prunes_nothing_that_another_is_in_the_middle_of(
-    topic: Topic, clock: ManualClock
-) -> None:
-    """One has had two of five that are due at one instant when the other goes past it; it leaves, and returns."""
-    slow, quick = topic.subscribe("slow"), topic.subscribe("quick")
-    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(5)])
-    assert slow.receive(10) == quick.receive(10) == []
-    clock.advance(1_000)
-    assert payloads(slow, 2) == [b"0", b"1"]
-    clock.advance(2_000)
-    assert len(payloads(quick, 10)) == 5
-    assert quick.receive(10) == []
-    assert payloads(slow, 1) == [b"2"]
-    slow.close()
-    assert payloads(topic.subscribe("slow"), 10) == [b"3", b"4"]
-
-
-def test_a_seek_by_time_finds_what_waits_inline_by_settings_of_before(
-    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """A ledger closed long before the time may hold what is due after it, also when short delays are off by now."""
-    topic.subscribe("s").close()
-    topic.send_batch([Message(b"%d" % number, deliver_after=4) for number in range(4)])
-    store.close()
-    store = open_store(config=dataclasses.replace(CONFIG, inline_delay_ms=0))
-    topic = store.topic("t")
-    reader = topic.subscribe("s")
-    reader.seek(clock.now_ms() + 3_000)
-    clock.advance(4_000)
-    assert len(payloads(reader, 10)) == 4
 
 
 @pytest.mark.parametrize("acked", [False, True])

@@ -46,41 +46,6 @@ def payloads(store: DelayedStore, timeout: float = 0) -> list[bytes]:
         return [message.payload for message in messages]
 
 
-def test_a_clock_set_back_neither_fires_twice_nor_blocks(store: DelayedStore, clock: ManualClock) -> None:
-    """After a step back what fired stays fired, sending goes on, and what was due before the step still comes."""
-    topic = store.topic("a")
-    topic.subscribe("reader").close()
-    topic.send(b"one", deliver_after=60)
-    clock.advance(61_000)
-    assert payloads(store) == [b"one"]
-    clock.set(START_MS - DAY_MS)
-    assert store.clock.now_ms() == START_MS + 61_000
-    assert payloads(store) == []
-    topic.send(b"two")
-    topic.send(b"three", deliver_at=START_MS + 61_001)
-    assert payloads(store) == [b"two"]
-    clock.set(START_MS + 61_001)
-    assert payloads(store) == [b"three"]
-
-
-def test_a_clock_set_back_while_the_store_is_closed_changes_nothing_that_fired(
-    open_store: OpenStore, store: DelayedStore, clock: ManualClock
-) -> None:
-    """The high-water mark is on disk with the frontier: the next process goes on from there."""
-    store.topic("a").subscribe("reader").close()
-    store.topic("a").send(b"one", deliver_after=60)
-    clock.advance(61_000)
-    assert store.tick().fired == 1
-    store.close()
-    clock.set(START_MS - DAY_MS)
-    store = open_store(config=CONFIG)
-    assert store.clock.now_ms() == START_MS + 61_000
-    assert payloads(store) == [b"one"]
-    assert store.tick().fired == 0
-    store.topic("a").send(b"two", deliver_at=START_MS + 30_000)
-    assert payloads(store) == [b"two"], "due by the store's clock"
-
-
 def test_a_clock_far_ahead_stops_firing_until_it_comes_back(open_store: OpenStore) -> None:
     """Nothing fires on a jump over the bound; what had fired is handed out; the clock's return is enough."""
     wall = WallClock(START_MS)

@@ -57,37 +57,6 @@ def test_what_is_due_in_a_moment_is_written_ahead_and_given_to_nobody_before_its
     assert payloads_of(store) == [b"b"]
 
 
-def test_messages_of_several_instants_are_one_commit_and_each_is_given_at_its_own(
-    store: DelayedStore, clock: LeadingClock
-) -> None:
-    """Those due within 5 ms are written at once, and come one after the other."""
-    dues = [START_MS + at for at in (10, 8, 12, 10, 30)]
-    store.topic("t").send_batch([Message(b"%d" % due_ms, deliver_at=due_ms) for due_ms in dues])
-    with noting_commits(clock) as written_ms:
-        clock.set(START_MS + 7)
-        assert store.tick().fired == 4
-        for now_ms in range(START_MS + 7, START_MS + 14):
-            clock.set(now_ms)
-            assert payloads_of(store) == [b"%d" % due_ms for due_ms in sorted(dues) if due_ms == now_ms]
-    assert written_ms == [START_MS + 7]
-
-
-def test_a_message_without_a_delay_waits_for_what_lies_before_it_and_is_not_lost(
-    store: DelayedStore, clock: LeadingClock
-) -> None:
-    """The log is read in order: it comes with the one that was written ahead, and at once where there is none."""
-    topic = store.topic("t")
-    topic.send(b"due", deliver_at=START_MS + 10)
-    clock.set(START_MS + 7)
-    store.tick()
-    topic.send(b"behind it")
-    assert payloads_of(store) == []
-    clock.set(START_MS + 10)
-    assert payloads_of(store) == [b"due", b"behind it"]
-    topic.send(b"at once")
-    assert payloads_of(store) == [b"at once"]
-
-
 @pytest.mark.parametrize("how", ["new", "seek"])
 def test_who_begins_at_the_latest_gets_what_is_written_and_not_due(
     store: DelayedStore, clock: LeadingClock, how: str
@@ -103,66 +72,6 @@ def test_who_begins_at_the_latest_gets_what_is_written_and_not_due(
             consumer.seek("latest")
         clock.set(START_MS + 10)
         assert [message.payload for message in consumer.receive(10)] == [b"10"]
-
-
-@pytest.mark.parametrize("back_ms", [2, 3_600_000])
-def test_a_clock_set_back_before_the_instant_neither_loses_nor_doubles_nor_holds_up(
-    store: DelayedStore, clock: LeadingClock, back_ms: int
-) -> None:
-    """By the store's clock, which never goes back behind what was written, it is due: it comes, once and in order."""
-    due_ms = START_MS + 10
-    store.topic("t").send_batch([Message(b"%d" % number, deliver_at=due_ms) for number in range(5)])
-    clock.set(START_MS + 8)
-    assert store.tick().fired == 5
-    clock.set(START_MS + 8 - back_ms)
-    assert payloads_of(store) == [b"0", b"1", b"2", b"3", b"4"]
-    assert store._engine.clock.now_ms() == due_ms
-    clock.set(due_ms + 1)
-    assert store.tick().fired == 0
-    assert payloads_of(store) == []
-
-
-def test_a_clock_set_back_after_the_instant_takes_nothing_away(store: DelayedStore, clock: LeadingClock) -> None:
-    """A read of the log at a time keeps the store's clock from going back behind it, though nothing was fired since."""
-    topic = store.topic("t")
-    topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + 10) for at in range(2)])
-    clock.set(START_MS + 8)
-    store.tick()
-    with topic.subscribe("s") as consumer:
-        clock.set(START_MS + 10)
-        assert [message.payload for message in consumer.receive(1)] == [b"0"]
-        clock.set(START_MS + 9)
-        assert store._engine.clock.now_ms() == START_MS + 10
-        assert [message.payload for message in consumer.receive(1)] == [b"1"]
-
-
-def test_who_cancels_what_was_written_ahead_is_told_the_truth(store: DelayedStore, clock: LeadingClock) -> None:
-    """It is too late, though it is not due yet; a moment before it is not."""
-    topic = store.topic("t")
-    ids = [topic.send(b"%d" % at, deliver_at=START_MS + 10) for at in range(2)]
-    clock.set(START_MS + 4)
-    store.tick()
-    assert topic.cancel(ids[0])
-    clock.set(START_MS + 5)
-    store.tick()
-    assert not topic.cancel(ids[1])
-    assert topic.reschedule(ids[1], deliver_at=START_MS + 50) is None
-    clock.set(START_MS + 100)
-    assert payloads_of(store) == [b"1"]
-
-
-def test_a_restart_before_the_instant_gives_the_message_once(open_store: OpenStore, clock: LeadingClock) -> None:
-    """The process ends between the commit and the instant: by the clock mark in the same commit it is due."""
-    store = open_store(config=CONFIG, clock_=clock)
-    store.topic("t").subscribe("s").close()
-    store.topic("t").send(b"a", deliver_at=START_MS + 10)
-    clock.set(START_MS + 7)
-    assert store.tick().fired == 1
-    store.close()
-    again = open_store(config=CONFIG, clock_=LeadingClock(START_MS + 7))
-    assert again._engine.clock.now_ms() == START_MS + 10
-    assert payloads_of(again) == [b"a"]
-    assert payloads_of(again) == []
 
 
 @pytest.mark.parametrize("then", ["fires", "closes"])
