@@ -8,24 +8,7 @@ from typing import Any, cast
 from duelog import DelayedStore, ManualClock
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.consume.consumers import Consumers
-from duelog.broker.protocol import entry
-from duelog.broker.protocol.commands import (
-    Ack,
-    AckType,
-    ConsumerStats,
-    Error,
-    Flow,
-    GetLastMessageId,
-    InitialPosition,
-    Message,
-    MessageIdData,
-    Schema,
-    Subscribe,
-    SubscriptionType,
-    Success,
-    Unsubscribe,
-    refusal,
-)
+from duelog.broker.protocol import commands, entry
 from duelog.broker.protocol.failures import Refused, ServerError, server_error
 from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.peer import Peer
@@ -67,7 +50,7 @@ class Consuming:
         _, mark, number = name.rpartition("-partition-")
         return self.store.topic(name), int(number) if mark else -1
 
-    def check_schema(self, topic: str, schema: Schema) -> None:
+    def check_schema(self, topic: str, schema: commands.Schema) -> None:
         if schema.name == "misfit":
             raise Refused(ServerError.INCOMPATIBLE_SCHEMA, "it does not fit")
         self.schemas.append((topic, schema.name))
@@ -77,58 +60,60 @@ class Consuming:
         return [self.topic.send(entry_of(each, **fields), key=fields.get("key")) for each in texts]
 
     async def subscribe(
-        self, peer: FakePeer, kind: SubscriptionType = SubscriptionType.EXCLUSIVE, name: str = "s", permits: int = 0,
-        **fields: Any,
+        self, peer: FakePeer, kind: commands.SubscriptionType = commands.SubscriptionType.EXCLUSIVE, name: str = "s",
+        permits: int = 0, **fields: Any,
     ) -> int:  # fmt: skip
         """Subscribe, earliest; the consumer's id."""
         self._ids += 1
-        fields = {"initial_position": InitialPosition.EARLIEST, **fields}
+        fields = {"initial_position": commands.InitialPosition.EARLIEST, **fields}
         consumer_id = int(fields.pop("consumer_id", self._ids))
         topic = fields.pop("topic", self.topic.name)
-        await soon(self.consumers.open(peer, Subscribe(topic, name, kind, consumer_id, 100 + consumer_id, **fields)))
+        await soon(
+            self.consumers.open(peer, commands.Subscribe(topic, name, kind, consumer_id, 100 + consumer_id, **fields))
+        )
         if permits:
             await self.flow(peer, consumer_id, permits)
         return consumer_id
 
     async def flow(self, peer: FakePeer, consumer_id: int, permits: int) -> None:
-        self.consumers.flow(peer, Flow(consumer_id, permits))
+        self.consumers.flow(peer, commands.Flow(consumer_id, permits))
         await idle()
 
     async def ask(self, peer: FakePeer, command: Command) -> None:
         """Have a request served; what it is refused with is answered as a connection does."""
         serve: dict[type, Callable[..., Awaitable[None]]] = {
-            GetLastMessageId: self.consumers.last_message_id,
-            Unsubscribe: self.consumers.unsubscribe,
-            ConsumerStats: self.consumers.stats,
+            commands.GetLastMessageId: self.consumers.last_message_id,
+            commands.Unsubscribe: self.consumers.unsubscribe,
+            commands.ConsumerStats: self.consumers.stats,
         }
         try:
             await serve[type(command)](peer, command)
         except (Refused, DuelogError) as error:
-            answer = refusal(command, server_error(error), str(error))
+            answer = commands.refusal(command, server_error(error), str(error))
             assert answer is not None
             peer.send(answer)
 
-    async def ack(self, peer: FakePeer, consumer_id: int, *ids: MessageIdData, **fields: Any) -> None:
-        kind = fields.pop("type", AckType.INDIVIDUAL)
-        self.consumers.ack(peer, Ack(consumer_id, kind, ids, **fields))
+    async def ack(self, peer: FakePeer, consumer_id: int, *ids: commands.MessageIdData, **fields: Any) -> None:
+        kind = fields.pop("type", commands.AckType.INDIVIDUAL)
+        self.consumers.ack(peer, commands.Ack(consumer_id, kind, ids, **fields))
         await idle()
 
 
 def texts(peer: FakePeer) -> list[str]:
     """The blobs of the messages that were sent to a connection."""
-    return [(blob or b"").decode() for command, blob in peer.sent if isinstance(command, Message)]
+    return [(blob or b"").decode() for command, blob in peer.sent if isinstance(command, commands.Message)]
 
 
-def ids(peer: FakePeer) -> list[MessageIdData]:
+def ids(peer: FakePeer) -> list[commands.MessageIdData]:
     """The ids of the messages that were sent to a connection."""
-    return [each.message_id for each in peer.got(Message)]
+    return [each.message_id for each in peer.got(commands.Message)]
 
 
 def refused(peer: FakePeer) -> list[int]:
     """The errors of ERROR."""
-    return [each.error for each in peer.got(Error)]
+    return [each.error for each in peer.got(commands.Error)]
 
 
 def succeeded(peer: FakePeer) -> list[int]:
     """The requests that succeeded."""
-    return [each.request_id for each in peer.got(Success)]
+    return [each.request_id for each in peer.got(commands.Success)]

@@ -8,21 +8,12 @@ import random
 import pytest
 
 from duelog import ManualClock
-from duelog.broker.protocol.commands import (
-    Ack,
-    AckType,
-    CloseConsumer,
-    Flow,
-    Message,
-    MessageIdData,
-    Redeliver,
-    SubscriptionType,
-)
+from duelog.broker.protocol import commands
 from tests.broker.consume.consuming import Consuming, entry_of
 from tests.broker.peers import FakePeer, idle
 from tests.conftest import OpenStore
 
-SHARED_TYPES = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+SHARED_TYPES = (commands.SubscriptionType.SHARED, commands.SubscriptionType.KEY_SHARED)
 
 
 class Member:
@@ -41,7 +32,7 @@ class Member:
         """
         came = []
         for command, blob in self.peer.sent:
-            if isinstance(command, Message):
+            if isinstance(command, commands.Message):
                 text = (blob or b"").decode()
                 assert self.permits > 0, "sent without a permit"
                 self.permits -= sizes[text]
@@ -53,10 +44,10 @@ class Member:
         return came
 
 
-@pytest.mark.parametrize("kind", list(SubscriptionType))
+@pytest.mark.parametrize("kind", list(commands.SubscriptionType))
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_message_is_acknowledged_in_the_end(
-    kind: SubscriptionType, seed: int, open_store: OpenStore, clock: ManualClock
+    kind: commands.SubscriptionType, seed: int, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """Nothing is lost, no message is with two consumers, permits hold, and figures agree with the clients'."""
     chance = random.Random(f"{kind.name}{seed}")
@@ -75,7 +66,7 @@ async def test_every_message_is_acknowledged_in_the_end(
                 sizes[text] = size
                 key = chance.choice([None, *"abcd"])
                 here.topic.send(entry_of(text, size, key), key=key)
-        elif action < 0.4 and len(members) < (1 if kind == SubscriptionType.EXCLUSIVE else 4):
+        elif action < 0.4 and len(members) < (1 if kind == commands.SubscriptionType.EXCLUSIVE else 4):
             if here.bench.executor.held:
                 here.bench.executor.release()
             peer = FakePeer()
@@ -87,20 +78,20 @@ async def test_every_message_is_acknowledged_in_the_end(
                 here.consumers.gone(gone.peer)
             else:
                 closing.append(
-                    asyncio.ensure_future(here.consumers.close(gone.peer, CloseConsumer(gone.consumer_id, 1)))
+                    asyncio.ensure_future(here.consumers.close(gone.peer, commands.CloseConsumer(gone.consumer_id, 1)))
                 )
         elif action < 0.65 and members:
             member = chance.choice(members)
             permits = chance.randrange(1, 12)
             member.permits += permits
-            here.consumers.flow(member.peer, Flow(member.consumer_id, permits))
+            here.consumers.flow(member.peer, commands.Flow(member.consumer_id, permits))
         elif action < 0.9 and members:
             member = chance.choice(members)
             places = [each for each in member.held if chance.random() < 0.6]
             message_ids = [command(each) for each in places]
             for each in places:
                 done.add(member.held.pop(each)[0])
-            here.consumers.ack(member.peer, Ack(member.consumer_id, AckType.INDIVIDUAL, message_ids))
+            here.consumers.ack(member.peer, commands.Ack(member.consumer_id, commands.AckType.INDIVIDUAL, message_ids))
         elif members:
             member = chance.choice(members)
             if kind in SHARED_TYPES and chance.random() < 0.7:
@@ -108,19 +99,21 @@ async def test_every_message_is_acknowledged_in_the_end(
                 if places:
                     for each in places:
                         del member.held[each]
-                    here.consumers.redeliver(member.peer, Redeliver(member.consumer_id, list(map(command, places))))
+                    here.consumers.redeliver(
+                        member.peer, commands.Redeliver(member.consumer_id, list(map(command, places)))
+                    )
             else:
                 member.held.clear()
-                here.consumers.redeliver(member.peer, Redeliver(member.consumer_id))
+                here.consumers.redeliver(member.peer, commands.Redeliver(member.consumer_id))
         if chance.random() < 0.3:
             here.bench.executor.held = not here.bench.executor.held
         if not here.bench.executor.held:
             here.bench.executor.release()
         await idle()
         for member in members:
-            for text in member.take(sizes, taken_back=kind == SubscriptionType.FAILOVER):
+            for text in member.take(sizes, taken_back=kind == commands.SubscriptionType.FAILOVER):
                 # of Failover it may be on its way to the next active consumer when it is acknowledged
-                assert text not in done or kind == SubscriptionType.FAILOVER, "came after it was acknowledged"
+                assert text not in done or kind == commands.SubscriptionType.FAILOVER, "came after it was acknowledged"
         if kind in SHARED_TYPES:
             held = [place for member in members for place in member.held]
             assert len(held) == len(set(held)), "with two consumers"
@@ -142,11 +135,13 @@ async def test_every_message_is_acknowledged_in_the_end(
         assert came, f"{len(sizes) - len(done)} messages do not come"
         assert done.isdisjoint(came)
         done |= set(came)
-        here.consumers.ack(last, Ack(number, AckType.INDIVIDUAL, [command(each) for each in final.held]))
+        here.consumers.ack(
+            last, commands.Ack(number, commands.AckType.INDIVIDUAL, [command(each) for each in final.held])
+        )
         final.held.clear()
         await idle()
 
 
-def command(place: tuple[int, int]) -> MessageIdData:
+def command(place: tuple[int, int]) -> commands.MessageIdData:
     """The position as an id of the wire."""
-    return MessageIdData(*place)
+    return commands.MessageIdData(*place)

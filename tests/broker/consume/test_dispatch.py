@@ -11,19 +11,7 @@ import pytest
 
 from duelog import ManualClock, Policies
 from duelog.broker.consume.consumers import place_of
-from duelog.broker.protocol.commands import (
-    NO_REQUEST,
-    Ack,
-    AckResponse,
-    AckType,
-    CloseConsumer,
-    Flow,
-    Message,
-    MessageIdData,
-    Seek,
-    SubscriptionType,
-    Unsubscribe,
-)
+from duelog.broker.protocol import commands
 from duelog.broker.protocol.entry import decode_metadata
 from duelog.broker.protocol.frames import metadata_of
 from duelog.store.errors import StoreFull
@@ -31,7 +19,7 @@ from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, succ
 from tests.broker.peers import FakePeer, idle, soon
 from tests.conftest import OpenStore
 
-SHARED = SubscriptionType.SHARED
+SHARED = commands.SubscriptionType.SHARED
 
 
 async def test_permits_count_messages_and_go_below_zero_by_a_batch(here: Consuming, peer: FakePeer) -> None:
@@ -80,7 +68,7 @@ async def test_consumers_without_a_key_hold_none_back(open_store: OpenStore, clo
     """Each of sixty key-shared consumers is polled, however many of them have nothing to get."""
     here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(60)]
     for peer in peers:
-        await here.subscribe(peer, SubscriptionType.KEY_SHARED, permits=1_000)
+        await here.subscribe(peer, commands.SubscriptionType.KEY_SHARED, permits=1_000)
     for number in range(8):
         here.send("a", key=f"key {number}")
         await idle()
@@ -185,7 +173,7 @@ async def test_what_a_program_sent_reads_as_a_message_of_a_client(here: Consumin
     """Its key and properties are in the metadata that the broker makes."""
     here.topic.send(b"plain", key="k", properties={"a": "b"})
     await here.subscribe(peer, permits=1)
-    ((_, blob),) = [each for each in peer.sent if isinstance(each[0], Message)]
+    ((_, blob),) = [each for each in peer.sent if isinstance(each[0], commands.Message)]
     assert blob is not None
     assert blob.endswith(b"plain")
     assert decode_metadata(metadata_of(memoryview(blob))).partition_key == "k"
@@ -202,7 +190,7 @@ async def test_a_full_store_stops_delivery_until_it_is_tried_again(here: Consumi
     engine.poll_columns = full  # type: ignore[method-assign, assignment]
     await here.flow(peer, consumer, 5)
     await here.ack(peer, consumer, ids(peer)[0], request_id=9)
-    assert [each.error for each in peer.got(AckResponse)] == [None]
+    assert [each.error for each in peer.got(commands.AckResponse)] == [None]
     engine.poll_columns = real  # type: ignore[method-assign]
     await here.flow(peer, consumer, 1)
     assert texts(peer) == ["a"]
@@ -230,21 +218,21 @@ async def test_a_delivery_that_raises_leaves_no_call_of_its_job_unanswered(
     pump = here.consumers._groups[here.topic.name, "s"].pump
     here.bench.executor.held = True
     pump.call(lambda: None, lambda *_: None)  # what comes now is the next job
-    here.consumers.flow(peer, Flow(consumer, 9))
-    here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer), request_id=9))
+    here.consumers.flow(peer, commands.Flow(consumer, 9))
+    here.consumers.ack(peer, commands.Ack(consumer, commands.AckType.INDIVIDUAL, ids(peer), request_id=9))
     called: list[object] = []
     pump.call(lambda: 1, lambda result, wrong: called.append((result, wrong)))
     here.bench.executor.release()
     await idle()
-    assert peer.got(AckResponse) == [AckResponse(consumer, request_id=9)]
+    assert peer.got(commands.AckResponse) == [commands.AckResponse(consumer, request_id=9)]
     assert called == [(1, None)]
-    assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
+    assert peer.got(commands.CloseConsumer) == [commands.CloseConsumer(consumer, commands.NO_REQUEST)]
     peer.send_frames = send_frames  # type: ignore[method-assign]
     peer.sent.clear()
     await here.subscribe(peer, permits=9)
     assert texts(peer) == ["b", "c"]
-    assert [each.redelivery_count for each in peer.got(Message)] == [0, 0]
-    await soon(here.ask(other, Unsubscribe(leaving, 8)))
+    assert [each.redelivery_count for each in peer.got(commands.Message)] == [0, 0]
+    await soon(here.ask(other, commands.Unsubscribe(leaving, 8)))
     assert 8 in succeeded(other)
 
 
@@ -260,7 +248,7 @@ async def test_a_delivery_that_raises_leaves_no_unsubscribe_waiting(
     pump.call(lambda: None, lambda *_: None)  # what comes now is the next job, with a poll
     here.send("a")
     await idle()
-    ending = asyncio.ensure_future(here.ask(peer, Unsubscribe(leaving, 8, True)))
+    ending = asyncio.ensure_future(here.ask(peer, commands.Unsubscribe(leaving, 8, True)))
     await idle()
     here.bench.executor.release()
     await idle()
@@ -287,7 +275,9 @@ async def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
     if at == "engine":
         engine.ack = answer  # type: ignore[method-assign]
     group.pump.ack(group.consumers[0], [place_of(ids(peer)[0]) or 0], answer)
-    seeking = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, MessageIdData(2**64 - 1, 0))))
+    seeking = asyncio.ensure_future(
+        here.consumers.seek(peer, commands.Seek(consumer, 9, commands.MessageIdData(2**64 - 1, 0)))
+    )
     await idle()
     here.bench.executor.release()
     await idle()
@@ -308,13 +298,13 @@ async def test_a_deleted_subscription_closes_its_consumers(here: Consuming, peer
     consumer = await here.subscribe(peer, permits=1)
     here.store.delete_topic(here.topic.name)
     await idle()
-    assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
+    assert peer.got(commands.CloseConsumer) == [commands.CloseConsumer(consumer, commands.NO_REQUEST)]
     assert here.consumers.count == 0
 
 
-@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE])
+@pytest.mark.parametrize("kind", [commands.SubscriptionType.SHARED, commands.SubscriptionType.EXCLUSIVE])
 async def test_a_consumer_gets_no_more_than_the_limit_of_its_topic(
-    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
+    kind: commands.SubscriptionType, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """Whatever its permits; another consumer gets what it may not have, and it goes on as it acknowledges."""
     store = open_store()
@@ -323,7 +313,7 @@ async def test_a_consumer_gets_no_more_than_the_limit_of_its_topic(
     here.send(*"abcde")
     consumer = await here.subscribe(peer, kind, permits=100)
     assert texts(peer) == ["a", "b"]
-    if kind == SubscriptionType.SHARED:
+    if kind == commands.SubscriptionType.SHARED:
         await here.subscribe(other, kind, permits=100)
         assert texts(other) == ["c", "d"]
     await here.ack(peer, consumer, ids(peer)[0])

@@ -8,34 +8,20 @@ import dataclasses
 import pytest
 
 from duelog import ManualClock
-from duelog.broker.protocol.commands import (
-    Ack,
-    AckResponse,
-    AckType,
-    CloseConsumer,
-    Error,
-    GetLastMessageId,
-    GetLastMessageIdResponse,
-    InitialPosition,
-    Message,
-    MessageIdData,
-    Seek,
-    SubscriptionType,
-    Success,
-)
+from duelog.broker.protocol import commands
 from duelog.broker.protocol.failures import ServerError
 from duelog.store.position import MessageId
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, refused, succeeded, texts
 from tests.broker.peers import FakePeer, idle, soon
 from tests.conftest import OpenStore
 
-SHARED = SubscriptionType.SHARED
-EARLIEST, LATEST = MessageIdData(2**64 - 1, 2**64 - 1), MessageIdData(2**63 - 1, 2**63 - 1)
+SHARED = commands.SubscriptionType.SHARED
+EARLIEST, LATEST = commands.MessageIdData(2**64 - 1, 2**64 - 1), commands.MessageIdData(2**63 - 1, 2**63 - 1)
 
 
-def named(message_id: MessageId) -> MessageIdData:
+def named(message_id: MessageId) -> commands.MessageIdData:
     """The id in the form of a client."""
-    return MessageIdData(*message_id)
+    return commands.MessageIdData(*message_id)
 
 
 async def test_a_reader_begins_at_the_message_it_names_and_leaves_nothing_behind(
@@ -48,7 +34,7 @@ async def test_a_reader_begins_at_the_message_it_names_and_leaves_nothing_behind
     for number, (peer, start) in enumerate(zip(peers, starts, strict=True)):
         await here.subscribe(
             peer, name=f"r{number}", permits=10, durable=False, start_message_id=start,
-            initial_position=InitialPosition.LATEST,
+            initial_position=commands.InitialPosition.LATEST,
         )  # fmt: skip
     here.send("e")
     await idle()
@@ -88,9 +74,9 @@ async def test_seeking_closes_every_consumer_and_then_succeeds(
     for start, expected in [(named(sent[1]), "bcd"), (EARLIEST, "abcd"), (LATEST, "")]:
         peer.sent.clear()
         other.sent.clear()
-        await soon(here.consumers.seek(peer, Seek(consumer, 9, start)))
-        assert [type(each) for each in peer.take()] == [CloseConsumer, Success]
-        assert [each.consumer_id for each in other.got(CloseConsumer)] == [second]
+        await soon(here.consumers.seek(peer, commands.Seek(consumer, 9, start)))
+        assert [type(each) for each in peer.take()] == [commands.CloseConsumer, commands.Success]
+        assert [each.consumer_id for each in other.got(commands.CloseConsumer)] == [second]
         other.sent.clear()
         consumer = await here.subscribe(peer, SHARED)
         second = await here.subscribe(other, SHARED, permits=10)
@@ -101,11 +87,11 @@ async def test_a_seek_to_no_message_changes_nothing(here: Consuming, peer: FakeP
     """MetadataError: neither a message nor a time, a message that is none; the consumer goes on."""
     sent = here.send(*"ab")
     consumer = await here.subscribe(peer, permits=1)
-    await soon(here.consumers.seek(peer, Seek(consumer, 5)))
-    await soon(here.consumers.seek(peer, Seek(consumer, 6, MessageIdData(sent[0].ledger_id + 9, 0))))
+    await soon(here.consumers.seek(peer, commands.Seek(consumer, 5)))
+    await soon(here.consumers.seek(peer, commands.Seek(consumer, 6, commands.MessageIdData(sent[0].ledger_id + 9, 0))))
     assert refused(peer) == [ServerError.METADATA] * 2
-    await soon(here.consumers.seek(peer, Seek(77, 7, EARLIEST)))
-    assert peer.got(Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
+    await soon(here.consumers.seek(peer, commands.Seek(77, 7, EARLIEST)))
+    assert peer.got(commands.Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
     await here.flow(peer, consumer, 5)
     assert texts(peer) == ["a", "b"]
 
@@ -115,20 +101,20 @@ async def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(here: C
     sent = here.send(*"abcd")
     for wait_s, expected in [(0.0, ["c", "d"]), (31.0, [])]:
         consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=LATEST)
-        await soon(here.consumers.seek(peer, Seek(consumer, 9, named(sent[2]))))
+        await soon(here.consumers.seek(peer, commands.Seek(consumer, 9, named(sent[2]))))
         assert 9 in succeeded(peer)
         here.bench.loop.advance(wait_s)
         peer.sent.clear()
         again = await here.subscribe(peer, name="r", permits=9, durable=False, start_message_id=LATEST)
         assert texts(peer) == expected
-        await soon(here.consumers.close(peer, CloseConsumer(again, 10)))
+        await soon(here.consumers.close(peer, commands.CloseConsumer(again, 10)))
     assert here.consumers._moved == {}
 
 
 @pytest.mark.parametrize("durable", [False, True])
-@pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.FAILOVER])
+@pytest.mark.parametrize("kind", [SHARED, commands.SubscriptionType.KEY_SHARED, commands.SubscriptionType.FAILOVER])
 async def test_what_any_consumer_acknowledges_during_a_seek_comes_again(
-    kind: SubscriptionType, durable: bool, open_store: OpenStore, clock: ManualClock
+    kind: commands.SubscriptionType, durable: bool, open_store: OpenStore, clock: ManualClock
 ) -> None:
     """It is of the place before: answered, and not applied."""
     here, peers = Consuming(open_store(), clock, ack_response_durable=durable), [FakePeer(), FakePeer()]
@@ -137,26 +123,30 @@ async def test_what_any_consumer_acknowledges_during_a_seek_comes_again(
     held = {peer: ids(peer) for peer in peers}
     assert any(held.values())
     here.bench.executor.held = True
-    seek = asyncio.ensure_future(here.consumers.seek(peers[0], Seek(consumers[0], 9, EARLIEST)))
+    seek = asyncio.ensure_future(here.consumers.seek(peers[0], commands.Seek(consumers[0], 9, EARLIEST)))
     await idle()  # a worker has it now
     for peer, consumer in zip(peers, consumers, strict=True):
         for number, each in enumerate(held[peer]):
-            here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [each], request_id=20 + number))
-        if kind == SubscriptionType.FAILOVER and held[peer]:
-            here.consumers.ack(peer, Ack(consumer, AckType.CUMULATIVE, [held[peer][-1]], request_id=50))
+            here.consumers.ack(
+                peer, commands.Ack(consumer, commands.AckType.INDIVIDUAL, [each], request_id=20 + number)
+            )
+        if kind == commands.SubscriptionType.FAILOVER and held[peer]:
+            here.consumers.ack(
+                peer, commands.Ack(consumer, commands.AckType.CUMULATIVE, [held[peer][-1]], request_id=50)
+            )
             batch = dataclasses.replace(held[peer][0], ack_set=[2], batch_size=2)
-            here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [batch], request_id=51))
+            here.consumers.ack(peer, commands.Ack(consumer, commands.AckType.INDIVIDUAL, [batch], request_id=51))
     here.bench.executor.release()
     await soon(seek)
     for peer in peers:
-        answers = peer.got(AckResponse)
-        assert len(answers) == len(held[peer]) + 2 * (kind == SubscriptionType.FAILOVER and bool(held[peer]))
+        answers = peer.got(commands.AckResponse)
+        assert len(answers) == len(held[peer]) + 2 * (kind == commands.SubscriptionType.FAILOVER and bool(held[peer]))
         assert [each.error for each in answers] == [None] * len(answers)
-        assert len(peer.got(CloseConsumer)) == 1
+        assert len(peer.got(commands.CloseConsumer)) == 1
         peer.sent.clear()
     await here.subscribe(peers[0], kind, permits=20)
     assert sorted(texts(peers[0])) == [*"abcdefgh"]
-    assert all(not each.ack_set for each in peers[0].got(Message))
+    assert all(not each.ack_set for each in peers[0].got(commands.Message))
 
 
 async def test_what_is_acknowledged_during_a_seek_that_fails_is_applied(here: Consuming, peer: FakePeer) -> None:
@@ -164,14 +154,14 @@ async def test_what_is_acknowledged_during_a_seek_that_fails_is_applied(here: Co
     (first, *_) = here.send(*"abc")
     consumer = await here.subscribe(peer, SHARED, permits=3)
     here.bench.executor.held = True
-    nowhere = Seek(consumer, 9, MessageIdData(first.ledger_id + 9, 0))
+    nowhere = commands.Seek(consumer, 9, commands.MessageIdData(first.ledger_id + 9, 0))
     seek = asyncio.ensure_future(here.consumers.seek(peer, nowhere))
     await idle()
-    here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer)[:2], request_id=20))
+    here.consumers.ack(peer, commands.Ack(consumer, commands.AckType.INDIVIDUAL, ids(peer)[:2], request_id=20))
     here.bench.executor.release()
     await soon(seek)
     assert refused(peer) == [ServerError.METADATA]
-    assert peer.got(AckResponse) == [AckResponse(consumer, request_id=20)]
+    assert peer.got(commands.AckResponse) == [commands.AckResponse(consumer, request_id=20)]
     here.consumers.gone(peer)
     again = FakePeer()
     await here.subscribe(again, SHARED, permits=9)
@@ -187,9 +177,9 @@ async def test_what_is_acknowledged_while_a_seek_waits_behind_another_call_does_
     leaving = await here.subscribe(other, SHARED)
     here.bench.executor.held = True
     here.consumers._groups[here.topic.name, "s"].pump.call(lambda: None, lambda *_: None)
-    closing = asyncio.ensure_future(here.consumers.close(other, CloseConsumer(leaving, 8)))
+    closing = asyncio.ensure_future(here.consumers.close(other, commands.CloseConsumer(leaving, 8)))
     await idle()
-    seek = asyncio.ensure_future(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))
+    seek = asyncio.ensure_future(here.consumers.seek(peer, commands.Seek(consumer, 9, EARLIEST)))
     await idle()
     (begin,) = here.bench.executor.waiting
     here.bench.executor.waiting.clear()
@@ -209,23 +199,23 @@ async def test_the_last_message_is_the_last_that_may_be_read(open_store: OpenSto
     here, peer = Consuming(open_store(), clock, f"{TOPIC}-partition-1"), FakePeer()
     consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=EARLIEST)
 
-    async def last() -> tuple[MessageIdData, MessageIdData | None]:
-        await soon(here.ask(peer, GetLastMessageId(consumer, 4)))
-        answer = peer.got(GetLastMessageIdResponse)[-1]
+    async def last() -> tuple[commands.MessageIdData, commands.MessageIdData | None]:
+        await soon(here.ask(peer, commands.GetLastMessageId(consumer, 4)))
+        answer = peer.got(commands.GetLastMessageIdResponse)[-1]
         assert answer.request_id == 4
         return answer.last_message_id, answer.mark_delete_position
 
     assert (await last())[0].entry_id == 2**64 - 1
     (plain,) = here.send("a")
-    assert await last() == (MessageIdData(*plain, 1), MessageIdData(plain.ledger_id, 2**64 - 1, 1))
+    assert await last() == (commands.MessageIdData(*plain, 1), commands.MessageIdData(plain.ledger_id, 2**64 - 1, 1))
     (batch,) = here.send("b", messages=3)
     here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
     for _ in range(2):
-        assert (await last())[0] == MessageIdData(*batch, 1, 2)
+        assert (await last())[0] == commands.MessageIdData(*batch, 1, 2)
     clock.advance(1_000)
     here.store.tick()
-    assert (await last())[0] == MessageIdData(batch.ledger_id, batch.entry_id + 1, 1)
-    await soon(here.ask(peer, GetLastMessageId(99, 5)))
+    assert (await last())[0] == commands.MessageIdData(batch.ledger_id, batch.entry_id + 1, 1)
+    await soon(here.ask(peer, commands.GetLastMessageId(99, 5)))
     assert refused(peer) == [ServerError.CONSUMER_NOT_FOUND]
 
 
@@ -235,13 +225,13 @@ async def test_a_seek_to_a_delayed_messages_receipt_goes_to_its_marker(clock: Ma
     here.send("a")
     receipt = here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
     consumer = await here.subscribe(peer)
-    await soon(here.consumers.seek(peer, Seek(consumer, 5, named(receipt))))
+    await soon(here.consumers.seek(peer, commands.Seek(consumer, 5, named(receipt))))
     await here.subscribe(reader, name="r", durable=False, start_message_id=named(receipt))
     assert refused(peer) == refused(reader) == [ServerError.METADATA]
     clock.advance(1_000)
     here.store.tick()
     here.send("b")
-    await soon(here.consumers.seek(peer, Seek(consumer, 6, named(receipt))))
+    await soon(here.consumers.seek(peer, commands.Seek(consumer, 6, named(receipt))))
     await here.subscribe(peer, permits=9)
     await here.subscribe(reader, name="r", durable=False, start_message_id=named(receipt), permits=9)
     assert texts(peer) == texts(reader) == ["late", "b"]
@@ -261,11 +251,11 @@ async def test_seeking_by_time_goes_to_what_was_published_then(
     here.send("c")
     for published_ms, expected in [(begun_ms + 2_500, ["c"]), (begun_ms + 2_000, ["b", "waited", "c"])]:
         consumer = await here.subscribe(peer)
-        await soon(here.consumers.seek(peer, Seek(consumer, 6, publish_time=published_ms)))
+        await soon(here.consumers.seek(peer, commands.Seek(consumer, 6, publish_time=published_ms)))
         peer.sent.clear()
         consumer = await here.subscribe(peer, permits=9)
         assert texts(peer) == expected
-        await soon(here.consumers.close(peer, CloseConsumer(consumer, 9)))
+        await soon(here.consumers.close(peer, commands.CloseConsumer(consumer, 9)))
     await here.subscribe(peer, consumer_id=50)
-    await soon(here.consumers.seek(peer, Seek(50, 6, publish_time=2**63)))
+    await soon(here.consumers.seek(peer, commands.Seek(50, 6, publish_time=2**63)))
     assert refused(peer) == [ServerError.METADATA]

@@ -7,44 +7,28 @@ import asyncio
 import pytest
 
 from duelog import ManualClock
-from duelog.broker.protocol.commands import (
-    ActiveConsumerChange,
-    CloseConsumer,
-    ConsumerStats,
-    ConsumerStatsResponse,
-    Error,
-    HashRange,
-    InitialPosition,
-    KeySharedMeta,
-    KeySharedMode,
-    KeyValue,
-    Schema,
-    Subscribe,
-    SubscriptionType,
-    Success,
-    Unsubscribe,
-)
+from duelog.broker.protocol import commands
 from duelog.broker.protocol.entry import hash_of
 from duelog.broker.protocol.failures import ServerError
 from tests.broker.consume.consuming import TOPIC, Consuming, refused, succeeded, texts
 from tests.broker.peers import FakePeer, idle, soon
 from tests.conftest import OpenStore
 
-EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = SubscriptionType
+EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = commands.SubscriptionType
 
 
 async def test_a_new_subscription_begins_where_it_is_asked_to(open_store: OpenStore, clock: ManualClock) -> None:
     """At the latest message or the earliest; one that is there goes on where it is."""
     here, peers = Consuming(open_store(), clock), [FakePeer(), FakePeer(), FakePeer()]
     here.send("a")
-    await here.subscribe(peers[0], name="l", permits=9, initial_position=InitialPosition.LATEST)
-    await here.subscribe(peers[1], name="e", permits=9, initial_position=InitialPosition.EARLIEST)
+    await here.subscribe(peers[0], name="l", permits=9, initial_position=commands.InitialPosition.LATEST)
+    await here.subscribe(peers[1], name="e", permits=9, initial_position=commands.InitialPosition.EARLIEST)
     here.send("b")
     await idle()
     assert [texts(peer) for peer in peers] == [["b"], ["a", "b"], []]
     here.consumers.gone(peers[0])
     await idle()
-    await here.subscribe(peers[2], name="l", permits=9, initial_position=InitialPosition.EARLIEST)
+    await here.subscribe(peers[2], name="l", permits=9, initial_position=commands.InitialPosition.EARLIEST)
     assert texts(peers[2]) == ["b"]
 
 
@@ -71,14 +55,14 @@ async def test_a_type_changes_only_when_no_consumer_is_attached(here: Consuming)
     consumer = await here.subscribe(first, SHARED)
     await here.subscribe(second, FAILOVER)
     assert refused(second) == [ServerError.CONSUMER_BUSY]
-    await soon(here.consumers.close(first, CloseConsumer(consumer, 9)))
+    await soon(here.consumers.close(first, commands.CloseConsumer(consumer, 9)))
     number = await here.subscribe(second, FAILOVER)
     assert succeeded(second) == [100 + number]
 
 
 def changes(peer: FakePeer) -> list[bool]:
     """Take the ACTIVE_CONSUMER_CHANGEs that a consumer was sent."""
-    told = [each.is_active for each in peer.got(ActiveConsumerChange)]
+    told = [each.is_active for each in peer.got(commands.ActiveConsumerChange)]
     peer.sent.clear()
     return told
 
@@ -112,7 +96,7 @@ async def test_partitions_are_served_by_consumers_in_turn(open_store: OpenStore,
         peers = [FakePeer() for _ in range(3)]
         for name, peer in zip("cab", peers, strict=True):
             await here.subscribe(peer, FAILOVER, consumer_name=name)
-        active = [peer.got(ActiveConsumerChange)[-1].is_active for peer in peers]
+        active = [peer.got(commands.ActiveConsumerChange)[-1].is_active for peer in peers]
         assert [name for name, each in zip("cab", active, strict=True) if each] == ["abc"[number % 3]]
 
 
@@ -120,12 +104,12 @@ async def test_an_old_client_is_not_told_who_is_served(open_store: OpenStore, cl
     """It would take the command for a broken protocol."""
     here, old = Consuming(open_store(), clock), FakePeer(protocol_version=11)
     await here.subscribe(old, FAILOVER)
-    assert old.got(ActiveConsumerChange) == []
+    assert old.got(commands.ActiveConsumerChange) == []
 
 
-def sticky(*ranges: tuple[int, int]) -> KeySharedMeta:
+def sticky(*ranges: tuple[int, int]) -> commands.KeySharedMeta:
     """Ranges that a consumer names."""
-    return KeySharedMeta(KeySharedMode.STICKY, [HashRange(*each) for each in ranges])
+    return commands.KeySharedMeta(commands.KeySharedMode.STICKY, [commands.HashRange(*each) for each in ranges])
 
 
 @pytest.mark.parametrize(
@@ -175,7 +159,7 @@ async def test_out_of_order_delivery_does_not_wait_for_the_consumer_before(
     store = open_store()
     for out_of_order in (True, False):
         here, first = Consuming(store, clock, f"{TOPIC}{out_of_order}"), FakePeer()
-        asked = KeySharedMeta(KeySharedMode.AUTO_SPLIT, allow_out_of_order=out_of_order)
+        asked = commands.KeySharedMeta(commands.KeySharedMode.AUTO_SPLIT, allow_out_of_order=out_of_order)
         await here.subscribe(first, KEY_SHARED, permits=100, key_shared=asked)
         for key in "abcdefgh":
             here.send(f"{key}1", key=key)
@@ -196,10 +180,10 @@ async def test_a_number_that_is_in_use(here: Consuming, peer: FakePeer) -> None:
     await here.subscribe(peer, consumer_id=1)
     assert succeeded(peer) == [101, 101]
     here.bench.executor.held = True
-    opening = soon(here.consumers.open(peer, Subscribe(TOPIC, "other", SHARED, 2, 7)))
+    opening = soon(here.consumers.open(peer, commands.Subscribe(TOPIC, "other", SHARED, 2, 7)))
     task = asyncio.ensure_future(opening)
     await idle()
-    await here.consumers.open(peer, Subscribe(TOPIC, "other", SHARED, 2, 8))
+    await here.consumers.open(peer, commands.Subscribe(TOPIC, "other", SHARED, 2, 8))
     assert refused(peer) == [ServerError.SERVICE_NOT_READY]
     here.bench.executor.release()
     await task
@@ -211,13 +195,13 @@ async def test_what_comes_of_a_subscribe_that_was_closed_meanwhile_is_thrown_awa
 ) -> None:
     """CLOSE_CONSUMER succeeds; the subscription is free for another."""
     here.bench.executor.held = True
-    task = asyncio.ensure_future(here.consumers.open(peer, Subscribe(TOPIC, "s", EXCLUSIVE, 1, 5)))
+    task = asyncio.ensure_future(here.consumers.open(peer, commands.Subscribe(TOPIC, "s", EXCLUSIVE, 1, 5)))
     await idle()
-    await soon(here.consumers.close(peer, CloseConsumer(1, 6)))
+    await soon(here.consumers.close(peer, commands.CloseConsumer(1, 6)))
     here.bench.executor.release()
     await task
     await idle()
-    assert [type(each) for each in peer.take()] == [Success]
+    assert [type(each) for each in peer.take()] == [commands.Success]
     number = await here.subscribe(other)
     assert succeeded(other) == [100 + number]
 
@@ -225,9 +209,9 @@ async def test_what_comes_of_a_subscribe_that_was_closed_meanwhile_is_thrown_awa
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"metadata": [KeyValue("k", "v" * 1_024)]}, ServerError.METADATA),
+        ({"metadata": [commands.KeyValue("k", "v" * 1_024)]}, ServerError.METADATA),
         ({"name": "s\x00"}, ServerError.NOT_ALLOWED),
-        ({"schema": Schema("misfit", b"", 1)}, ServerError.INCOMPATIBLE_SCHEMA),
+        ({"schema": commands.Schema("misfit", b"", 1)}, ServerError.INCOMPATIBLE_SCHEMA),
     ],
 )
 async def test_what_is_refused(fields: dict[str, object], error: ServerError, here: Consuming, peer: FakePeer) -> None:
@@ -249,24 +233,24 @@ async def test_unsubscribing_deletes_the_subscription(here: Consuming) -> None:
     """For its only consumer; with `force` the others are closed."""
     first, second = FakePeer(), FakePeer()
     one, two = await here.subscribe(first, SHARED), await here.subscribe(second, SHARED)
-    await soon(here.ask(first, Unsubscribe(one, 5)))
+    await soon(here.ask(first, commands.Unsubscribe(one, 5)))
     assert refused(first) == [ServerError.METADATA]
     assert here.topic.subscriptions() == ["s"]
-    await soon(here.ask(first, Unsubscribe(one, 6, force=True)))
+    await soon(here.ask(first, commands.Unsubscribe(one, 6, force=True)))
     assert succeeded(first)[-1] == 6
-    assert [each.consumer_id for each in second.got(CloseConsumer)] == [two]
+    assert [each.consumer_id for each in second.got(commands.CloseConsumer)] == [two]
     assert here.topic.subscriptions() == []
-    await soon(here.ask(first, Unsubscribe(99, 7)))
-    assert first.got(Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
+    await soon(here.ask(first, commands.Unsubscribe(99, 7)))
+    assert first.got(commands.Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
 
 
 async def test_figures_of_a_consumer(here: Consuming, peer: FakePeer) -> None:
     """An unknown consumer is answered ConsumerNotFound, inside the answer."""
     here.send("a", "b")
     consumer = await here.subscribe(peer, SHARED, permits=1, consumer_name="c")
-    await soon(here.ask(peer, ConsumerStats(3, consumer)))
-    await soon(here.ask(peer, ConsumerStats(4, 99)))
-    found, missing = peer.got(ConsumerStatsResponse)
+    await soon(here.ask(peer, commands.ConsumerStats(3, consumer)))
+    await soon(here.ask(peer, commands.ConsumerStats(4, 99)))
+    found, missing = peer.got(commands.ConsumerStatsResponse)
     assert (found.consumer_name, found.available_permits, found.unacked_messages, found.backlog) == ("c", 0, 1, 2)
     assert (found.type, found.address, found.blocked) == ("Shared", peer.address, False)
     assert missing.error == ServerError.CONSUMER_NOT_FOUND

@@ -21,14 +21,7 @@ from duelog.broker.listing.name_sets import NameSets
 from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.listing.watchers import Watchers
 from duelog.broker.lookup.resources import NamespaceSettings, Resources
-from duelog.broker.protocol.commands import (
-    Error,
-    Success,
-    WatchTopicList,
-    WatchTopicListClose,
-    WatchTopicListSuccess,
-    WatchTopicUpdate,
-)
+from duelog.broker.protocol import commands
 from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.protocol.loop_calls import LoopCalls, Workers
 from duelog.broker.security.permissions import Action, Permissions
@@ -103,7 +96,7 @@ class Stand:
     async def watch(self, peer: FakePeer, number: int = 1, pattern: str = ALL, found: str | None = None,
                     namespace: str = "public/default") -> None:  # fmt: skip
         """Ask; the request has the watcher's number and 100."""
-        self.watchers.watch(peer, WatchTopicList(100 + number, number, namespace, pattern, found))
+        self.watchers.watch(peer, commands.WatchTopicList(100 + number, number, namespace, pattern, found))
         await idle()
 
     async def hear(self, events: list[TopicEvent]) -> None:
@@ -164,15 +157,15 @@ async def test_a_watcher_is_answered_with_the_topics_and_then_told_what_changes(
         await stand.watch(peer)
         await stand.watch(peer, 2, f"{PREFIX}(b|c)")
         assert peer.take() == [
-            WatchTopicListSuccess(101, 1, topics_hash(names("a", "b")), names("a", "b")),
-            WatchTopicListSuccess(102, 2, topics_hash(names("b")), names("b")),
+            commands.WatchTopicListSuccess(101, 1, topics_hash(names("a", "b")), names("a", "b")),
+            commands.WatchTopicListSuccess(102, 2, topics_hash(names("b")), names("b")),
         ]
         await stand.change(names("c", "x"))
         await stand.change([], names("a", "x"))
         assert peer.take() == [
-            WatchTopicUpdate(1, topics_hash(names("a", "b", "c", "x")), names("c", "x"), ()),
-            WatchTopicUpdate(2, topics_hash(names("b", "c")), names("c"), ()),
-            WatchTopicUpdate(1, topics_hash(names("b", "c")), (), names("a", "x")),
+            commands.WatchTopicUpdate(1, topics_hash(names("a", "b", "c", "x")), names("c", "x"), ()),
+            commands.WatchTopicUpdate(2, topics_hash(names("b", "c")), names("c"), ()),
+            commands.WatchTopicUpdate(1, topics_hash(names("b", "c")), (), names("a", "x")),
         ]
 
 
@@ -183,7 +176,7 @@ async def test_a_topic_that_comes_and_goes_in_one_commit_is_told_of_each_time(on
         peer.take()
         one = names("a")
         await stand.hear(stand.store.change(one) + stand.store.change([], one) + stand.store.change(one))
-        updates = peer.got(WatchTopicUpdate)
+        updates = peer.got(commands.WatchTopicUpdate)
         assert [(list(each.new_topics), list(each.deleted_topics)) for each in updates] == [
             (one, []),
             ([], one),
@@ -201,7 +194,7 @@ async def test_names_that_change_over_and_over_are_few_updates(on_stand: OnStand
             each for _ in range(5_000) for each in stand.store.change(names("a")) + stand.store.change([], names("a"))
         ]
         await stand.hear(events + stand.store.change(names("b")))
-        updates = peer.got(WatchTopicUpdate)
+        updates = peer.got(commands.WatchTopicUpdate)
         assert len(updates) == 11
         assert updates[-1].topics_hash == topics_hash(names("b"))
 
@@ -211,7 +204,7 @@ async def test_a_watcher_that_has_the_hash_is_sent_no_names(on_stand: OnStand) -
     async with on_stand() as (stand, peer):
         await stand.change(names("a"))
         await stand.watch(peer, found=topics_hash(names("a")))
-        assert peer.take() == [WatchTopicListSuccess(101, 1, topics_hash(names("a")), ())]
+        assert peer.take() == [commands.WatchTopicListSuccess(101, 1, topics_hash(names("a")), ())]
 
 
 async def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand: OnStand) -> None:
@@ -236,14 +229,14 @@ async def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand
         await stand.work()
         stand.advance(0)
         await idle()
-        (success,) = peer.got(WatchTopicListSuccess)
+        (success,) = peer.got(commands.WatchTopicListSuccess)
         known = set(success.topics)
         assert success.topics_hash == topics_hash(known)
-        for update in peer.got(WatchTopicUpdate):
+        for update in peer.got(commands.WatchTopicUpdate):
             known = (known | set(update.new_topics)) - set(update.deleted_topics)
             assert update.topics_hash == topics_hash(known)
         assert known == set(names("b", "c", "d", "e"))
-        assert isinstance(peer.sent[0][0], WatchTopicListSuccess)
+        assert isinstance(peer.sent[0][0], commands.WatchTopicListSuccess)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +267,7 @@ async def test_a_role_that_may_consume_may_watch(on_stand: OnStand) -> None:
         await stand.resources.namespaces.change("public/default", lambda before: granted)
         peer.role = "r"
         await stand.watch(peer)
-        assert len(peer.got(WatchTopicListSuccess)) == 1
+        assert len(peer.got(commands.WatchTopicListSuccess)) == 1
 
 
 async def test_pauses_double_from_100_ms_to_25_s_less_up_to_a_tenth(on_stand: OnStand) -> None:
@@ -293,7 +286,7 @@ async def test_pauses_double_from_100_ms_to_25_s_less_up_to_a_tenth(on_stand: On
         stand.limiter.heap.release(everything)
         stand.advance(25)
         await idle()
-        assert len(peer.got(WatchTopicListSuccess)) == 1
+        assert len(peer.got(commands.WatchTopicListSuccess)) == 1
 
 
 async def test_updates_wait_for_their_turn_and_permits(on_stand: OnStand) -> None:
@@ -304,7 +297,7 @@ async def test_updates_wait_for_their_turn_and_permits(on_stand: OnStand) -> Non
         peer.take()
         await stand.change(names("a"))
         await stand.change(names("b"))
-        assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a")]
+        assert [each.new_topics for each in peer.got(commands.WatchTopicUpdate)] == [names("a")]
         direct = stand.limiter.direct
         everything = direct.acquire(direct.available).result()
         ahead = direct.acquire(50)
@@ -319,7 +312,7 @@ async def test_updates_wait_for_their_turn_and_permits(on_stand: OnStand) -> Non
         for _ in range(10):
             stand.advance(1)
             await idle()
-        assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a"), names("b")]
+        assert [each.new_topics for each in peer.got(commands.WatchTopicUpdate)] == [names("a"), names("b")]
 
 
 async def test_what_waits_has_a_bound_and_comes_as_one_update_then(
@@ -343,11 +336,11 @@ async def test_what_waits_has_a_bound_and_comes_as_one_update_then(
         peer.held = False
         peer.leave()
         await idle()
-        (update,) = peer.got(WatchTopicUpdate)
+        (update,) = peer.got(commands.WatchTopicUpdate)
         assert (update.new_topics, update.deleted_topics) == (names("last"), names("old"))
         assert update.topics_hash == topics_hash(names("first", "last"))
         await stand.change(names("after"))
-        assert peer.got(WatchTopicUpdate)[1].new_topics == names("after")
+        assert peer.got(commands.WatchTopicUpdate)[1].new_topics == names("after")
 
 
 async def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
@@ -356,7 +349,7 @@ async def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
         await stand.change(names("a", "b"))
         await stand.watch(peer)
         await stand.watch(peer, pattern=f"{PREFIX}b")
-        assert [each.topics for each in peer.got(WatchTopicListSuccess)] == [names("a", "b"), names("b")]
+        assert [each.topics for each in peer.got(commands.WatchTopicListSuccess)] == [names("a", "b"), names("b")]
         peer.take()
         await stand.change(names("c"))
         assert peer.take() == []
@@ -368,9 +361,9 @@ async def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
         for _ in range(3):
             await stand.work()
         error, success = peer.take()
-        assert isinstance(error, Error)
+        assert isinstance(error, commands.Error)
         assert error.error == ServerError.SERVICE_NOT_READY
-        assert isinstance(success, WatchTopicListSuccess)
+        assert isinstance(success, commands.WatchTopicListSuccess)
 
 
 async def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStand) -> None:
@@ -381,11 +374,11 @@ async def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStan
         stand.workers.held = True
         await stand.watch(peer, 2, f"{PREFIX}x")
         for number in (1, 2, 3):
-            stand.watchers.close(peer, WatchTopicListClose(200 + number, number))
+            stand.watchers.close(peer, commands.WatchTopicListClose(200 + number, number))
         await idle()
         stand.workers.held = False
         await stand.work()
-        assert peer.take() == [Success(201), Success(202), Success(203)]
+        assert peer.take() == [commands.Success(201), commands.Success(202), commands.Success(203)]
         await stand.change(names("a"))
         assert peer.take() == []
         assert (len(stand.watchers), len(stand.sets)) == (0, 0)
@@ -410,15 +403,15 @@ async def test_names_that_watchers_keep_have_a_bound(on_stand: OnStand) -> None:
         await stand.watch(peer, 2)
         await stand.watch(peer, 3, ".*", namespace="public/other")
         await stand.watch(peer, 4, pattern=f"{PREFIX}b")
-        assert [(each.request_id, each.error) for each in peer.got(Error)] == [
+        assert [(each.request_id, each.error) for each in peer.got(commands.Error)] == [
             (103, ServerError.TOO_MANY_REQUESTS),
             (104, ServerError.TOO_MANY_REQUESTS),
         ]
         assert len(stand.watchers) == 2
         for number in (1, 2):
-            stand.watchers.close(peer, WatchTopicListClose(1, number))
+            stand.watchers.close(peer, commands.WatchTopicListClose(1, number))
         await stand.watch(peer, 3, ".*", namespace="public/other")
-        assert peer.got(WatchTopicListSuccess)[-1].topics == ["persistent://public/other/c"]
+        assert peer.got(commands.WatchTopicListSuccess)[-1].topics == ["persistent://public/other/c"]
 
 
 async def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(
@@ -433,11 +426,11 @@ async def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(
         with monkeypatch.context() as patched:
             patched.setattr(name_sets, "names_of", broken)
             await stand.watch(peer)
-        assert peer.take() == [Error(101, ServerError.METADATA, "broken")]
+        assert peer.take() == [commands.Error(101, ServerError.METADATA, "broken")]
         assert (len(stand.watchers), len(stand.sets), len(stand.limiter.sizes)) == (0, 0, 0)
         assert stand.held() == (0, 0, 0)
         await stand.watch(peer)
-        assert len(peer.got(WatchTopicListSuccess)) == 1
+        assert len(peer.got(commands.WatchTopicListSuccess)) == 1
 
 
 async def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
@@ -465,4 +458,4 @@ async def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
             await idle()
         stand.loop.advance(1)
         await idle()
-        assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a"), names("b", "c", "d")]
+        assert [each.new_topics for each in peer.got(commands.WatchTopicUpdate)] == [names("a"), names("b", "c", "d")]

@@ -8,17 +8,7 @@ from typing import Any, cast
 from duelog import DelayedStore
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.produce.producers import Producers
-from duelog.broker.protocol.commands import (
-    AccessMode,
-    CloseProducer,
-    Error,
-    Producer,
-    ProducerSuccess,
-    Schema,
-    Send,
-    SendError,
-    SendReceipt,
-)
+from duelog.broker.protocol import commands
 from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.peer import Peer
@@ -73,7 +63,7 @@ class Producing:
             raise self.epoch_error
         self.epochs[topic] = epoch
 
-    def schema_version(self, topic: str, schema: Schema) -> bytes:
+    def schema_version(self, topic: str, schema: commands.Schema) -> bytes:
         if schema.name == "misfit":
             raise Refused(ServerError.INCOMPATIBLE_SCHEMA, "it does not fit")
         return bytes(8)
@@ -83,23 +73,23 @@ class Producing:
         self._requests += 1
         peer.sent.clear()
         topic = fields.pop("topic", self.topic.name)
-        request = Producer(topic, producer_id, self._requests, name, **fields)
+        request = commands.Producer(topic, producer_id, self._requests, name, **fields)
         await soon(self.producers.open(peer, request))
         return [command for command, _ in peer.sent]
 
     async def opened(
         self, peer: FakePeer, producer_id: int = 1, name: str | None = "p", **fields: Any
-    ) -> ProducerSuccess:
+    ) -> commands.ProducerSuccess:
         """Open a producer that is admitted."""
         (success,) = await self.open(peer, producer_id, name, **fields)
-        assert isinstance(success, ProducerSuccess), success
+        assert isinstance(success, commands.ProducerSuccess), success
         return success
 
     def put(self, peer: FakePeer, sequence_id: int, text: str = "", producer_id: int = 1, **fields: Any) -> None:
         """SEND, without waiting for anything."""
         send = {name: fields.pop(name) for name in ("highest_sequence_id", "is_chunk", "txn_least") if name in fields}
         blob = fields.pop("blob", None) or blob_of(text or str(sequence_id), sequence_id, **fields)
-        self.producers.send(peer, Send(producer_id, sequence_id, **send), blob)
+        self.producers.send(peer, commands.Send(producer_id, sequence_id, **send), blob)
 
     async def stored(self) -> None:
         """Wait for what was sent to be on disk, and answered."""
@@ -121,32 +111,32 @@ class Producing:
         assert reported.wait(60), "the outbox does not write"
 
 
-def exclusive(mode: AccessMode, **fields: Any) -> dict[str, Any]:
+def exclusive(mode: commands.AccessMode, **fields: Any) -> dict[str, Any]:
     """Fields of PRODUCER."""
     return {"access_mode": mode, **fields}
 
 
 def receipts(peer: FakePeer) -> list[int]:
     """Sequence ids of the receipts."""
-    return [each.sequence_id for each in peer.got(SendReceipt)]
+    return [each.sequence_id for each in peer.got(commands.SendReceipt)]
 
 
 def answers(peer: FakePeer) -> list[tuple[int, ServerError | None]]:
     """Sequence ids of receipts and errors, in order, with the error."""
     found: list[tuple[int, ServerError | None]] = []
     for command, _ in peer.sent:
-        if isinstance(command, SendReceipt):
+        if isinstance(command, commands.SendReceipt):
             found.append((command.sequence_id, None))
-        elif isinstance(command, SendError):
+        elif isinstance(command, commands.SendError):
             found.append((command.sequence_id, command.error))
     return found
 
 
 def errors(peer: FakePeer) -> list[ServerError]:
     """The errors of ERROR."""
-    return [each.error for each in peer.got(Error)]
+    return [each.error for each in peer.got(commands.Error)]
 
 
 def closed(peer: FakePeer) -> list[int]:
     """The producers that the broker closed."""
-    return [each.producer_id for each in peer.got(CloseProducer)]
+    return [each.producer_id for each in peer.got(commands.CloseProducer)]
