@@ -14,16 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from ..listing.memory_limits import DualMemoryLimiter, LookupGate, PermitError, all_left
-from ..protocol.commands import (
-    Error,
-    GetOrCreateSchema,
-    GetSchema,
-    GetTopics,
-    Lookup,
-    LookupKind,
-    LookupResponse,
-    PartitionedMetadata,
-)
+from ..protocol import commands
 from ..protocol.failures import Refused, ServerError
 from ..protocol.frames import framed
 from ..protocol.peer import Peer
@@ -49,20 +40,20 @@ class Forwarding:
         self._limiter = limiter
         self.gate = LookupGate(max_lookups)
 
-    async def lookup(self, peer: Peer, command: Lookup) -> None:
+    async def lookup(self, peer: Peer, command: commands.Lookup) -> None:
         """Answer with the broker that has the topic; from one broker to the next where one says so."""
         with self.gate:
             brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
             for _ in range(MAX_REDIRECTS):
                 link, answer = await self._links(peer).ask(brokers, command, command.request_id)
                 found = answer.decoded()
-                if not isinstance(found, LookupResponse):
+                if not isinstance(found, commands.LookupResponse):
                     raise Refused(ServerError.SERVICE_NOT_READY, f"broker {link.address} has answered {answer.kind}")
                 named = self._brokers.named(found.url, found.url_tls)
-                if found.response == LookupKind.CONNECT:
+                if found.response == commands.LookupKind.CONNECT:
                     peer.send(_through(found, named or link.address))
                     return
-                if found.response != LookupKind.REDIRECT:
+                if found.response != commands.LookupKind.REDIRECT:
                     peer.send(found)
                     return
                 if named is None:
@@ -71,25 +62,27 @@ class Forwarding:
                 brokers, command = [named], replace(command, authoritative=found.authoritative)
             raise Refused(ServerError.SERVICE_NOT_READY, f"brokers redirect {command.topic} in a circle")
 
-    async def answer(self, peer: Peer, command: PartitionedMetadata | GetSchema | GetOrCreateSchema) -> None:
+    async def answer(
+        self, peer: Peer, command: commands.PartitionedMetadata | commands.GetSchema | commands.GetOrCreateSchema
+    ) -> None:
         with self.gate:
             brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
             _, answer = await self._links(peer).ask(brokers, command, command.request_id)
             peer.send_frames(framed(answer.encoded))
 
-    async def topics(self, peer: Peer, command: GetTopics) -> None:
+    async def topics(self, peer: Peer, command: commands.GetTopics) -> None:
         """Answer GET_TOPICS_OF_NAMESPACE as the broker does, within the limits of memory."""
         try:
             with self.gate:
                 async with self._limiter.turn(peer):
                     await self._list(peer, command)
         except PermitError as error:
-            peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
+            peer.send(commands.Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
         except Refused as error:
             number = error.error if error.error in _TOLD else ServerError.SERVICE_NOT_READY
-            peer.send(Error(command.request_id, number, error.message))
+            peer.send(commands.Error(command.request_id, number, error.message))
 
-    async def _list(self, peer: Peer, command: GetTopics) -> None:
+    async def _list(self, peer: Peer, command: commands.GetTopics) -> None:
         def is_gone() -> bool:
             return peer.closed
 
@@ -115,8 +108,8 @@ class Forwarding:
 
             brokers = self._brokers.for_namespace(command.namespace)
             _, answer = await self._links(peer).ask(brokers, command, command.request_id, sized)
-            failure = answer.decoded() if answer.kind is Error else None
-            if isinstance(failure, Error):
+            failure = answer.decoded() if answer.kind is commands.Error else None
+            if isinstance(failure, commands.Error):
                 raise Refused(failure.error, failure.message)
             frame = framed(answer.encoded)
             whole = command.topics_hash is None and command.pattern is None
@@ -130,7 +123,7 @@ class Forwarding:
             await all_left(peer)
 
 
-def _through(found: LookupResponse, address: Address) -> LookupResponse:
+def _through(found: commands.LookupResponse, address: Address) -> commands.LookupResponse:
     """The client connects to the proxy, and names the broker."""
     url, url_tls = f"pulsar://{address.place}", f"pulsar+ssl://{address.place}"
     return replace(found, url=url, url_tls=url_tls, through_proxy=True)

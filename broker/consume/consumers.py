@@ -27,25 +27,7 @@ from ...store.position import BEFORE_FIRST, ENTRY_MASK, MessageId
 from ..configuration import BrokerConfig
 from ..lookup.topic_address import stored_subscription
 from ..lookup.topic_facts import TopicFacts
-from ..protocol.commands import (
-    NO_REQUEST,
-    Ack,
-    AckResponse,
-    AckType,
-    CloseConsumer,
-    ConsumerStats,
-    ConsumerStatsResponse,
-    Error,
-    Flow,
-    GetLastMessageId,
-    MessageIdData,
-    Redeliver,
-    Seek,
-    Subscribe,
-    SubscriptionType,
-    Success,
-    Unsubscribe,
-)
+from ..protocol import commands
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
@@ -75,7 +57,7 @@ class OpenedConsumer(Consumer):
 
     __slots__ = ("group",)
 
-    def __init__(self, peer: Peer, command: Subscribe, name: str, opened_at: float) -> None:
+    def __init__(self, peer: Peer, command: commands.Subscribe, name: str, opened_at: float) -> None:
         super().__init__(peer, command, name, opened_at)
         self.group: Attached | None = None
 
@@ -113,17 +95,17 @@ class Consumers:
 
     # -- who is attached ---------------------------------------------------------------------------
 
-    async def open(self, peer: Peer, command: Subscribe) -> None:
+    async def open(self, peer: Peer, command: commands.Subscribe) -> None:
         if peer.closed:
             return
         mine = self._connections.setdefault(peer.number, {})
         known = mine.get(command.consumer_id)
         if known is not None:
             if known.state == "ready":
-                peer.send(Success(command.request_id))
+                peer.send(commands.Success(command.request_id))
             else:
                 message = f"consumer {command.consumer_id} is being opened"
-                peer.send(Error(command.request_id, ServerError.SERVICE_NOT_READY, message))
+                peer.send(commands.Error(command.request_id, ServerError.SERVICE_NOT_READY, message))
             return
         name = command.consumer_name or f"duelog-{secrets.token_hex(4)}"
         consumer = OpenedConsumer(peer, command, name, self._calls.loop.time())
@@ -140,7 +122,7 @@ class Consumers:
         if consumer.state != "closed":
             self._forget(consumer)
             consumer.state = "closed"
-            consumer.peer.send(Error(consumer.command.request_id, server_error(error), str(error)))
+            consumer.peer.send(commands.Error(consumer.command.request_id, server_error(error), str(error)))
 
     async def _open(self, consumer: OpenedConsumer) -> None:
         command, peer = consumer.command, consumer.peer
@@ -172,7 +154,7 @@ class Consumers:
             async with group.lock:
                 await self._admit(group, consumer)
                 failover = None
-                if command.type == SubscriptionType.FAILOVER:
+                if command.type == commands.SubscriptionType.FAILOVER:
                     changed = partial(self._active_changed, group, consumer)
                     failover = Failover(max(command.priority_level, 0), consumer.name, group.choose, changed)
                 start = None
@@ -190,7 +172,7 @@ class Consumers:
                 group.consumers.append(consumer)
                 consumer.state = "ready"
                 consumer.group = group
-                peer.send(Success(command.request_id))
+                peer.send(commands.Success(command.request_id))
                 group.tell_active(consumer)
                 group.pump.turn()
         finally:
@@ -208,9 +190,9 @@ class Consumers:
             if group.durable != command.durable:
                 raise Refused(ServerError.NOT_ALLOWED, "a reader and a subscription have one name")
             if group.type != command.type:
-                message = f"the subscription's consumers are {SubscriptionType(group.type or 0).name}"
+                message = f"the subscription's consumers are {commands.SubscriptionType(group.type or 0).name}"
                 raise Refused(ServerError.CONSUMER_BUSY, message)
-            if command.type != SubscriptionType.EXCLUSIVE:
+            if command.type != commands.SubscriptionType.EXCLUSIVE:
                 return
             other = group.consumers[0].peer
             if not other.closed and (other.number == consumer.peer.number or await other.ping(_ALIVE_S)):
@@ -219,7 +201,7 @@ class Consumers:
             self.gone(other)
         group.durable = command.durable
 
-    async def close(self, peer: Peer, command: CloseConsumer) -> None:
+    async def close(self, peer: Peer, command: commands.CloseConsumer) -> None:
         """CLOSE_CONSUMER. One that is not there is closed already."""
         consumer = self._find(peer, command.consumer_id)
         if consumer is not None:
@@ -227,7 +209,7 @@ class Consumers:
             if consumer.state == "ready" and consumer.group is not None:
                 await self._detach(consumer.group, [consumer])
             consumer.state = "closed"
-        peer.send(Success(command.request_id))
+        peer.send(commands.Success(command.request_id))
 
     def gone(self, peer: Peer) -> None:
         for consumer in list(self._connections.pop(peer.number, {}).values()):
@@ -297,7 +279,7 @@ class Consumers:
         consumers = list(group.consumers)
         for consumer in consumers:
             group.leave(consumer)
-            consumer.peer.send(CloseConsumer(consumer.consumer_id, NO_REQUEST))
+            consumer.peer.send(commands.CloseConsumer(consumer.consumer_id, commands.NO_REQUEST))
             self._forget(consumer)
         return self._detach(group, consumers, failed=False)
 
@@ -348,7 +330,7 @@ class Consumers:
             raise Refused(ServerError.CONSUMER_NOT_FOUND, f"consumer {consumer_id} is not open")
         return consumer, consumer.group, consumer.engine
 
-    def flow(self, peer: Peer, command: Flow) -> None:
+    def flow(self, peer: Peer, command: commands.Flow) -> None:
         """FLOW. For an unknown consumer it is dropped."""
         consumer = self._find(peer, command.consumer_id)
         if consumer is not None and consumer.group is not None:
@@ -356,7 +338,7 @@ class Consumers:
             consumer.group.send_surplus(consumer)
             consumer.group.pump.turn()
 
-    def ack(self, peer: Peer, command: Ack) -> None:
+    def ack(self, peer: Peer, command: commands.Ack) -> None:
         """ACK. For an unknown consumer it is dropped."""
         consumer = self._find(peer, command.consumer_id)
         if consumer is None or consumer.group is None or consumer.state != "ready":
@@ -367,7 +349,7 @@ class Consumers:
         try:
             if command.txn_least is not None or command.txn_most is not None:
                 raise Refused(ServerError.NOT_ALLOWED, "transactions are not offered")
-            if command.type == AckType.CUMULATIVE:
+            if command.type == commands.AckType.CUMULATIVE:
                 _ack_cumulative(consumer.group, consumer, command.message_ids, answer)
             else:
                 _ack_individual(consumer.group, consumer, command.message_ids, answer)
@@ -377,7 +359,7 @@ class Consumers:
             else:
                 _log.info("an acknowledgement of consumer %s is refused: %s", consumer.name, refused)
 
-    def redeliver(self, peer: Peer, command: Redeliver) -> None:
+    def redeliver(self, peer: Peer, command: commands.Redeliver) -> None:
         """REDELIVER. For an unknown consumer it is dropped."""
         consumer = self._find(peer, command.consumer_id)
         if consumer is None or consumer.group is None or consumer.state != "ready":
@@ -396,7 +378,7 @@ class Consumers:
 
     # -- positions -----------------------------------------------------------------------------------
 
-    async def seek(self, peer: Peer, command: Seek) -> None:
+    async def seek(self, peer: Peer, command: commands.Seek) -> None:
         """SEEK: every consumer of the subscription is closed, then SUCCESS.
 
         What any of them acknowledges from the move until it is told belongs to the place before: it is answered, and
@@ -415,9 +397,9 @@ class Consumers:
                     group.pump.turn()
         except (Refused, DuelogError) as error:
             code = error.error if isinstance(error, Refused) else ServerError.METADATA
-            peer.send(Error(command.request_id, code, str(error)))
+            peer.send(commands.Error(command.request_id, code, str(error)))
             return
-        peer.send(Success(command.request_id))
+        peer.send(commands.Success(command.request_id))
 
     def _drop_place(self, group: Attached, start: feed.Start) -> None:
         """The subscription has moved: tell its consumers, before anything else is done for it."""
@@ -434,13 +416,13 @@ class Consumers:
             self._calls.loop.call_later(self._config.keep_alive_interval_seconds, forget)
         self._close_group(group)
 
-    async def last_message_id(self, peer: Peer, command: GetLastMessageId) -> None:
+    async def last_message_id(self, peer: Peer, command: commands.GetLastMessageId) -> None:
         _, group, engine = self._ready(peer, command.consumer_id)
         group.last = await self._workers(partial(feed.last_entry, group.topic, group.last))
         mark_delete = (await self._workers(engine.stats)).mark_delete
         peer.send(feed.last_message_id(group.last, mark_delete, group.partition, command.request_id))
 
-    async def unsubscribe(self, peer: Peer, command: Unsubscribe) -> None:
+    async def unsubscribe(self, peer: Peer, command: commands.Unsubscribe) -> None:
         """UNSUBSCRIBE: only a subscription's only consumer may, unless it says `force`."""
         consumer, group, _ = self._ready(peer, command.consumer_id)
         async with group.lock:
@@ -455,9 +437,9 @@ class Consumers:
             if group.durable:
                 await group.pump.run(partial(group.topic.unsubscribe, group.name))
                 self.forget_subscription(group.topic.name, group.name)
-        peer.send(Success(command.request_id))
+        peer.send(commands.Success(command.request_id))
 
-    async def stats(self, peer: Peer, command: ConsumerStats) -> None:
+    async def stats(self, peer: Peer, command: commands.ConsumerStats) -> None:
         consumer, _, engine = self._ready(peer, command.consumer_id)
         backlog = (await self._workers(engine.stats)).backlog
         peer.send(_stats_of(command, consumer, backlog, self._calls.loop.time()))
@@ -481,31 +463,35 @@ class Consumers:
         return sum(map(len, self._connections.values()))
 
 
-def _answer_ack(peer: Peer, command: Ack, error: BaseException | None) -> None:
+def _answer_ack(peer: Peer, command: commands.Ack, error: BaseException | None) -> None:
     if error is None:
-        peer.send(AckResponse(command.consumer_id, request_id=command.request_id))
+        peer.send(commands.AckResponse(command.consumer_id, request_id=command.request_id))
     else:
         code = server_error(error)
-        peer.send(AckResponse(command.consumer_id, error=code, message=str(error), request_id=command.request_id))
+        peer.send(
+            commands.AckResponse(command.consumer_id, error=code, message=str(error), request_id=command.request_id)
+        )
 
 
 _MOST_WAITING = 20_000
 """Acknowledgements of a consumer that wait for a worker, at which its connection is not read."""
 
 
-def place_of(message_id: MessageIdData) -> int | None:
+def place_of(message_id: commands.MessageIdData) -> int | None:
     """An id as one number; None: no entry can have it."""
     if message_id.entry_id >= ENTRY_MASK or message_id.ledger_id >> 62:
         return None
     return message_id.ledger_id << 32 | message_id.entry_id
 
 
-def _batch_size(message_id: MessageIdData) -> int | None:
+def _batch_size(message_id: commands.MessageIdData) -> int | None:
     """Messages of the batch; None: the client does not say, or says what cannot be."""
     return message_id.batch_size if message_id.batch_size > 0 else None
 
 
-def _ack_individual(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData], answer: Answer | None) -> None:
+def _ack_individual(
+    group: Attached, consumer: Consumer, ids: Sequence[commands.MessageIdData], answer: Answer | None
+) -> None:
     """Acknowledge messages one by one. Raises Refused where an id can be none."""
     places: list[int] = []
     shared = consumer.type in INDIVIDUAL
@@ -537,7 +523,9 @@ def _ack_individual(group: Attached, consumer: Consumer, ids: Sequence[MessageId
         group.pump.call(lambda: None, lambda *_: peer.resume_reading("acks"))
 
 
-def _ack_cumulative(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData], answer: Answer | None) -> None:
+def _ack_cumulative(
+    group: Attached, consumer: Consumer, ids: Sequence[commands.MessageIdData], answer: Answer | None
+) -> None:
     """Acknowledge everything up to a message. Raises Refused."""
     if consumer.type in INDIVIDUAL:
         raise Refused(ServerError.NOT_ALLOWED, f"no cumulative acknowledgement on {consumer.type.name}")
@@ -564,11 +552,13 @@ TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 """Names of `SubscriptionType`."""
 
 
-def _stats_of(command: ConsumerStats, consumer: Consumer, backlog: int, now_s: float) -> ConsumerStatsResponse:
+def _stats_of(
+    command: commands.ConsumerStats, consumer: Consumer, backlog: int, now_s: float
+) -> commands.ConsumerStatsResponse:
     """Answer with a consumer's figures; rates are averages since it was opened."""
     age_s = max(now_s - consumer.opened_at, 0.001)
     since = datetime.now(UTC) - timedelta(seconds=age_s)
-    return ConsumerStatsResponse(
+    return commands.ConsumerStatsResponse(
         command.request_id,
         rate_out=consumer.figures.messages / age_s,
         throughput_out=consumer.figures.bytes / age_s,

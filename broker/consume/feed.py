@@ -16,17 +16,7 @@ from ...store.errors import CorruptRecord, InvalidArgument
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
 from ...topics.seeking import PublishedAt
-from ..protocol import entry
-from ..protocol.commands import (
-    GetLastMessageIdResponse,
-    InitialPosition,
-    KeySharedMeta,
-    KeySharedMode,
-    MessageIdData,
-    Seek,
-    Subscribe,
-    SubscriptionType,
-)
+from ..protocol import commands, entry
 from ..protocol.failures import Refused, ServerError
 from ..protocol.fields import Command
 
@@ -36,20 +26,20 @@ if TYPE_CHECKING:
     from ...topic import Topic
 
 _UNSIGNED = 2**64 - 1
-_TYPES: dict[SubscriptionType, EngineType] = {
-    SubscriptionType.EXCLUSIVE: "exclusive",
-    SubscriptionType.SHARED: "shared",
-    SubscriptionType.FAILOVER: "failover",
-    SubscriptionType.KEY_SHARED: "key_shared",
+_TYPES: dict[commands.SubscriptionType, EngineType] = {
+    commands.SubscriptionType.EXCLUSIVE: "exclusive",
+    commands.SubscriptionType.SHARED: "shared",
+    commands.SubscriptionType.FAILOVER: "failover",
+    commands.SubscriptionType.KEY_SHARED: "key_shared",
 }
-_INITIAL = {InitialPosition.LATEST: "latest", InitialPosition.EARLIEST: "earliest"}
+_INITIAL = {commands.InitialPosition.LATEST: "latest", commands.InitialPosition.EARLIEST: "earliest"}
 
 
 Start = str | MessageId | PublishedAt
 """The start of a reader: "earliest", "latest", an id, or the first message published at a time."""
 
 
-def start_of(command: Subscribe, now_ms: int) -> Start:
+def start_of(command: commands.Subscribe, now_ms: int) -> Start:
     """Read the start of a reader from its SUBSCRIBE."""
     if command.rollback_sec:
         return PublishedAt(max(now_ms - command.rollback_sec * 1_000, 0))
@@ -58,7 +48,7 @@ def start_of(command: Subscribe, now_ms: int) -> Start:
     return _position(command.start_message_id)
 
 
-def _position(message_id: MessageIdData) -> str | MessageId:
+def _position(message_id: commands.MessageIdData) -> str | MessageId:
     if message_id.ledger_id == _UNSIGNED:
         return "earliest"
     if message_id.ledger_id >= MAX_ID:
@@ -67,11 +57,16 @@ def _position(message_id: MessageIdData) -> str | MessageId:
 
 
 def attach(
-    topic: Topic, name: str, command: Subscribe, sharing: KeyShared, failover: Failover | None, start: Start | None
+    topic: Topic,
+    name: str,
+    command: commands.Subscribe,
+    sharing: KeyShared,
+    failover: Failover | None,
+    start: Start | None,
 ) -> Subscription:
     """Attach a consumer; start: of a reader. The subscription is made where there is none. Raises Refused."""
     kind = _TYPES[command.type]
-    keys = sharing if command.type == SubscriptionType.KEY_SHARED else None
+    keys = sharing if command.type == commands.SubscriptionType.KEY_SHARED else None
     try:
         if start is not None:
             return topic.reader(existing(topic, start), name=name, type=kind, failover=failover, key_shared=keys)
@@ -83,12 +78,12 @@ def attach(
         raise
 
 
-def sharing_of(asked: KeySharedMeta | None) -> KeyShared:
+def sharing_of(asked: commands.KeySharedMeta | None) -> KeyShared:
     """A consumer's request for a share of the keys. Raises Refused."""
     if asked is None:
         return KeyShared(order_by)
     ranges = None
-    if asked.mode == KeySharedMode.STICKY:
+    if asked.mode == commands.KeySharedMode.STICKY:
         ranges = [(each.start, each.end) for each in asked.ranges]
     try:
         return KeyShared(order_by, ranges, asked.allow_out_of_order)
@@ -110,7 +105,7 @@ def detach(engines: Sequence[Subscription], failed: bool) -> None:
         engine.close(failed=failed)
 
 
-def seek(topic: Topic, engine: Subscription, command: Seek) -> Start:
+def seek(topic: Topic, engine: Subscription, command: commands.Seek) -> Start:
     """Move a subscription; where to."""
     if command.message_id is not None:
         return engine.seek(existing(topic, _position(command.message_id)))
@@ -160,10 +155,10 @@ def last_entry(topic: Topic, known: LastEntry | None) -> LastEntry:
 
 def last_message_id(last: LastEntry, mark_delete: MessageId, partition: int, request_id: int) -> Command:
     """GET_LAST_MESSAGE_ID's answer."""
-    return GetLastMessageIdResponse(
+    return commands.GetLastMessageIdResponse(
         _id_of(last.position, partition, last.batch_index), request_id, _id_of(mark_delete, partition)
     )
 
 
-def _id_of(position: MessageId, partition: int, batch_index: int = -1) -> MessageIdData:
-    return MessageIdData(position.ledger_id, position.entry_id % (_UNSIGNED + 1), partition, batch_index)
+def _id_of(position: MessageId, partition: int, batch_index: int = -1) -> commands.MessageIdData:
+    return commands.MessageIdData(position.ledger_id, position.entry_id % (_UNSIGNED + 1), partition, batch_index)

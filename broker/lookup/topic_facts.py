@@ -15,14 +15,7 @@ from typing import NamedTuple
 from ...store.errors import DocumentChanged, DuelogError
 from ...store.log.documents import Documents
 from ...store.names import TopicName
-from ..protocol.commands import (
-    GetOrCreateSchema,
-    GetOrCreateSchemaResponse,
-    GetSchema,
-    GetSchemaResponse,
-    KeyValue,
-    Schema,
-)
+from ..protocol import commands
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.peer import Peer
 from ..security.permissions import Action
@@ -36,7 +29,7 @@ class StoredSchema(NamedTuple):
     """A schema and its version."""
 
     version: int
-    schema: Schema
+    schema: commands.Schema
 
     @property
     def wire_version(self) -> bytes:
@@ -51,7 +44,7 @@ class TopicFacts:
         self._resources = resources
         self._access = access
 
-    async def get_schema(self, peer: Peer, command: GetSchema) -> None:
+    async def get_schema(self, peer: Peer, command: commands.GetSchema) -> None:
         """Answer with the version asked for, or the last."""
         try:
             address = self._access.admit(peer.role, command.topic, *Action)
@@ -62,13 +55,15 @@ class TopicFacts:
             if not stored:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"{address.base} has no such schema")
         except (Refused, DuelogError) as error:
-            answer = GetSchemaResponse(command.request_id, server_error(error), str(error))
+            answer = commands.GetSchemaResponse(command.request_id, server_error(error), str(error))
         else:
             found = stored[-1]
-            answer = GetSchemaResponse(command.request_id, schema=found.schema, schema_version=found.wire_version)
+            answer = commands.GetSchemaResponse(
+                command.request_id, schema=found.schema, schema_version=found.wire_version
+            )
         peer.send(answer)
 
-    async def get_or_create_schema(self, peer: Peer, command: GetOrCreateSchema) -> None:
+    async def get_or_create_schema(self, peer: Peer, command: commands.GetOrCreateSchema) -> None:
         """Answer with the version of a schema, stored if it is new and fits."""
         try:
             address = self._access.admit(peer.role, command.topic, Action.PRODUCE)
@@ -76,14 +71,14 @@ class TopicFacts:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
             version = await asyncio.to_thread(self.schema_version, str(address.base), command.schema)
         except (Refused, DuelogError) as error:
-            answer = GetOrCreateSchemaResponse(command.request_id, server_error(error), str(error))
+            answer = commands.GetOrCreateSchemaResponse(command.request_id, server_error(error), str(error))
         else:
-            answer = GetOrCreateSchemaResponse(command.request_id, schema_version=version)
+            answer = commands.GetOrCreateSchemaResponse(command.request_id, schema_version=version)
         peer.send(answer)
 
     # -- these wait for the disk: for a thread -----------------------------------------------
 
-    def schema_version(self, topic: str, schema: Schema | None) -> bytes:
+    def schema_version(self, topic: str, schema: commands.Schema | None) -> bytes:
         """Return the version of a producer's schema, stored if it is new; empty: it has none.
 
         Refused: IncompatibleSchema.
@@ -94,7 +89,7 @@ class TopicFacts:
         rule = self._resources.compatibility(base.namespace_name)
         return self._take(base, schema, lambda earlier: misfit(schema, earlier, rule))
 
-    def check_schema(self, topic: str, schema: Schema) -> None:
+    def check_schema(self, topic: str, schema: commands.Schema) -> None:
         """Store a consumer's schema where the topic has none; else it has to read the last one.
 
         Refused: IncompatibleSchema.
@@ -147,8 +142,8 @@ class TopicFacts:
     def _take(
         self,
         topic: TopicName,
-        schema: Schema,
-        reason: Callable[[list[Schema]], str | None],
+        schema: commands.Schema,
+        reason: Callable[[list[commands.Schema]], str | None],
         *,
         only_first: bool = False,
     ) -> bytes:
@@ -173,7 +168,7 @@ def _prefix(topic: TopicName) -> str:
     return f"schema/{path_of(topic)}/"
 
 
-def _to_json(schema: Schema) -> bytes:
+def _to_json(schema: commands.Schema) -> bytes:
     return json.dumps(
         {
             "name": schema.name,
@@ -184,10 +179,10 @@ def _to_json(schema: Schema) -> bytes:
     ).encode()
 
 
-def _from_json(value: bytes) -> Schema:
+def _from_json(value: bytes) -> commands.Schema:
     found = json.loads(value)
-    properties = [KeyValue(key, value) for key, value in found["properties"]]
-    return Schema(found["name"], base64.b64decode(found["data"]), found["type"], properties)
+    properties = [commands.KeyValue(key, value) for key, value in found["properties"]]
+    return commands.Schema(found["name"], base64.b64decode(found["data"]), found["type"], properties)
 
 
 def _epoch_key(topic: str) -> str:
