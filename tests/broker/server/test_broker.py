@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.configuration import BrokerConfig
 from duelog.broker.consume import feed
 from duelog.broker.protocol import commands, fields
 from duelog.broker.protocol.commands import HashRange
-from duelog.broker.server.broker import Broker, store_config
+from duelog.broker.server.broker import Broker
+from tests.broker.admin.rest import administered
 from tests.broker.server import raw_client
-from tests.broker.server.raw_client import WITHIN_S, RawClient, end_clients
+from tests.broker.server.raw_client import WITHIN_S, RawClient
 
 TOPIC = "persistent://public/default/t"
 
@@ -35,17 +35,8 @@ def blob_of(number: int, **values: Any) -> bytes:
 @asynccontextmanager
 async def broker_at(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, int]]:
     """A broker at a free port of this machine, and the port."""
-    values: dict[str, Any] = {"bind_address": "127.0.0.1", "broker_service_port": 0, "worker_threads": 4}
-    config = BrokerConfig(**{**values, **settings})
-    with DelayedStore.open(path, store_config(config)) as store:
-        broker = Broker(store, config)
-        await broker.start()
-        try:
-            yield broker, int(broker.urls.plain.rpartition(":")[2])
-            end_clients()
-        finally:
-            await broker.stop()
-            await broker.stop()
+    async with administered(path, web_service_port=None, **settings) as (broker, _, _):
+        yield broker, int(broker.urls.plain.rpartition(":")[2])
 
 
 async def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> None:
