@@ -30,7 +30,6 @@ CONNECTION_MEMORY = 24 << 10
 """Bytes that an idle connection may cost."""
 
 UNACKED = 200
-HIGH_MARK = 1 << 20
 KIB = 1 << 10
 TOPIC = "persistent://public/default/"
 
