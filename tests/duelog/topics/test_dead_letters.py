@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,42 +171,6 @@ def test_a_letter_says_what_became_of_the_message(store: DelayedStore, topic: To
     )
 
 
-def test_a_postponed_message_keeps_its_origin_and_its_first_failure(
-    store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """`retry_later` sends it anew under other ids; the letter names the first."""
-    sent = topic.send(b"x")
-    with topic.subscribe("s") as consumer:
-        for _ in range(2):
-            (message,) = consumer.receive()
-            consumer.retry_later(message, 60)
-            clock.advance(60_000)
-        assert consumer.receive() == []
-    (letter,) = store.dead_letters()
-    assert (letter.message_id, letter.attempts, letter.first_ms) == (sent, 2, START_MS)
-
-
-def test_a_requeued_letter_comes_to_its_subscription_alone(store: DelayedStore) -> None:
-    """It is due at once, as it was sent, with its attempts counted from 0; and it is a letter no more."""
-    other = store.topic("t").subscribe("other")
-    let_die(store, b"x", b"y")
-    assert payloads(other) == [b"x", b"y"]
-    (x, y) = store.dead_letters()
-    assert store.requeue_dead_letters(x) == 1
-    assert by_payload(store) == [b"y"]
-    assert payloads(other) == []
-    with store.topic("t").subscribe("s") as consumer:
-        (message,) = consumer.receive(10)
-        assert (message.payload, message.key, message.properties) == (b"x", "k", {"shop": "7"})
-        consumer.nack(message, delay=0)
-        (message,) = consumer.receive(10)
-        consumer.nack(message, delay=0)
-        assert consumer.receive(10) == []  # dead once more
-    assert by_payload(store) == [b"y", b"x"]
-    assert store.requeue_dead_letters([x, y, y]) == 1  # x was requeued under its old place
-    assert by_payload(store) == [b"x"]
-
-
 def test_all_letters_are_requeued_or_none(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the origin of one is gone, or the disk is full, nothing has moved."""
     let_die(store, b"a")
@@ -235,20 +197,6 @@ def test_all_letters_are_requeued_or_none(store: DelayedStore, monkeypatch: pyte
     assert payloads_of(store) == []
     assert store.requeue_dead_letters(store.dead_letters("t", "s")) == 1
     assert store.purge_dead_letters(store.dead_letters()) == 1
-
-
-def test_a_message_is_dead_or_alive_after_a_crash_and_not_both(
-    open_store: OpenStore, store: DelayedStore, tmp_path: Path
-) -> None:
-    """The disk has it once just after burying, and just after requeuing."""
-    let_die(store, b"x")
-    shutil.copytree(store.path, tmp_path / "buried")
-    store.requeue_dead_letters(store.dead_letters())
-    shutil.copytree(store.path, tmp_path / "requeued")
-    for name, dead, alive in (("buried", [b"x"], []), ("requeued", [], [b"x"])):
-        crashed = open_store(tmp_path / name, CONFIG)
-        assert by_payload(crashed) == dead
-        assert payloads_of(crashed) == alive
 
 
 def test_letters_that_are_purged_give_their_ledgers_back(open_store: OpenStore, clock: ManualClock) -> None:
@@ -294,16 +242,6 @@ def test_what_is_no_dead_letter_or_no_delay_is_refused(store: DelayedStore) -> N
         with pytest.raises(DuelogError, match="delay"):
             store.requeue_dead_letters(store.dead_letters(), delay=delay)  # type: ignore[arg-type]
     assert by_payload(store) == [b"x"]
-
-
-def test_what_was_sent_to_a_dead_letter_topic_directly_is_no_letter(store: DelayedStore) -> None:
-    """It is read there as on any topic, and not listed."""
-    let_die(store, b"x")
-    grave: Topic = store.topic(GRAVE)
-    grave.send(b"by hand")
-    assert by_payload(store) == [b"x"]
-    with grave.subscribe("reader") as reader:
-        assert payloads(reader) == [b"x", b"by hand"]
 
 
 def test_a_dead_letter_topic_has_a_name_however_long_topic_and_subscription_are(store: DelayedStore) -> None:
