@@ -131,7 +131,7 @@ def _adopt(
         raise
     if reason is not None:
         return refuse(target, reason)
-    main.sync()  # what is not on disk for sure is not to be relied on by removing the old one
+    main.flush()  # what is not on disk for sure is not to be relied on by removing the old one
     reach("compact.adopted")
     partition = None if partitions is None else partitions.get(info.start_ms)
     if partitions is not None and partition is not None:

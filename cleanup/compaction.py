@@ -32,7 +32,7 @@ from ..store.codec.format import Table
 from ..store.codec.run import Run
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
-from ..store.env.transaction import Transaction
+from ..store.env.transaction import LmdbTransaction
 from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.files.directory import children, make_directory, remove_tree, sync_directory
 from ..store.files.failpoints import reach
@@ -139,12 +139,12 @@ def copy_generation(
 
 
 def _append(environment: Environment, batch: list[tuple[bytes, Buffer]]) -> None:
-    def work(transaction: Transaction) -> None:
+    def work(transaction: LmdbTransaction) -> None:
         for key, value in batch:
             if not transaction.raw.put(key, value, append=True):
                 raise BrokenInvariant(f"key {key.hex()} is out of order")
 
-    environment.write(work)
+    environment.commit(work)
 
 
 def _compacted(name: str, raw: Reads, plan: CompactionPlan, progress: Progress) -> Rows:

@@ -80,14 +80,13 @@ def finish_deletion(path: Path, main: Environment, partitions: PartitionSet, par
 
 
 def _has_quarantined(transaction: Transaction, ledger_id: int) -> bool:
-    cursor = transaction.raw.cursor()
-    more = cursor.set_range(fmt.quarantine_key(ledger_id, 0))
-    return bool(more) and bytes(cursor.key()) < fmt.quarantine_key(ledger_id + 1, 0)
+    begin, limit = fmt.quarantine_key(ledger_id, 0), fmt.quarantine_key(ledger_id + 1, 0)
+    return next(catalog.rows(transaction.raw, begin[:1], begin, limit), None) is not None
 
 
 def remove_recorded(path: Path, main: Environment, start_ms: int, generation: int) -> None:
     """Remove the directory of a partition whose deletion is recorded, then the record. May be repeated."""
-    main.sync()  # what is not on disk for sure is not recorded
+    main.flush()  # what is not on disk for sure is not recorded
     directory = partition_path(path, start_ms, generation).parent
     trash = path / "trash" / directory.name
     make_directory(trash.parent)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ..store.codec import format as fmt
 from ..store.codec.format import LedgerState, PartitionRecord, PartitionState
 from ..store.env.environment import Environment
-from ..store.env.transaction import Transaction
+from ..store.env.transaction import LmdbTransaction, Transaction
 from ..store.files.failpoints import reach
 from ..store.log import catalog
 from ..store.log.managed_ledger import LedgerInfo, ManagedLedger
@@ -121,28 +121,32 @@ def remove_ledgers(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Non
 def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
     """One bounded commit of `remove_ledgers`; returns the ledgers that are left."""
 
-    def part(transaction: Transaction) -> int:
+    def part(transaction: LmdbTransaction) -> int:
         cursor = transaction.raw.cursor()
         budget = _RUNS_A_PART
         done = 0
-        for topic_id, ledger_id in ledgers[:_RUNS_A_PART]:
+        for _, ledger_id in ledgers[:_RUNS_A_PART]:
             more = cursor.set_range(fmt.run_prefix(ledger_id))
             while more and budget and fmt.is_run_of(cursor.key(), ledger_id):
                 more = cursor.delete()
                 budget -= 1
             if not budget:
                 break
-            transaction.delete(fmt.ledger_key(topic_id, ledger_id))
             done += 1
         transaction.last_run = _last_run(transaction)
         return done
 
-    done = main.write(part)
+    def removed(transaction: Transaction) -> None:
+        for topic_id, ledger_id in ledgers[:done]:
+            transaction.delete(fmt.ledger_key(topic_id, ledger_id))
+
+    done = main.commit(part)
     reach("trim.part")
+    main.write(removed)
     return ledgers[done:]
 
 
-def _last_run(transaction: Transaction) -> bytes:
+def _last_run(transaction: LmdbTransaction) -> bytes:
     cursor = transaction.raw.cursor()
     return max(bytes(cursor.key()), fmt.RUN_PREFIX) if cursor.last() else fmt.RUN_PREFIX
 

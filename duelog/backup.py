@@ -25,7 +25,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,13 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
+from duelog.store.env.memtable import ReadTransaction, Unapplied, applied_position
 from duelog.store.errors import BrokenInvariant, DamagedStore, DuelogError, InvalidArgument, StoreBusy
 from duelog.store.files.directory import make_directory, refuse_inside, sync_directory, write_file
 from duelog.store.log import catalog
-from duelog.store.wal.segment import Group
+from duelog.store.wal.segment import MAIN, Group
 from duelog.store.wal.wal_reader import WalFollower, read_beside, write_wal
+from duelog.store.wal.write_batch import add_row
 
 from .engine import Engine
 
@@ -114,7 +116,8 @@ class PointInTime:
         self.main.renew()
         if self._wal.follow()[-1:] != self.wal[-1:] or any(held.read.moved() for held in list(self._held.values())):
             return False
-        rows = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
+        main = ReadTransaction(self.main.raw, _registrations(self.wal, applied_position(self.main.raw)))
+        rows = [row for row in catalog.partitions(main) if row[1].state is not PartitionState.DELETING]
         generations = {
             (start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in rows
         }
@@ -209,6 +212,17 @@ class PointInTime:
         self.main.release()
         for generation in list(self._held):
             self._let_go(generation)
+
+
+def _registrations(groups: Iterable[Group], applied: int) -> Unapplied:
+    """What groups that are not applied to the main environment say of which partitions there are."""
+    unapplied, prefix = Unapplied.nothing(), fmt.prefix(fmt.Table.PARTITION)
+    for group in groups:
+        if group.position > applied:
+            for row in group.rows():
+                if row.start_ms == MAIN and row.key.startswith(prefix):
+                    add_row(unapplied, row)
+    return unapplied
 
 
 MANIFEST = "BACKUP"

@@ -98,7 +98,6 @@ class Delivery:
             topics.main_log,
             unreadable,
             wake,
-            main.write if wal_writer is None else wal_writer.fire,
             config.fire_batch if wal_writer is None else wal_writer.largest_firing,
         )
         self.entries = PendingEntries(main, partitions, self.firing, config.partition_ms, recovered.run_limits)
@@ -266,7 +265,7 @@ class Engine:
         self.control: ControlServer | None = None
         self.backing_up = Lock()
         """One backup at a time."""
-        self.documents = Documents(storage.main, wal_writer, self.check_open, self.check_writable)
+        self.documents = Documents(storage.main, self.check_open, self.check_writable)
         self._shutdown = Shutdown(
             [
                 self.sending.outbox.close,
@@ -482,7 +481,7 @@ def _wal_writer(recovered: Recovered, waking: Waking, undo: ExitStack) -> WalWri
         unapplied=bool(recovered.memtable or partitions.unapplied()),
         background=waking.scheduler is not None,
     )
-    wal_writer = WalWriter(main, recovered.memtable, recovered.claims, segments, storage.config, storage.listeners)
+    wal_writer = main.log = WalWriter(main, recovered.memtable, segments, storage.config, storage.listeners)
     undo.callback(wal_writer.close)
     if storage.config.durability == "relaxed":
         main.before_commit = partitions.before_commit = wal_writer.sync

@@ -277,7 +277,7 @@ class KeyedMessages:
 
             def record(group: WriteBatch, start_ms: int, ledger_id: int, entry_id: int) -> None:
                 fields = KeyRecord(start_ms, ledger_id, entry_id, until).pack()
-                self._sender.main_rows(group).put(key, fields)
+                group.main.put(key, fields)
 
             message_id = self._sender.send_one(topic, due_ms, body, now_ms, record, may_be_inline=False)
         if overridden:
@@ -403,7 +403,7 @@ class KeyedMessages:
             return self._replace(topics, owners, part, records, replaced, passing, now_ms)
 
         def also(group: WriteBatch, stored: Stored) -> None:
-            rows, ids = self._sender.main_rows(group), stored.ids.to_list()
+            rows, ids = group.main, stored.ids.to_list()
             for row, key, until in records:
                 message_id = ids[row]
                 start_ms = stored.starts.get(message_id.ledger_id, IN_MAIN)

@@ -35,9 +35,8 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionInfo, PartitionState
 from duelog.store.codec.run import RunLimits
 from duelog.store.config import StoreConfig
-from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import Follow, Memtable, Reads, applied_position
+from duelog.store.env.memtable import Follow, Memtable, Publication, Reads, applied_position
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import AlreadyOpen, ClosedError, CorruptEntry, DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.files import pages
@@ -222,7 +221,7 @@ def _create(path: Path, config: StoreConfig) -> Identity:
         policy_records.record_defaults(transaction, of_config(config))
 
     try:
-        environment.write(work)
+        environment.commit(work)
     finally:
         environment.close()
     move(staged, path / "main")
@@ -363,7 +362,6 @@ class Recovered:
     lock: StoreLock | None
     clock: StoreClock
     memtable: Memtable
-    claims: Claims
     run_limits: RunLimits
     wal: WalContent
 
@@ -384,62 +382,58 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     is_new = not read_only and not (path / "STORE").exists()
     identity = create(path, config) if is_new else read_identity(path, config)
     listeners: Listeners = []
-    claims, limits = Claims(), RunLimits(config.run_entries, config.run_bytes)
-    memtable = Memtable(claims, limits)
+    publication, limits = Publication(), RunLimits(config.run_entries, config.run_bytes)
+    memtable = Memtable(publication, limits)
     followed = FollowedWal(path, identity.store_id) if read_only else None
     follow = None if followed is None else followed.of(MAIN)
     main = open_main(path, config, identity, listeners, memtable, follow, read_only=read_only)
     undo.callback(main.close)
     partitions = (
-        PartitionSet(path, main, config, identity.store_id, claims, listeners=listeners)
+        PartitionSet(path, main, config, identity.store_id, publication, listeners=listeners)
         if followed is None
         else FollowedPartitionSet(path, main, config, identity.store_id, followed)
     )
     undo.callback(partitions.close)
+    wal, replay = WalContent([], 0, None, 1, {}), Replay(path, [])
+    if not read_only:
+        wal = read_wal(path, identity.store_id, catalog.oldest_segment(main))
+        with explained(path):
+            flush_wal(path, wal)
+        replay = Replay(path, wal.groups)
+        replay.fill_main(main, memtable)  # it says which partitions there are
     partitions.load()  # before anything is swept: what it refuses is left as it is
-    wal = WalContent([], 0, None, 1, {})
     if not read_only:
         sweep(path, main)
-        wal = replay_wal(path, identity.store_id, main, memtable, partitions)
+        replay.fill_partitions(partitions)
         refuse_lost_entries(main, partitions)
     mark = main.get(fmt.counter_key(catalog.CLOCK))  # the log may hold it
     store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
     if not read_only:
         recount(path, identity.store_id, main, store_clock.now_ms())
     storage = Storage(path, identity.store_id, config, read_only, main, partitions, listeners)
-    return Recovered(storage, lock, store_clock, memtable, claims, limits, wal)
+    return Recovered(storage, lock, store_clock, memtable, limits, wal)
 
 
-def replay_wal(
-    path: Path, store_id: bytes, main: Environment, memtable: Memtable, partitions: PartitionSet
-) -> WalContent:
-    """Put the rows that a crash left into the memtables, and return the content of the log.
+class Replay:
+    """Puts the rows that a crash left in the log into the memtables of a store that nothing reads yet."""
 
-    Raises DamagedStore where a segment, a group or entries before it are missing; FormatMismatch.
-    """
-    content = read_wal(path, store_id, catalog.oldest_segment(main))
-    with explained(path):
-        flush_wal(path, content)
-    fill_memtables(path, content.groups, main, memtable, partitions)
-    return content
+    def __init__(self, path: Path, groups: Iterable[Group]) -> None:
+        self._path = path
+        self._rows = rows_by_environment(groups)
 
-
-def fill_memtables(
-    path: Path, groups: Iterable[Group], main: Environment, memtable: Memtable, partitions: PartitionSet
-) -> None:
-    """Put the rows of groups that are not applied into the memtables of a store that nothing reads yet.
-
-    What is of a partition that has closed, or is gone, was applied. Raises DamagedStore.
-    """
-    for start_ms, rows in rows_by_environment(groups).items():
-        if start_ms == MAIN:
+    def fill_main(self, main: Environment, memtable: Memtable) -> None:
+        """Raises DamagedStore, where entries before the unapplied ones are missing."""
+        if (rows := self._rows.pop(MAIN, None)) is not None:
             with main.read() as raw:
-                _fill(path, main.name, raw, memtable, rows)
-            continue
-        partition = partitions.get(start_ms)
-        if partition is not None and partition.state is PartitionState.OPEN:
-            with partitions.glance(partition) as raw:
-                _fill(path, partition.name, raw, partition.memtable, rows)
+                _fill(self._path, main.name, raw, memtable, rows)
+
+    def fill_partitions(self, partitions: PartitionSet) -> None:
+        """What is of a partition that has closed, or is gone, was applied. Raises as `fill_main`."""
+        for start_ms, rows in self._rows.items():
+            partition = partitions.get(start_ms)
+            if partition is not None and partition.state is PartitionState.OPEN:
+                with partitions.glance(partition) as raw:
+                    _fill(self._path, partition.name, raw, partition.memtable, rows)
 
 
 def _fill(path: Path, name: str, raw: Reads, memtable: Memtable, rows: EnvironmentRows) -> None:

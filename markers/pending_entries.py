@@ -1,22 +1,23 @@
-"""Entries of partition logs that may still fire: found by id, cancelled, appended conditionally, and admitted.
+"""Entries of partition logs that may still fire: found by id, cancelled, and appended in the place of others.
 
 The steps that cancelling, rescheduling and recurring messages are made of (withdrawal.py).
 
 REQUIRES of the caller: the gate that firing is alone in, held for reading from the first step of a request to the end
-of its main transaction; so nothing is on its way into the main log meanwhile, and the frontiers in that transaction
-say what has fired. The delay indexes hear from the commit itself what it cancelled and admitted.
+of its transaction; so nothing is on its way into the main log meanwhile, and the frontiers in that transaction say what
+has fired. The delay indexes hear from the commit itself what it cancelled and admitted.
 
-A conditional entry never fires unless it is admitted. It is on disk before the transaction that admits it. T of the
-frontier is not above it then: one that firing has gone ahead of (C) is late, as one that was appended would be.
+What takes the place of another is a conditional entry: it names that one, and fires because the transaction that
+appends it admits it too. (Versions before appended it in a commit of its own: one that is not admitted never fires.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from pyroaring import BitMap
 
 from ..partitions import cancellations
 from ..partitions.due_column import dues_of
-from ..partitions.partition import Partition
+from ..partitions.partition import Partition, PartitionLog
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
 from ..store.codec import format as fmt
@@ -32,6 +33,7 @@ from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, RunKind, RunLimits, UInt32s
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
 from ..store.log import catalog
@@ -62,14 +64,21 @@ class FoundEntries(NamedTuple):
     dues: Int64s
 
 
-class NewEntries(NamedTuple):
-    """Conditional entries appended to one partition log for rows of a request; consecutive ids from the first on."""
+class Destination(NamedTuple):
+    """The log of a partition that messages of some rows of a request go to."""
 
     partition: Partition
-    ledger_id: int
-    first_entry: int
+    log: PartitionLog
     rows: list[int]
-    dues: Int64s
+
+
+class Successors(NamedTuple):
+    """Messages of one topic by row of a request: due times, bodies, and the entries whose place each takes."""
+
+    topic_id: int
+    ids: Sequence[MessageId]
+    dues: Sequence[int]
+    bodies: Mapping[int, bytes]
 
 
 @dataclass(eq=False, repr=False)
@@ -151,19 +160,8 @@ class PendingEntries:
 
     def states(self, topic_id: int, logs: list[FoundEntries], outcomes: list[Outcome]) -> list[Outcome | None]:
         """Return the outcomes that `cancel` would give, None for an entry that it would cancel. Changes nothing."""
-        states: list[Outcome | None] = list(outcomes)
         with self._main.read() as raw:
-            for found in logs:
-                if _gone(found, catalog.fields_of(raw, fmt.partition_key(found.partition.start_ms))):
-                    continue
-                fired = _fired(found, catalog.fields_of(raw, fmt.frontier_key(topic_id, found.partition.start_ms)))
-                cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
-                for row, entry_id, has_fired in zip(found.rows, found.entries.tolist(), fired, strict=True):
-                    if entry_id in cancelled:
-                        states[row] = Outcome.ALREADY_CANCELLED
-                    else:
-                        states[row] = Outcome.FIRED if has_fired else None
-        return states
+            return states_in(raw, topic_id, logs, outcomes)
 
     def fired(self, topic_id: int, logs: list[FoundEntries]) -> tuple[int, Position] | None:
         """Return the due time of a located entry and its log's last marker, if it fired and was not cancelled."""
@@ -176,11 +174,6 @@ class PendingEntries:
                 if last is not None and int(found.entries[0]) not in cancelled:
                     return int(found.dues[0]), last
         return None
-
-    def sync(self, logs: list[FoundEntries]) -> None:
-        """See that entries are on disk before their cancellation: others that get their ids would be cancelled too."""
-        for found in logs:
-            found.partition.environment.sync()
 
     # -- inside the transaction ----------------------------------------------------------------------
 
@@ -208,81 +201,79 @@ class PendingEntries:
                 outcomes[row] = Outcome.ALREADY_CANCELLED
         transaction.after_commit(lambda: self._withdraw(topic_id, found, fresh))
 
-    def admit(
+    def append(
         self,
         transaction: Transaction,
-        topic_id: int,
-        new: NewEntries,
-        taken: set[int],
+        to: Destination,
+        new: Successors,
+        rows: Sequence[int],
         cancelled: AbstractSet[int] = frozenset(),
     ) -> dict[int, MessageId]:
-        """Let the entries of the rows `taken` fire, and no others; their ids by row.
+        """Append the messages of some rows of a destination; their ids by row.
 
         cancelled: those of them that are cancelled at the same time.
         """
-        start_ms = new.partition.start_ms
-        fields = transaction.get(fmt.frontier_key(topic_id, start_ms))
-        # Invariant: nothing fired since they were appended. Below T the record would say that they have.
-        if fields is not None and new.first_entry < FrontierRecord.unpack(fields).absorbed_end:
-            raise BrokenInvariant(f"entry {new.first_entry} of ledger {new.ledger_id} is admitted behind the frontier")
-        entry_ids = {row: new.first_entry + offset for offset, row in enumerate(new.rows)}
-        admitted = BitMap([entry_id for row, entry_id in entry_ids.items() if row in taken])
-        refused = BitMap([entry_id for row, entry_id in entry_ids.items() if row not in taken or row in cancelled])
-        cancellations.add(transaction, Table.ADMITTED, new.ledger_id, admitted)
-        cancellations.add(transaction, Table.CANCELLED, new.ledger_id, refused)
-        if fires := admitted - refused:
-            ids = np.array(fires, dtype=np.uint32)
-            dues = new.dues[ids - np.uint32(new.first_entry)]
-            transaction.after_commit(lambda: self._firing.admit(start_ms, topic_id, ids, dues))
-        return {row: MessageId(new.ledger_id, entry_id) for row, entry_id in entry_ids.items() if row in taken}
+        partition, ledger_id, topic_id = to.partition, to.log.ledger_id, new.topic_id
+        if not rows:
+            return {}
+        replaced = Replaced(
+            np.array([new.ids[row].ledger_id for row in rows], dtype=np.uint64),
+            np.array([new.ids[row].entry_id for row in rows], dtype=np.uint32),
+        )
+        dues: Int64s = np.array([new.dues[row] for row in rows], dtype=np.int64)
+        bodies = [new.bodies[row] for row in rows]
+        rows_there = transaction.to(partition.start_ms, partition.memtable)
+        first = partition.add(rows_there, to.log, dues, bodies, self._limits, replaced)
+        entry_ids = {row: first + offset for offset, row in enumerate(rows)}
+        refused = BitMap([entry_id for row, entry_id in entry_ids.items() if row in cancelled])
+        cancellations.add(transaction, Table.ADMITTED, ledger_id, BitMap(entry_ids.values()))
+        cancellations.add(transaction, Table.CANCELLED, ledger_id, refused)
+        fires = np.array([row not in cancelled for row in rows], dtype=np.bool_)
+        if fires.any():
+            ids = np.arange(first, first + len(rows), dtype=np.uint32)[fires]
+            transaction.after_commit(partial(self._firing.admit, partition.start_ms, topic_id, ids, dues[fires]))
+        return {row: MessageId(ledger_id, entry_id) for row, entry_id in entry_ids.items()}
 
     def _withdraw(self, topic_id: int, found: FoundEntries, cancelled: BitMap) -> None:
         rows = np.array([entry_id in cancelled for entry_id in found.entries.tolist()], dtype=np.bool_)
         self._firing.withdraw(found.partition.start_ms, topic_id, found.entries[rows], found.dues[rows])
 
-    # -- appending -----------------------------------------------------------------------------------
+    # -- before the transaction ----------------------------------------------------------------------
 
     @contextmanager
-    def appended(
-        self, topic_id: int, ids: Sequence[MessageId], dues: Sequence[int], bodies: dict[int, bytes], now_ms: int
-    ) -> Iterator[list[NewEntries]]:
-        """Append the messages whose new time has not come as conditional entries, on disk and under leases.
-
-        `bodies` by row; a row's message replaces the one with the id in that row.
-        """
+    def destinations(self, new: Successors, now_ms: int) -> Iterator[list[Destination]]:
+        """The logs that messages whose time has not come go to, under leases; the others are of no partition."""
         by_start: dict[int, list[int]] = {}
-        for row in bodies:
-            if dues[row] > now_ms:
-                by_start.setdefault(partition_start(dues[row], self._span_ms), []).append(row)
-        new: list[NewEntries] = []
+        for row in new.bodies:
+            if new.dues[row] > now_ms:
+                by_start.setdefault(partition_start(new.dues[row], self._span_ms), []).append(row)
+        found: list[Destination] = []
         with ExitStack() as leases:
             for start_ms, rows in sorted(by_start.items()):
-                with self._partitions.append_lease(start_ms, now_ms) as partition:
-                    if partition is None:
-                        raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
-                    new.append(self._append(partition, topic_id, rows, ids, dues, bodies))
-                    leases.enter_context(self._partitions.lease(partition))
-            yield new
+                partition = leases.enter_context(self._partitions.append_lease(start_ms, now_ms))
+                if partition is None:
+                    raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
+                log = partition.log_to_append(new.topic_id, self._partitions.new_ledger)
+                found.append(Destination(partition, log, rows))
+            yield found
 
-    def _append(
-        self,
-        partition: Partition,
-        topic_id: int,
-        rows: list[int],
-        ids: Sequence[MessageId],
-        dues: Sequence[int],
-        bodies: dict[int, bytes],
-    ) -> NewEntries:
-        replaced = Replaced(
-            np.array([ids[row].ledger_id for row in rows], dtype=np.uint64),
-            np.array([ids[row].entry_id for row in rows], dtype=np.uint32),
-        )
-        new_dues: Int64s = np.array([dues[row] for row in rows], dtype=np.int64)
-        row_bodies = [bodies[row] for row in rows]
-        new_ledger = self._partitions.new_ledger
-        ledger_id, first = partition.append(topic_id, new_dues, row_bodies, self._limits, new_ledger, replaced)
-        partition.environment.sync()
-        return NewEntries(partition, ledger_id, first, rows, new_dues)
+
+def states_in(
+    raw: Reads, topic_id: int, logs: Sequence[FoundEntries], outcomes: Sequence[Outcome]
+) -> list[Outcome | None]:
+    """The outcomes that cancelling would have, as the main environment is; see `PendingEntries.states`."""
+    states: list[Outcome | None] = list(outcomes)
+    for found in logs:
+        if _gone(found, catalog.fields_of(raw, fmt.partition_key(found.partition.start_ms))):
+            continue
+        fired = _fired(found, catalog.fields_of(raw, fmt.frontier_key(topic_id, found.partition.start_ms)))
+        cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
+        for row, entry_id, has_fired in zip(found.rows, found.entries.tolist(), fired, strict=True):
+            if entry_id in cancelled:
+                states[row] = Outcome.ALREADY_CANCELLED
+            else:
+                states[row] = Outcome.FIRED if has_fired else None
+    return states
 
 
 def _gone(found: FoundEntries, fields: bytes | None) -> bool:

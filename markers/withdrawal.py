@@ -6,14 +6,12 @@ transaction has not passed it, and nothing is on its way into the main log meanw
 What has a deduplication key takes its record along: the transaction that cancels a message frees its key, or points it
 to the message that takes its place.
 
-Rescheduling appends the message to the partition of its new due time as a conditional entry; then one main transaction
-cancels the old entry and admits the new one. At any crash exactly one of the two fires. A new due time that has come
-already needs no partition: the message goes into the main log in that same transaction.
+Rescheduling cancels the old entry and appends the message to the partition of its new due time in one transaction; a
+new due time that has come already needs no partition, the message goes into the main log.
 
-Recurring messages, and those that replace others, follow one another under a record of the caller's (`Succession`): the
-next one is appended as a conditional entry too. Then one main transaction changes the record, admits the entry, cancels
-the message before where it is still to be replaced, and appends those to the main log whose time has passed. A crash in
-between leaves an entry that never fires and the record as it was: none is lost or doubled.
+Recurring messages, and those that replace others, follow one another under a record of the caller's (`Succession`): one
+transaction changes the record, cancels the message before where it is still to be replaced, appends the next one, and
+appends those to the main log whose time has passed.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId, Position
 from .lookup import find_marker
-from .pending_entries import FoundEntries, NewEntries, Outcome, PendingEntries
+from .pending_entries import Destination, FoundEntries, Outcome, PendingEntries, Successors, states_in
 
 
 @dataclass(eq=False, repr=False)
@@ -73,7 +71,6 @@ class Withdrawals:
                     if outcomes[row] is Outcome.CANCELLED:
                         _free(transaction, sent_key(log.topic_id, key), ids[row])
 
-            self._entries.sync(logs)
             self._main.write(work)
             return outcomes
 
@@ -114,10 +111,10 @@ class Withdrawals:
                 for found in logs:
                     bodies.update(self._entries.bodies_of(found))
                 keys = _keys(bodies)
-                with self._entries.appended(log.topic_id, ids, dues, bodies, now_ms) as new:
-                    self._entries.sync(logs)
-                    starts = {appended.ledger_id: appended.partition.start_ms for appended in new}
-                    placed = {row for appended in new for row in appended.rows}
+                new = Successors(log.topic_id, ids, dues, bodies)
+                with self._entries.destinations(new, now_ms) as destinations:
+                    starts = {to.log.ledger_id: to.partition.start_ms for to in destinations}
+                    placed = {row for to in destinations for row in to.rows}
                     direct = [row for row in bodies if row not in placed]
 
                     def work(transaction: Transaction) -> dict[int, MessageId]:
@@ -125,8 +122,9 @@ class Withdrawals:
                             self._entries.cancel(transaction, log.topic_id, found, outcomes)
                         taken = {row for row, outcome in enumerate(outcomes) if outcome is Outcome.CANCELLED}
                         results: dict[int, MessageId] = {}
-                        for appended in new:
-                            results |= self._entries.admit(transaction, log.topic_id, appended, taken)
+                        for to in destinations:
+                            rows = [row for row in to.rows if row in taken]
+                            results |= self._entries.append(transaction, to, new, rows)
                         now = [row for row in direct if row in taken]
                         if now:
                             results |= append_due(transaction, log, dict.fromkeys(now, now_ms), bodies, now_ms)
@@ -246,29 +244,30 @@ class Succession:
         done: `record` said so. Raises StoreFull, StoreFailed; then nothing is done either.
         """
         olds = [] if old is None else [old]
-        bodies = {} if due_ms is None else {0: body}
         with self._gate.reading():
             now_ms = self._clock.now_ms()
             dues = [] if due_ms is None else [max(due_ms, now_ms + 1)]
+            new = Successors(log.topic_id, olds or [NOTHING], dues, {} if due_ms is None else {0: body})
             with (
                 self._entries.located(log, olds) as (logs, outcomes),
-                self._entries.appended(log.topic_id, olds or [NOTHING], dues, bodies, now_ms) as new,
+                self._entries.destinations(new, now_ms) as destinations,
             ):
-                added = (MessageId(new[0].ledger_id, new[0].first_entry), dues[0]) if new else None
-                withdrawn = None in self._entries.states(log.topic_id, logs, outcomes) if olds else False
-                self._entries.sync(logs)
 
                 def work(transaction: Transaction) -> bool:
-                    goes = record(transaction, added, withdrawn)
-                    if goes:
-                        for found in logs:
-                            self._entries.cancel(transaction, log.topic_id, found, outcomes)
-                    for appended in new:
-                        self._entries.admit(transaction, log.topic_id, appended, {0} if goes else set())
-                    if goes and passed:
+                    withdrawn = None in states_in(transaction.raw, log.topic_id, logs, outcomes) if olds else False
+                    added = None
+                    for to in destinations:
+                        added = MessageId(to.log.ledger_id, transaction.end_of(to.log)), dues[0]
+                    if not record(transaction, added, withdrawn):
+                        return False
+                    for found in logs:
+                        self._entries.cancel(transaction, log.topic_id, found, outcomes)
+                    for to in destinations:
+                        self._entries.append(transaction, to, new, to.rows)
+                    if passed:
                         dues_passed = np.array([each.due_ms for each in passed], dtype=np.int64)
                         log.append_messages(transaction, dues_passed, [each.body for each in passed], now_ms)
-                    return goes
+                    return True
 
                 return self._main.write(work)
 
@@ -286,17 +285,19 @@ class Succession:
 
             def work(transaction: Transaction) -> tuple[list[list[Placed]], list[int]]:
                 placed = [
-                    self._take_place(transaction, batch, found, new, now_ms)
-                    for batch, (found, new) in zip(batches, steps, strict=True)
+                    self._take_place(transaction, batch, *step, now_ms)
+                    for batch, step in zip(batches, steps, strict=True)
                 ]
                 record(transaction, placed)
-                outcomes = [[outcome for _, each in found for outcome in each] for found, _ in steps]
+                outcomes = [[outcome for _, each in found for outcome in each] for found, _, _ in steps]
                 return placed, [each.count(Outcome.CANCELLED) for each in outcomes]
 
             return self._main.write(work)
 
-    def _begin(self, batch: Replacing, now_ms: int, leases: ExitStack) -> tuple[list[_Found], list[NewEntries]]:
-        """Locate the replaced message, and append its successor, on disk and under `leases`."""
+    def _begin(
+        self, batch: Replacing, now_ms: int, leases: ExitStack
+    ) -> tuple[list[_Found], Successors, list[Destination]]:
+        """Locate the replaced messages, and the logs that their successors go to, under `leases`."""
         log, olds = batch.log, batch.olds
         by_partition: dict[Partition, list[MessageId]] = {}
         for old, partition in olds.values():
@@ -305,18 +306,16 @@ class Succession:
             leases.enter_context(self._entries.located(log, ids, partition)) for partition, ids in by_partition.items()
         ]
         ids = [olds[row][0] if row in olds else NOTHING for row in range(len(batch.dues))]
-        bodies = dict(enumerate(batch.bodies))
-        new = leases.enter_context(self._entries.appended(log.topic_id, ids, batch.dues, bodies, now_ms))
-        for logs, _ in found:
-            self._entries.sync(logs)
-        return found, new
+        new = Successors(log.topic_id, ids, batch.dues, dict(enumerate(batch.bodies)))
+        return found, new, leases.enter_context(self._entries.destinations(new, now_ms))
 
     def _take_place(
         self,
         transaction: Transaction,
         batch: Replacing,
         found: Sequence[_Found],
-        new: Sequence[NewEntries],
+        new: Successors,
+        destinations: Sequence[Destination],
         now_ms: int,
     ) -> list[Placed]:
         topic_id, rows = batch.log.topic_id, range(len(batch.dues))
@@ -324,9 +323,9 @@ class Succession:
             for each in logs:
                 self._entries.cancel(transaction, topic_id, each, outcomes)
         placed: dict[int, Placed] = {}
-        for appended in new:
-            ids = self._entries.admit(transaction, topic_id, appended, set(rows), batch.passing)
-            placed |= {row: Placed(appended.partition.start_ms, message_id) for row, message_id in ids.items()}
+        for to in destinations:
+            ids = self._entries.append(transaction, to, new, to.rows, batch.passing)
+            placed |= {row: Placed(to.partition.start_ms, message_id) for row, message_id in ids.items()}
         direct = {row: batch.dues[row] for row in rows if row not in placed}
         if direct:
             ids = append_due(transaction, batch.log, direct, dict(enumerate(batch.bodies)), now_ms)

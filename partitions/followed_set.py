@@ -16,9 +16,8 @@ from pathlib import Path
 
 from ..store.codec.format import PartitionState
 from ..store.config import StoreConfig
-from ..store.env.claims import Claims
 from ..store.env.environment import Environment
-from ..store.env.memtable import Follow
+from ..store.env.memtable import Follow, Publication
 from ..store.errors import DamagedStore
 from ..store.log import catalog
 from ..store.wal.followed_wal import FollowedWal
@@ -34,7 +33,7 @@ class FollowedPartitionSet(PartitionSet):
 
     def __init__(self, path: Path, main: Environment, config: StoreConfig, store_id: bytes, wal: FollowedWal) -> None:
         """`wal` has the unapplied rows of the store."""
-        super().__init__(path, main, config, store_id, Claims(), read_only=True)
+        super().__init__(path, main, config, store_id, Publication(), read_only=True)
         self._wal = wal
 
     def load(self) -> None:

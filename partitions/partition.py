@@ -19,10 +19,9 @@ from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionState
 from ..store.codec.frontier import HELD
 from ..store.codec.run import Int64s, Run, RunLimits, pack_message
-from ..store.env.claims import Claims
 from ..store.env.environment import Environment
-from ..store.env.memtable import Memtable, Reads
-from ..store.env.transaction import StagingTransaction
+from ..store.env.memtable import Memtable, Publication, Reads
+from ..store.env.transaction import Transaction
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.files.pages import read_few, refuse_broken
 from ..store.files.system_errors import explained
@@ -75,7 +74,7 @@ class Partition:
     ) -> None:
         """`memtable`: None where nothing is written."""
         self.path = path
-        self.memtable = Memtable(Claims(), RunLimits()) if memtable is None else memtable
+        self.memtable = Memtable(Publication(), RunLimits()) if memtable is None else memtable
         self.start_ms = start_ms
         self.end_ms = end_ms
         self.generation = generation
@@ -236,14 +235,14 @@ class Partition:
                     self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
         return [self._logs[topic_id] for topic_id in topic_ids]
 
-    def begin_append(self, transaction: StagingTransaction, log: PartitionLog) -> int:
+    def begin_append(self, transaction: Transaction, log: PartitionLog) -> int:
         """Return the id of a log's next entry in a transaction; the first entry of a log registers it."""
         first = transaction.end_of(log)
         if not log.registered and first == log.ledger.entries:
             transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
         return first
 
-    def add_message(self, transaction: StagingTransaction, log: PartitionLog, due_ms: int, body: bytes) -> int:
+    def add_message(self, transaction: Transaction, log: PartitionLog, due_ms: int, body: bytes) -> int:
         """Append one message to a log; as `add`."""
         ledger, first = log.ledger, transaction.end_of(log)
         if not log.registered or first >= fmt.MAX_ENTRY_ID:
@@ -257,7 +256,7 @@ class Partition:
 
     def add(
         self,
-        transaction: StagingTransaction,
+        transaction: Transaction,
         log: PartitionLog,
         dues: Int64s,
         messages: Sequence[bytes] | PackedMessages,
@@ -291,24 +290,6 @@ class Partition:
         listener = self.listener
         if listener is not None:
             listener(log, first, dues)
-
-    def append(
-        self,
-        topic_id: int,
-        dues: Int64s,
-        bodies: Sequence[bytes],
-        limits: RunLimits,
-        new_ledger: Callable[[], int],
-        replaced: Replaced | None = None,
-    ) -> tuple[int, int]:
-        """Append messages in a commit of the partition; returns (ledger id, first entry id) once they are durable.
-
-        For conditional entries, `replaced`: messages go by the write-ahead log. REQUIRES: an append lease. Raises
-        StoreFull, StoreFailed.
-        """
-        log = self.log_to_append(topic_id, new_ledger)
-        first = self.environment.write(lambda transaction: self.add(transaction, log, dues, bodies, limits, replaced))
-        return log.ledger_id, first
 
     @property
     def has_unapplied(self) -> bool:

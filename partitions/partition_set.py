@@ -27,9 +27,8 @@ from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ..store.codec.run import RunLimits
 from ..store.config import StoreConfig
-from ..store.env.claims import Claims
 from ..store.env.environment import Environment
-from ..store.env.memtable import Follow, Memtable, Reads
+from ..store.env.memtable import Follow, Memtable, Publication, Reads
 from ..store.env.transaction import Transaction
 from ..store.errors import ClosedError, DamagedStore
 from ..store.files.directory import discard_tree, make_directory, move, remove_tree
@@ -63,7 +62,6 @@ class LedgerNumbers:
                 return ledger_id
             count = self._block
             first = self._main.write(lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, count))
-            self._main.sync()  # ids that a power cut takes back would be given out again
             self._left = iter(range(first, first + count))
             self._block = min(2 * count, _MOST_LEDGERS)
             return next(self._left)
@@ -100,7 +98,7 @@ def _build_generation(path: Path, start_ms: int, end_ms: int, store_id: bytes, m
         transaction.put(fmt.PARTITION_INFO_KEY, info.pack())
 
     try:
-        environment.write(describe)
+        environment.commit(describe)
     finally:
         environment.close()
 
@@ -197,20 +195,17 @@ class PartitionSet:
         main: Environment,
         config: StoreConfig,
         store_id: bytes,
-        claims: Claims,
+        publication: Publication,
         *,
         read_only: bool = False,
         listeners: Sequence[StoreListener] = (),
     ) -> None:
-        """`claims` are on the logs that are appended to.
-
-        `listeners` hear of partitions that come into being, and of the commits and failures of each.
-        """
+        """`listeners` hear of partitions that come into being, and of the commits and failures of each."""
         self._path = path
         self._main = main
         self._config = config
         self._store_id = store_id
-        self._claims = claims
+        self._publication = publication
         self._read_only = read_only
         self._lock = threading.Lock()
         self._creating = threading.Lock()
@@ -240,7 +235,7 @@ class PartitionSet:
     def _new(self, start_ms: int, end_ms: int, generation: int, state: PartitionState) -> Partition:
         path = partition_path(self._path, start_ms, generation)
         limits = RunLimits(self._config.run_entries, self._config.run_bytes)
-        return Partition(path, start_ms, end_ms, generation, state, Memtable(self._claims, limits))
+        return Partition(path, start_ms, end_ms, generation, state, Memtable(self._publication, limits))
 
     def __iter__(self) -> Iterator[Partition]:
         with self._lock:
@@ -541,11 +536,7 @@ class PartitionSet:
                 directories.cancel()
                 with self._main.read() as raw:
                     registered = [each for each in made if raw.get(fmt.partition_key(each.start_ms)) is not None]
-                try:
-                    if registered:
-                        self._main.sync()  # else a power cut takes it, and groups that were sent to them are not whole
-                finally:
-                    self._publish(registered)
+                self._publish(registered)
                 if not registered and self._main.failed is None:  # else they may be in the catalog
                     for partition in made:
                         discard_tree(partition.path.parent)

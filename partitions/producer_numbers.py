@@ -29,7 +29,7 @@ from ..store.codec.sent_ids import (
     pack_numbered,
     unpack_numbered,
 )
-from ..store.env.memtable import Reads, unapplied_numbers
+from ..store.env.memtable import Reads, unapplied_number_keys, unapplied_numbers
 from ..store.env.transaction import Transaction
 from ..store.log import catalog
 from ..store.position import MessageId
@@ -64,7 +64,9 @@ def split_key(key: bytes) -> tuple[int, str, int]:
 
 def remove(transaction: Transaction, topic_id: int) -> None:
     """Forget the numbers of a topic's producers."""
-    for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(Table.SEQUENCE, topic_id))):
+    prefix = fmt.prefix(Table.SEQUENCE, topic_id)
+    keys = {key for key, _ in catalog.rows(transaction.raw, prefix)}
+    for key in sorted(keys | unapplied_number_keys(transaction.raw, prefix)):
         transaction.delete(key)
 
 

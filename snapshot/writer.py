@@ -25,7 +25,7 @@ from ..store.codec.format import Table, snapshot_meta_key, snapshot_part_key, sp
 from ..store.codec.frontier import FrontierRecord
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
-from ..store.env.transaction import Transaction
+from ..store.env.transaction import LmdbTransaction
 from ..store.files.failpoints import reach
 from .snapshot_format import Metadata, PackedPart, PartRecord, pack_parts, seal_part, snapshot_ids, snapshot_keys
 
@@ -138,12 +138,12 @@ def _write_group(
         _put_parts(environment, batch)
         yield None
 
-    def complete(transaction: Transaction) -> None:
+    def complete(transaction: LmdbTransaction) -> None:
         for writing in writings:
             transaction.put(writing.key, writing.metadata(created_ms).pack())
 
     settle()
-    environment.write(complete)
+    environment.commit(complete)
     reach("snapshot.meta")
     for writing in writings:
         metadata = writing.metadata(created_ms)
@@ -174,11 +174,11 @@ def _put_parts(environment: Environment, batch: list[tuple[_Writing, PackedPart]
         writing.records.append(record)
         sealed.append((key, value))
 
-    def put(transaction: Transaction) -> None:
+    def put(transaction: LmdbTransaction) -> None:
         for key, value in sealed:
             transaction.raw.put(key, value)
 
-    environment.write(put)
+    environment.commit(put)
     reach("snapshot.part")
 
 
@@ -205,7 +205,7 @@ def _remove(environment: Environment, found: list[tuple[bytes, int]], part_bytes
     found.sort(key=lambda pair: pair[0][0] != Table.SNAPSHOT_META)
     for batch in batches(found, lambda pair: pair[1], _REMOVED_PARTS * part_bytes, _REMOVED_KEYS):
 
-        def delete(transaction: Transaction, batch: list[tuple[bytes, int]] = batch) -> int:
+        def delete(transaction: LmdbTransaction, batch: list[tuple[bytes, int]] = batch) -> int:
             return sum(transaction.delete(key) for key, _ in batch)
 
-        yield environment.write(delete)
+        yield environment.commit(delete)

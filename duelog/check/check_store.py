@@ -45,7 +45,6 @@ from ..survey.contents import (
     Gap,
     dense_runs,
     kept_ledgers,
-    keys,
     main_ledgers,
     marker_runs,
     read_logs,
@@ -222,7 +221,7 @@ def _check_markers(survey: Survey, run: Run, topic_id: int) -> Iterator[Finding]
 def _withdrawals(survey: Survey) -> Iterator[Finding]:
     """Cancelled and admitted entries lie within logs of partitions."""
     for table in (Table.CANCELLED, Table.ADMITTED):
-        logs = {fmt.leading_u64(key) for key in keys(survey.raw, fmt.prefix(table))}
+        logs = {fmt.leading_u64(key) for key in catalog.keys(survey.raw, fmt.prefix(table))}
         for ledger_id in sorted(logs):
             address = f"{table.name}, ledger {ledger_id}"
             entries = members(survey.raw, table, ledger_id)
@@ -282,14 +281,14 @@ def _cursors(survey: Survey) -> Iterator[Finding]:
         for ledger_id, failed in catalog.attempts(survey.raw, record.subscription_id):
             if ledger_id in survey.tails and max(failed) >= survey.tails[ledger_id]:
                 yield error("cursor", address, f"failed deliveries past the end of ledger {ledger_id}")
-    for key in keys(survey.raw, fmt.prefix(Table.ACKED)):
+    for key in catalog.keys(survey.raw, fmt.prefix(Table.ACKED)):
         number = fmt.leading_u32(key)
         if number not in subscriptions:
             subscriptions.add(number)
             message = "has acknowledged entries, and no record: what it is to get is not delivered"
             yield error("acked-without-subscription", f"subscription {number}", message)
     for table, what in ((Table.ATTEMPTS, "failed deliveries"), (Table.PAUSE, "the end of a pause")):
-        for number in {fmt.leading_u32(key) for key in keys(survey.raw, fmt.prefix(table))} - subscriptions:
+        for number in {fmt.leading_u32(key) for key in catalog.keys(survey.raw, fmt.prefix(table))} - subscriptions:
             code = f"{table.name.lower()}-without-subscription"
             yield error(code, f"subscription {number}", f"has {what}, and no record")
 
@@ -310,7 +309,7 @@ def _counters(survey: Survey) -> Iterator[Finding]:
 
 
 def _document_versions(raw: Reads) -> Iterator[int]:
-    for key in keys(raw, fmt.prefix(Table.DOCUMENT)):
+    for key in catalog.keys(raw, fmt.prefix(Table.DOCUMENT)):
         with suppress(CorruptRecord):
             yield Document.unpack(fmt.unseal(key, raw.get(key, b""))).version
 

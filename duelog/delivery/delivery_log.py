@@ -226,7 +226,7 @@ def recount(path: Path, store_id: bytes, main: Environment, now_ms: int) -> None
     try:
         counted = main.write(work) if found else 0
         if counted:
-            main.sync()
+            main.flush()
             _LOGGER.info("%d messages were in flight when the store was left: counted as delivered", counted)
     except StoreFull:
         return

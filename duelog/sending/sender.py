@@ -24,7 +24,7 @@ from duelog.store.log.managed_ledger import Segment
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds
 from duelog.store.wal.segment import MAIN
-from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
+from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
@@ -83,11 +83,6 @@ class Sender:
         if self._wal is None:
             raise BrokenInvariant("a read-only store is written to")
         return self._wal
-
-    @property
-    def main_rows(self) -> Callable[[WriteBatch], EnvironmentBatch]:
-        """The rows of the main environment in a group."""
-        return self._wal_writer.main_rows
 
     @property
     def group_bytes(self) -> int:
@@ -328,8 +323,7 @@ class Sender:
         for topic, partition, log, dues, messages, count in parts:
             refuse_deleted((topic,))
             if partition is None or log is None:
-                rows = self._wal_writer.main_rows(group)
-                written += topic.log.append_messages(rows, dues, messages, now_ms)  # type: ignore[arg-type]
+                written += topic.log.append_messages(group.main, dues, messages, now_ms)  # type: ignore[arg-type]
                 continue
             rows = group.to(partition.start_ms, partition.memtable)
             first = partition.add(rows, log, dues, messages, self._run_limits)
@@ -373,7 +367,7 @@ class Sender:
             def work(group: WriteBatch) -> tuple[int, int]:
                 if topic.deleted:
                     raise UnknownTopic(str(topic.name))
-                place = topic.log.append_message(writer.main_rows(group), due_ms, body, now_ms)
+                place = topic.log.append_message(group.main, due_ms, body, now_ms)
                 if also is not None:
                     also(group, MAIN, *place)
                 return place

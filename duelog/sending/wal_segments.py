@@ -22,12 +22,13 @@ from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import LmdbTransaction
+from duelog.store.errors import StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import MAIN, Row
+from duelog.store.wal.segment import Row
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 
@@ -61,10 +62,10 @@ class Checkpoint:
         reach("wal.applied")
         oldest = fmt.pack_u64(self.segment + 1)
 
-        def record(transaction: Transaction) -> None:
+        def record(transaction: LmdbTransaction) -> None:
             transaction.put(fmt.counter_key(catalog.WAL), oldest)
 
-        self._main.write(record)
+        self._main.commit(record)
         self._main.sync()
         reach("wal.released")
 
@@ -92,6 +93,9 @@ _BYTES_A_ROW = KIB
 
 _KEPT_BYTES = MIB
 """Bytes of the disk kept for commits that make space."""
+
+_RESERVE_BYTES = 64 * KIB
+"""Bytes of a segment kept for what makes space: acknowledging, cancelling, firing and trimming go on without sends."""
 
 _THREADS = 4
 """Threads that apply partitions side by side."""
@@ -123,6 +127,7 @@ class WalSegments:
         self._clock = clock
         self._most_bytes = config.wal_bytes
         self._most_rows = config.wal_bytes // _BYTES_A_ROW
+        self._reserve_bytes = min(_RESERVE_BYTES, config.wal_bytes // 16)
         self._durability = config.durability
         self._relaxed_ms = config.relaxed_ms
         self._wake = wake
@@ -141,28 +146,31 @@ class WalSegments:
 
     # -- groups ------------------------------------------------------------------------------------
 
-    def fits(self, size: int, rows: int) -> bool:
-        """Return whether a group of `size` bytes and `rows` rows can be appended; else `make_space` makes space."""
-        return self._recorded and self._takes(size, rows)
+    def fits(self, size: int, rows: int, *, reserve: bool) -> bool:
+        """Return whether a group of `size` bytes and `rows` rows can be appended; else `make_space` makes space.
 
-    def _takes(self, size: int, rows: int) -> bool:
-        return self._wal.fits(size) and (not self._rows or self._rows + rows <= self._most_rows)
+        reserve: it may use the end of the segment, which others leave free.
+        """
+        return self._recorded and self._takes(size, rows, reserve)
 
-    def make_space(self, size: int, rows: int) -> None:
+    def _takes(self, size: int, rows: int, reserve: bool) -> bool:
+        fits = self._wal.fits(size if reserve else size + self._reserve_bytes)
+        return fits and (not self._rows or self._rows + rows <= self._most_rows)
+
+    def make_space(self, size: int, rows: int, *, reserve: bool) -> None:
         """Make sure that the segment takes a group of `size` bytes and `rows` rows. Raises as `begin_next`."""
-        if not self._takes(size, rows):
-            self.begin_next(size)
+        try:
+            if not self._takes(size, rows, reserve):
+                self.begin_next(size + self._reserve_bytes, reserve=reserve)
+        except StoreFull:
+            if not self._takes(size, rows, reserve):
+                raise
         active = self._wal.active
         if not self._recorded and active is not None:  # before anything is in it
             oldest = fmt.pack_u64(active.number)
-            self._main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), oldest))
+            self._main.commit(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), oldest))
             self._main.sync()
             self._recorded = True
-
-    def sync_before(self, rows: Sequence[Row]) -> None:
-        """Have commits be on disk that rows to be appended follow. Raises StoreFailed."""
-        if self._durability == "relaxed" and any(row.start_ms == MAIN for row in rows):
-            self._main.sync()  # else it would leave a gap before them
 
     def append(self, rows: Sequence[Row], weight: int) -> int:
         """Append a group of a weight (`row_weight`); its place, once it is as durable as the store's durability says.
@@ -206,8 +214,10 @@ class WalSegments:
 
     # -- segments and checkpoints ------------------------------------------------------------------
 
-    def begin_next(self, group: int = 0) -> None:
+    def begin_next(self, group: int = 0, *, reserve: bool = False) -> None:
         """Begin a segment that takes a group of `group` bytes, and a checkpoint of the one before.
+
+        reserve: also where the disk has no space to apply more.
 
         Waits for the checkpoint before: producers are held back, and nothing is queued without bound. Raises as
         `Checkpoint.finish`; StoreFull.
@@ -226,7 +236,7 @@ class WalSegments:
         self.finish_checkpoint()
         size = min(size, self._most_bytes)
         if group:
-            size = self._size_with_space(size, group)
+            size = self._size_with_space(size, group, reserve)
         with explained(self._main.path.parent):
             following = self._wal.prepare_segment(size, group)
         try:
@@ -244,7 +254,7 @@ class WalSegments:
             else:
                 self.finish_checkpoint()
 
-    def _size_with_space(self, size: int, group: int) -> int:
+    def _size_with_space(self, size: int, group: int, reserve: bool) -> int:
         """A segment's size, less where there is no space to apply so much and what is not applied. Raises StoreFull.
 
         So a full disk stops sends while commits, which apply the log first, still go on: acknowledging makes space.
@@ -254,7 +264,8 @@ class WalSegments:
         unapplied = self._ended_bytes + (0 if active is None else active.size)
         kept = unapplied + _KEPT_BYTES - self._main.unused_bytes()
         least = max(min(size, _LEAST_BYTES), group)
-        require_space(path, 2 * least + kept, "to apply more of the log")
+        if not reserve:
+            require_space(path, 2 * least + kept, "to apply more of the log")
         return max(least, min(size, (free_bytes(path) - kept) // 2))
 
     def finish_checkpoint(self) -> None:
@@ -264,6 +275,11 @@ class WalSegments:
             checkpoint.finish()
             self._wal.release(checkpoint.segment)
             self._checkpoint = None
+
+    def finish_applied(self) -> None:
+        """End the checkpoint if there is nothing left to wait for: another may have been begun since that was so."""
+        if self.is_applied:
+            self.finish_checkpoint()
 
     def due_ms(self) -> int | None:
         """When there is something to do (`is_due`, `is_applied`, `flush_if_due`); None: never, as it is.

@@ -15,18 +15,17 @@ from contextlib import suppress
 from typing import TypeVar
 
 from duelog.store.config import KIB, StoreConfig
-from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable
-from duelog.store.env.transaction import StagingTransaction
+from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.log.documents import MAX_VALUE_BYTES
-from duelog.store.wal.segment import MAIN, capacity_of, group_bytes, row_weight
-from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
+from duelog.store.wal.segment import capacity_of, group_bytes, row_weight
+from duelog.store.wal.write_batch import WriteBatch
 
 from .wal_segments import WalSegments
 
@@ -47,6 +46,17 @@ class _Action:
         self.call = call
 
 
+class _Change:
+    """A unit of work on the main environment; it may use what the log has in reserve."""
+
+    def __init__(self, work: Callable[[Transaction], object], alone: bool) -> None:
+        self._work = work
+        self.alone = alone
+
+    def __call__(self, batch: WriteBatch) -> object:
+        return self._work(batch.main)
+
+
 class WalWriter:
     """Appends to the write-ahead log of a store. Thread-safe."""
 
@@ -54,7 +64,6 @@ class WalWriter:
         self,
         main: Environment,
         memtable: Memtable,
-        claims: Claims,
         segments: WalSegments,
         config: StoreConfig,
         listeners: Sequence[StoreListener],
@@ -62,7 +71,6 @@ class WalWriter:
         """`memtable` is that of `main`."""
         self._main = main
         self.memtable = memtable
-        self._claims = claims
         self._segments = segments
         self.largest_group = max(capacity_of(config.wal_bytes), config.max_message_bytes + _ADDED_BYTES)
         """Bytes of rows that one group takes at most; any message is taken."""
@@ -73,8 +81,6 @@ class WalWriter:
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
         self._unpublished = False
         """Set from the first byte of a group until memory knows it; for good where that broke off."""
-        self._batch: WriteBatch | None = None
-        """The group that may hold claims."""
         self._closed = False
         self._process = here.pid
         self._listeners = listeners
@@ -82,29 +88,20 @@ class WalWriter:
     def write(self, work: Work[T]) -> T:
         """Run `work` and return its value once the rows of its group are as durable as the store's durability says.
 
-        It gives what it wants to `main_rows` and `WriteBatch.to`. Raises what it raises, with nothing stored;
+        It gives what it wants to `WriteBatch.main` and `WriteBatch.to`. Raises what it raises, with nothing stored;
         InvalidArgument where the rows are more than `largest_group`; StoreFull, StoreFailed, ClosedError.
         """
         value: T = self._queue.run(work)
         return value
 
-    def fire(self, firing: Callable[[StagingTransaction], None]) -> None:
-        """Store a firing, in the main environment where the log has no space: deliveries free some.
-
-        Raises StoreFull, StoreFailed, ClosedError; then nothing has fired.
-        """
-        try:
-            self.write(lambda batch: firing(self.main_rows(batch)))
-        except StoreFull:
-            self._main.write(firing)
+    def change(self, work: Callable[[Transaction], T], *, alone: bool) -> T:
+        """As `write`, of the main environment: also where the log has no space for sends, for it may make some."""
+        value: T = self._queue.run(_Change(work, alone))
+        return value
 
     def wait_for_groups(self) -> None:
         """Wait until every unit of work that was queued is decided. Raises StoreFailed, ClosedError."""
         self._queue.run(_Action(lambda: None))
-
-    def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
-        """The rows of the main environment in a batch."""
-        return batch.to(MAIN, self.memtable, self._main.get)
 
     # -- leading -----------------------------------------------------------------------------------
 
@@ -115,28 +112,21 @@ class WalWriter:
             raise ClosedError("store (opened by another process)")
 
     def _broke_off(self, error: BaseException) -> None:
-        """Refuse all writes once memory may differ from the disk; else give back what the interrupted group holds."""
+        """Refuse all writes once memory may differ from the disk."""
         if self._unpublished or isinstance(error, Exception):
             self._fail(error)
-        self._release()
-
-    def _release(self) -> None:
-        """Give the claims of a group back, but for one that broke off: its ids may be on disk."""
-        if self._batch is not None and not self._unpublished:
-            self._batch.release()
-            self._batch = None
 
     def _fail(self, error: BaseException) -> StoreFailed:
-        """Stop the store: a commit that waits for a claim of this writer gets none any more."""
-        failed = self._claims.failed = self._main.fail(error)
+        """Stop the store: what memory may have a part of is not applied either."""
+        failed = self.memtable.publication.failed = self._main.fail(error)
         return failed
 
     def _commit_group(self, requests: list[Request]) -> None:
         """Give every request its value or its error."""
         if self._unpublished and self._main.failed is None:  # a second interrupt came before `_broke_off`
             self._broke_off(KeyboardInterrupt())
-        self._release()  # what a second interrupt kept from being given back
         units: list[Request] = []
+        lone: list[Request] = []
         for request in requests:
             if self._main.failed is not None:
                 request.error = self._main.failed
@@ -149,9 +139,11 @@ class WalWriter:
             elif self._closed:
                 request.error = ClosedError("store")
             else:
-                units.append(request)
-        while units:
-            units = self._commit(units)
+                (lone if isinstance(request.work, _Change) and request.work.alone else units).append(request)
+        for group in [units, *([request] for request in lone)]:
+            left = group
+            while left:
+                left = self._commit(left)
 
     def _commit(self, units: list[Request]) -> list[Request]:
         """Commit units of work as one group, and return those that have to be tried again.
@@ -162,31 +154,39 @@ class WalWriter:
         memory does not know. A unit that raises gets its error alone, and the others are run again without it.
         """
         started = time.perf_counter_ns()
-        batch = self._batch = WriteBatch(self._claims)
+        batch = WriteBatch(self._main, self.memtable)
         current: Request | None = None
         try:
             for current in units:
                 current.value = current.work(batch)
             current = None
-            rows = batch.rows
+            batch.end_reads()
+            rows, position = batch.rows, 0
             if rows:
                 size, weight = group_bytes(rows), row_weight(rows)
                 if size > self.largest_group and len(units) > 1:
-                    batch.release()
                     return self._halves(units)
                 if size > self._largest_unit:
                     current = units[0]
                     raise InvalidArgument("messages", size, f"bytes, more than a group of {self._largest_unit} takes")
-                if not self._segments.fits(size, weight):
-                    batch.release()  # a commit that applies may append to the same logs
-                    self._segments.make_space(size, weight)
+                changes = [unit for unit in units if isinstance(unit.work, _Change)]
+                reserve = len(changes) == len(units)
+                if not self._segments.fits(size, weight, reserve=reserve):
+                    try:
+                        self._segments.make_space(size, weight, reserve=reserve)
+                    except StoreFull as error:
+                        if reserve:
+                            raise
+                        for unit in units:
+                            unit.error = error
+                        return changes
                     return units
-                self._segments.sync_before(rows)
                 reach("wal.before")
                 self._unpublished = True
                 position = self._segments.append(rows, weight)
                 reach("wal.after")
-                batch.publish(position)
+            self._unpublished = True
+            batch.publish(position)
             for unit in units:
                 unit.stored()
             self._unpublished = False
@@ -194,10 +194,6 @@ class WalWriter:
             for listener in self._listeners:
                 call_supplied(listener.committed, "wal", elapsed_ns, len(units), batch.entries)
             return []
-        except Conflict as conflict:
-            batch.release()
-            self._claims.wait(conflict.owner)
-            return units
         except OSError as error:
             failed = self._fail(error)
             for unit in units:
@@ -210,7 +206,7 @@ class WalWriter:
                 unit.error = error
             return [] if current is None else [unit for unit in units if unit is not current]
         finally:
-            self._release()
+            batch.close()
 
     def _halves(self, units: list[Request]) -> list[Request]:
         """Commit the first half; the rest."""
@@ -238,7 +234,7 @@ class WalWriter:
         """Flush, and begin or end a checkpoint, if it is time; False. Raises StoreFull, StoreFailed."""
         self._segments.flush_if_due(now_ms)
         if self._segments.is_applied:
-            self._queue.run(_Action(self._segments.finish_checkpoint))
+            self._queue.run(_Action(self._segments.finish_applied))
         if self._segments.is_due(now_ms):
             self._queue.run(_Action(self._segments.begin_next))
         return False

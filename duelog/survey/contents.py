@@ -68,21 +68,9 @@ def table_name(key: bytes) -> str:
     return Table(key[0]).name if key[0] in {int(table) for table in Table} else f"table {key[0]:#04x}"
 
 
-def keys(raw: Reads, prefix: bytes) -> Iterator[bytes]:
-    """Keys that begin with `prefix`; their records are not verified."""
-    cursor = raw.cursor()
-    more = cursor.set_range(prefix)
-    while more:
-        key = bytes(cursor.key())
-        if not key.startswith(prefix):
-            return
-        yield key
-        more = cursor.next()
-
-
 def topic_ids(raw: Reads) -> set[int]:
     """The topics that have a name."""
-    return {fmt.trailing_u32(key) for key in keys(raw, fmt.prefix(Table.TOPIC_NAME))}
+    return {fmt.trailing_u32(key) for key in catalog.keys(raw, fmt.prefix(Table.TOPIC_NAME))}
 
 
 def topic_names(raw: Reads) -> dict[int, str]:
@@ -93,7 +81,7 @@ def topic_names(raw: Reads) -> dict[int, str]:
 
 def main_ledgers(raw: Reads) -> dict[int, int]:
     """Ledger id -> topic id of the main logs."""
-    return {fmt.trailing_u64(key): fmt.leading_u32(key) for key in keys(raw, fmt.prefix(Table.LEDGER))}
+    return {fmt.trailing_u64(key): fmt.leading_u32(key) for key in catalog.keys(raw, fmt.prefix(Table.LEDGER))}
 
 
 def kept_ledgers(raw: Reads, topic_id: int) -> dict[int, LedgerRecord]:

@@ -26,6 +26,9 @@ Moves = Callable[[Transaction, Sequence[Mapping[int, BitMap]]], None]
 """Writes what goes with acknowledgements, given those of the entries that were not acknowledged before."""
 
 
+_SUBSCRIPTIONS_A_GROUP = 1_000
+
+
 @dataclass(eq=False, repr=False)
 class AckFlusher:
     """The subscriptions whose acknowledgements are not on disk yet. Thread-safe.
@@ -73,7 +76,7 @@ class AckFlusher:
         return self._due_ms
 
     def flush(self) -> None:
-        """Write every change in one commit. Raises StoreFull, StoreFailed; the changes then wait on."""
+        """Write every change, many in one group. Raises StoreFull, StoreFailed; the changes then wait on."""
         with self._flushing:
             dirty: dict[int, SubscriptionState] = {}
             taken: list[tuple[SubscriptionState, AckChanges, Blocks]] = []
@@ -144,9 +147,11 @@ class AckFlusher:
         if not taken:
             return
 
-        def work(transaction: Transaction) -> None:
-            for subscription, changes, attempts in taken:
-                subscription.write_changes(transaction, changes, attempts)
-
         reach("acks.before")
-        self._main.write(work)
+        for start in range(0, len(taken), _SUBSCRIPTIONS_A_GROUP):
+
+            def work(transaction: Transaction, start: int = start) -> None:
+                for subscription, changes, attempts in taken[start : start + _SUBSCRIPTIONS_A_GROUP]:
+                    subscription.write_changes(transaction, changes, attempts)
+
+            self._main.write(work)

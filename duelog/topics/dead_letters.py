@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from pyroaring import BitMap
 
-from duelog.markers.pending_entries import NewEntries, PendingEntries
+from duelog.markers.pending_entries import PendingEntries, Successors
 from duelog.markers.withdrawal import NOTHING
 from duelog.store.clock import Clock
 from duelog.store.codec.body import decode_body, encode_one, occurrence_extra, occurrence_of
@@ -246,9 +246,6 @@ class DeadLetters:
         Each is due `delay_ms` from now, delivered to that subscription alone, and its attempts count from 0. What its
         keeper does not hold any more is passed over. Raises UnknownTopic and UnknownSubscription (the origin is gone),
         InvalidArgument, StoreFull, StoreFailed; then nothing was moved.
-
-        With a delay they are first appended to the time partition, as conditional entries: on disk, and without effect
-        until the transaction that takes them from the keeper admits them (markers/pending_entries.py).
         """
         letters = list({(letter.dead_letter_topic, letter.position): letter for letter in letters}.values())
         origins = {letter.topic: self._topics.get(TopicName.parse(letter.topic)) for letter in letters}
@@ -268,19 +265,19 @@ class DeadLetters:
                 message = Message(letter.payload, key=letter.key, properties=letter.properties)
                 extra = {"addressee": letter.subscription, "retries": 0, **occurrence_extra(letter.occurrence)}
                 bodies.setdefault(letter.topic, {})[row] = encode_one(message, now_ms, _MAX_BYTES, extra)[1]
-            new: dict[str, list[NewEntries]] = {}
-            for name, of_topic in bodies.items() if delay_ms else ():
-                replaced, dues = [NOTHING] * len(letters), [due_ms] * len(letters)
-                appended = self._pending.appended(origins[name].topic_id, replaced, dues, of_topic, now_ms)
-                new[name] = leases.enter_context(appended)
+            nothing, dues = [NOTHING] * len(letters), [due_ms] * len(letters)
+            new = {name: Successors(origins[name].topic_id, nothing, dues, bodies[name]) for name in bodies}
+            destinations = {
+                name: leases.enter_context(self._pending.destinations(each, now_ms)) for name, each in new.items()
+            }
 
             def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
                 rows = _still_held(letters, entries, fresh)
                 for name, of_topic in bodies.items():
                     if origins[name].deleted:
                         raise UnknownTopic(name)
-                    for conditional in new.get(name, ()):
-                        self._pending.admit(transaction, origins[name].topic_id, conditional, rows & of_topic.keys())
+                    for to in destinations[name]:
+                        self._pending.append(transaction, to, new[name], [row for row in to.rows if row in rows])
                     taken = [body for row, body in of_topic.items() if row in rows]
                     if taken and not delay_ms:
                         due_now = np.full(len(taken), now_ms, dtype=np.int64)

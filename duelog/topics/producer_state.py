@@ -146,18 +146,16 @@ class ProducerState:
                 raise DuelogError(f"the call of producer {self._name!r} has ended")
             if numbers - claim.numbers or numbers & self._stored:
                 raise BrokenInvariant(f"producer {self._name!r}: {list(numbers)[:10]} are not claimed, or are stored")
-        rows = self._writer.main_rows(group)
         for key, block in producer_numbers.blocks(self._topic_id, self._name, numbers):
-            rows.add_numbers(key, block)
+            group.main.add_numbers(key, block)
         group.after_commit(lambda: self._committed(claim, numbers))
 
     def write_ids(
         self, group: WriteBatch, numbers: Sequence[int], ids: Sequence[MessageId], starts: Mapping[int, int]
     ) -> None:
         """Record the ids of messages by their numbers, ascending, in the group that stores them. A unit of work."""
-        rows = self._writer.main_rows(group)
         for key, fields in producer_numbers.id_records(self._topic_id, self._name, numbers, ids, starts):
-            rows.put(key, fields)
+            group.main.put(key, fields)
 
     def ids(self, first: int, count: int) -> list[MessageId | None]:
         """The ids that `count` numbers from `first` on are stored under, as far as they are known."""

@@ -128,9 +128,7 @@ class Topics:
         """Create topics durably, in one commit; False: it is there."""
         if not self._load_all(names):
             return [False] * len(names)
-        created = self._main.write(lambda transaction: [self._add(transaction, name, now_ms) for name in names])
-        self._main.sync()  # ids would be given out again, and partitions have messages of them by then
-        return created
+        return self._main.write(lambda transaction: [self._add(transaction, name, now_ms) for name in names])
 
     def _add(self, transaction: Transaction, name: TopicName, now_ms: int) -> bool:
         if transaction.get(fmt.topic_key(str(name))) is not None:

@@ -310,6 +310,8 @@ class IdSweep:
 
     def _is_stale(self, key: bytes, fields: bytes, now_ms: int) -> bool:
         """Return whether no lookup needs a record any more. Raises CorruptRecord."""
+        if self._topics.by_id(fmt.leading_u32(key)) is None:
+            return True
         if key[0] == Table.KEY:
             record = KeyRecord.unpack(fields)
             partition = self._partitions.get(record.start_ms)

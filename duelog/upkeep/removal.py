@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from duelog.cleanup.trim import release_before, remove_ledgers
 from duelog.markers.firing.firing import Firing
@@ -22,6 +23,8 @@ from ..topics.topic_state import TopicState
 from .maintenance import Maintenance
 from .policies_in_force import PolicyChanges
 from .schedule import schedule_rows
+
+_IDS_A_GROUP = 1_500
 
 
 @dataclass(eq=False, repr=False)
@@ -46,7 +49,6 @@ class Removal:
                 self._events.deleted(topic.name, topic.topic_id)
 
             def work(transaction: Transaction) -> tuple[list[int], bool, list[int]]:
-                transaction.claim(topic.log)  # what was sent to it is here, and nothing follows
                 transaction.after_commit(deleted)
                 freed, had_policies = _delete_records(transaction, topic)
                 ledgers = list(catalog.ledgers(transaction.raw, topic.topic_id))
@@ -55,7 +57,8 @@ class Removal:
                     transaction.put(fmt.ledger_key(topic.topic_id, ledger_id), trimming.pack())
                 return freed, had_policies, [ledger_id for ledger_id, _ in ledgers]
 
-            freed, had_policies, trimmed = self._main.write(work)
+            # alone: what was sent to it is here, and nothing follows
+            freed, had_policies, trimmed = self._main.write(work, alone=True)
             for subscription in topic.followers:
                 subscription.deleted = True
             self._topics.forget(topic)
@@ -63,7 +66,22 @@ class Removal:
                 self._policy_changes.forget(Scope(str(topic.name)))
             self._firing.loaded.forget_topic(topic.topic_id)
             remove_ledgers(self._main, [(topic.topic_id, ledger_id) for ledger_id in trimmed])
+            while self._remove_ids(topic.topic_id):
+                pass
             self._maintenance.delete_released(freed)
+
+    def _remove_ids(self, topic_id: int) -> bool:
+        """Remove some of the records that messages of a topic have of their own, as many as a group takes; False: none.
+
+        After a crash the sweep of such records removes what is left.
+        """
+        with self._main.read() as raw:
+            tables = (fmt.Table.KEY, fmt.Table.NUMBERED)
+            keys = chain.from_iterable(catalog.keys(raw, fmt.prefix(table, topic_id)) for table in tables)
+            some = list(islice(keys, _IDS_A_GROUP))
+        if some:
+            self._main.write(lambda transaction: [transaction.delete(key) for key in some])
+        return bool(some)
 
     def remove_subscription(self, topic: TopicState, name: str) -> None:
         """Remove a subscription durably, and release ledgers and partitions that only it held.
@@ -118,9 +136,6 @@ def _delete_records(transaction: Transaction, topic: TopicState) -> tuple[list[i
     for key, _ in list(schedule_rows(transaction.raw, topic_id)):
         transaction.delete(key)
     producers.remove(transaction, topic_id)
-    for table in (fmt.Table.KEY, fmt.Table.NUMBERED):
-        for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(table, topic_id))):
-            transaction.delete(key)
     for _, start_ms, _ in list(catalog.frontiers(transaction.raw, topic_id)):
         transaction.delete(fmt.frontier_key(topic_id, start_ms))
     return freed, had_policies

@@ -30,7 +30,7 @@ from ...store.codec.run import Int64s, UInt32s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.env.reader_gate import ReaderGate
-from ...store.env.transaction import StagingTransaction, Transaction
+from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, DamagedStore, StoreFull
 from ...store.files.failpoints import reach
 from ...store.files.pages import refuse_broken
@@ -71,8 +71,6 @@ class Firing:
     _main_log: Callable[[int], ManagedLedger | None]
     _quarantine: Callable[[CorruptEntry], object]
     _wake: Callable[[], None]
-    _write: Callable[[Callable[[StagingTransaction], None]], object]
-    """Runs a unit of work, of a commit of the main environment or of a group of the write-ahead log, once or again."""
     _most: int
     """Entries of a batch."""
 
@@ -241,15 +239,11 @@ class Firing:
             self._quarantine(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
 
     def _commit(self, batch: Sequence[FiringLog], now_ms: int) -> None:
-        for start_ms in {log.start_ms for log, _, _ in batch}:
-            partition = self._partitions.get(start_ms)
-            if partition is not None:
-                partition.environment.sync()
         by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
         early_from_ms = now_ms if by_ms > now_ms else None  # some of it is not due yet, and is hidden until then
         records: list[FrontierRecord] = []
 
-        def write(transaction: StagingTransaction) -> None:
+        def write(transaction: Transaction) -> None:
             records.clear()  # of a run before this one
             for log, taken, main_log in batch:
                 entries, dues = taken.entries, taken.dues
@@ -264,7 +258,7 @@ class Firing:
             transaction.after_commit(lambda: self._confirm(batch, records, by_ms))
 
         reach("fire.before")
-        self._write(write)
+        self._main.write(write)
         reach("fire.after")
         for listener in self._listeners:
             for log, taken, _ in batch:

@@ -122,29 +122,18 @@ class Loading:
             yield LoadStep.PREFETCHED
 
     def _listen(self) -> dict[int, PendingLog]:
+        """Between two groups of the write-ahead log: what is there now is scanned, what comes is heard."""
         logs: dict[int, PendingLog] = {}
-        failure: list[BaseException] = []
-
-        def listen() -> None:
-            # In the leader, between two commits, and two groups of the write-ahead log: what is there now is scanned,
-            # what comes is heard.
-            owner, partition, start_ms = self.owner, self.partition, self.partition.start_ms
-            try:
-                with partition.memtable.publishing:
-                    with partition.environment.read() as raw, owner.main.read() as main:
-                        for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
-                            topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
-                            frontier = catalog.frontier(main, topic_id, start_ms) or FrontierRecord.start(ledger_id)
-                            self._tails[topic_id] = find_tail(raw, partition.name, ledger_id)
-                            logs[topic_id] = new_log(partition, topic_id, frontier, owner.bucket_ms, loaded=False)
-                    owner.logs[start_ms] = logs  # before the first append is heard
-                    partition.listener = functools.partial(owner.heard, partition)
-            except BaseException as error:  # the commit it comes after stands: not the committers' business
-                failure.append(error)
-
-        self.partition.environment.write(lambda transaction: transaction.after_commit(listen))
-        if failure:
-            raise failure[0]
+        owner, partition, start_ms = self.owner, self.partition, self.partition.start_ms
+        with partition.memtable.publishing:
+            with partition.environment.read() as raw, owner.main.read() as main:
+                for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
+                    topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
+                    frontier = catalog.frontier(main, topic_id, start_ms) or FrontierRecord.start(ledger_id)
+                    self._tails[topic_id] = find_tail(raw, partition.name, ledger_id)
+                    logs[topic_id] = new_log(partition, topic_id, frontier, owner.bucket_ms, loaded=False)
+            owner.logs[start_ms] = logs  # before the first append is heard
+            partition.listener = functools.partial(owner.heard, partition)
         return logs
 
     def _read_back(self, log: PendingLog, tail: int) -> Iterator[LoadStep | RestoreStep]:

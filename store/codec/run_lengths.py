@@ -28,7 +28,17 @@ import numpy as np
 from ..errors import BrokenInvariant
 from .bodies import Bodies, Buffer
 from .format import run_key
-from .run import HEADER, HEADER_BYTES, MAX_DUE_SPAN_MS, RUN_VERSION, Int64s, RunKind, RunLimits, seal_run
+from .run import (
+    FLAG_CONDITIONAL,
+    HEADER,
+    HEADER_BYTES,
+    MAX_DUE_SPAN_MS,
+    RUN_VERSION,
+    Int64s,
+    RunKind,
+    RunLimits,
+    seal_run,
+)
 
 
 def cut(
@@ -85,8 +95,10 @@ class WholeRun(NamedTuple):
     value: Buffer
 
     @property
-    def kind(self) -> int:
-        return int(HEADER.unpack_from(self.value)[2])
+    def is_plain(self) -> bool:
+        """True for messages that are not conditional: such runs may be merged."""
+        _, _, kind, flags, _, _, _, _ = HEADER.unpack_from(self.value)
+        return kind == RunKind.MESSAGES and not flags & FLAG_CONDITIONAL
 
     @property
     def stored_bytes(self) -> int:
@@ -114,7 +126,7 @@ def merged_runs(
     key_of: the key of a run by its first entry id. Bodies and their checksums are copied, not read.
     """
     begin = 0
-    kinds = [run.kind for run in runs]
+    plain = [run.is_plain for run in runs]
     while begin < len(runs):
         first, size, end = runs[begin].first, runs[begin].stored_bytes, begin + 1
         while end < len(runs):
@@ -123,7 +135,7 @@ def merged_runs(
             size += runs[end].stored_bytes
             if runs[end].limit - first > limits.entries or size > limits.bytes:
                 break
-            if RunKind.MARKERS in (kinds[begin], kinds[end]):
+            if not (plain[begin] and plain[end]):
                 break
             end += 1
         merged = _merged(key_of(first), runs[begin:end]) if end - begin > 1 else None
@@ -270,8 +282,8 @@ class BatchRun(NamedTuple):
     at: int
 
     @property
-    def kind(self) -> int:
-        return RunKind.MESSAGES
+    def is_plain(self) -> bool:
+        return True
 
     @property
     def value(self) -> bytes:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import lmdb
 
@@ -49,7 +49,7 @@ from .held_read import HeldRead
 from .memtable import Follow, Memtable, Reads, ReadTransaction, applied_position
 from .page_cache import Eviction
 from .reader_gate import ReaderGate
-from .transaction import Transaction
+from .transaction import LmdbTransaction, Transaction
 
 MAX_MAP_BYTES = 1 << 44
 """Largest map that an environment grows to: virtual address space ends near 2**47."""
@@ -61,7 +61,16 @@ _COMMITS_A_READER_CHECK = 1_000
 """Commits between two looks for readers that were killed inside a transaction: they would hold pages for ever."""
 
 T = TypeVar("T")
-Work = Callable[[Transaction], T]
+
+
+class ChangeLog(Protocol):
+    """The write-ahead log, by which the changes of a store go."""
+
+    def change(self, work: Callable[[Transaction], T], *, alone: bool) -> T:
+        """Run `work` on the rows of the main environment in a group; see `Environment.write`."""
+
+    def flush(self) -> None:
+        """Wait until every group is on disk, whatever the store's durability. Raises StoreFailed."""
 
 
 @dataclass(slots=True)
@@ -124,6 +133,8 @@ class Environment:
         self.counts = CommitCounts()
         self.before_commit = before_commit
         """Called by the leader of each commit, before LMDB commits."""
+        self.log: ChangeLog | None = None
+        """Takes the changes of an open store; None: they are commits of LMDB."""
         self._process = here.pid
         self._durability = durability
         self._read_only = read_only
@@ -136,8 +147,6 @@ class Environment:
         self._committing = threading.Lock()
         """Held while a group is committed, while pages are given back, and while the environment is closed."""
         self._syncing = threading.Lock()
-        self._transaction: Transaction | None = None
-        """The transaction of the last attempt to commit, until its claims are given back."""
         self._publishing = False
         """Set from LMDB's commit until memory has heard of all that follows from it."""
         self._unsynced = False
@@ -204,17 +213,37 @@ class Environment:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, work: Work[T]) -> T:
+    def write(self, work: Callable[[Transaction], T], *, alone: bool = False) -> T:
         """Run `work` in a transaction, commit it together with that of others, and return its value.
 
-        When it returns, the transaction is as durable as the environment's `durability` says. An
-        exception of `work` itself reaches its caller alone, and nothing of it is stored.
+        Of an open store it is a group of the write-ahead log. When it returns, the transaction is as durable as the
+        environment's `durability` says. An exception of `work` itself reaches its caller alone, and nothing of it is
+        stored. alone: no other work is in the group, what follows finds memory changed.
+
         Raises StoreFull (nothing stored, may be tried again), StoreFailed, ClosedError.
         """
-        if self._gate.held:
-            raise BrokenInvariant(f"{self.name}: write inside a read transaction")
+        if self.log is None:
+            return self.commit(work)
+        self._refuse_inside_read()
+        self._check_open()
+        return self.log.change(work, alone=alone)
+
+    def commit(self, work: Callable[[LmdbTransaction], T]) -> T:
+        """Run `work` in a transaction of LMDB, which applies what is unapplied: for what can be made again."""
+        self._refuse_inside_read()
         value: T = self._queue.run(work)
         return value
+
+    def _refuse_inside_read(self) -> None:
+        if self._gate.held:
+            raise BrokenInvariant(f"{self.name}: write inside a read transaction")
+
+    def flush(self) -> None:
+        """Wait until every change is on disk, whatever the durability. Raises StoreFailed, StoreFull."""
+        if self.log is None:
+            self.sync()
+        else:
+            self.log.flush()
 
     @property
     def has_unapplied(self) -> bool:
@@ -224,7 +253,7 @@ class Environment:
     def apply(self) -> None:
         """Commit the unapplied rows. Raises as `write`, and they stay unapplied."""
         if self._memtable:
-            self.write(lambda _: None)
+            self.commit(lambda _: None)
 
     def _commit_group(self, requests: list[Request]) -> None:
         """Give every request its value or its error, in one commit if all goes well.
@@ -236,13 +265,8 @@ class Environment:
             if self._publishing and self._failed is None:  # a second interrupt came before `_broke_off`
                 self._broke_off(KeyboardInterrupt())
             started_ns = time.perf_counter_ns()
-            try:
-                while requests:
-                    self._give_claims_back()
-                    requests = self._commit_once(requests, started_ns)
-            finally:
-                if not self._publishing:  # else `_broke_off` knows more
-                    self._give_claims_back()
+            while requests:
+                requests = self._commit_once(requests, started_ns)
 
     def _commit_once(self, requests: list[Request], started_ns: int) -> list[Request]:
         """Commit requests together; returns those that have to be tried again, [] once each has its value or error.
@@ -260,7 +284,7 @@ class Environment:
         current: Request | None = None
         try:
             raw = self._env.begin(write=True)
-            transaction = self._transaction = Transaction(raw, self._last_run, self._memtable)
+            transaction = LmdbTransaction(raw, self._last_run, self._memtable)
             for current in requests:
                 current.value = current.work(transaction)
             current = None
@@ -323,16 +347,10 @@ class Environment:
             request.error = error
         return []
 
-    def _give_claims_back(self) -> None:
-        if self._transaction is not None:
-            self._transaction.release(self._failed)
-            self._transaction = None
-
     def _broke_off(self, error: BaseException) -> None:
         """Write nothing more where memory may not be what is on disk."""
         if self._publishing or isinstance(error, Exception):
             self.fail(error)
-        self._give_claims_back()
 
     def fail(self, error: BaseException) -> StoreFailed:
         """Close the environment for writing, for good: the state on disk, or in memory, is not known any more."""
@@ -347,7 +365,7 @@ class Environment:
         return failed
 
     def sync(self) -> None:
-        """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
+        """Make every commit of LMDB so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
         if self._durability == "commit":
             return
         with self._gate.reading(), self._syncing:  # a call that finds nothing to do waits for the sync that does it

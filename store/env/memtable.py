@@ -9,8 +9,10 @@ A view is never shortened: applying puts a new one in its place.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import lmdb
@@ -19,7 +21,7 @@ from pyroaring import BitMap64
 from ..codec.format import Table, counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits
 from ..codec.run_lengths import BatchRun, ScatteredBatch, WholeRun, merged_runs
-from .claims import Claims
+from ..errors import StoreFailed
 
 APPLIED_KEY = counter_key("wal_applied")
 """The record of the last group of the write-ahead log whose rows the environment has (`Memtable.position`)."""
@@ -73,13 +75,14 @@ _ABSENT = b"absent"
 class Unapplied(NamedTuple):
     """The rows of a memtable.
 
-    runs: by ledger id, in order. records: fields by key. numbers: bitmaps to be united with the record of their key.
+    runs: by ledger id, in order. records: fields by key. numbers: bitmaps to be united with the record of their key, in
+    order; None: that, and what is before it, is deleted.
     ids: as `records`, of the tables of `_MANY`.
     """
 
     runs: dict[int, list[LedgerRow]]
     records: dict[bytes, Fields]
-    numbers: list[tuple[bytes, BitMap64]]
+    numbers: list[tuple[bytes, BitMap64 | None]]
     ids: dict[bytes, Fields]
 
     @classmethod
@@ -105,6 +108,8 @@ class Unapplied(NamedTuple):
     def add_record(self, key: bytes, fields: Fields) -> None:
         """Add a small record, in place of what is there, or its deletion."""
         (self.ids if key[0] in _MANY else self.records)[key] = fields
+        if fields is None and key[0] == Table.SEQUENCE:
+            self.numbers.append((key, None))
 
     def get(self, key: bytes, default: Fields) -> Fields:
         """The fields of a small record, None where it is deleted; `default`: no row of it is unapplied."""
@@ -122,18 +127,35 @@ Follow = Callable[[], Look]
 """Reads what another process has put into the write-ahead log of an environment; before the transaction begins."""
 
 
+class Publication:
+    """Guards the step in which the memory of a store hears of a group: of all of it, or of nothing."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held while a group's rows are added to memtables and memory hears of them, or a memtable's are taken."""
+        self.torn = False
+        """True where memtables may have a part of a group: while its rows are added, for good where that broke off."""
+        self.failed: StoreFailed | None = None
+        """Why a group broke off."""
+
+    def refuse_torn(self) -> None:
+        """Raise StoreFailed where memtables may have a part of a group. REQUIRES: the lock is held."""
+        if self.torn:
+            raise self.failed or StoreFailed(Path("wal"), "a group was broken off while memory was told of it")
+
+
 class Memtable:
     """The unapplied rows of one environment, which need not be open. Rows are added by who holds `publishing`."""
 
-    def __init__(self, claims: Claims, limits: RunLimits) -> None:
+    def __init__(self, publication: Publication, limits: RunLimits) -> None:
         """`limits`: of the runs that several are made one of when they are applied."""
-        self.claims = claims
+        self.publication = publication
         self.limits = limits
         self.view = Unapplied.nothing()
         """Replaced by the rest when some rows are applied; new rows are added in place."""
         self.position = 0
         """The place in the write-ahead log of the last group whose rows are here: segment number << 32 | sequence."""
-        self.publishing = claims.publishing
+        self.publishing = publication.lock
         """Held while rows are added and memory hears of them, or a view takes another's place."""
 
     def __bool__(self) -> bool:
@@ -183,7 +205,7 @@ class Applied:
         self._records.update(fresh)
         return fresh
 
-    def numbers(self) -> list[tuple[bytes, BitMap64]]:
+    def numbers(self) -> list[tuple[bytes, BitMap64 | None]]:
         """The numbers that the transaction has not been given yet, and is given now: (key, numbers)."""
         fresh = self._memtable.view.numbers[self._numbers :]
         self._numbers += len(fresh)
@@ -208,21 +230,33 @@ class ReadTransaction:
     Runs are merged by store/log/scan.py.
     """
 
-    __slots__ = ("cursor", "id", "raw", "stat", "unapplied")
+    __slots__ = ("changed", "cursor", "id", "raw", "stat", "unapplied")
 
-    def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied) -> None:
+    def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied, changed: dict[bytes, Fields] | None = None) -> None:
+        """`changed`: small records as a group under way leaves them, in place of what `unapplied` has."""
         self.raw = raw
         self.unapplied = unapplied
+        self.changed = changed
         self.cursor: Callable[[], lmdb.Cursor] = raw.cursor
         self.stat = raw.stat
         self.id: Callable[[], int] = raw.id
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""
-        fields = self.unapplied.get(key, _ABSENT)
+        fields = _ABSENT if self.changed is None else self.changed.get(key, _ABSENT)
+        if fields is _ABSENT:
+            fields = self.unapplied.get(key, _ABSENT)
         if fields is _ABSENT:
             return self.raw.get(key, default)
         return default if fields is None else memoryview(seal(key, fields))
+
+    def fields(self, key: bytes) -> Fields:
+        """The fields of a small record that no group under way changes. Raises CorruptRecord."""
+        fields = self.unapplied.get(key, _ABSENT)
+        if fields is _ABSENT:
+            value = self.raw.get(key)
+            return None if value is None else unseal(key, value)
+        return fields
 
 
 Reads = lmdb.Transaction | ReadTransaction
@@ -252,23 +286,31 @@ def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, Fields]:
         return {}
     _, records, _, ids = raw.unapplied
     wanted = [records, ids] if not prefix else [ids] if prefix[0] in _MANY else [records]
+    if raw.changed:
+        wanted.append(raw.changed)
     return {key: fields for rows in wanted for key, fields in list(rows.items()) if key.startswith(prefix)}
 
 
 def unapplied_numbers(raw: Reads, prefix: bytes) -> BitMap64:
     """The unapplied numbers of all keys that begin with `prefix`."""
-    united = BitMap64()
+    by_key: dict[bytes, BitMap64] = {}
     if isinstance(raw, ReadTransaction):
         for key, numbers in raw.unapplied.numbers:
             if key.startswith(prefix):
-                united |= numbers
-    return united
+                by_key[key] = BitMap64() if numbers is None else by_key.get(key, BitMap64()) | numbers
+    return BitMap64().union(*by_key.values()) if by_key else BitMap64()
+
+
+def unapplied_number_keys(raw: Reads, prefix: bytes) -> set[bytes]:
+    """The keys that begin with `prefix` and have unapplied numbers."""
+    rows = raw.unapplied.numbers if isinstance(raw, ReadTransaction) else ()
+    return {key for key, _ in rows if key.startswith(prefix)}
 
 
 def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
     """Have a write transaction store what the memtable holds and it has not stored yet. Raises StoreFailed."""
     with memtable.publishing:  # all of a group, or nothing
-        memtable.claims.refuse_torn()
+        memtable.publication.refuse_torn()
         position = memtable.position
         records, united, runs_by_ledger = applied.records(), applied.numbers(), list(applied.rows())
     if not (records or united or runs_by_ledger):
@@ -280,6 +322,9 @@ def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
         else:
             transaction.put(key, fields)
     for key, numbers in united:
+        if numbers is None:
+            transaction.delete(key)
+            continue
         value = transaction.raw.get(key)
         both = numbers | (BitMap64() if value is None else BitMap64.deserialize(unseal(key, value)))
         both.run_optimize()

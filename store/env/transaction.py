@@ -1,6 +1,6 @@
-"""A write transaction shared by the work of several callers; it seals the records that it stores.
+"""The face that a group of the write-ahead log and a commit of LMDB show to a unit of work, and that of LMDB.
 
-It commits nothing itself: the environment does, and says what a unit of work may do.
+It commits nothing itself: the environment, or the writer of the log, does, and says what a unit of work may do.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import lmdb
 
 from ..codec.bodies import Buffer
 from ..codec.format import NOT_COPIED, copy_key, seal, unseal
-from ..errors import BrokenInvariant, StoreFailed
-from .claims import Claims
-from .memtable import Applied, Memtable, apply_rows
+from ..errors import BrokenInvariant
+from .memtable import Applied, Memtable, Reads, apply_rows
 
 
 class Staged(Protocol):
@@ -42,34 +41,27 @@ class AppendedLog(Protocol):
 S = TypeVar("S", bound=Staged)
 
 
-class LogEnds(ABC):
+class LogEnds:
     """The ends of the logs that are appended to."""
 
     __slots__ = ("_ends",)
 
     def __init__(self) -> None:
         self._ends: dict[AppendedLog, int] = {}
-        """By claimed log, the id of the entry that is appended next."""
-
-    @abstractmethod
-    def claim(self, owner: object) -> None:
-        """Reserve `owner`, a log or a record, until the commit or group ends."""
+        """By log, the id of the entry that is appended next."""
 
     def end_of(self, log: AppendedLog) -> int:
-        """Return the id of a log's next entry; the log is claimed at first."""
+        """Return the id of a log's next entry."""
         end = self._ends.get(log)
-        if end is None:
-            self.claim(log)
-            end = log.ledger.entries
-        return end
+        return log.ledger.entries if end is None else end
 
     def move_end(self, log: AppendedLog, end: int) -> None:
-        """Append entries of a log up to `end`. REQUIRES: `end_of` was asked."""
+        """Append entries of a log up to `end`."""
         self._ends[log] = end
 
 
-class StagingTransaction(LogEnds):
-    """The face that a commit of an environment and a group of the write-ahead log show to a unit of work."""
+class Transaction(LogEnds, ABC):
+    """Reads and writes of one environment that take effect together, or not at all."""
 
     __slots__ = ("_after", "_staged")
 
@@ -78,27 +70,39 @@ class StagingTransaction(LogEnds):
         self._staged: dict[object, Staged] = {}
         self._after: list[Callable[[], object]] = []
 
+    @property
+    @abstractmethod
+    def raw(self) -> Reads:
+        """What the environment holds, what this transaction has changed of small records too."""
+
+    @abstractmethod
+    def get(self, key: bytes) -> bytes | None:
+        """Read and verify the fields of a small record. Raises CorruptRecord."""
+
     @abstractmethod
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
+
+    @abstractmethod
+    def delete(self, key: bytes) -> bool:
+        """Remove a small record; False when it is not there."""
 
     @abstractmethod
     def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
         """Store a run of `count` entries under a key that must be new; `heard`: as `appended`."""
 
     @abstractmethod
-    def get(self, key: bytes) -> bytes | None:
-        """Read the fields of a small record."""
-
-    @abstractmethod
     def appended(self, callback: Callable[[], object]) -> None:
         """Have memory hear of an append once it is durable: callbacks run in the order of appends."""
+
+    def to(self, start_ms: int, memtable: Memtable) -> Transaction:
+        """The rows of a partition's environment, which take effect with these: of a group of the log alone."""
+        raise BrokenInvariant(f"a commit of LMDB writes to partition {start_ms}")
 
     def stage(self, owner: object, make: Callable[[], S]) -> S:
         """Return the state of the log `owner`, made at first use; an owner has states of one type."""
         staged = self._staged.get(owner)
         if staged is None:
-            self.claim(owner)
             staged = self._staged[owner] = make()
         return staged  # type: ignore[return-value]
 
@@ -106,42 +110,30 @@ class StagingTransaction(LogEnds):
         """Have `callback` run by the leader once the transaction is durable; it must not raise."""
         self._after.append(callback)
 
-    def committed(self) -> None:
-        """Have memory know what was staged, then run the `after_commit` callbacks, in order. For the leader."""
-        for staged in self._staged.values():
-            staged.committed()
-        for callback in self._after:
-            callback()
 
+class LmdbTransaction(Transaction):
+    """A write transaction of LMDB shared by the work of several callers; it seals the records that it stores.
 
-class Transaction(StagingTransaction):
-    """A write transaction of LMDB shared by the work of several callers.
-
-    Its first work is to apply the environment's unapplied rows; those of a log are applied before it is appended to.
+    Its first work is to apply the environment's unapplied rows.
     """
 
-    __slots__ = ("_applied", "_claims", "_memtable", "_owners", "entries", "last_run", "raw")
+    __slots__ = ("_applied", "_lmdb", "_memtable", "entries", "last_run")
 
-    def __init__(self, raw: lmdb.Transaction, last_run: bytes, memtable: Memtable | None = None) -> None:
+    def __init__(self, transaction: lmdb.Transaction, last_run: bytes, memtable: Memtable | None = None) -> None:
         super().__init__()
-        self._claims: Claims | None = None if memtable is None else memtable.claims
-        """Claims on the logs that are appended to; None where there is no write-ahead log."""
-        self._owners: list[object] = []
         self.entries = 0
         """Entries appended to ledgers."""
-        self.raw = raw
+        self._lmdb = transaction
         self.last_run = last_run
         """Key of the last run of the environment, or a bound below every run."""
         self._memtable = memtable
         self._applied = None if memtable is None else Applied(memtable)
         self.apply()
 
-    def claim(self, owner: object) -> None:
-        """Reserve `owner`, a log or a record, for this transaction, and apply its unapplied rows."""
-        if self._claims is not None:
-            self._owners.append(owner)
-            self._claims.take(owner, self)
-            self.apply()
+    @property
+    def raw(self) -> lmdb.Transaction:
+        """The transaction of LMDB, to write to as well."""
+        return self._lmdb
 
     def apply(self) -> None:
         """Apply the rows that are not applied yet.
@@ -154,21 +146,21 @@ class Transaction(StagingTransaction):
 
     def get(self, key: bytes) -> bytes | None:
         """Read and verify the fields of a small record. Raises CorruptRecord."""
-        value = self.raw.get(key)
+        value = self._lmdb.get(key)
         return None if value is None else unseal(key, value)
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record with its checksum, and its copy, replacing what is there."""
-        self.raw.put(key, seal(key, fields))
+        self._lmdb.put(key, seal(key, fields))
         if key[0] not in NOT_COPIED:
             copy = copy_key(key)
-            self.raw.put(copy, seal(copy, fields))
+            self._lmdb.put(copy, seal(copy, fields))
 
     def delete(self, key: bytes) -> bool:
         """Remove a record and its copy; False when it is not there."""
         if key[0] not in NOT_COPIED:
-            self.raw.delete(copy_key(key))
-        return bool(self.raw.delete(key))
+            self._lmdb.delete(copy_key(key))
+        return bool(self._lmdb.delete(key))
 
     def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
         """Store a run under a key that must be new, appended where it is past every other key.
@@ -176,7 +168,7 @@ class Transaction(StagingTransaction):
         Invariant: LMDB answers True; False would mean that nothing was stored.
         """
         at_end = key > self.last_run
-        if not self.raw.put(key, value, overwrite=False, append=at_end):
+        if not self._lmdb.put(key, value, overwrite=False, append=at_end):
             raise BrokenInvariant(f"key {key.hex()} is there already or out of order")
         if at_end:
             self.last_run = key
@@ -189,13 +181,10 @@ class Transaction(StagingTransaction):
         self._after.append(callback)
 
     def committed(self) -> None:
-        """Have the memtable forget the applied rows, and run the callbacks. For the environment."""
+        """Have the memtable forget the applied rows, and memory hear of the rest, in order. For the environment."""
         if self._applied is not None:
             self._applied.committed()
-        super().committed()
-
-    def release(self, failed: StoreFailed | None = None) -> None:
-        """Give the claims back, see `Claims.release`. For the leader; twice does nothing."""
-        if self._claims is not None and self._owners:
-            self._claims.release(self, self._owners, failed)
-            self._owners = []
+        for staged in self._staged.values():
+            staged.committed()
+        for callback in self._after:
+            callback()

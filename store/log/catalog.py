@@ -7,6 +7,7 @@ rows agree is up to their writers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import merge
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from ..codec.format import (
 from ..codec.frontier import FrontierRecord
 from ..env.environment import Environment
 from ..env.memtable import Reads, unapplied_records
-from ..env.transaction import StagingTransaction, Transaction
+from ..env.transaction import Transaction
 
 LEDGERS = "next_ledger"
 TOPICS = "next_topic"
@@ -34,14 +35,16 @@ CLOCK = "clock_mark"
 WAL = "wal_segment"
 """The number of the oldest segment of the write-ahead log that is not applied."""
 
+_PAST = b"\xff" * 512
+"""Past every key: LMDB takes up to 511 bytes."""
+
 _PAGE = 1_000
 """Rows read in one transaction by the iterators over an environment."""
 
 
-def take_numbers(transaction: StagingTransaction, name: str, count: int = 1) -> int:
+def take_numbers(transaction: Transaction, name: str, count: int = 1) -> int:
     """Allocate `count` consecutive numbers under the counter `name`; returns the first (1 at first use)."""
     key = fmt.counter_key(name)
-    transaction.claim(key)
     fields = transaction.get(key)
     first = 1 if fields is None else fmt.unpack_u64(fields)
     transaction.put(key, fmt.pack_u64(first + count))
@@ -67,27 +70,43 @@ def rows(
 
     Raises CorruptRecord at a damaged one.
     """
-    unapplied = [
-        (key, fields)
-        for key, fields in sorted(unapplied_records(raw, prefix).items(), key=itemgetter(0))
-        if (start is None or key >= start) and (limit is None or key < limit)
-    ]
-    cursor = raw.cursor()
-    more = cursor.set_range(start or prefix)
-    while more:
-        key = bytes(cursor.key())
-        if not key.startswith(prefix) or (limit is not None and key >= limit):
-            break
-        while unapplied and unapplied[0][0] <= key:
-            later, fields = unapplied.pop(0)
-            if fields is not None:
-                yield later, fields
-            if later == key:
-                break
-        else:
-            yield key, fmt.unseal(key, cursor.value())
-        more = cursor.next()
-    yield from ((later, fields) for later, fields in unapplied if fields is not None)
+    unapplied = unapplied_records(raw, prefix)
+    if start is not None or limit is not None:
+        unapplied = {key: unapplied[key] for key in unapplied if (start or b"") <= key < (limit or _PAST)}
+
+    def applied() -> Iterator[tuple[bytes, bytes]]:
+        cursor = raw.cursor()
+        more = cursor.set_range(start or prefix)
+        while more:
+            key = bytes(cursor.key())
+            if not key.startswith(prefix) or (limit is not None and key >= limit):
+                return
+            if key not in unapplied:
+                yield key, fmt.unseal(key, cursor.value())
+            more = cursor.next()
+
+    if not unapplied:
+        return applied()
+    later = sorted((key, fields) for key, fields in unapplied.items() if fields is not None)
+    return merge(applied(), later, key=itemgetter(0))
+
+
+def keys(raw: Reads, prefix: bytes) -> Iterator[bytes]:
+    """Iterate over the keys of `rows`, whose records are not verified."""
+    unapplied = unapplied_records(raw, prefix)
+
+    def applied() -> Iterator[bytes]:
+        cursor = raw.cursor()
+        more = cursor.set_range(prefix)
+        while more:
+            key = bytes(cursor.key())
+            if not key.startswith(prefix):
+                return
+            if key not in unapplied:
+                yield key
+            more = cursor.next()
+
+    return merge(applied(), sorted(key for key, fields in unapplied.items() if fields is not None))
 
 
 def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -155,7 +174,7 @@ def oldest_segment(environment: Environment) -> int | None:
 # -- ledgers of main logs ----------------------------------------------------------------------
 
 
-def add_ledger(transaction: StagingTransaction, topic_id: int, now_ms: int) -> int:
+def add_ledger(transaction: Transaction, topic_id: int, now_ms: int) -> int:
     """Register a new, open ledger of a main log; returns its id."""
     ledger_id = take_numbers(transaction, LEDGERS)
     record = LedgerRecord(max(now_ms, 0), 0, 0, 0, fmt.LedgerState.OPEN)

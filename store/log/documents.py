@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from ..codec import format as fmt
 from ..env.environment import Environment
-from ..errors import BrokenInvariant, CorruptRecord, DocumentChanged, InvalidArgument
-from ..wal.write_batch import EnvironmentBatch, GroupWriter
+from ..env.transaction import Transaction
+from ..errors import CorruptRecord, DocumentChanged, InvalidArgument
 from . import catalog
 
 MAX_KEY_BYTES = 500
@@ -60,13 +60,11 @@ class Documents:
     def __init__(
         self,
         main: Environment,
-        writer: GroupWriter | None,
         check_open: Callable[[], None],
         check_writable: Callable[[], None],
     ) -> None:
-        """`check_open` and `check_writable` raise where the store is not; `writer`: None where it is read-only."""
+        """`check_open` and `check_writable` raise where the store is not."""
         self._main = main
-        self._writer = writer
         self._check_open = check_open
         self._check_writable = check_writable
 
@@ -92,7 +90,7 @@ class Documents:
         if len(content) > MAX_VALUE_BYTES:
             raise InvalidArgument("value", content, f"{len(content)} bytes, over {MAX_VALUE_BYTES}")
 
-        def work(rows: EnvironmentBatch) -> int:
+        def work(rows: Transaction) -> int:
             _compare(rows, key, row, compared)
             version = catalog.take_numbers(rows, catalog.DOCUMENTS)
             rows.put(row, Document(content, version).pack())
@@ -105,19 +103,16 @@ class Documents:
         self._check_writable()
         row, compared = _row_key(key), _checked(expected)
 
-        def work(rows: EnvironmentBatch) -> bool:
+        def work(rows: Transaction) -> bool:
             _compare(rows, key, row, compared)
             return rows.delete(row)
 
         return self._write(work)
 
-    def _write(self, work: Callable[[EnvironmentBatch], T]) -> T:
-        """Run a unit of work on the rows of main in a group, and wait until that is on disk."""
-        writer = self._writer
-        if writer is None:
-            raise BrokenInvariant("a read-only store is written to")
-        value = writer.write(lambda batch: work(writer.main_rows(batch)))
-        writer.flush()
+    def _write(self, work: Callable[[Transaction], T]) -> T:
+        """Write in a transaction, and wait until that is on disk."""
+        value = self._main.write(work)
+        self._main.flush()
         return value
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Document]]:
@@ -163,7 +158,7 @@ def _checked(expected: int | EllipsisType | None) -> int | EllipsisType | None:
     return expected
 
 
-def _compare(rows: EnvironmentBatch, key: str, row: bytes, expected: int | EllipsisType | None) -> None:
+def _compare(rows: Transaction, key: str, row: bytes, expected: int | EllipsisType | None) -> None:
     """Raise DocumentChanged unless the stored document has the expected version."""
     if isinstance(expected, EllipsisType):
         return

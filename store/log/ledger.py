@@ -22,7 +22,7 @@ from ..codec.run import (
 )
 from ..codec.run_lengths import cut, fits_runs
 from ..env.memtable import Reads, unapplied_runs
-from ..env.transaction import StagingTransaction
+from ..env.transaction import Transaction
 from ..errors import CorruptEntry, InvalidArgument
 
 MAX_RUN_ENTRIES = 65_535
@@ -79,7 +79,7 @@ class PackedMessages:
 
 
 def insert_messages(
-    transaction: StagingTransaction,
+    transaction: Transaction,
     ledger_id: int,
     first: int,
     dues: Int64s,
@@ -105,7 +105,7 @@ def insert_messages(
     return size
 
 
-def insert_packed(transaction: StagingTransaction, ledger_id: int, first: int, messages: PackedMessages) -> None:
+def insert_packed(transaction: Transaction, ledger_id: int, first: int, messages: PackedMessages) -> None:
     """Insert packed messages as runs of a ledger, from the entry `first` on."""
     for run in messages.runs:
         key = run_key(ledger_id, first)
@@ -114,7 +114,7 @@ def insert_packed(transaction: StagingTransaction, ledger_id: int, first: int, m
 
 
 def insert_markers(
-    transaction: StagingTransaction,
+    transaction: Transaction,
     ledger_id: int,
     first: int,
     target: int,

@@ -23,7 +23,7 @@ from ..codec.bodies import Bodies
 from ..codec.format import LedgerRecord, LedgerState, ledger_key, run_key
 from ..codec.run import Int64s, RunLimits, UInt32s, pack_message
 from ..env.memtable import Reads
-from ..env.transaction import StagingTransaction
+from ..env.transaction import Transaction
 from ..errors import BrokenInvariant, CorruptRecord
 from ..position import Position
 from . import catalog
@@ -216,7 +216,7 @@ class ManagedLedger:
 
     # -- changes ---------------------------------------------------------------------------------
 
-    def append_message(self, transaction: StagingTransaction, due_ms: int, body: bytes, now_ms: int) -> tuple[int, int]:
+    def append_message(self, transaction: Transaction, due_ms: int, body: bytes, now_ms: int) -> tuple[int, int]:
         """Append one message; returns its ledger id and entry id."""
         staged = self._staged(transaction)
         staged.roll_if_full(transaction, now_ms)
@@ -231,7 +231,7 @@ class ManagedLedger:
         return ledger_id, entry_id
 
     def append_messages(
-        self, transaction: StagingTransaction, dues: Int64s, bodies: Sequence[bytes], now_ms: int
+        self, transaction: Transaction, dues: Int64s, bodies: Sequence[bytes], now_ms: int
     ) -> list[Segment]:
         """Append messages; returns where they went, more than one segment where ledgers roll over."""
         staged = self._staged(transaction)
@@ -256,7 +256,7 @@ class ManagedLedger:
 
     def append_markers(
         self,
-        transaction: StagingTransaction,
+        transaction: Transaction,
         target: int,
         base_ms: int,
         entries: UInt32s,
@@ -289,12 +289,12 @@ class ManagedLedger:
         """The read limit: the first position that is not visible yet, or not appended; in a ledger that is kept."""
         return max(self.visible(now_ms).end, Position(self.first_ledger, 0))
 
-    def first_in(self, transaction: StagingTransaction) -> int:
+    def first_in(self, transaction: Transaction) -> int:
         """Id of the first ledger kept, what this transaction trims not counted."""
         staged = self._staged(transaction)
         return staged.closed[0].ledger_id if staged.closed else staged.ledger.ledger_id
 
-    def roll(self, transaction: StagingTransaction, now_ms: int) -> bool:
+    def roll(self, transaction: Transaction, now_ms: int) -> bool:
         """Close the open ledger and begin the next one; False when it is empty."""
         staged = self._staged(transaction)
         if not staged.next_entry:
@@ -307,7 +307,7 @@ class ManagedLedger:
         view = self._view
         return view.tail_created_ms + self._limits.age_ms if view.tail.entries else None
 
-    def trim(self, transaction: StagingTransaction, first_kept: int) -> list[int]:
+    def trim(self, transaction: Transaction, first_kept: int) -> list[int]:
         """Record that the closed ledgers before `first_kept` are to be removed; returns their ids."""
         staged = self._staged(transaction)
         trimmed = [info for info in staged.closed if info.ledger_id < first_kept]
@@ -320,7 +320,7 @@ class ManagedLedger:
             transaction.put(ledger_key(self.topic_id, info.ledger_id), record.pack())
         return [info.ledger_id for info in trimmed]
 
-    def _staged(self, transaction: StagingTransaction) -> _StagedLog:
+    def _staged(self, transaction: Transaction) -> _StagedLog:
         return transaction.stage(self, partial(_StagedLog, self))
 
     def _publish(self, view: _View | None, look: bool) -> None:
@@ -367,7 +367,7 @@ class _StagedLog:
         lengths = [segment.length for segment in segments]
         self.hidden = still_hidden(self.hidden, places, lengths, dues, now_ms)
 
-    def capacity(self, transaction: StagingTransaction, now_ms: int) -> int:
+    def capacity(self, transaction: Transaction, now_ms: int) -> int:
         """Entries that the open ledger still takes, a new one begun where it is full; at least 1."""
         self.roll_if_full(transaction, now_ms)
         return self._limits.entries - self.next_entry
@@ -379,11 +379,11 @@ class _StagedLog:
         self.bytes += size
         return Segment(self.ledger.ledger_id, first, count)
 
-    def roll_if_full(self, transaction: StagingTransaction, now_ms: int) -> None:
+    def roll_if_full(self, transaction: Transaction, now_ms: int) -> None:
         if self.next_entry >= self._limits.entries or (self.next_entry and self.bytes >= self._limits.bytes):
             self.roll(transaction, now_ms)
 
-    def roll(self, transaction: StagingTransaction, now_ms: int) -> None:
+    def roll(self, transaction: Transaction, now_ms: int) -> None:
         ledger_id = self.ledger.ledger_id
         # A ledger is not complete, so nothing trims it, before its last message is visible.
         closed_ms = max(now_ms, self.due_by_ms, 0)

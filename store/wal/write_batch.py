@@ -7,49 +7,62 @@ the group is flushed; then they are added to the memtables of their environments
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap64
 
 from ..codec.bodies import Buffer
-from ..codec.format import run_key, split_run_key
+from ..codec.format import Table, run_key, split_run_key
 from ..codec.run import HEADER
 from ..codec.run_lengths import ScatteredBatch, WholeRun
-from ..env.claims import Claims
-from ..env.memtable import Fields, Memtable, Unapplied
-from ..env.transaction import LogEnds, Staged, StagingTransaction
-from ..errors import CorruptRecord
-from .segment import SEVERAL, Group, Row, RowKind
-
-T = TypeVar("T")
+from ..env.environment import Environment
+from ..env.memtable import Fields, Memtable, Reads, ReadTransaction, Unapplied
+from ..env.transaction import LogEnds, Staged, Transaction
+from ..errors import BrokenInvariant
+from .segment import MAIN, SEVERAL, Group, Row, RowKind
 
 
-class EnvironmentBatch(StagingTransaction):
+class EnvironmentBatch(Transaction):
     """The rows of one environment in a batch."""
 
-    __slots__ = ("_group", "_put", "_read", "memtable", "start_ms")
+    __slots__ = ("_environment", "_group", "_put", "_reads", "memtable", "start_ms")
 
     def __init__(
-        self, group: WriteBatch, start_ms: int, memtable: Memtable, read: Callable[[bytes], bytes | None]
+        self, group: WriteBatch, start_ms: int, memtable: Memtable, environment: Environment | None = None
     ) -> None:
-        """`read` gives the fields of a small record."""
+        """`environment`: what is read; None of a partition, whose rows ask for nothing."""
         self._ends, self._staged, self._after = group._ends, group._staged, group._after
         self._group = group
-        self._read = read
-        self._put: dict[bytes, Fields] | None = None
+        self._environment = environment
+        self._reads: ReadTransaction | None = None
+        self._put: dict[bytes, Fields] = {}
         """Small records as the group leaves them."""
         self.start_ms = start_ms
         self.memtable = memtable
 
-    def get(self, key: bytes) -> bytes | None:
-        """Fields of a small record. REQUIRES: a claim on what may change it."""
-        return self._put[key] if self._put and key in self._put else self._read(key)
+    @property
+    def raw(self) -> ReadTransaction:
+        """What the environment holds, with the small records of the units of work so far."""
+        if self._reads is None:
+            if self._environment is None:
+                raise BrokenInvariant("a group reads a partition")
+            reads = self._group.reading(self._environment)
+            if not isinstance(reads, ReadTransaction):
+                reads = ReadTransaction(reads, Unapplied.nothing())
+            reads.changed = self._put
+            self._reads = reads
+        return self._reads
 
-    def claim(self, owner: object) -> None:
-        """Reserve `owner`, a log or a record, for the group. Raises Conflict."""
-        self._group.claim(owner)
+    def to(self, start_ms: int, memtable: Memtable) -> EnvironmentBatch:
+        """The rows of a partition's environment in the same group."""
+        return self._group.to(start_ms, memtable)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Read and verify the fields of a small record. Raises CorruptRecord."""
+        return self._put[key] if key in self._put else self.raw.fields(key)
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
@@ -57,17 +70,12 @@ class EnvironmentBatch(StagingTransaction):
 
     def delete(self, key: bytes) -> bool:
         """Remove a small record; False when it is not there."""
-        try:
-            if self.get(key) is None:
-                return False
-        except CorruptRecord:  # it is there, whatever it says
-            pass
+        if self.raw.get(key) is None and key[0] != Table.SEQUENCE:  # whose numbers may be unapplied
+            return False
         self._change(RowKind.DELETE, key, None, b"")
         return True
 
     def _change(self, kind: RowKind, key: bytes, fields: Fields, value: bytes) -> None:
-        if self._put is None:
-            self._put = {}
         self._put[key] = fields
         self._group.rows.append(Row(kind, self.start_ms, key, value))
         self._group.published.append(partial(self.memtable.add_record, key, fields))
@@ -95,29 +103,22 @@ class EnvironmentBatch(StagingTransaction):
 class GroupWriter(Protocol):
     """A writer that appends groups to the write-ahead log."""
 
-    def write(self, work: Callable[[WriteBatch], T]) -> T:
-        """Run `work` and return its value once its rows are as durable as the store's durability says."""
-
-    def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
-        """The rows of the main environment in a batch."""
-
     def wait_for_groups(self) -> None:
         """Wait until every unit of work that was queued is decided."""
-
-    def flush(self) -> None:
-        """Wait until every group is on disk, whatever the store's durability. Raises StoreFailed."""
 
 
 class WriteBatch(LogEnds):
     """The rows of one group. A unit of work writes to it; the leader of the WAL writer does the rest."""
 
-    def __init__(self, claims: Claims) -> None:
+    def __init__(self, environment: Environment, memtable: Memtable) -> None:
+        """`environment` is the main one, `memtable` its own."""
         super().__init__()
-        self._claims = claims
-        self._owners: list[object] = []
+        self._environment = environment
+        self._memtable = memtable
         self._batches: dict[int, EnvironmentBatch] = {}
         self._staged: dict[object, Staged] = {}
         self._after: list[Callable[[], object]] = []
+        self._reading: ExitStack | None = None
         self.rows: list[Row] = []
         self.entries = 0
         """Entries appended to ledgers."""
@@ -126,20 +127,20 @@ class WriteBatch(LogEnds):
         self.position = 0
         """The place of the group, once it is durable."""
 
-    def to(
-        self, start_ms: int, memtable: Memtable, read: Callable[[bytes], bytes | None] = lambda _: None
-    ) -> EnvironmentBatch:
-        """The rows of the environment of a partition, or of the main one (MAIN); `read` reads its small records."""
-        batch = self._batches.get(start_ms)
+    @property
+    def main(self) -> EnvironmentBatch:
+        """The rows of the main environment."""
+        batch = self._batches.get(MAIN)
         if batch is None:
-            batch = self._batches[start_ms] = EnvironmentBatch(self, start_ms, memtable, read)
+            batch = self._batches[MAIN] = EnvironmentBatch(self, MAIN, self._memtable, self._environment)
         return batch
 
-    def claim(self, owner: object) -> None:
-        """Reserve `owner`, a log or a record, for the group. Raises Conflict."""
-        self._owners.append(owner)  # first: an interrupt leaves no claim behind
-        if not self._claims.is_taken(owner, self):
-            self._claims.try_take(owner, self)
+    def to(self, start_ms: int, memtable: Memtable) -> EnvironmentBatch:
+        """The rows of the environment of a partition."""
+        batch = self._batches.get(start_ms)
+        if batch is None:
+            batch = self._batches[start_ms] = EnvironmentBatch(self, start_ms, memtable)
+        return batch
 
     def add_batch(self, value: Buffer, count: int, publish: Callable[[int], None]) -> None:
         """Store `count` entries of several logs as one row; `publish` has memory know, with the group's place."""
@@ -151,26 +152,37 @@ class WriteBatch(LogEnds):
         """Have `callback` run once the group is durable and memory knows its rows; it must not raise."""
         self._after.append(callback)
 
+    def reading(self, environment: Environment) -> Reads:
+        """A read transaction that lasts until `end_reads`."""
+        self._reading = ExitStack()
+        return self._reading.enter_context(environment.read())
+
+    def end_reads(self) -> None:
+        """End what was read from: who makes space waits for readers."""
+        if self._reading is not None:
+            self._reading.close()
+
     def publish(self, position: int) -> None:
         """The group at `position` is durable: the memtables get its rows, and memory hears of them."""
-        claims, self.position = self._claims, position
-        with claims.publishing:  # all of a group, or nothing
-            claims.torn = True
-            for batch in self._batches.values():
-                batch.memtable.position = position
+        publication, self.position = self._memtable.publication, position
+        with publication.lock:  # all of a group, or nothing
+            publication.torn = True
+            if self.rows:
+                for batch in self._batches.values():
+                    batch.memtable.position = position
             for add in self.published:
                 add()
             for staged in self._staged.values():
                 staged.committed()
             for callback in self._after:
                 callback()
-            claims.torn = False
+            publication.torn = False
 
-    def release(self) -> None:
-        """Give all claims back; twice does nothing."""
-        if self._owners:
-            self._claims.release(self, self._owners)
-            self._owners = []
+    def close(self) -> None:
+        """Let go of what refers to the batch, so that nothing is left to the collector; twice does nothing."""
+        self.end_reads()
+        self._batches.clear()
+        self.published.clear()
 
 
 class BatchRow(NamedTuple):

@@ -115,9 +115,9 @@ class Victim:
     def put_run(self, environment: Environment, key: bytes, value: bytes | None) -> None:
         with closing(environment):
             if value is None:
-                environment.write(lambda transaction: transaction.raw.delete(key))
+                environment.commit(lambda transaction: transaction.raw.delete(key))
             else:
-                environment.write(lambda transaction: transaction.raw.put(key, value))
+                environment.commit(lambda transaction: transaction.raw.put(key, value))
 
     def append_marker(self, topic: str, hour: int, target: int, entry_id: int, due_ms: int) -> None:
         """One more marker at the end of a topic's main log."""
@@ -381,7 +381,7 @@ def torn_snapshot(victim: Victim) -> list[Expected]:
     with closing(victim.partition(OPEN_HOUR)) as environment:
         with environment.read() as raw:
             key, _ = next(catalog.rows(raw, fmt.prefix(Table.SNAPSHOT_META)))
-        environment.write(lambda transaction: transaction.raw.delete(key))
+        environment.commit(lambda transaction: transaction.raw.delete(key))
     return [Expected("incomplete-snapshot", f"partition {name(OPEN_HOUR)}", 0)]
 
 

@@ -100,12 +100,12 @@ def test_where_the_main_log_is_damaged_only_what_is_known_to_be_done_goes(
         cursor.put(cursor.key(), bytes(value))
 
     before = claims_of(store)[0]
-    main.write(damage)
+    main.commit(damage)
     after = claims_of(store)[0]
     assert (before.complete, after.complete) == (True, False)
     assert needed(before, 3, BitMap()) == needed(after, 3, BitMap()) == ids(2)
     assert needed(before, 3, None) == ids(2)
-    main.write(damage)
+    main.commit(damage)
 
 
 def test_a_log_of_which_all_was_cancelled_has_no_frontier_and_needs_nothing(

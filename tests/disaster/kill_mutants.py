@@ -96,12 +96,12 @@ def _split_firing(frontier_first: bool) -> None:
 
     def wrap(commit: Any) -> Any:
         def split(self: Any, *arguments: Any) -> None:
-            write = self._write
-            self._write = _SplitMain(self._main, frontier_first).write
+            main = self._main
+            self._main = _SplitMain(main, frontier_first)
             try:
                 commit(self, *arguments)
             finally:
-                self._write = write
+                self._main = main
 
         return split
 
@@ -132,8 +132,8 @@ class _MovesFirst:
             reach("delete.moved")
         return self._main.write(work)
 
-    def sync(self) -> None:
-        self._main.sync()
+    def flush(self) -> None:
+        self._main.flush()
 
 
 def trash_before_record() -> None:
@@ -220,7 +220,7 @@ def released_before_applying() -> None:
     def wrap(finish: Any) -> Any:
         def record_first(self: Any) -> None:
             oldest = pack_u64(self.segment + 1)
-            self._main.write(lambda transaction: transaction.put(counter_key(catalog.WAL), oldest))
+            self._main.commit(lambda transaction: transaction.put(counter_key(catalog.WAL), oldest))
             self._main.sync()
             reach("wal.released")
             finish(self)
@@ -232,7 +232,8 @@ def released_before_applying() -> None:
 
 def no_replay() -> None:
     """Opening leaves what the write-ahead log holds where it is, and goes on behind it."""
-    _patch(opening, "fill_memtables", lambda _: lambda *arguments: None)
+    for name in ("fill_main", "fill_partitions"):
+        _patch(opening.Replay, name, lambda _: lambda *arguments: None)
 
 
 def replays_what_is_applied() -> None:

@@ -419,11 +419,11 @@ def replaced_in_two_steps() -> None:
     begin = Succession._begin
 
     def apart(self: Any, batch: Any, *rest: Any) -> Any:
-        found, new = begin(self, batch, *rest)
+        found, *places = begin(self, batch, *rest)
         for entries, outcomes in ((each, outcomes) for logs, outcomes in found for each in logs):
             cancel = partial(self._entries.cancel, topic_id=batch.log.topic_id, found=entries, outcomes=outcomes)
             self._main.write(cancel)
-        return found, new
+        return found, *places
 
     setattr(Succession, "_begin", apart)  # noqa: B010 - what mypy does not follow
 

@@ -16,7 +16,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from duelog.store.wal import segment
 from tests.conftest import OpenStore
-from tests.disaster.wal_faults import CONFIG, HOUR_MS, Sent
+from tests.disaster.wal_faults import CONFIG, Sent
 
 pytestmark = pytest.mark.fault
 
@@ -46,38 +46,13 @@ def unsynced_at(point: str, environment: Environment) -> list[bool]:
 def test_a_segment_is_released_after_a_sync_of_what_another_commit_applied(sent: Sent) -> None:
     """A checkpoint has nothing to apply to a partition that has committed, and the commit is not on disk yet."""
     environment = sent.environment(2)
-    environment.write(lambda transaction: None)
+    environment.commit(lambda transaction: None)
     assert not environment.has_unapplied
     assert environment._unsynced
     found = unsynced_at("wal.applied", environment)
     assert sent.store._engine.sending.wal_writer is not None
     sent.store._engine.sending.wal_writer.apply_all()
     assert found == [False]
-
-
-def test_rows_of_the_main_log_are_not_written_before_the_commit_that_they_follow(
-    sent: Sent, clock: ManualClock
-) -> None:
-    """Fired messages are in the main log by a commit: a group behind it alone would be a gap."""
-    clock.advance(3 * HOUR_MS)
-    sent.store.tick()
-    main = sent.store._engine.storage.main
-    assert main._unsynced
-    found = unsynced_at("wal.before", main)
-    sent.topic.send(b"at once")
-    assert found == [False]
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_topic_is_on_disk_before_partitions_have_messages_of_it(sent: Sent, together: bool) -> None:
-    """Else its id would be given out again, and another topic have its messages."""
-    found = unsynced_at("wal.before", sent.store._engine.storage.main)
-    sent.send("makes the partition", 2)
-    if together:
-        sent.store.send_batch([("b", Message(b"x", deliver_after=2 * 3_600)), ("c", Message(b"y"))])
-    else:
-        sent.store.topic("b").send(b"x", deliver_after=2 * 3_600)
-    assert found[-1] is False
 
 
 def test_a_segment_is_not_closed_while_a_commit_flushes_it(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,10 +108,10 @@ def text_of(payload: bytes | bytearray | memoryview) -> str:
 
 def no_room(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let no write to an environment find space, until what this gives is called."""
-    write = environment.write
+    commit = environment.commit
 
     def fail(work: Callable[[Any], Any]) -> Any:
         raise StoreFull(environment.path, "no room, says the test")
 
-    monkeypatch.setattr(environment, "write", fail)
-    return lambda: monkeypatch.setattr(environment, "write", write)
+    monkeypatch.setattr(environment, "commit", fail)
+    return lambda: monkeypatch.setattr(environment, "commit", commit)

@@ -127,7 +127,7 @@ def test_a_backup_has_the_documents_and_dump_shows_them(
 
 def _damaged(store: DelayedStore, key: bytes) -> None:
     """Have a record, not its copy, be unreadable."""
-    store._engine.storage.main.write(lambda transaction: transaction.raw.put(key, b"xx"))
+    store._engine.storage.main.commit(lambda transaction: transaction.raw.put(key, b"xx"))
 
 
 def test_a_damaged_document_is_an_error_and_a_finding(store: DelayedStore) -> None:

@@ -14,7 +14,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import DamagedStore, FormatMismatch
 from duelog.store.codec import format as fmt
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import LmdbTransaction
 from tests.conftest import START_MS
 from tests.duelog.store_state import CONFIG, HOUR_MS, files, fill, main_of, partition_directories, refused
 
@@ -137,14 +137,14 @@ def test_a_damaged_record_of_the_catalog_is_refused_at_opening(path: Path, table
         store.tick()
     main = main_of(path)
 
-    def flip(transaction: Transaction) -> None:
+    def flip(transaction: LmdbTransaction) -> None:
         cursor = transaction.raw.cursor()
         assert cursor.set_range(fmt.prefix(table))
         value = bytearray(cursor.value())
         value[0] ^= 1
         transaction.raw.put(bytes(cursor.key()), bytes(value))
 
-    main.write(flip)
+    main.commit(flip)
     main.close()
     error = refused(path, DamagedStore)
     assert error.path == path / "main"

@@ -17,10 +17,8 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, StoreConfig, Topic
 from duelog.store.config import Durability
-from duelog.store.env.claims import Conflict
 from duelog.store.env.transaction import Transaction
 from duelog.store.log.ledger import applied_tail
-from duelog.store.wal.write_batch import WriteBatch
 from tests.conftest import OpenStore
 from tests.model.driver import armed
 
@@ -193,25 +191,6 @@ def test_answers_and_deliveries_agree_when_all_run_at_once(
     assert topic.stats().pending == 0
 
 
-def test_a_log_of_a_partition_is_not_in_a_commit_and_in_a_group_at_once(store: DelayedStore) -> None:
-    """Each would give its entries the ids that the other gives: both claim the log at one place, in any partition."""
-    topic = store.topic("t")
-    topic.send(b"first", deliver_after=1)
-    engine = store._engine
-    (partition,) = engine.storage.partitions
-    log = partition.log_to_append(engine.topics.get(topic._name).topic_id, engine.storage.partitions.new_ledger)
-
-    def claim_twice(transaction: Transaction) -> None:
-        transaction.claim(log)
-        group = WriteBatch(partition.memtable.claims)
-        with pytest.raises(Conflict):
-            group.to(partition.start_ms, partition.memtable).claim(log)
-
-    assert partition.memtable.claims is engine.writer()._claims
-    with engine.storage.partitions.lease(partition):
-        partition.environment.write(claim_twice)
-
-
 def test_a_commit_applies_what_came_while_its_work_was_done(store: DelayedStore) -> None:
     """So a message that the work knows of, as an acknowledgement does, is in LMDB as soon as what tells of it."""
     topic, main = store.topic("t"), store._engine.storage.main
@@ -222,7 +201,7 @@ def test_a_commit_applies_what_came_while_its_work_was_done(store: DelayedStore)
             sent.append(topic.send(b"meanwhile"))
 
     sent: list[MessageId] = []
-    main.write(work)
+    main.commit(work)
     assert sent == [MessageId(first.ledger_id, first.entry_id + 1)]
     with main.read() as raw:
         assert applied_tail(raw, "main", first.ledger_id) == 2

@@ -15,7 +15,7 @@ from duelog import DelayedStore, ManualClock, Message
 from duelog.errors import DamagedStore
 from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.files import pages as file_pages
 from duelog.store.wal.segment import Group, Row, Segment, file_name, read_segment
 from duelog.store.wal.wal_reader import DIRECTORY
@@ -269,12 +269,12 @@ def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_log_holds(
     environment = Environment(directory, name="partition")
     key = run_key(ledger_id, 0)
 
-    def damage(transaction: Transaction) -> None:
+    def damage(transaction: LmdbTransaction) -> None:
         value = bytearray(transaction.raw.get(key) or b"")
         value[9] ^= 1
         transaction.raw.put(key, bytes(value))
 
-    environment.write(damage)
+    environment.commit(damage)
     environment.close()
     for _ in range(2):
         with pytest.raises(DamagedStore, match="whose last run, from entry 0 on, cannot be read"):

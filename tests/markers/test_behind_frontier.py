@@ -7,9 +7,6 @@ import random
 import pytest
 
 from duelog import MessageId, Outcome, StoreConfig, Topic
-from duelog.markers.pending_entries import PendingEntries
-from duelog.store.env.reader_gate import ReaderGate
-from duelog.store.errors import BrokenInvariant
 from duelog.tools.snapshot_tool import rebuild_snapshots
 from tests.conftest import START_MS, LeadingClock, OpenStore, present
 from tests.proof import length
@@ -76,17 +73,16 @@ def test_an_occurrence_a_few_ms_ahead_is_not_lost(open_store: OpenStore, clock: 
     assert delivered(topic) == [b"tick"]
 
 
-@pytest.mark.parametrize("saved", ["nothing", "before it was admitted", "anew, from the log"])
+@pytest.mark.parametrize("saved", ["nothing", "before it was appended", "anew, from the log"])
 def test_one_admitted_behind_the_frontier_outlives_a_restart(
-    open_store: OpenStore, clock: LeadingClock, saved: str, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, clock: LeadingClock, saved: str
 ) -> None:
-    """The disk, T above all, says that it has not fired; also beside a snapshot from before its admission."""
-    store = open_store(config=SAVING if saved == "before it was admitted" else CONFIG)
+    """The disk, T above all, says that it has not fired; also beside a snapshot from before it was appended."""
+    store = open_store(config=SAVING if saved == "before it was appended" else CONFIG)
     topic = store.topic("t")
     moved = gone_ahead(topic, clock)
-    if saved == "before it was admitted":
-        saving = lambda entries, logs: store._engine.delivery.firing.loaded.save_all(clock.now_ms())  # noqa: E731
-        monkeypatch.setattr(PendingEntries, "sync", saving)
+    if saved == "before it was appended":
+        store._engine.delivery.firing.loaded.save_all(clock.now_ms())
     new = present(topic.reschedule(moved, deliver_at=AHEAD_MS - 1))
     store.close()
     if saved == "anew, from the log":
@@ -112,27 +108,6 @@ def test_one_admitted_behind_the_frontier_is_cancelled_or_moved_again(
     clock.advance(100_000)
     store.tick()
     assert delivered(topic) == [b"a"]
-
-
-def test_admitting_below_t_is_refused(
-    open_store: OpenStore, clock: LeadingClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Were something fired between the two steps of rescheduling, the record would call the entry fired."""
-    topic = (store := open_store(config=CONFIG)).topic("t")
-    moved = gone_ahead(topic, clock)
-    topic.send(b"b", deliver_at=AHEAD_MS + 1)
-
-    def fire_in_between(entries: PendingEntries, logs: object) -> None:
-        gate, store._engine.delivery.firing.gate = store._engine.delivery.firing.gate, ReaderGate()
-        clock.advance(4)
-        assert store._engine.delivery.firing.fire(clock.now_ms()) == 1
-        store._engine.delivery.firing.gate = gate
-
-    monkeypatch.setattr(PendingEntries, "sync", fire_in_between)
-    with pytest.raises(BrokenInvariant, match="admitted behind the frontier"):
-        topic.reschedule(moved, deliver_at=AHEAD_MS)
-    monkeypatch.undo()
-    assert topic.state(moved) == "scheduled"
 
 
 @pytest.mark.series

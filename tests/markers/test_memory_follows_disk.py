@@ -120,7 +120,7 @@ def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
 
 def test_an_interrupt_after_the_commit_of_a_firing_doubles_nothing(store: DelayedStore, plant: Plant) -> None:
     """The commit itself has told memory, whatever becomes of the caller."""
-    plant(WalWriter, "write", KeyboardInterrupt())
+    plant(WalWriter, "change", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.tick()
     assert store._engine.delivery.firing.fired == 2
@@ -166,7 +166,7 @@ def test_a_reschedule_interrupted_after_its_commit_fires_at_the_new_time(
     """The index has heard of it from the commit, so that nothing fires past the message."""
     topic = store.topic("a")
     moved = topic.send(b"moved", deliver_after=600)
-    plant(Environment, "write", KeyboardInterrupt(), at=2)
+    plant(Environment, "write", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         topic.reschedule(moved, deliver_after=1)
     assert topic.state(moved) == "cancelled"

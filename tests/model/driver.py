@@ -160,7 +160,7 @@ def armed(point: str, action: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def full_disk(engine: Engine, count: int) -> Iterator[None]:
     """Let the `count`-th commit of the main environment, or firing, within the block find no space."""
-    main, firing, left = engine.storage.main, engine.delivery.firing, count
+    main, left = engine.storage.main, count
 
     def failing(write: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def fail(work: Any) -> Any:
@@ -173,7 +173,6 @@ def full_disk(engine: Engine, count: int) -> Iterator[None]:
         return fail
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(firing, "_write", failing(firing._write))
         patch.setattr(main, "write", failing(main.write))
         yield
 

@@ -14,9 +14,8 @@ from pyroaring import BitMap64
 from duelog.partitions import producer_numbers as producers
 from duelog.store.codec import format as fmt
 from duelog.store.codec.run import RunLimits
-from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import Memtable
+from duelog.store.env.memtable import Memtable, Publication
 from duelog.store.log.catalog import rows
 
 NUMBERS = st.sets(st.integers(0, 300_000) | st.sampled_from((2**32, 2**62 - 1, 65_535, 65_536)), max_size=40)
@@ -26,7 +25,7 @@ class Numbers:
     """A main environment, and what is not yet applied to it."""
 
     def __init__(self, path: Path) -> None:
-        self.memtable = Memtable(Claims(), RunLimits())
+        self.memtable = Memtable(Publication(), RunLimits())
         self.main = Environment(path, name="main", durability="none", create=True, memtable=self.memtable)
 
     def add(self, topic_id: int, name: str, numbers: Iterable[int]) -> None:

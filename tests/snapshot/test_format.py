@@ -75,7 +75,7 @@ def value_at(environment: Environment, key: bytes) -> bytes:
 
 def store(environment: Environment, key: bytes, value: bytes) -> None:
     """Put a value as it is, unsealed."""
-    environment.write(lambda transaction: transaction.raw.put(key, value))
+    environment.commit(lambda transaction: transaction.raw.put(key, value))
 
 
 def small_snapshot(environment: Environment) -> tuple[Log, list[bytes]]:

@@ -29,6 +29,7 @@ from duelog.snapshot.snapshot_format import inspect_snapshots, snapshot_keys
 from duelog.snapshot.writer import write_snapshots
 from duelog.store.codec.format import Table
 from duelog.store.codec.run import RunLimits
+from duelog.store.env.transaction import Transaction
 from duelog.store.log.scan import runs
 from tests.conftest import present
 from tests.partitions.packing_all import buckets_of
@@ -85,7 +86,14 @@ class History(RuleBasedStateMachine):
         dues = np.maximum(self.clock.now_ms() - np.array(before_ms), START_MS)
         partition = present(self.store._engine.storage.partitions.get(START_MS))
         body = self._some_body()
-        partition.append(self._log().topic_id, dues, [body] * len(dues), RunLimits(5, 1 << 16), self._no_ledger)
+        log, limits = partition.log(self._log().topic_id), RunLimits(5, 1 << 16)
+        assert log is not None
+
+        def append(transaction: Transaction) -> None:
+            rows = transaction.to(partition.start_ms, partition.memtable)
+            partition.add(rows, log, dues, [body] * len(dues), limits)
+
+        self.store._engine.storage.main.write(append)
 
     @rule(ms=st.integers(1, 150))
     def advance(self, ms: int) -> None:
@@ -141,7 +149,7 @@ class History(RuleBasedStateMachine):
             key = data.draw(st.sampled_from(keys))
             value = bytearray(raw.get(key) or b"")
         value[data.draw(st.integers(0, len(value) - 1))] ^= 0x10
-        environment.write(lambda transaction: transaction.raw.put(key, bytes(value)))
+        environment.commit(lambda transaction: transaction.raw.put(key, bytes(value)))
 
     @rule()
     def crash(self) -> None:
@@ -208,10 +216,6 @@ class History(RuleBasedStateMachine):
             body = run.body(0)  # type: ignore[union-attr]
         assert body is not None
         return body
-
-    @staticmethod
-    def _no_ledger() -> int:
-        raise AssertionError("the log exists")
 
     def _snapshot(self, most_steps: int) -> None:
         cut = present(self._log().cut())

@@ -17,6 +17,7 @@ from duelog.snapshot.writer import remove_snapshots
 from duelog.store.codec.format import Table, run_key, seal, unseal
 from duelog.store.codec.run import RunLimits
 from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
 from duelog.store.errors import InvalidArgument, StoreLocked, UnknownTopic
 from duelog.store.log.scan import runs
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots
@@ -171,7 +172,7 @@ def test_every_entry_is_read_and_damage_reported(store: DelayedStore) -> None:
         transaction.raw.put(payload_key, bytes(payload))
         transaction.raw.put(header_key, bytes(header))
 
-    environment.write(spoil)
+    environment.commit(spoil)
     environment.close()
     report = rebuild_snapshots(store.path)
     damaged = [(error.ledger_id, error.entry_id) for log in report.logs for error in log.found.damaged]
@@ -211,7 +212,13 @@ def test_late_entries_that_wait_are_left_to_the_replay(open_store: OpenStore, cl
     with partition.environment.read() as raw:
         body = next(runs(raw, "partition", log.ledger_id)).body(0)  # type: ignore[union-attr]
     assert body is not None
-    partition.append(log.topic_id, dues, [body, body], RunLimits(), lambda: 0)
+    late = partition.log(log.topic_id)
+    assert late is not None
+
+    def append(transaction: Transaction) -> None:
+        partition.add(transaction.to(partition.start_ms, partition.memtable), late, dues, [body, body], RunLimits())
+
+    opened._engine.storage.main.write(append)
     opened.close()
     report = rebuild_snapshots(opened.path)
     (rebuilt,) = report.logs

@@ -32,7 +32,7 @@ from ...store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunK
 from ...store.config import MIB
 from ...store.env.environment import Environment
 from ...store.env.memtable import APPLIED_KEY, Reads
-from ...store.env.transaction import Transaction
+from ...store.env.transaction import LmdbTransaction as Transaction
 from ...store.errors import CorruptEntry, DamagedStore
 from ...store.files.directory import make_directory, move, remove_tree
 from ...store.log import catalog
@@ -108,7 +108,7 @@ class WalRepair:
                 transaction.raw.put(row.key, bytes(row.value))
             transaction.put(APPLIED_KEY, fmt.pack_u64(max(rows[-1][0], applied)))
 
-        environment.write(work)
+        environment.commit(work)
         if runs:
             entries = sum(_run(row).count for row in runs)
             self._account.say(f"{environment.name}: {entries} entries applied from {_THE_LOG}")
@@ -151,7 +151,7 @@ class WalRepair:
         make_directory(directory)
         Segment(directory, self._last + 1, self._store_id, MIB).close()
         begins = fmt.pack_u64(self._last + 1)
-        main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), begins))
+        main.commit(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), begins))
         trash = self._path / "trash" / "repair-wal"
         remove_tree(trash)
         make_directory(trash)

@@ -19,7 +19,7 @@ from ...store.codec import format as fmt
 from ...store.codec.format import PartitionInfo
 from ...store.codec.run import Run, RunKind
 from ...store.env.environment import Environment
-from ...store.env.transaction import Transaction
+from ...store.env.transaction import LmdbTransaction as Transaction
 from ...store.errors import CorruptEntry, CorruptRecord, DamagedStore, DuelogError
 from ...store.files.directory import make_directory, move, remove_tree
 from ...store.files.pages import read_values
@@ -145,7 +145,7 @@ def rewrite_broken(path: Path, directory: Path, name: str, info: PartitionInfo, 
                 transaction.raw.put(key, value)
 
     with closing(Environment(staged, name=name, create=True)) as environment:
-        environment.write(fill)
+        environment.commit(fill)
     make_directory(directory.parent)
     if directory.exists():
         trash = path / "trash" / f"repair-{directory.parent.name}-{directory.name}"
@@ -163,5 +163,5 @@ def describe(environment: Environment, info: PartitionInfo, account: Account) ->
     except CorruptRecord:
         fields = None
     if fields != info.pack():
-        environment.write(lambda transaction: transaction.put(fmt.PARTITION_INFO_KEY, info.pack()))
+        environment.commit(lambda transaction: transaction.put(fmt.PARTITION_INFO_KEY, info.pack()))
         account.say(f"{environment.name}: described anew")

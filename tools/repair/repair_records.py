@@ -62,7 +62,7 @@ from ...store.codec.frontier import HELD, NOTHING_FIRED, FrontierRecord, at_or_b
 from ...store.codec.run import Int64s, Run, RunKind, UInt32s, pack_markers
 from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
-from ...store.env.transaction import Transaction
+from ...store.env.transaction import LmdbTransaction as Transaction
 from ...store.errors import CorruptRecord, DuelogError
 from ...store.log import catalog
 from ...store.log.documents import Document
@@ -274,7 +274,7 @@ def mend_logs(
             for topic_id, ledger_id in missing.items():
                 of_partition.put(fmt.log_key(topic_id), fmt.pack_u64(ledger_id))
 
-        environment.write(register)
+        environment.commit(register)
         account.say(f"{environment.name}: {len(missing)} logs registered again")
     return {**logs, **missing}
 

@@ -13,7 +13,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ... import Finding
 from ...store.env.environment import Environment
-from ...store.env.transaction import Transaction
+from ...store.env.transaction import LmdbTransaction as Transaction
 from ...store.errors import BrokenInvariant
 
 P = ParamSpec("P")
@@ -69,7 +69,11 @@ class Account:
         self.report = RepairReport()
 
     def write(
-        self, environment: Environment, step: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs
+        self,
+        environment: Environment,
+        step: Callable[Concatenate[Transaction, P], T],
+        *args: P.args,
+        **named: P.kwargs,
     ) -> T:
         """Have a step done in one transaction, and noted once, though it may run more than once."""
         before = self.report
@@ -81,7 +85,7 @@ class Account:
                 os.truncate(self._output, size)
             return step(transaction, *args, **named)
 
-        return environment.write(noted)
+        return environment.commit(noted)
 
     def say(self, action: str) -> None:
         self.report.actions.append(action)

@@ -17,14 +17,13 @@ from duelog.errors import StoreFailed
 from duelog.partitions import partition_set
 from duelog.sending.wal_segments import Checkpoint, WalSegments
 from duelog.sending.wal_writer import WalWriter
-from duelog.store.env.claims import Claims
 from duelog.store.env.memtable import Memtable
-from duelog.store.env.transaction import Transaction
 from duelog.store.files import failpoints
 from duelog.store.listener import StoreListener
 from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import Row, Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
+from duelog.store.wal.write_batch import WriteBatch
 from tests.conftest import OpenStore
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, Together, held, in_wal, send
 from tests.store.group_commits import PATIENCE_S, until
@@ -120,30 +119,10 @@ def test_no_commit_applies_a_part_of_a_group_that_broke_off(
     assert reopened(store, open_store) == [*[b"first"] * 3, b"x", b"y", b"z"]
 
 
-def test_a_commit_that_waits_for_a_log_of_a_group_that_broke_off_is_told(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ids that the group gave out may be on disk: its claim is not given back, and nothing waits for it."""
-    with pytest.MonkeyPatch.context() as patch:
-        once(patch, WriteAheadLog, "append", before=False)
-        with pytest.raises(KeyboardInterrupt):
-            send(store, 1)
-    partition, claims = next(iter(store._engine.storage.partitions)), store._engine.storage.partitions._claims
-    (log,) = claims._by_owner
-
-    def append(transaction: Transaction) -> None:
-        transaction.claim(log)
-
-    with store._engine.storage.partitions.lease(partition), pytest.raises(StoreFailed, match="in doubt"):
-        partition.environment.write(append)
-    store.close()
-
-
-def test_a_commit_that_broke_off_gives_its_ids_to_no_group_that_waits_for_the_log(
+def test_a_reschedule_that_broke_off_gives_its_ids_to_no_send_that_waits(
     store: DelayedStore, open_store: OpenStore
 ) -> None:
     """Both were on disk with one id, and the store did not open: "entries were lost"."""
-    claims = store._engine.storage.partitions._claims
     outcome: Future[MessageId] = Future()
 
     def send_beside() -> None:
@@ -155,27 +134,26 @@ def test_a_commit_that_broke_off_gives_its_ids_to_no_group_that_waits_for_the_lo
     def break_off() -> None:
         failpoints.disarm()
         threading.Thread(target=send_beside).start()
-        until(lambda: claims._waiting)
+        until(lambda: len(store._engine.writer()._queue))
         raise KeyboardInterrupt
 
     moved = send(store, 1)
-    failpoints.arm("commit.after", break_off)
+    failpoints.arm("wal.after", break_off)
     with pytest.raises(KeyboardInterrupt):
         store.topic("a").reschedule(moved, deliver_at=FIRST_MS + 9)
     with pytest.raises(StoreFailed, match="in doubt"):
         outcome.result(PATIENCE_S)
-    send(store, 3, hour=1)  # another partition
-    assert reopened(store, open_store) == [b"1", b"3", b"first", b"first", b"first"]
+    assert reopened(store, open_store) == [b"1", b"first", b"first", b"first"]
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_an_interrupt_as_a_group_gives_its_claims_back_keeps_no_later_send_waiting(
+def test_an_interrupt_as_a_group_ends_keeps_no_later_send_waiting(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     """The log stayed claimed: sends to it, and closing, waited for ever."""
     outcome: Future[MessageId] = Future()
     with monkeypatch.context() as patch:
-        once(patch, Claims, "release", before=before)
+        once(patch, WriteBatch, "close", before=before)
         with pytest.raises(KeyboardInterrupt):
             send(store, 1)
     threading.Thread(target=lambda: outcome.set_result(send(store, 2)), daemon=True).start()

@@ -140,11 +140,11 @@ def test_what_is_due_fires_though_the_log_takes_no_more(
     send(store, 1)
     clock.advance(2 * HOUR_MS + FIRST_MS - START_MS)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise StoreFull(store.path / "wal", "no room, says the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(WalSegments, "fits", lambda *_: False)
+        patch.setattr(WalSegments, "fits", lambda *_, reserve: reserve)
         patch.setattr(WalSegments, "make_space", full)
         with pytest.raises(StoreFull):
             send(store, 2, 5)
@@ -162,11 +162,11 @@ def test_a_firing_that_no_group_takes_is_given_back(
     send(store, 1)
     clock.advance(2 * HOUR_MS + FIRST_MS - START_MS)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise ValueError("refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(WalWriter, "write", refuse)
+        patch.setattr(WalWriter, "change", refuse)
         store.tick()
         assert store._engine.delivery.firing.fired == 0
     clock.advance(60_000)

@@ -129,7 +129,8 @@ def replayed_twice(patch: pytest.MonkeyPatch) -> None:
 
 def replay_skipped(patch: pytest.MonkeyPatch) -> None:
     """The rows of the log are left there."""
-    patch.setattr(opening, "fill_memtables", lambda *arguments: None)
+    patch.setattr(opening.Replay, "fill_main", lambda *arguments: None)
+    patch.setattr(opening.Replay, "fill_partitions", lambda *arguments: None)
 
 
 def not_atomic(patch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,16 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId
 from duelog.errors import StoreFailed
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.config import Durability
-from duelog.store.env.transaction import Transaction
 from duelog.store.files import failpoints
-from duelog.store.names import TopicName
 from duelog.store.wal.segment import MAIN, RowKind, capacity_of
 from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS, OpenStore
@@ -38,7 +34,6 @@ from tests.duelog.side_by_side import (
     send,
     unapplied,
 )
-from tests.store.group_commits import until
 
 
 @pytest.fixture
@@ -168,36 +163,6 @@ def test_a_batch_of_more_messages_for_a_log_than_a_run_takes_is_cut_into_runs(op
         assert {row.kind for row in in_wal(store)[-1].rows()} - {RowKind.RECORD} == kinds
         found = held(store)
         assert [found[id_] for id_ in sent] == payloads
-
-
-def test_a_group_waits_for_a_commit_that_appends_to_the_same_log(
-    open_store: OpenStore, tmp_path: Path, clock: ManualClock
-) -> None:
-    """It begins anew behind it; other logs are appended to meanwhile."""
-    store = open_store(config=CONFIG)
-    engine = store._engine
-    for name in ("a", "b"):
-        store.topic(name).send(b"0")
-    log = engine.topics.get_or_create(TopicName.parse("a"), START_MS).log
-    entered, go = threading.Event(), threading.Event()
-
-    def append(transaction: Transaction) -> None:
-        log.append_messages(transaction, np.array([START_MS]), [b"\0" * 20], START_MS)
-        entered.set()
-        assert go.wait(20)
-
-    with ThreadPoolExecutor(2) as pool:
-        committing = pool.submit(engine.storage.main.write, append)
-        assert entered.wait(20)
-        store.topic("b").send(b"not held up")
-        sending = pool.submit(store.topic("a").send, b"1")
-        until(lambda: engine.storage.partitions._claims._waiting)
-        assert not sending.done()
-        go.set()
-        committing.result()
-        assert sending.result().entry_id == 2
-    again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
-    assert again._engine.topics.get_or_create(TopicName.parse("a"), START_MS).log.end.entry_id == 3
 
 
 @pytest.mark.parametrize("short_of", range(0, 700, 100))

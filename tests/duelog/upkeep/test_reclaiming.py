@@ -10,7 +10,7 @@ from duelog import ManualClock, StoreConfig
 from duelog.cleanup import trim
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.errors import CorruptRecord, StoreFull
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.upkeep import reclaiming as module
@@ -34,12 +34,12 @@ def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, 
     key = fmt.frontier_key(engine.topics.get(store.topic("t2")._name).topic_id, start_ms + 2_000)
     good = present(engine.storage.main.get(key))
 
-    def flip(transaction: Transaction) -> None:
+    def flip(transaction: LmdbTransaction) -> None:
         value = bytearray(transaction.raw.get(key) or b"")
         value[-1] ^= 1
         transaction.raw.put(key, bytes(value))
 
-    engine.storage.main.write(flip)
+    engine.storage.main.commit(flip)
     for reader, messages in zip(readers, received, strict=True):
         reader.ack(messages, durable=True)
     clock.advance(5_000)

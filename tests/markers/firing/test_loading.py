@@ -155,7 +155,7 @@ def without_run(store: DelayedStore, which: int) -> None:
     with closing(Environment(path, name="partition")) as environment:
         with environment.read() as raw, raw.cursor() as cursor:
             keys = [bytes(key) for key in cursor.iternext(values=False) if key[0] == Table.RUN]
-        environment.write(lambda transaction: transaction.raw.delete(keys[which]))
+        environment.commit(lambda transaction: transaction.raw.delete(keys[which]))
 
 
 def test_a_log_that_ends_before_its_snapshot_does_not_fire(tmp_path: Path, clock: ManualClock) -> None:
@@ -213,7 +213,7 @@ def test_a_damaged_snapshot_costs_no_message(
             keys = [key for key, _ in snapshot_keys(raw, Table.SNAPSHOT_PART)]
             value = bytearray(raw.get(keys[part]) or b"")
         value[len(value) // 2] ^= 0x10
-        environment.write(lambda transaction: transaction.raw.put(keys[part], bytes(value)))
+        environment.commit(lambda transaction: transaction.raw.put(keys[part], bytes(value)))
     assert len(keys) > 1
     store = open_store(config=config)
     clock.set(FIRST_MS + HOUR_MS // 2)

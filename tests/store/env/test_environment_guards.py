@@ -108,7 +108,7 @@ def test_a_read_only_environment_refuses_writing(environment: Environment) -> No
 def test_a_flipped_bit_in_a_record_is_never_handed_out(environment: Environment) -> None:
     """A small record carries a checksum over key and value."""
     environment.write(putting(KEY, b"value"))
-    environment.write(lambda transaction: transaction.raw.put(b"\x01other", raw_value(transaction.raw, KEY)))
+    environment.commit(lambda transaction: transaction.raw.put(b"\x01other", raw_value(transaction.raw, KEY)))
     with pytest.raises(CorruptRecord, match=b"\x01other".hex()):
         environment.get(b"\x01other")
 

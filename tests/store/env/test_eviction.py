@@ -14,7 +14,7 @@ from duelog.store.codec.format import run_key
 from duelog.store.config import Durability
 from duelog.store.env import page_cache
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.files import pages
 from tests.store.page_cache_calls import (
     DROP,
@@ -61,10 +61,10 @@ def fill(environment: Environment, commits: int, first: int = 0) -> None:
     """Commit so many values one by one."""
     for number in range(first, first + commits):
 
-        def put(transaction: Transaction, number: int = number) -> None:
+        def put(transaction: LmdbTransaction, number: int = number) -> None:
             transaction.raw.put(run_key(1, number), bytes(VALUE_BYTES))
 
-        environment.write(put)
+        environment.commit(put)
 
 
 def used_bytes(environment: Environment) -> int:
@@ -109,7 +109,7 @@ def test_little_is_not_dropped_and_what_follows_is_dropped_from_where_it_ended(o
     before = list(calls)
     assert before
     for _ in range(100):
-        environment.write(lambda transaction: transaction.raw.put(b"k", b"v"))
+        environment.commit(lambda transaction: transaction.raw.put(b"k", b"v"))
     assert len(calls) <= len(before) + 1
     fill(environment, 80, 96)
     assert len(calls) > len(before) + 1

@@ -21,12 +21,12 @@ from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import copy_key, counter_key, run_key, sequence_key, sequence_prefix, unpack_u64, unseal
 from duelog.store.codec.run import Run, RunLimits, pack_messages
 from duelog.store.codec.run_lengths import ScatteredBatch, WholeRun
-from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import (
     APPLIED_KEY,
     LedgerRow,
     Memtable,
+    Publication,
     Reads,
     Unapplied,
     applied_position,
@@ -48,7 +48,7 @@ NUMBERS = sequence_key(1, "p", 0)
 @pytest.fixture
 def memtable() -> Memtable:
     """An empty one."""
-    return Memtable(Claims(), LIMITS)
+    return Memtable(Publication(), LIMITS)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ class Views(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         path = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        self.memtable = Memtable(Claims(), LIMITS)
+        self.memtable = Memtable(Publication(), LIMITS)
         self.environment = self.stack.enter_context(
             closing(Environment(path / "e", name="e", create=True, durability="none", memtable=self.memtable))
         )
@@ -287,21 +287,6 @@ class Views(RuleBasedStateMachine):
         """A commit applies what there is."""
         self.environment.apply()
 
-    @rule(ledger=st.sampled_from((7, 8)), meanwhile=st.integers(0, 2))
-    def append(self, ledger: int, meanwhile: int) -> None:
-        """A commit appends to a log; groups become durable while it works."""
-
-        def work(transaction: Transaction) -> None:
-            for _ in range(meanwhile):
-                self.group(ledger, 1, True)
-            transaction.claim(("log", ledger))
-            first = self.ends[ledger]
-            key = run_key(ledger, first)
-            transaction.insert_run(key, pack_messages(key, 0, np.zeros(1, np.int64), [b"%d" % first]), 1)
-
-        self.environment.write(work)
-        self.ends[ledger] += 1
-
     @precondition(lambda self: self.view is None)
     @rule()
     def look(self) -> None:
@@ -316,7 +301,7 @@ class Views(RuleBasedStateMachine):
         assert self.view is not None
         view, ends, record, numbers = self.view
         self.view = None
-        memtable, self.environment._memtable = self.environment._memtable, Memtable(Claims(), LIMITS)
+        memtable, self.environment._memtable = self.environment._memtable, Memtable(Publication(), LIMITS)
         try:
             if view is not None:
                 self.environment._memtable.view = view

@@ -13,7 +13,7 @@ import lmdb
 import pytest
 
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.errors import DamagedStore
 from duelog.store.files import pages
 from duelog.store.files.pages import PageWalk, read_few, refuse_broken
@@ -33,20 +33,20 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with closing(Environment(path, name="wide", durability="none", create=True)) as environment:
         for batch in range(12):
 
-            def work(transaction: Transaction, batch: int = batch) -> None:
+            def work(transaction: LmdbTransaction, batch: int = batch) -> None:
                 for number in range(700):
                     key = source.randbytes(4) + b"%d" % number + bytes(source.choice((0, 3, 40, 200)))
                     transaction.raw.put(key, source.randbytes(source.choice((0, 20, 300, 2_500, 9_000 * (batch == 0)))))
 
-            environment.write(work)
+            environment.commit(work)
 
-        def remove(transaction: Transaction) -> None:
+        def remove(transaction: LmdbTransaction) -> None:
             with transaction.raw.cursor() as cursor:
                 keys = [bytes(key) for key in cursor.iternext(values=False)]
             for key in keys[::3]:
                 transaction.raw.delete(key)
 
-        environment.write(remove)
+        environment.commit(remove)
     return path
 
 
@@ -99,7 +99,7 @@ def test_an_empty_file_and_one_of_a_single_page_pass(tmp_path: Path) -> None:
     """A new environment has no root page."""
     with closing(Environment(tmp_path / "new", name="new", create=True)) as environment:
         refuse_broken(tmp_path / "new")
-        environment.write(lambda transaction: transaction.raw.put(b"key", b"value"))
+        environment.commit(lambda transaction: transaction.raw.put(b"key", b"value"))
         refuse_broken(tmp_path / "new", every_header=True)
 
 
@@ -202,18 +202,18 @@ def make(path: Path, seed: int, rows: int) -> None:
     source = random.Random(seed)
     with closing(Environment(path, name="e", create=True, durability="none")) as environment:
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: LmdbTransaction) -> None:
             for number in range(rows):
                 value = source.randbytes(source.choice((0, 9, 300, 3_000, 30_000)))
                 transaction.raw.put(b"%05d" % source.randrange(100_000) + bytes(number % 3), value)
 
-        def remove(transaction: Transaction) -> None:
+        def remove(transaction: LmdbTransaction) -> None:
             with transaction.raw.cursor() as cursor:
                 for key in [bytes(key) for key in cursor.iternext(values=False)][::4]:
                     transaction.raw.delete(key)
 
-        environment.write(work)
-        environment.write(remove)
+        environment.commit(work)
+        environment.commit(remove)
 
 
 def keys_to_look_for(rows: list[tuple[bytes, bytes]]) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import MAX_ENTRY_ID, run_key
 from duelog.store.codec.run import Run, RunKind, RunLimits
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import LmdbTransaction, Transaction
 from duelog.store.errors import CorruptEntry, InvalidArgument
 from duelog.store.log.ledger import (
     MAX_RUN_ENTRIES,
@@ -73,13 +73,13 @@ def damage(environment: Environment, ledger_id: int, first_entry: int, at: int) 
     """Flip a bit of a stored run."""
     key = run_key(ledger_id, first_entry)
 
-    def work(transaction: Transaction) -> None:
+    def work(transaction: LmdbTransaction) -> None:
         value = present(transaction.raw.get(key))
         changed = bytearray(value)
         changed[at] ^= 1
         transaction.raw.put(key, bytes(changed))
 
-    environment.write(work)
+    environment.commit(work)
 
 
 def tail(environment: Environment, ledger_id: int) -> int:
@@ -267,7 +267,7 @@ def test_the_run_that_follows_is_found_as_any_other(environment: Environment) ->
         for count in (4, 1, 2, 4, 4, 3, 1, 4, 4):
             environment.write(appending(log, [b"x"] * count))
     damage(environment, 7, 7, at=30)
-    environment.write(lambda transaction: transaction.raw.delete(run_key(7, 15)))
+    environment.commit(lambda transaction: transaction.raw.delete(run_key(7, 15)))
 
     def found(finder: RunFinder, entry_id: int) -> object:
         try:

@@ -52,7 +52,7 @@ def test_rebuild_makes_a_damaged_snapshot_whole(store: Path) -> None:
     (found,) = json_lines_of("snapshot", "list", store)
     environment = Environment(store / "partitions" / PARTITION / "g000001", name="partition")
     key = snapshot_meta_key(found["ledger_id"], found["snapshot_id"])
-    environment.write(lambda transaction: transaction.raw.put(key, b"nonsense"))
+    environment.commit(lambda transaction: transaction.raw.put(key, b"nonsense"))
     environment.close()
     result = run("snapshot", "verify", store)
     assert result.exit_code == 1
@@ -71,7 +71,7 @@ def test_a_damaged_entry_is_named_with_status_1(store: Path) -> None:
         assert cursor.last()
         key, value = bytes(cursor.key()), bytearray(cursor.value())
     value[-1] ^= 1
-    environment.write(lambda transaction: transaction.raw.put(key, bytes(value)))
+    environment.commit(lambda transaction: transaction.raw.put(key, bytes(value)))
     environment.close()
     result = run("snapshot", "rebuild", store)
     assert result.exit_code == 1

@@ -212,7 +212,7 @@ def test_a_log_of_which_the_record_is_lost_is_applied_and_begun_anew(crashed: Cr
     """Nothing says where it begins: it is refused, not taken for one that was never begun."""
     key = fmt.counter_key(catalog.WAL)
     main = Environment(crashed.path / "main", name="main")
-    main.write(lambda transaction: [transaction.raw.delete(each) for each in (key, copy_key(key))])
+    main.commit(lambda transaction: [transaction.raw.delete(each) for each in (key, copy_key(key))])
     main.close()
     assert "wal" in {found.code for found in check_store(crashed.path)}
     crashed.repair()
