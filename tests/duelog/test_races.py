@@ -109,7 +109,7 @@ def test_what_is_being_taken_back_does_not_fire(
                 firings.append(pool.submit(fire))
                 assert begun.wait(LIMIT_S)
 
-        with armed("commit.before", meanwhile):
+        with armed("wal.before", meanwhile):
             assert act(topic, message_id)
         firings[0].result(LIMIT_S)
     assert topic.state(message_id) == "cancelled"

@@ -84,7 +84,8 @@ def test_a_partition_whose_making_broke_off_is_there_or_leaves_nothing(
     store: DelayedStore, clock: ManualClock, plant: Plant, owner: Any
 ) -> None:
     """Registered, it is known to memory; not registered, its directory goes."""
-    plant(owner, "sync" if owner is Environment else "build_partition", KeyboardInterrupt())
+    store.topic("t").create()
+    plant(owner, "write" if owner is Environment else "build_partition", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.topic("t").send(b"x", deliver_after=1)
     assert list(store.check()) == []

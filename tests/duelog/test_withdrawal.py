@@ -26,7 +26,7 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(
     def full() -> None:
         raise StoreFull(store.path, "no room", 0)
 
-    with armed("commit.before", full), pytest.raises(StoreFull):
+    with armed("wal.before", full), pytest.raises(StoreFull):
         topic.cancel(message_id)
     clock.advance(1_000)
     assert [message.payload for message in reader.receive(10)] == [b"x"]

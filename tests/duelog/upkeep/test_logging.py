@@ -15,6 +15,7 @@ from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.limited_log import LimitedLog
+from duelog.store.log import catalog
 from duelog.upkeep.quarantine import Quarantine
 from duelog.upkeep.scheduler import Scheduler
 from tests.conftest import START_MS, OpenStore
@@ -96,9 +97,7 @@ def test_a_schedule_that_cannot_be_read_is_heard_to_recur_no_more(
     store.topic("t").every("beat", interval=60)
     main = store._engine.storage.main
     with main.read() as raw:
-        cursor = raw.cursor()
-        assert cursor.set_range(fmt.prefix(fmt.Table.RECURRENCE))
-        key = bytes(cursor.key())
+        (key,) = catalog.keys(raw, fmt.prefix(fmt.Table.RECURRENCE))
     main.write(lambda transaction: transaction.put(key, b"no schedule"))
     store.close()
     store = open_store()

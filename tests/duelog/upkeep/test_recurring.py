@@ -169,14 +169,14 @@ def test_an_interrupt_after_the_commit_of_an_advance_does_not_double_the_next_oc
 def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
     open_store: OpenStore, store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entry that was appended and not admitted never fires; the next tick, or the next start, does it again."""
+    """Nothing of it is there; the next tick, or the next start, does it again."""
     store.topic("t").every("beat", interval=3_600, payload=b"x")
 
     def full(*_: object) -> None:
         raise StoreFull(store.path, "made up")
 
     clock.advance(HOUR_MS)
-    monkeypatch.setattr(PendingEntries, "admit", full)
+    monkeypatch.setattr(PendingEntries, "append", full)
     for _ in range(2):
         with pytest.raises(StoreFull):
             store.tick()
