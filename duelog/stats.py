@@ -376,7 +376,7 @@ class Figures:
                 sent += topic.sent
                 for state in topic.followers:
                     delivered += state.counts
-        counts = self._main.counts
+        counts = self._main.counts if self._main.log is None else self._main.log.counts
         parts = disk_parts(self._path)
         return StoreStats(
             topics,

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.env.commit_queue import CommitQueue, Request
-from duelog.store.env.environment import Environment
+from duelog.store.env.environment import CommitCounts, Environment
 from duelog.store.env.memtable import Memtable
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFailed, StoreFull
@@ -81,6 +81,7 @@ class WalWriter:
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
         self._unpublished = False
         """Set from the first byte of a group until memory knows it; for good where that broke off."""
+        self.counts = CommitCounts()
         self._closed = False
         self._process = here.pid
         self._listeners = listeners
@@ -191,6 +192,7 @@ class WalWriter:
                 unit.stored()
             self._unpublished = False
             elapsed_ns = time.perf_counter_ns() - started
+            self.counts.add(len(units), batch.entries, elapsed_ns)
             for listener in self._listeners:
                 call_supplied(listener.committed, "wal", elapsed_ns, len(units), batch.entries)
             return []

@@ -1,12 +1,12 @@
-"""One LMDB environment with group commits, a map that grows, and the guards that LMDB needs.
+"""One LMDB environment with a map that grows, and the guards that LMDB needs.
 
-Writers commit as a group (commit_queue.py): the first in the queue leads, runs all queued work in one transaction,
-commits once and wakes the other writers; then the next one waiting leads.
+What changes a store goes by the write-ahead log (`write`); a commit of LMDB applies what the log has, or stores what
+can be made again (`commit`).
 
 Contract of a unit of work (a callable that gets a Transaction): it changes nothing but the transaction, because it may
-run more than once (another unit failed, or the map was full and the transaction is dead). Effects in memory belong in
-`after_commit` callbacks, which the leader runs in commit order before the next transaction begins. It takes no lock
-that a thread holds while waiting for `write`.
+run more than once (another unit of its group failed, or the map was full and the transaction is dead). Effects in
+memory belong in `after_commit` callbacks, which run in commit order before the next transaction begins. It takes no
+lock that a thread holds while waiting for `write`.
 
 Guards (docs/design.md, "What LMDB demands"): begin and commit happen in one thread; a child process after fork is
 refused; a commit that raised is in doubt and closes the environment for writing.
@@ -31,7 +31,6 @@ from ..errors import (
     AlreadyOpen,
     BrokenInvariant,
     ClosedError,
-    DuelogError,
     ReadOnly,
     ResourceShortage,
     StoreFailed,
@@ -44,7 +43,6 @@ from ..files.process import here
 from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
 from ..listener import StoreListener, call_supplied
 from . import page_cache
-from .commit_queue import CommitQueue, Request
 from .held_read import HeldRead
 from .memtable import Follow, Memtable, Reads, ReadTransaction, applied_position
 from .page_cache import Eviction
@@ -63,19 +61,9 @@ _COMMITS_A_READER_CHECK = 1_000
 T = TypeVar("T")
 
 
-class ChangeLog(Protocol):
-    """The write-ahead log, by which the changes of a store go."""
-
-    def change(self, work: Callable[[Transaction], T], *, alone: bool) -> T:
-        """Run `work` on the rows of the main environment in a group; see `Environment.write`."""
-
-    def flush(self) -> None:
-        """Wait until every group is on disk, whatever the store's durability. Raises StoreFailed."""
-
-
 @dataclass(slots=True)
 class CommitCounts:
-    """Figures of an environment's commits so far: `requests` / `commits` says how many writers shared one."""
+    """Figures of commits, or groups of the log, so far: `requests` / `commits` says how many writers shared one."""
 
     commits: int = 0
     requests: int = 0
@@ -91,6 +79,18 @@ class CommitCounts:
         self.entries += entries
         self.total_ns += elapsed_ns
         self.longest_ns = max(self.longest_ns, elapsed_ns)
+
+
+class ChangeLog(Protocol):
+    """The write-ahead log, by which the changes of a store go."""
+
+    counts: CommitCounts
+
+    def change(self, work: Callable[[Transaction], T], *, alone: bool) -> T:
+        """Run `work` on the rows of the main environment in a group; see `Environment.write`."""
+
+    def flush(self) -> None:
+        """Wait until every group is on disk, whatever the store's durability. Raises StoreFailed."""
 
 
 class Environment:
@@ -143,12 +143,9 @@ class Environment:
         self._follow = follow
 
         self._gate = ReaderGate()
-        self._queue = CommitQueue(self._check_writable, self._commit_group, self._broke_off)
         self._committing = threading.Lock()
-        """Held while a group is committed, while pages are given back, and while the environment is closed."""
+        """Held while a commit is made, while pages are given back, and while the environment is closed."""
         self._syncing = threading.Lock()
-        self._publishing = False
-        """Set from LMDB's commit until memory has heard of all that follows from it."""
         self._unsynced = False
         self._failed: StoreFailed | None = None
         self._closed = False
@@ -228,12 +225,6 @@ class Environment:
         self._check_open()
         return self.log.change(work, alone=alone)
 
-    def commit(self, work: Callable[[LmdbTransaction], T]) -> T:
-        """Run `work` in a transaction of LMDB, which applies what is unapplied: for what can be made again."""
-        self._refuse_inside_read()
-        value: T = self._queue.run(work)
-        return value
-
     def _refuse_inside_read(self) -> None:
         if self._gate.held:
             raise BrokenInvariant(f"{self.name}: write inside a read transaction")
@@ -255,102 +246,74 @@ class Environment:
         if self._memtable:
             self.commit(lambda _: None)
 
-    def _commit_group(self, requests: list[Request]) -> None:
-        """Give every request its value or its error, in one commit if all goes well.
+    def commit(self, work: Callable[[LmdbTransaction], T]) -> T:
+        """Run `work` in a transaction of LMDB, which applies what is unapplied, and return its value.
 
-        A unit of work that fails gets its error alone, and the others are run again without it; a full map is grown,
-        and all are run again.
+        For what a log need not know: what it holds already, and what can be made again. Raises as `write`.
         """
+        self._refuse_inside_read()
         with self._committing:
-            if self._publishing and self._failed is None:  # a second interrupt came before `_broke_off`
-                self._broke_off(KeyboardInterrupt())
-            started_ns = time.perf_counter_ns()
-            while requests:
-                requests = self._commit_once(requests, started_ns)
+            while True:
+                self._check_writable()
+                try:
+                    return self._commit(work)
+                except lmdb.MapFullError as error:
+                    if not self._grow():
+                        text = f"the map of {self._map_bytes} bytes is full: {error}"
+                        raise StoreFull(self.path, text) from error
 
-    def _commit_once(self, requests: list[Request], started_ns: int) -> list[Request]:
-        """Commit requests together; returns those that have to be tried again, [] once each has its value or error.
+    def _commit(self, work: Callable[[LmdbTransaction], T]) -> T:
+        """Commit once. Raises MapFullError, with nothing stored.
 
-        The steps, in order: the work of each request; the rows that came in meanwhile; LMDB's commit; a look whether
-        the file is still in its place; memory, by the callbacks of the transaction; the requests; figures, listeners.
-        Once LMDB has begun to commit, anything not known to have ended, on disk or in memory, closes the environment
-        for writing.
+        The steps, in order: the work; the rows that came in meanwhile; LMDB's commit; a look whether the file is still
+        in its place; memory, by the callbacks of the transaction; figures, listeners. Once LMDB has begun to commit,
+        anything not known to have ended, on disk or in memory, closes the environment for writing.
         """
-        try:
-            self._check_writable()
-        except DuelogError as error:
-            return self._refuse(requests, error)
-        raw: lmdb.Transaction | None = None
-        current: Request | None = None
+        started_ns = time.perf_counter_ns()
         try:
             raw = self._env.begin(write=True)
+        except Exception as error:
+            cause = explain(self.path, error)
+            if isinstance(cause, ResourceShortage):  # leaves nothing in doubt
+                raise cause from error
+            raise self.fail(error) from error
+        try:
             transaction = LmdbTransaction(raw, self._last_run, self._memtable)
-            for current in requests:
-                current.value = current.work(transaction)
-            current = None
+            value = work(transaction)
             transaction.apply()
             if self.before_commit is not None:
                 self.before_commit()
             reach("commit.before")
         except BaseException as error:
-            if raw is not None:
-                raw.abort()
-            if isinstance(error, lmdb.MapFullError):
-                return self._grow_for(requests, error)
-            if not isinstance(error, Exception):
-                raise
-            cause = explain(self.path, error) if raw is None or isinstance(error, lmdb.Error) else error
-            if raw is None and not isinstance(cause, ResourceShortage):  # a shortage leaves nothing in doubt
-                cause = self.fail(error)
-            if current is None:
-                return self._refuse(requests, cause)
-            current.error = cause
-            return [request for request in requests if request is not current]
-        self._publishing = True
+            raw.abort()
+            if isinstance(error, lmdb.Error) and not isinstance(error, lmdb.MapFullError):
+                raise explain(self.path, error) from error
+            raise
+        committed = False
         try:
             raw.commit()
+            committed = True
             self.in_place.verify(started_ns)
-        except lmdb.MapFullError as error:
-            self._publishing = False
-            return self._grow_for(requests, error)
+            self._unsynced = True
+            self._last_run = transaction.last_run
+            reach("commit.after")
+            transaction.committed()
+        except lmdb.MapFullError:
+            raise
         except (lmdb.Error, FileNotFoundError) as error:
-            self._publishing = False
-            full = None if in_doubt(self._env) else out_of_space(self.path, error)
-            return self._refuse(requests, full or self.fail(error))
-        except BaseException:
+            full = None if committed or in_doubt(self._env) else out_of_space(self.path, error)
+            raise full or self.fail(error) from error
+        except BaseException as error:
             with suppress(lmdb.Error):  # with a transaction left open the environment could not be closed
                 raw.abort()
+            self.fail(error)
             raise
-        self._unsynced = True
-        self._last_run = transaction.last_run
-        reach("commit.after")
-        transaction.committed()
-        for request in requests:
-            request.stored()
-        self._publishing = False
         elapsed_ns = time.perf_counter_ns() - started_ns
-        self.counts.add(len(requests), transaction.entries, elapsed_ns)
+        self.counts.add(1, transaction.entries, elapsed_ns)
         self._care_for_file()
         for listener in self._listeners:
-            call_supplied(listener.committed, self.name, elapsed_ns, len(requests), transaction.entries)
-        return []
-
-    def _grow_for(self, requests: list[Request], error: lmdb.MapFullError) -> list[Request]:
-        """Double the map, so that the requests can be tried again; at MAX_MAP_BYTES all of them get StoreFull."""
-        if self._grow():
-            return requests
-        return self._refuse(requests, StoreFull(self.path, f"the map of {self._map_bytes} bytes is full: {error}"))
-
-    @staticmethod
-    def _refuse(requests: list[Request], error: BaseException) -> list[Request]:
-        for request in requests:
-            request.error = error
-        return []
-
-    def _broke_off(self, error: BaseException) -> None:
-        """Write nothing more where memory may not be what is on disk."""
-        if self._publishing or isinstance(error, Exception):
-            self.fail(error)
+            call_supplied(listener.committed, self.name, elapsed_ns, 1, transaction.entries)
+        return value
 
     def fail(self, error: BaseException) -> StoreFailed:
         """Close the environment for writing, for good: the state on disk, or in memory, is not known any more."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
@@ -44,73 +42,16 @@ def share(
     works: list[Callable[[Transaction], Any]],
     first: Callable[[Transaction], object] | None = None,
 ) -> list[Any]:
-    """Have all of `works` queue up, in order, behind a commit under way, so that they are the next commit.
-
-    Each runs in a thread of its own, which calls `write`; returns what it returned or raised. `first` is done
-    in the commit that they wait for.
-    """
-    outcomes: list[Any] = [None] * len(works)
-
-    def write(number: int) -> None:
+    """Commit each of `works`, behind `first`, and return what each returned or raised."""
+    outcomes: list[Any] = []
+    if first is not None:
+        environment.commit(first)
+    for work in works:
         try:
-            outcomes[number] = environment.write(works[number])
+            outcomes.append(environment.commit(work))
         except BaseException as error:
-            outcomes[number] = error
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(works))]
-
-    def hold(transaction: Transaction) -> None:
-        for number, thread in enumerate(threads):
-            thread.start()
-            until(lambda number=number: len(environment._queue) > number)  # type: ignore[misc]
-        if first is not None:
-            first(transaction)
-
-    environment.write(hold)
-    for thread in threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "a writer hangs"
+            outcomes.append(error)
     return outcomes
-
-
-class Interruptible:
-    """Threads that write while the main thread waits in the queue between them and gets SIGINT there."""
-
-    def __init__(self, environment: Environment, others: int) -> None:
-        self._environment = environment
-        self.outcomes: list[Any] = ["not done"] * (others + 1)
-        self._others = others
-        self._leading = threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    def __enter__(self) -> Self:
-        leader = threading.Thread(target=self._write, args=(0, self._lead))
-        self._threads.append(leader)
-        leader.start()
-        assert self._leading.wait(PATIENCE_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive(), "a writer hangs"
-
-    def _lead(self, transaction: Transaction) -> None:
-        environment = self._environment
-        self._leading.set()
-        until(lambda: len(environment._queue) == 1)  # the main thread is in
-        for number in range(self._others):
-            work = putting(b"\x01other%d" % number, b"v")
-            thread = threading.Thread(target=self._write, args=(number + 1, work))
-            self._threads.append(thread)
-            thread.start()
-        until(lambda: len(environment._queue) == self._others + 1)
-        main = present(threading.main_thread().ident)
-        signal.pthread_kill(main, signal.SIGINT)
-        until(lambda: len(environment._queue) == self._others)  # the main thread is out
-
-    def _write(self, number: int, work: Callable[[Transaction], None]) -> None:
-        self.outcomes[number] = self._environment.write(work)
 
 
 class Spy:
