@@ -28,6 +28,10 @@ _PAGE = 1_000
 
 def find_partition(partitions: PartitionSet, topic_id: int, ledger_id: int) -> Partition | None:
     """The partition whose log of the topic is `ledger_id`; None: it is no partition log, or deleted. O(partitions)."""
+    for partition in partitions:
+        log = partition.known_log(topic_id)
+        if log is not None and log.ledger_id == ledger_id and partitions.registered(partition):
+            return partition
     for partition in partitions.held():
         log = partition.log(topic_id)
         if log is not None and log.ledger_id == ledger_id:

@@ -24,7 +24,6 @@ import numpy as np
 from pyroaring import BitMap
 
 from ..partitions import cancellations
-from ..partitions.due_column import dues_of
 from ..partitions.partition import Partition, PartitionLog
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
@@ -122,29 +121,28 @@ class PendingEntries:
         partition_log = partition.log(topic_id)
         tail = 0 if partition_log is None else partition_log.ledger.entries
         rows = sorted((row for row in rows if 0 <= ids[row].entry_id < tail), key=lambda row: ids[row].entry_id)
-        entries = np.array([ids[row].entry_id for row in rows], dtype=np.uint32)
-        dues = dues_of(partition.environment, ledger_id, entries)
-        held = self._held(partition, ledger_id, entries)
-        kept = [at for at in range(len(rows)) if dues[at] >= 0 and int(entries[at]) not in held]
-        return FoundEntries(partition, ledger_id, [rows[at] for at in kept], entries[kept], dues[kept])
-
-    def _held(self, partition: Partition, ledger_id: int, entries: UInt32s) -> BitMap:
-        """Those of `entries` that are conditional and not admitted."""
-        held = BitMap()
-        with self._main.read() as main:
-            admitted = cancellations.members(main, Table.ADMITTED, ledger_id)
+        kept: list[tuple[int, int, int]] = []
+        conditional = BitMap()
         with partition.environment.read() as raw:
-            finder = RunFinder(raw, partition.name)
-            for entry_id in entries.tolist():
-                if entry_id in admitted:
-                    continue
-                try:
-                    run = finder.find(ledger_id, entry_id)
-                except CorruptEntry:
-                    continue
-                if run is not None and run.conditional:
-                    held.add(entry_id)
-        return held
+            finder, run = RunFinder(raw, partition.name), None
+            for row in rows:
+                entry_id = ids[row].entry_id
+                if run is None or entry_id >= run.limit:
+                    try:
+                        run = finder.find(ledger_id, entry_id)
+                    except CorruptEntry:
+                        run = None
+                if run is not None:
+                    kept.append((row, entry_id, run.due(entry_id - run.first_entry)))
+                    if run.conditional:
+                        conditional.add(entry_id)
+        if conditional:
+            with self._main.read() as main:
+                conditional -= cancellations.members(main, Table.ADMITTED, ledger_id)
+            kept = [each for each in kept if each[1] not in conditional]
+        entries = np.array([entry_id for _, entry_id, _ in kept], dtype=np.uint32)
+        dues = np.array([due_ms for _, _, due_ms in kept], dtype=np.int64)
+        return FoundEntries(partition, ledger_id, [row for row, _, _ in kept], entries, dues)
 
     def bodies_of(self, found: FoundEntries) -> dict[int, bytes]:
         bodies = {}

@@ -184,6 +184,11 @@ class Partition:
                 log = self._logs.get(topic_id) or self._read_log(topic_id)
         return log
 
+    def known_log(self, topic_id: int) -> PartitionLog | None:
+        """The topic's log as far as it is in memory and has an entry."""
+        log = self._logs.get(topic_id)
+        return log if log is not None and log.registered else None
+
     def logs(self) -> list[PartitionLog]:
         """Every log that has an entry. REQUIRES: a lease. O(logs)."""
         with self.environment.read() as raw:
