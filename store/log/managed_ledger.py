@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..codec.bodies import Bodies
-from ..codec.format import LedgerRecord, LedgerState, ledger_key, run_key
+from ..codec.format import MAX_ENTRY_ID, LedgerRecord, LedgerState, ledger_key, run_key
 from ..codec.run import Int64s, RunLimits, UInt32s, pack_message
 from ..env.memtable import Reads
 from ..env.transaction import Transaction
@@ -121,7 +121,7 @@ class ManagedLedger:
         self.topic_id = topic_id
         self._view = view
         self._runs = runs_
-        self._limits = limits
+        self._limits = limits._replace(entries=min(limits.entries, MAX_ENTRY_ID))
         self._changed = changed
         self._hidden: tuple[Hidden, ...] = ()
         """Entries that are not yet visible: nothing from `first` on is read before `due_ms`. Both ascend."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis.stateful import precondition, rule
 from duelog import DelayedStore, Message, MessageId, Outcome
 from duelog.errors import DelayTooLong, QuotaExceeded, StoreFull, UnknownTopic
 from duelog.metrics import CANCELLED, OVERRIDDEN, REJECTED, RESCHEDULED
+from duelog.store.names import TopicName
 from tests.duelog.sending.putting import Heard, together
 
 from .drawing import CONFIGS, DUES, HANDING_OUT, PICK, PICKS, STORING, TAKING_BACK, TOPICS, Spec, only, pick
@@ -346,6 +347,8 @@ class SendingRules(Machine):
             raise SimulatedCrash
 
         self._learn()
+        later_ms = self.twin.now_ms + self.config.inline_delay_ms
+        self._make_logs(topic, [due_ms for due_ms in dues.values() if due_ms > later_ms])
         with (
             armed("wal.before", Once(1, crash if crashes else lambda: no_room(self.store))),
             pytest.raises(SimulatedCrash if crashes else StoreFull),
@@ -357,6 +360,16 @@ class SendingRules(Machine):
         if crashes:
             self._reopen_after_crash(target)
         self._send_again(topic, name, specs, start, again)
+
+    def _make_logs(self, topic: str, dues: Iterable[int]) -> None:
+        """Have the logs be there that messages go into, so that the next group is that of the messages."""
+        engine, span_ms = self.store._engine, self.config.partition_ms
+        partitions, now_ms = engine.storage.partitions, engine.clock.now_ms()
+        topic_id = engine.topics.get_or_create(TopicName.parse(topic), now_ms).topic_id
+        for start_ms in {due_ms - due_ms % span_ms for due_ms in dues}:
+            with partitions.append_lease(start_ms, now_ms) as partition:
+                if partition is not None:
+                    partition.log_to_append(topic_id, partitions.new_ledger)
 
     def _send_again(self, topic: str, name: str, specs: Sequence[Spec], start: int, sizes: Sequence[int]) -> None:
         at = 0
@@ -505,6 +518,7 @@ class SendingRules(Machine):
             raise SimulatedCrash
 
         self._learn()
+        self._make_logs(topic, [due_ms])
         with armed("wal.after" if stored else "wal.before", Once(1, crash)), pytest.raises(SimulatedCrash):
             self._send_keyed(topic, drawn[0], key, hold, replace)
         self.twin.add_partition(due_ms)  # it is there, and nothing may be in it

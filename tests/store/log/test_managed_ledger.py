@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from duelog.store.codec.format import LedgerState
+from duelog.store.codec.format import MAX_ENTRY_ID, LedgerState
 from duelog.store.codec.run import Run, RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -87,6 +87,15 @@ def test_markers_say_when_they_were_written(environment: Environment) -> None:
     with environment.read() as raw:
         found = [run for ledger_id, _, _ in segments for run in runs(raw, "main", ledger_id)]
         assert [run.fired_ms() for run in found if isinstance(run, Run)] == [NOW_MS, NOW_MS]
+
+
+def test_a_ledger_whose_ids_are_used_up_is_rolled_over_whatever_its_limit_is(environment: Environment) -> None:
+    """The largest limit that a store takes is above the largest id."""
+    log = load(environment, LIMITS._replace(entries=(1 << 32) - 1))
+    log._view.tail.entries = MAX_ENTRY_ID - 1
+    (last,), (first,) = (environment.commit(appending(log, [b"x"])) for _ in range(2))
+    assert (last.first_entry, first.first_entry) == (MAX_ENTRY_ID - 1, 0)
+    assert first.ledger_id > last.ledger_id
 
 
 def test_bytes_roll_a_ledger_over_too(environment: Environment) -> None:
