@@ -141,6 +141,8 @@ def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequen
             transaction.delete(fmt.ledger_key(topic_id, ledger_id))
 
     done = main.commit(part)
+    if main.durability != "none":
+        main.sync()  # else a power cut could bring runs back whose ledger has no record any more
     reach("trim.part")
     main.write(removed)
     return ledgers[done:]

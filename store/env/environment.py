@@ -136,7 +136,7 @@ class Environment:
         self.log: ChangeLog | None = None
         """Takes the changes of an open store; None: they are commits of LMDB."""
         self._process = here.pid
-        self._durability = durability
+        self.durability = durability
         self._read_only = read_only
         self._listeners = listeners
         self._memtable = memtable
@@ -329,7 +329,7 @@ class Environment:
 
     def sync(self) -> None:
         """Make every commit of LMDB so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
-        if self._durability == "commit":
+        if self.durability == "commit":
             return
         with self._gate.reading(), self._syncing:  # a call that finds nothing to do waits for the sync that does it
             if not self._unsynced:
@@ -482,7 +482,7 @@ class Environment:
             if self._released:
                 return
             try:
-                if self._durability != "commit" and not self._read_only and self._failed is None:
+                if self.durability != "commit" and not self._read_only and self._failed is None:
                     self._env.sync(True)
             except lmdb.Error as error:
                 self.fail(error)

@@ -94,8 +94,9 @@ def test_a_snapshot_has_no_cancellation_that_a_power_cut_could_take_back(
     ids = topic.send_batch([Message(b"x", deliver_after=60 + each) for each in range(20)])
     store.tick()
     assert topic.reschedule(ids[0], deliver_after=30) is not None
-    main = store._engine.storage.main
-    assert main._unsynced
-    found = unsynced_at("snapshot.meta", main)
+    segments, found = store._engine.writer()._segments, list[bool]()
+    assert not segments._is_flushed
+    failpoints.arm("commit.before", lambda: found.append(segments._is_flushed))
     assert store.save_snapshots() == 1
-    assert found == [False]
+    assert found
+    assert all(found)

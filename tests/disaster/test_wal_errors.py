@@ -138,11 +138,10 @@ def test_without_space_for_a_segment_a_send_is_refused_and_may_be_tried_again(
         Sent(store)
     assert not list(store.path.glob("wal/*"))
     calls.armed = False
-    store.topic("a").unsubscribe("reader")
     sent = Sent(store)
     calls.armed = True
     with pytest.raises(StoreFull):
-        sent.send_some("many", 100)
+        sent.send("too large for a file that was used", 2, 60_000)
     assert not list(sent.store.path.glob("wal/*.tmp"))
     calls.armed = False
     sent.send_some("room", 50)

@@ -66,8 +66,8 @@ class Told:
         self._documents: dict[str, list[str | None]] = defaultdict(lambda: [None])
         """The values that each may have: as it was last changed, then as it is being changed."""
         self._draining = False
-        self._last: dict[str, set[str]] = {}
-        """Texts that the last commit of each environment was about."""
+        self._since_flush: set[str] = set()
+        """Texts, topics and listeners that changes were about since the write-ahead log was last flushed."""
 
     def begin(self, *, draining: bool) -> None:
         """A store is opened. draining: all is received and acknowledged durably, so that nothing comes twice."""
@@ -77,13 +77,13 @@ class Told:
     def power_goes(self, *, relaxed: bool) -> None:
         """Every number is in doubt.
 
-        relaxed: so is what was sent since the last flush, and all that the last commit of each environment was about.
+        relaxed: so is all that was done since the last flush.
         """
         self._answered.clear()
         if not relaxed:
             return
         self._unflushed_at_cut = list(self._unflushed)
-        lost = set[str]().union(*self._last.values(), *(texts for _, texts in self._unflushed))
+        lost = self._since_flush.union(*(texts for _, texts in self._unflushed))
         gone = {id_ for ids in self.sent.values() for id_, text in ids.items() if text in lost}
         for ids in self.sent.values():
             for id_ in gone & ids.keys():
@@ -93,10 +93,12 @@ class Told:
         for texts in self._acked.values():
             texts.difference_update(lost)
         self.listeners = {listener for listener in self.listeners if "/".join(listener) not in lost}
+        self._created -= lost
         self._delivered.clear()
 
     def flushed(self) -> None:
         self._unflushed.clear()
+        self._since_flush.clear()
 
     def unanswered(self) -> dict[str, list[tuple[int, int, str]]]:
         """By topic, the numbers of which it is not known whether they are stored, with due time and text."""
@@ -134,10 +136,10 @@ class Told:
             case ["listen", str(topic), str(name)]:
                 if (topic, name) not in self.listeners:
                     self.listeners.add((topic, name))
-                    self._last["main"] = {f"{topic}/{name}"}
+                    self._since_flush.add(f"{topic}/{name}")
             case ["sending", str(topic), [*texts]]:
                 self._sending[topic].append(set(texts))
-            case ["sent", str(topic), str(environment), [*rows]]:
+            case ["sent", str(topic), str(), [*rows]]:
                 self._unflushed.append((topic, {text for _, _, text in rows}))
                 for ledger, entry, text in rows:
                     self._sent(topic, (ledger, entry), text)
@@ -152,7 +154,7 @@ class Told:
                 self._acking[topic, name].update(texts)
             case ["acked", str(topic), str(name), [*texts]]:
                 self._acked[topic, name].update(texts)
-                self._last["main"] = set(texts)
+                self._since_flush.update(texts)
             case ["seeking", str(topic), str(name)]:
                 self._sought.add((topic, name))
                 self._acked[topic, name].clear()
@@ -161,14 +163,14 @@ class Told:
             case ["refused", str(text)]:
                 self._cancelled.discard(text)
             case ["cancelled", str(topic), id_, str(text)]:
-                self._last["main"] = {text}
+                self._since_flush.add(text)
                 self._took(topic, tuple(id_))
-            case ["moved", str(topic), id_, str(text), str(environment), new]:
-                self._last[environment] = self._last["main"] = {text}
+            case ["moved", str(topic), id_, str(text), str(), new]:
+                self._since_flush.add(text)
                 self._took(topic, tuple(id_))
                 self._sent(topic, tuple(new), text)
-            case ["replaced", str(topic), id_, str(text), str(environment), new, str(by)]:
-                self._last[environment] = self._last["main"] = {text, by}
+            case ["replaced", str(topic), id_, str(text), str(), new, str(by)]:
+                self._since_flush.update((text, by))
                 if id_ is not None:
                     self._took(topic, tuple(id_))
                 self._sent(topic, tuple(new), by)
@@ -176,6 +178,7 @@ class Told:
                 self.troubles.append(f"the topics {sorted(self._created - set(names))} are gone")
             case ["created", str(name)]:
                 self._created.add(name)
+                self._since_flush.add(name)
             case ["document", str(key), text]:
                 if text not in self._documents[key]:
                     self.troubles.append(f"document {key} is {text!r}, expected one of {self._documents[key]}")
@@ -187,7 +190,7 @@ class Told:
             case ["close"]:
                 for listener in self._acking.keys() - self._sought:  # closing persists what was acknowledged
                     self._acked[listener] |= self._acking[listener]
-                self._last.clear()
+                self._since_flush.clear()
             case ["left", int(partitions), int(pending)] if partitions or pending:
                 self.troubles.append(f"{partitions} partitions with {pending} pending messages are left")
             case ["trouble", str(what)]:

@@ -652,8 +652,7 @@ class SendingRules(Machine):
         answers: dict[int, MessageId] = {}
         for row, message in moved.appended:
             self._add_delayed(topic, message)
-            if not message.unadmitted:
-                answers[row] = message.message_id
+            answers[row] = message.message_id
         for _, message in moved.direct:
             topic.append(message, self.twin.now_ms)
         self._learn()

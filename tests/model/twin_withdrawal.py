@@ -57,8 +57,7 @@ def cancel(twin: Twin, topic: TwinTopic, message_ids: Sequence[MessageId]) -> li
 def reschedule(twin: Twin, topic: TwinTopic, message_ids: Sequence[MessageId], due_ms: int) -> Moved:
     """Give messages another due time.
 
-    Each that lies in a partition gets an entry in the new one, be it too late for it or not; those for which it is
-    too late, or that are named twice, are not admitted. Entries come in the order of the logs, then of entries.
+    Each for which it is not too late gets one entry. Entries come in the order of the logs, then of entries.
     """
     now_ms = twin.now_ms
     ledgers = list(dict.fromkeys(message_id.ledger_id for message_id in message_ids))
@@ -68,7 +67,9 @@ def reschedule(twin: Twin, topic: TwinTopic, message_ids: Sequence[MessageId], d
     outcomes = cancel(twin, topic, message_ids)
     moved = Moved([], [])
     for row in there:
-        old, taken = olds[row], outcomes[row] is Outcome.CANCELLED
+        if outcomes[row] is not Outcome.CANCELLED:
+            continue
+        old = olds[row]
         new = TwinMessage(
             old.number,
             max(due_ms, now_ms),
@@ -76,11 +77,7 @@ def reschedule(twin: Twin, topic: TwinTopic, message_ids: Sequence[MessageId], d
             MessageId(-1, -1),
             addressee=old.addressee,
             retries=old.retries,
-            unadmitted=not taken,
             ttl_ms=old.ttl_ms,
         )
-        if due_ms > now_ms:
-            moved.appended.append((row, new))
-        elif taken:
-            moved.direct.append((row, new))
+        (moved.appended if due_ms > now_ms else moved.direct).append((row, new))
     return moved

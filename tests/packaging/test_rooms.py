@@ -14,7 +14,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store.files": {"store"},
     "store.codec": {"store"},
     "store.env": {"store", "store.files", "store.codec"},
-    "store.log": {"store", "store.codec", "store.env", "store.wal"},
+    "store.log": {"store", "store.codec", "store.env"},
     "store.wal": {"store", "store.files", "store.codec", "store.env"},
     "store.policy": {"store", "store.codec", "store.env", "store.log"},
     "markers": {"markers.firing"},
