@@ -92,7 +92,7 @@ class StoreConfig:
         is applied, so spread-out due times want it longer.
     durability: ``"commit"``: a send returns when it is on disk, and nothing is lost at a crash or a power loss.
         ``"relaxed"``: it is in the page cache, and on disk within `relaxed_ms`; a power loss takes at most what was
-        sent in that time, and the last commit of what was fired, acknowledged or cancelled, and never corrupts.
+        done in that time, be it sent, acknowledged or cancelled, and never corrupts.
         ``"none"``: it is in the page cache; a process crash loses nothing, a power loss may lose everything or leave an
         unusable file. For data that can be made again.
     inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
