@@ -110,6 +110,8 @@ class Withdrawals:
                 bodies: dict[int, bytes] = {}
                 for found in logs:
                     bodies.update(self._entries.bodies_of(found))
+                states = self._entries.states(log.topic_id, logs, outcomes)
+                bodies = {row: body for row, body in bodies.items() if states[row] is None}  # others go nowhere
                 keys = _keys(bodies)
                 new = Successors(log.topic_id, ids, dues, bodies)
                 with self._entries.destinations(new, now_ms) as destinations:
