@@ -1,10 +1,9 @@
-"""The WAL writer: sends of all threads are appended to the write-ahead log in groups, each with one flush.
+"""The WAL writer: what all threads send and change is appended to the write-ahead log in groups, one flush for each.
 
-The first of the threads that send leads (store/env/commit_queue.py). It runs the units of work of all in one write
+The first of the threads that write leads (store/env/commit_queue.py). It runs the units of work of all in one write
 batch, which gives the entries their ids, appends the rows as one group, flushes, and has memory know them: memtables,
 delay indexes, readers of main logs. The rows are applied to LMDB later, by a checkpoint, when the segment is full or
 `CHECKPOINT_MS` after its first group. A unit of work may run more than once, as in a transaction of LMDB.
-
 """
 
 from __future__ import annotations
@@ -154,6 +153,10 @@ class WalWriter:
         the end of its publication whatever breaks off, an interrupt too, stops the store: the group may be on disk, and
         memory does not know. A unit that raises gets its error alone, and the others are run again without it.
         """
+        if self._main.failed is not None:  # a group of the same requests has failed
+            for unit in units:
+                unit.error = self._main.failed
+            return []
         started = time.perf_counter_ns()
         batch = WriteBatch(self._main, self.memtable)
         current: Request | None = None

@@ -15,8 +15,12 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId
 from duelog.errors import StoreFailed
-from duelog.sending.wal_writer import WalWriter
+from duelog.sending.wal_segments import WalSegments
+from duelog.sending.wal_writer import WalWriter, _Change
+from duelog.store.codec.format import counter_key
 from duelog.store.config import Durability
+from duelog.store.env.commit_queue import Request
+from duelog.store.env.transaction import Transaction
 from duelog.store.files import failpoints
 from duelog.store.wal.segment import MAIN, RowKind, capacity_of
 from duelog.store.wal.write_batch import single_rows
@@ -420,3 +424,24 @@ def test_a_child_leaves_the_log_alone(store: DelayedStore) -> None:
     queue._led = False
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert len(in_wal(store)) == before + 1
+
+
+def test_after_a_group_that_failed_nothing_of_its_requests_is_appended(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush that succeeds after one that failed does not say that what was written before is on disk."""
+    wal, appended = writer(store), list[int]()
+
+    def fail(*_: object) -> int:
+        appended.append(1)
+        raise OSError(errno.EIO, "says the test")
+
+    def change(transaction: Transaction) -> None:
+        transaction.put(counter_key("a"), b"x")
+
+    monkeypatch.setattr(WalSegments, "append", fail)
+    requests = [Request(lambda batch: change(batch.main)), Request(_Change(change, alone=True))]
+    wal._commit_group(requests)
+    assert len(appended) == 1
+    assert [type(request.error) for request in requests] == [StoreFailed, StoreFailed]
+    store.close()
