@@ -101,8 +101,9 @@ class Withdrawals:
     def reschedule(self, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]) -> list[MessageId | None]:
         """Give messages of a topic new due times (epoch ms); their new ids, None where it is too late.
 
-        All of them in one main transaction; each message is then delivered once, under one of its two ids.
-        Raises StoreFull, StoreFailed (nothing is rescheduled), CorruptEntry (a body cannot be read).
+        All of them in one group of the write-ahead log; each message is then delivered once, under one of its two ids.
+        Raises InvalidArgument (a group does not take them), StoreFull, StoreFailed (nothing is rescheduled),
+        CorruptEntry (a body cannot be read).
         """
         with self._gate.reading():
             now_ms = self._clock.now_ms()

@@ -128,6 +128,8 @@ class WalSegments:
         self._most_bytes = config.wal_bytes
         self._most_rows = config.wal_bytes // _BYTES_A_ROW
         self._reserve_bytes = min(_RESERVE_BYTES, config.wal_bytes // 16)
+        self._is_short = False
+        """True while there is no space for another segment."""
         self._durability = config.durability
         self._relaxed_ms = config.relaxed_ms
         self._wake = wake
@@ -149,21 +151,22 @@ class WalSegments:
     def fits(self, size: int, rows: int, *, reserve: bool) -> bool:
         """Return whether a group of `size` bytes and `rows` rows can be appended; else `make_space` makes space.
 
-        reserve: it may use the end of the segment, which others leave free.
+        reserve: where no segment can be begun, it may use the end of this one, which others leave free.
         """
-        return self._recorded and self._takes(size, rows, reserve)
+        return self._recorded and (self._takes(size, rows) or (reserve and self._is_short and self._wal.fits(size)))
 
-    def _takes(self, size: int, rows: int, reserve: bool) -> bool:
-        fits = self._wal.fits(size if reserve else size + self._reserve_bytes)
+    def _takes(self, size: int, rows: int) -> bool:
+        fits = self._wal.fits(size + self._reserve_bytes)
         return fits and (not self._rows or self._rows + rows <= self._most_rows)
 
     def make_space(self, size: int, rows: int, *, reserve: bool) -> None:
         """Make sure that the segment takes a group of `size` bytes and `rows` rows. Raises as `begin_next`."""
         try:
-            if not self._takes(size, rows, reserve):
+            if not self._takes(size, rows):
                 self.begin_next(size + self._reserve_bytes, reserve=reserve)
         except StoreFull:
-            if not self._takes(size, rows, reserve):
+            self._is_short = not self._takes(size, rows)
+            if self._is_short and not (reserve and self._wal.fits(size)):
                 raise
         active = self._wal.active
         if not self._recorded and active is not None:  # before anything is in it
@@ -241,6 +244,7 @@ class WalSegments:
             following = self._wal.prepare_segment(size, group)
         try:
             ended = self._wal.begin_segment(following)
+            self._is_short = False
         except OSError as error:
             raise self._main.fail(error) from error
         if goes_on and active is not None:

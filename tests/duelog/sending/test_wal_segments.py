@@ -314,6 +314,35 @@ def test_without_space_nothing_is_half_done_and_nothing_lost(
     assert held(open_store(config=CONFIG)) == sent
 
 
+def test_without_space_for_a_segment_what_makes_space_goes_on_in_the_reserve(
+    store: DelayedStore, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send is refused before the segment is full; a cancellation and an acknowledgement are not."""
+    store.topic("a").subscribe("s").close()
+    sent = {send(store, number): b"%d" % number for number in range(3)}
+    now = store.topic("a").send(b"now")
+
+    def send_until_refused() -> None:
+        for number in range(100, 300):
+            sent[send(store, number)] = b"%d" % number
+
+    with monkeypatch.context() as patch, store.topic("a").subscribe("s") as reader:
+        no_segment(patch)
+        with pytest.raises(StoreFull):
+            send_until_refused()
+        (message,) = reader.receive(1)
+        first = next(iter(sent))
+        assert (store.topic("a").cancel(first), message.message_id) == (True, now)
+        reader.ack(message, durable=True)
+        with pytest.raises(StoreFull):
+            send(store, 300)
+        copy = open_store(crashed(store, tmp_path / "copy"), CONFIG)
+    del sent[first]
+    assert sent.items() <= held(copy).items()
+    assert first not in held(copy)
+    assert copy.topic("a").subscription("s").stats().backlog == 0
+
+
 def log_files(path: Path) -> list[Path]:
     """The segments of a store."""
     return sorted((path / "wal").iterdir())
