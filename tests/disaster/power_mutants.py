@@ -60,13 +60,13 @@ def metadata_before_parts() -> None:
 
             read = env.read
 
-            def write(self, work: Any) -> Any:
+            def commit(self, work: Any) -> Any:
                 if work.__name__ == "put":
                     late.append(work)
                     return None
-                value = env.write(work)
+                value = env.commit(work)
                 while late:
-                    env.write(late.pop(0))
+                    env.commit(late.pop(0))
                 return value
 
         yield from original(MetadataFirst(), *rest)

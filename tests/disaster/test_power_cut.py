@@ -89,7 +89,7 @@ MUTANTS = {
     "partition_not_synced": ("power_work", 16, "commit", None, 4),
     "main_not_synced": ("power_work", 16, "commit", None, 4),
     "no_directory_sync": ("power_work", 16, "commit", None, 3),
-    "trash_before_record": ("power_work", 16, "commit", "delete.recorded", 3),
+    "trash_before_record": ("power_work", 16, "commit", "delete.moved", 3),
     "metadata_before_parts": ("power_work", 24, "commit", "snapshot.meta", 3),
     "wal_not_flushed": ("power_work", 24, "commit", None, 3),
     "released_before_applying": ("power_work", 48, "commit", "wal.part", 3),
