@@ -162,7 +162,7 @@ class DeliveryRules(SendingRules):
                 message.addressee,
             )
             items.append((place, position, expected))
-        if sub.tracks and (sub.kind != "failover" or sub.consumers[0] == consumer.number):  # else nothing is read
+        if sub.tracks and sub.looked:
             self.twin.mark_ms = max(self.twin.mark_ms, self.twin.now_ms)
         return items
 

@@ -60,6 +60,8 @@ class TwinSubscription:
         """How often a place was handed out, also one that is acknowledged: what a crash counts."""
         self.passed_over: set[int] = set()
         """Read before they were due; they come when they are."""
+        self.looked = False
+        """True where the last request looked for messages that were not handed out before."""
         self.tracks = False
         """It has passed something over: the store's time does not go back before what it was handed out by."""
         self.read = start
@@ -131,6 +133,7 @@ class TwinSubscription:
 
         First what comes again, in log order; then what was passed over and has become due, by due time; then new.
         """
+        self.looked = False
         if now_ms < self.paused_until_ms:
             return []
         batch = self._receive(consumer, count, now_ms)
@@ -173,6 +176,7 @@ class TwinSubscription:
 
     def _fresh(self, room: int, now_ms: int) -> list[int]:
         """Messages that have become due behind the read position, then those read from there on."""
+        self.looked = True
         due = sorted(
             (self._log[place].due_ms, place) for place in self.passed_over if self._log[place].due_ms <= now_ms
         )
