@@ -157,7 +157,7 @@ def sequence_key(topic_id: int, name: str, block: int) -> bytes:
 
 
 def block_prefix(table: Table, ledger_id: int) -> bytes:
-    """Beginning shared by the blocks of a log in CANCELLED or ADMITTED."""
+    """Beginning shared by the records of a log in CANCELLED, ADMITTED or SET_ASIDE."""
     return _KEY_64.pack(table, ledger_id)
 
 

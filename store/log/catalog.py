@@ -6,7 +6,7 @@ rows agree is up to their writers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from heapq import merge
 from operator import itemgetter
 from typing import Any, Protocol
@@ -73,40 +73,31 @@ def rows(
     unapplied = unapplied_records(raw, prefix)
     if start is not None or limit is not None:
         unapplied = {key: unapplied[key] for key in unapplied if (start or b"") <= key < (limit or _PAST)}
-
-    def applied() -> Iterator[tuple[bytes, bytes]]:
-        cursor = raw.cursor()
-        more = cursor.set_range(start or prefix)
-        while more:
-            key = bytes(cursor.key())
-            if not key.startswith(prefix) or (limit is not None and key >= limit):
-                return
-            if key not in unapplied:
-                yield key, fmt.unseal(key, cursor.value())
-            more = cursor.next()
-
-    if not unapplied:
-        return applied()
+    applied = ((key, fmt.unseal(key, value)) for key, value in _applied(raw, prefix, unapplied, start, limit))
     later = sorted((key, fields) for key, fields in unapplied.items() if fields is not None)
-    return merge(applied(), later, key=itemgetter(0))
+    return merge(applied, later, key=itemgetter(0)) if later else applied
 
 
 def keys(raw: Reads, prefix: bytes) -> Iterator[bytes]:
     """Iterate over the keys of `rows`, whose records are not verified."""
     unapplied = unapplied_records(raw, prefix)
+    applied = (key for key, _ in _applied(raw, prefix, unapplied))
+    return merge(applied, sorted(key for key, fields in unapplied.items() if fields is not None))
 
-    def applied() -> Iterator[bytes]:
-        cursor = raw.cursor()
-        more = cursor.set_range(prefix)
-        while more:
-            key = bytes(cursor.key())
-            if not key.startswith(prefix):
-                return
-            if key not in unapplied:
-                yield key
-            more = cursor.next()
 
-    return merge(applied(), sorted(key for key, fields in unapplied.items() if fields is not None))
+def _applied(
+    raw: Reads, prefix: bytes, passed_over: Container[bytes], start: bytes | None = None, limit: bytes | None = None
+) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """(key, value) of what LMDB holds."""
+    cursor = raw.cursor()
+    more = cursor.set_range(start or prefix)
+    while more:
+        key = bytes(cursor.key())
+        if not key.startswith(prefix) or (limit is not None and key >= limit):
+            return
+        if key not in passed_over:
+            yield key, cursor.value()
+        more = cursor.next()
 
 
 def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
