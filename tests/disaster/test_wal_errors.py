@@ -214,14 +214,14 @@ def test_a_store_whose_partitions_have_no_space_is_opened_and_gives_what_the_log
     """Nothing has to be applied to be read, listed or handed out; closing leaves it in the log."""
     crashed = sent.crash(tmp_path / "crashed")
     with monkeypatch.context() as patched:
-        write = Environment.write
+        commit = Environment.commit
 
         def fail(self: Environment, work: Callable[[Any], Any]) -> Any:
             if self.name.startswith("partition"):
                 raise StoreFull(self.path, "no room, says the test")
-            return write(self, work)
+            return commit(self, work)
 
-        patched.setattr(Environment, "write", fail)
+        patched.setattr(Environment, "commit", fail)
         store = open_store(crashed, CONFIG)
         sent.expect(store)
         store.close()
