@@ -125,7 +125,7 @@ def _adopt(
     move(directory, target)
     reach("compact.published")
     try:
-        reason = main.write(record)
+        reason = main.write(record, makes_space=True)
     except StoreFull:
         move(target, directory)
         raise

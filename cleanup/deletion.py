@@ -64,7 +64,7 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
             cancellations.remove_log(transaction, ledger_id)
         return True
 
-    if not main.write(record_it):
+    if not main.write(record_it, makes_space=True):
         return False
     reach("delete.recorded")
     return finish_deletion(path, main, partitions, partition)
@@ -80,8 +80,7 @@ def finish_deletion(path: Path, main: Environment, partitions: PartitionSet, par
 
 
 def _has_quarantined(transaction: Transaction, ledger_id: int) -> bool:
-    begin, limit = fmt.quarantine_key(ledger_id, 0), fmt.quarantine_key(ledger_id + 1, 0)
-    return next(catalog.rows(transaction.raw, begin[:1], begin, limit), None) is not None
+    return next(catalog.keys(transaction.raw, fmt.block_prefix(fmt.Table.SET_ASIDE, ledger_id)), None) is not None
 
 
 def remove_recorded(path: Path, main: Environment, start_ms: int, generation: int) -> None:
@@ -96,4 +95,4 @@ def remove_recorded(path: Path, main: Environment, start_ms: int, generation: in
     reach("delete.moved")
     remove_tree(trash)
     reach("delete.removed")
-    main.write(lambda transaction: transaction.delete(fmt.partition_key(start_ms)))
+    main.write(lambda transaction: transaction.delete(fmt.partition_key(start_ms)), makes_space=True)

@@ -69,7 +69,7 @@ def roll_ledgers(main: Environment, logs: Sequence[ManagedLedger], now_ms: int) 
             log.roll(transaction, now_ms)
 
     if logs:
-        main.write(work)
+        main.write(work, makes_space=True)
 
 
 def trim_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
@@ -86,7 +86,7 @@ def trim_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]])
             freed += release_before(transaction, log.topic_id, first)
         return freed
 
-    freed = main.write(work)
+    freed = main.write(work, makes_space=True)
     reach("trim.recorded")
     return freed
 
@@ -144,7 +144,7 @@ def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequen
     if main.durability != "none":
         main.sync()  # else a power cut could bring runs back whose ledger has no record any more
     reach("trim.part")
-    main.write(removed)
+    main.write(removed, makes_space=True)
     return ledgers[done:]
 
 

@@ -71,7 +71,7 @@ class Withdrawals:
                     if outcomes[row] is Outcome.CANCELLED:
                         _free(transaction, sent_key(log.topic_id, key), ids[row])
 
-            self._main.write(work)
+            self._main.write(work, makes_space=True)
             return outcomes
 
     def _keys_of(self, logs: Sequence[FoundEntries]) -> dict[int, str]:

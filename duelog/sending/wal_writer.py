@@ -46,11 +46,12 @@ class _Action:
 
 
 class _Change:
-    """A unit of work on the main environment; it may use what the log has in reserve."""
+    """A unit of work on the main environment, as `Environment.write` takes it."""
 
-    def __init__(self, work: Callable[[Transaction], object], alone: bool) -> None:
+    def __init__(self, work: Callable[[Transaction], object], *, alone: bool, makes_space: bool) -> None:
         self._work = work
         self.alone = alone
+        self.makes_space = makes_space
 
     def __call__(self, batch: WriteBatch) -> object:
         return self._work(batch.main)
@@ -94,9 +95,9 @@ class WalWriter:
         value: T = self._queue.run(work)
         return value
 
-    def change(self, work: Callable[[Transaction], T], *, alone: bool) -> T:
-        """As `write`, of the main environment: also where the log has no space for sends, for it may make some."""
-        value: T = self._queue.run(_Change(work, alone))
+    def change(self, work: Callable[[Transaction], T], *, alone: bool, makes_space: bool) -> T:
+        """As `write`, of the main environment; see `Environment.write`."""
+        value: T = self._queue.run(_Change(work, alone=alone, makes_space=makes_space))
         return value
 
     def wait_for_groups(self) -> None:
@@ -173,8 +174,8 @@ class WalWriter:
                 if size > self._largest_unit:
                     current = units[0]
                     raise InvalidArgument("messages", size, f"bytes, more than a group of {self._largest_unit} takes")
-                changes = [unit for unit in units if isinstance(unit.work, _Change)]
-                reserve = len(changes) == len(units)
+                making_space = [unit for unit in units if isinstance(unit.work, _Change) and unit.work.makes_space]
+                reserve = len(making_space) == len(units)
                 if not self._segments.fits(size, weight, reserve=reserve):
                     try:
                         self._segments.make_space(size, weight, reserve=reserve)
@@ -183,7 +184,7 @@ class WalWriter:
                             raise
                         for unit in units:
                             unit.error = error
-                        return changes
+                        return making_space
                     return units
                 reach("wal.before")
                 self._unpublished = True

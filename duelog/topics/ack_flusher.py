@@ -132,7 +132,7 @@ class AckFlusher:
                 transaction.after_commit(committed)
 
             reach("acks.before")
-            self._main.write(unit)
+            self._main.write(unit, makes_space=True)
 
     def _write(
         self, dirty: dict[int, SubscriptionState], taken: list[tuple[SubscriptionState, AckChanges, Blocks]]
@@ -154,4 +154,4 @@ class AckFlusher:
                 for subscription, changes, attempts in taken[start : start + _SUBSCRIPTIONS_A_GROUP]:
                     subscription.write_changes(transaction, changes, attempts)
 
-            self._main.write(work)
+            self._main.write(work, makes_space=True)

@@ -283,7 +283,7 @@ class IdSweep:
         started = time.perf_counter()
         stale, following = self._page(self._next or fmt.prefix(Table.KEY), now_ms)
         if stale:
-            self._main.write(lambda transaction: _remove(transaction, stale))
+            self._main.write(lambda transaction: _remove(transaction, stale), makes_space=True)
         self._next = following
         self._took_s += time.perf_counter() - started
         if following is None:

@@ -58,7 +58,7 @@ class Removal:
                 return freed, had_policies, [ledger_id for ledger_id, _ in ledgers]
 
             # alone: what was sent to it is here, and nothing follows
-            freed, had_policies, trimmed = self._main.write(work, alone=True)
+            freed, had_policies, trimmed = self._main.write(work, alone=True, makes_space=True)
             for subscription in topic.followers:
                 subscription.deleted = True
             self._topics.forget(topic)
@@ -80,7 +80,7 @@ class Removal:
             keys = chain.from_iterable(catalog.keys(raw, fmt.prefix(table, topic_id)) for table in tables)
             some = list(islice(keys, _IDS_A_GROUP))
         if some:
-            self._main.write(lambda transaction: [transaction.delete(key) for key in some])
+            self._main.write(lambda transaction: [transaction.delete(key) for key in some], makes_space=True)
         return bool(some)
 
     def remove_subscription(self, topic: TopicState, name: str) -> None:
@@ -104,7 +104,7 @@ class Removal:
                 return policy_records.forget_subscription(transaction, topic.name, name)
 
             try:
-                had_policies = self._main.write(work)
+                had_policies = self._main.write(work, makes_space=True)
             except BaseException:
                 subscription.deleted = False
                 raise

@@ -258,7 +258,7 @@ class Firing:
             transaction.after_commit(lambda: self._confirm(batch, records, by_ms))
 
         reach("fire.before")
-        self._main.write(write)
+        self._main.write(write, makes_space=True)
         reach("fire.after")
         for listener in self._listeners:
             for log, taken, _ in batch:
@@ -318,7 +318,7 @@ class Firing:
                 refuse_broken(partition.path, every_header=True)  # a log that a page hides has not fired
                 remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
                 reach("close.before")
-                self._main.write(work)
+                self._main.write(work, makes_space=True)
                 reach("close.after")
             finally:
                 if recorded:

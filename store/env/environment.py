@@ -86,7 +86,7 @@ class ChangeLog(Protocol):
 
     counts: CommitCounts
 
-    def change(self, work: Callable[[Transaction], T], *, alone: bool) -> T:
+    def change(self, work: Callable[[Transaction], T], *, alone: bool, makes_space: bool) -> T:
         """Run `work` on the rows of the main environment in a group; see `Environment.write`."""
 
     def flush(self) -> None:
@@ -210,12 +210,13 @@ class Environment:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, work: Callable[[Transaction], T], *, alone: bool = False) -> T:
-        """Run `work` in a transaction, commit it together with that of others, and return its value.
+    def write(self, work: Callable[[Transaction], T], *, alone: bool = False, makes_space: bool = False) -> T:
+        """Run `work` in a transaction that takes effect together with that of others, and return its value.
 
         Of an open store it is a group of the write-ahead log. When it returns, the transaction is as durable as the
         environment's `durability` says. An exception of `work` itself reaches its caller alone, and nothing of it is
-        stored. alone: no other work is in the group, what follows finds memory changed.
+        stored. alone: no other work is in the group, what follows finds memory changed. makes_space: it may use what
+        the log keeps for such work where there is no space for more.
 
         Raises StoreFull (nothing stored, may be tried again), StoreFailed, ClosedError.
         """
@@ -223,7 +224,7 @@ class Environment:
             return self.commit(work)
         self._refuse_inside_read()
         self._check_open()
-        return self.log.change(work, alone=alone)
+        return self.log.change(work, alone=alone, makes_space=makes_space)
 
     def _refuse_inside_read(self) -> None:
         if self._gate.held:
@@ -270,14 +271,9 @@ class Environment:
         anything not known to have ended, on disk or in memory, closes the environment for writing.
         """
         started_ns = time.perf_counter_ns()
+        raw: lmdb.Transaction | None = None
         try:
             raw = self._env.begin(write=True)
-        except Exception as error:
-            cause = explain(self.path, error)
-            if isinstance(cause, ResourceShortage):  # leaves nothing in doubt
-                raise cause from error
-            raise self.fail(error) from error
-        try:
             transaction = LmdbTransaction(raw, self._last_run, self._memtable)
             value = work(transaction)
             transaction.apply()
@@ -285,10 +281,16 @@ class Environment:
                 self.before_commit()
             reach("commit.before")
         except BaseException as error:
-            raw.abort()
-            if isinstance(error, lmdb.Error) and not isinstance(error, lmdb.MapFullError):
-                raise explain(self.path, error) from error
-            raise
+            if raw is not None:  # with a transaction left open all others would wait for ever
+                raw.abort()
+            if not isinstance(error, Exception) or isinstance(error, lmdb.MapFullError):
+                raise
+            if raw is not None and not isinstance(error, lmdb.Error):
+                raise
+            cause = explain(self.path, error)
+            if raw is None and not isinstance(cause, ResourceShortage):  # a shortage leaves nothing in doubt
+                cause = self.fail(error)
+            raise cause from error
         committed = False
         try:
             raw.commit()

@@ -232,11 +232,11 @@ class ReadTransaction:
 
     __slots__ = ("changed", "cursor", "id", "raw", "stat", "unapplied")
 
-    def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied, changed: dict[bytes, Fields] | None = None) -> None:
-        """`changed`: small records as a group under way leaves them, in place of what `unapplied` has."""
+    def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied) -> None:
         self.raw = raw
         self.unapplied = unapplied
-        self.changed = changed
+        self.changed: dict[bytes, Fields] | None = None
+        """Small records as a group under way leaves them, in place of what `unapplied` has."""
         self.cursor: Callable[[], lmdb.Cursor] = raw.cursor
         self.stat = raw.stat
         self.id: Callable[[], int] = raw.id
@@ -251,7 +251,7 @@ class ReadTransaction:
         return default if fields is None else memoryview(seal(key, fields))
 
     def fields(self, key: bytes) -> Fields:
-        """The fields of a small record that no group under way changes. Raises CorruptRecord."""
+        """The fields of a small record, but for what a group under way changes. Raises CorruptRecord."""
         fields = self.unapplied.get(key, _ABSENT)
         if fields is _ABSENT:
             value = self.raw.get(key)

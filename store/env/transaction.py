@@ -112,7 +112,7 @@ class Transaction(LogEnds, ABC):
 
 
 class LmdbTransaction(Transaction):
-    """A write transaction of LMDB shared by the work of several callers; it seals the records that it stores.
+    """A write transaction of LMDB; it seals the records that it stores.
 
     Its first work is to apply the environment's unapplied rows.
     """

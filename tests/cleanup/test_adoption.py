@@ -218,7 +218,7 @@ def test_a_generation_that_cannot_take_over_now_waits(
     """Without space for its record the tick says so; one that may not be moved (of another user, say) is left alone."""
     finish(store)
 
-    def refused(*arguments: object) -> None:
+    def refused(*arguments: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(store._engine.storage.main if owner == "main" else owner, name, refused)

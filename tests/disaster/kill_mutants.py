@@ -64,7 +64,7 @@ class _SplitMain:
         self._main = main
         self._frontier_first = frontier_first
 
-    def write(self, work: Callable[[Any], Any]) -> Any:
+    def write(self, work: Callable[[Any], Any], **options: Any) -> Any:
         withheld: dict[bytes, bytes] = {}
 
         def markers(transaction: Any) -> Any:
@@ -126,11 +126,11 @@ class _MovesFirst:
         self._path = path
         self._directory = directory
 
-    def write(self, work: Callable[[Any], Any]) -> Any:
+    def write(self, work: Callable[[Any], Any], **options: Any) -> Any:
         if self._directory.exists():
             move(self._directory, self._path / "trash" / self._directory.name)
             reach("delete.moved")
-        return self._main.write(work)
+        return self._main.write(work, **options)
 
     def flush(self) -> None:
         self._main.flush()

@@ -19,7 +19,7 @@ from duelog.store.wal.segment import Group, RowKind
 from duelog.store.wal.wal_reader import read_wal
 from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS
-from tests.store.group_commits import until
+from tests.store.commits import until
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, wal_bytes=24 << 10)

@@ -162,13 +162,13 @@ def full_disk(engine: Engine, count: int) -> Iterator[None]:
     """Let the `count`-th commit of the main environment, or firing, within the block find no space."""
     main, left = engine.storage.main, count
 
-    def failing(write: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def fail(work: Any) -> Any:
+    def failing(write: Callable[..., Any]) -> Callable[..., Any]:
+        def fail(work: Any, **options: Any) -> Any:
             nonlocal left
             left -= 1
             if left == 0:
                 raise StoreFull(main.path, "no room, says the test")
-            return write(work)
+            return write(work, **options)
 
         return fail
 

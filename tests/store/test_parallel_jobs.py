@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from duelog.store.parallel_jobs import Jobs
-from tests.store.group_commits import PATIENCE_S, until
+from tests.store.commits import PATIENCE_S, until
 
 
 def test_each_job_is_done_once_however_many_threads_there_are() -> None:

@@ -20,7 +20,7 @@ from tests.broker.clients.conftest import (
     token,
 )
 from tests.broker.lookup.stage import Stage
-from tests.store.group_commits import until
+from tests.store.commits import until
 
 SCENARIOS = ("produce_and_consume", "empty_and_large", "batches", "seek", "pattern", "schema")
 

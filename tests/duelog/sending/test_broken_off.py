@@ -26,7 +26,7 @@ from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import WriteBatch
 from tests.conftest import OpenStore
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, Together, held, in_wal, send
-from tests.store.group_commits import PATIENCE_S, until
+from tests.store.commits import PATIENCE_S, until
 
 
 @pytest.fixture

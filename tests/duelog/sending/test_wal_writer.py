@@ -440,7 +440,7 @@ def test_after_a_group_that_failed_nothing_of_its_requests_is_appended(
         transaction.put(counter_key("a"), b"x")
 
     monkeypatch.setattr(WalSegments, "append", fail)
-    requests = [Request(lambda batch: change(batch.main)), Request(_Change(change, alone=True))]
+    requests = [Request(lambda batch: change(batch.main)), Request(_Change(change, alone=True, makes_space=True))]
     wal._commit_group(requests)
     assert len(appended) == 1
     assert [type(request.error) for request in requests] == [StoreFailed, StoreFailed]

@@ -13,7 +13,7 @@ import pytest
 from duelog.store.env import commit_queue
 from duelog.store.env.commit_queue import CommitQueue, Request
 from tests.conftest import in_threads, present
-from tests.store.group_commits import PATIENCE_S, until
+from tests.store.commits import PATIENCE_S, until
 
 
 class Committed:

@@ -15,7 +15,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, StoreFull
 from tests.conftest import in_threads
-from tests.store.group_commits import BULK, KEY, putting, raw_value, share, spy_on, until
+from tests.store.commits import BULK, KEY, outcomes_of, putting, raw_value, spy_on, until
 
 # -- group commits ----------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ def test_a_failing_unit_of_work_harms_no_neighbour(environment: Environment) -> 
         raise LookupError("not today")
 
     works: list[Callable[[Transaction], None]] = [putting(b"\x01a", b"v"), failing, putting(b"\x01b", b"v")]
-    outcomes = share(environment, works)
+    outcomes = outcomes_of(environment, works)
     assert [type(outcome) for outcome in outcomes] == [type(None), LookupError, type(None)]
     assert environment.get(b"\x01a") == environment.get(b"\x01b") == b"v"
     assert environment.get(b"\x01bad") is None

@@ -13,8 +13,8 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import StoreFailed, StoreFull
 from duelog.store.listener import StoreListener
-from tests.store import group_commits
-from tests.store.group_commits import KEY, PATIENCE_S, putting, share, spy_on, until
+from tests.store import commits
+from tests.store.commits import KEY, PATIENCE_S, outcomes_of, putting, spy_on, until
 
 # -- interrupts --------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ def test_an_interrupted_leader_interrupts_no_other(environment: Environment) -> 
         transaction.put(b"\x01mine", b"v")
         raise KeyboardInterrupt
 
-    outcomes = share(environment, [interrupted, putting(b"\x01a", b"v"), putting(b"\x01b", b"v")])
+    outcomes = outcomes_of(environment, [interrupted, putting(b"\x01a", b"v"), putting(b"\x01b", b"v")])
     assert isinstance(outcomes[0], KeyboardInterrupt)
     assert outcomes[1:] == [None, None]
     assert environment.get(b"\x01a") == environment.get(b"\x01b") == b"v"
@@ -50,7 +50,7 @@ def test_a_listener_that_raises_after_the_commit_makes_no_stored_message_an_erro
             raise KeyboardInterrupt
 
     environment._listeners = [Interrupting()]
-    outcomes = share(environment, [count, count, count])
+    outcomes = outcomes_of(environment, [count, count, count])
     assert outcomes == [None, None, None]
     assert environment.get(KEY) == b"3"
     environment.write(count)
@@ -64,7 +64,7 @@ def test_an_interrupt_between_commit_and_memory_closes_for_writing(environment: 
         transaction.put(KEY, b"v")
         transaction.after_commit(lambda: interrupting(transaction))
 
-    outcomes = share(environment, [interrupted, putting(b"\x01a", b"v")])
+    outcomes = outcomes_of(environment, [interrupted, putting(b"\x01a", b"v")])
     assert isinstance(outcomes[0], KeyboardInterrupt)
     assert isinstance(outcomes[1], StoreFailed)
     with pytest.raises(StoreFailed, match="KeyboardInterrupt"):
@@ -80,7 +80,7 @@ def test_a_commit_in_doubt_closes_for_writing_and_reading_goes_on(environment: E
     environment.write(putting(b"\x01old", b"v"))
     spy = spy_on(environment)
     spy.fail_commit = lmdb.Error("mdb_txn_commit: Input/output error")
-    outcomes = share(environment, [putting(KEY, b"1"), putting(KEY, b"2")], first=spy.disarmed)
+    outcomes = outcomes_of(environment, [putting(KEY, b"1"), putting(KEY, b"2")], first=spy.disarmed)
     assert [type(outcome) for outcome in outcomes] == [StoreFailed, StoreFailed]
     with pytest.raises(StoreFailed, match=r"Input/output error.*reopen"):
         environment.write(putting(KEY, b"3"))
@@ -102,7 +102,7 @@ def test_a_commit_that_breaks_off_leaves_no_transaction_open(
     def break_off(transaction: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(group_commits._SpiedTransaction, "commit", break_off)
+    monkeypatch.setattr(commits._SpiedTransaction, "commit", break_off)
     spy_on(environment)
     with pytest.raises(MemoryError) as kept:
         environment.write(putting(KEY, b"v"))
@@ -119,7 +119,7 @@ def test_a_full_disk_is_store_full_and_writing_goes_on(environment: Environment)
     environment.write(putting(b"\x01old", b"v"))
     spy = spy_on(environment)
     spy.fail_commit = lmdb.DiskError("mdb_txn_commit: No space left on device")
-    (full,) = share(environment, [putting(KEY, b"1")], first=spy.disarmed)
+    (full,) = outcomes_of(environment, [putting(KEY, b"1")], first=spy.disarmed)
     assert isinstance(full, StoreFull)
     assert full.path == environment.path
     assert full.free_bytes is not None

@@ -15,7 +15,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, CorruptRecord, DamagedStore
-from tests.store.group_commits import BULK, KEY, putting, raw_value
+from tests.store.commits import BULK, KEY, putting, raw_value
 
 # -- guards ------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 from duelog.store.log.scan import RunFinder, runs
 from tests.conftest import present
-from tests.store.group_commits import raw_value
+from tests.store.commits import raw_value
 
 LIMITS = RunLimits(entries=6, bytes=4_096)
 KEY = counter_key("a")

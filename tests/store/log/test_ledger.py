@@ -30,7 +30,7 @@ from duelog.store.log.ledger import (
 )
 from duelog.store.log.scan import RunFinder, runs
 from tests.conftest import present
-from tests.store.group_commits import share
+from tests.store.commits import outcomes_of
 
 LIMITS = RunLimits(entries=4, bytes=1024)
 
@@ -92,7 +92,7 @@ def test_conditional_entries_are_runs_of_their_own(environment: Environment) -> 
     """They have two columns more than their neighbours."""
     log = Log(7)
     replaced = Replaced(np.arange(6, dtype=np.uint64), np.arange(6, dtype=np.uint32))
-    share(
+    outcomes_of(
         environment,
         [appending(log, [b"a"]), appending(log, [b"b"] * 6, replaced=replaced), appending(log, [b"c"])],
     )

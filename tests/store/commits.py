@@ -1,4 +1,4 @@
-"""Threads that meet in one commit, and a spy between an environment and LMDB."""
+"""Units of work committed one after the other, and a spy between an environment and LMDB."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def raw_value(raw: Reads, key: bytes) -> bytes:
     return bytes(value)
 
 
-def share(
+def outcomes_of(
     environment: Environment,
     works: list[Callable[[Transaction], Any]],
     first: Callable[[Transaction], object] | None = None,
