@@ -48,7 +48,6 @@ from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import unapplied_records
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore, UnknownTopic
 from duelog.store.listener import StoreListener, call_supplied
@@ -157,9 +156,7 @@ class TopicKeys:
         if topic.has_keys is None:
             prefix = fmt.prefix(Table.KEY, topic.topic_id)
             with self._main.read() as raw:
-                cursor = raw.cursor()
-                applied = cursor.set_range(prefix) and bytes(cursor.key()).startswith(prefix)
-                topic.has_keys = topic.has_keys or applied or bool(unapplied_records(raw, prefix))
+                topic.has_keys = topic.has_keys or any(True for _ in catalog.keys(raw, prefix))
         return topic.has_keys
 
 

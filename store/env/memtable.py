@@ -10,13 +10,16 @@ A view is never shortened: applying puts a new one in its place.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import lmdb
 from pyroaring import BitMap64
+from sortedcontainers import SortedSet
 
 from ..codec.format import Table, counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits
@@ -26,9 +29,14 @@ from ..errors import StoreFailed
 APPLIED_KEY = counter_key("wal_applied")
 """The record of the last group of the write-ahead log whose rows the environment has (`Memtable.position`)."""
 
-_MANY = frozenset((Table.KEY, Table.NUMBERED))
-"""Tables of which each message may have a record: their records lie apart, so that looking for others finds few."""
+PAST = b"\xff" * 512
+"""Past every key, and past every rest of a key: LMDB takes up to 511 bytes."""
 
+_ROWS_A_LOOK = 256
+"""Records that a scan takes of a memtable at a time."""
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 UnappliedRun = WholeRun | BatchRun
 """A run of entries [first, limit) of a ledger."""
@@ -72,34 +80,85 @@ _ABSENT = b"absent"
 """Stands for no row, where None is a deletion; told by identity."""
 
 
+class Records:
+    """Small records by key, and in order. One thread adds, any others read meanwhile; none is taken out.
+
+    Keys are sorted by the scan that comes next, not by who adds them: most tables are never scanned.
+    """
+
+    __slots__ = ("_fields", "_keys", "_sorting", "_unsorted")
+
+    def __init__(self, fields: Iterable[tuple[bytes, Fields]] = ()) -> None:
+        self._fields = dict(fields)
+        self._keys: SortedSet[bytes] | None = None
+        """None: none are sorted, or who sorted them was interrupted."""
+        self._unsorted: deque[bytes] = deque()
+        """Keys that came since."""
+        self._sorting = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __setitem__(self, key: bytes, fields: Fields) -> None:
+        is_new = key not in self._fields
+        self._fields[key] = fields
+        if is_new:
+            self._unsorted.append(key)
+
+    def get(self, key: bytes, default: Fields) -> Fields:
+        """The fields of a record, None where it is deleted; `default`: there is no row of it."""
+        return self._fields.get(key, default)
+
+    def items(self) -> list[tuple[bytes, Fields]]:
+        """List all, in no order."""
+        return list(self._fields.items())
+
+    def between(self, start: bytes, limit: bytes) -> Iterator[tuple[bytes, Fields]]:
+        """Iterate over those with keys from `start` on, before `limit`, in order. O(log all) and those read."""
+        while True:
+            with self._sorting:
+                following = self._sorted().irange(start, limit, inclusive=(True, False))
+                keys = list(islice(following, _ROWS_A_LOOK))
+            for key in keys:
+                yield key, self._fields[key]
+            if len(keys) < _ROWS_A_LOOK:
+                return
+            start = keys[-1] + b"\0"
+
+    def _sorted(self) -> SortedSet[bytes]:
+        fresh, keys, self._keys = list(self._unsorted), self._keys, None
+        if keys is None:
+            keys = SortedSet(list(self._fields))
+        else:
+            keys.update(fresh)
+        self._keys = keys
+        for _ in fresh:
+            self._unsorted.popleft()
+        return keys
+
+
 class Unapplied(NamedTuple):
     """The rows of a memtable.
 
-    runs: by ledger id, in order. records: fields by key. numbers: bitmaps to be united with the record of their key, in
-    order; None: that, and what is before it, is deleted.
-    ids: as `records`, of the tables of `_MANY`.
+    runs: by ledger id, in order. numbers: bitmaps to be united with the record of their key, in order; None: that, and
+    what is before it, is deleted.
     """
 
     runs: dict[int, list[LedgerRow]]
-    records: dict[bytes, Fields]
+    records: Records
     numbers: list[tuple[bytes, BitMap64 | None]]
-    ids: dict[bytes, Fields]
 
     @classmethod
     def nothing(cls) -> Unapplied:
-        return cls({}, {}, [], {})
+        return cls({}, Records(), [])
 
     def copy(self) -> Unapplied:
         """Copy the rows, so that others may be added."""
-        return Unapplied(
-            {ledger: list(rows) for ledger, rows in self.runs.items()},
-            dict(self.records),
-            self.numbers[:],
-            dict(self.ids),
-        )
+        runs = {ledger: list(rows) for ledger, rows in self.runs.items()}
+        return Unapplied(runs, Records(self.records.items()), self.numbers[:])
 
     def __bool__(self) -> bool:
-        return bool(self.runs or self.records or self.numbers or self.ids)
+        return bool(self.runs or self.records or self.numbers)
 
     def add_run(self, ledger_id: int, run: LedgerRow) -> None:
         """Add the run that follows the ledger's last, or a batch that has it."""
@@ -107,13 +166,9 @@ class Unapplied(NamedTuple):
 
     def add_record(self, key: bytes, fields: Fields) -> None:
         """Add a small record, in place of what is there, or its deletion."""
-        (self.ids if key[0] in _MANY else self.records)[key] = fields
+        self.records[key] = fields
         if fields is None and key[0] == Table.SEQUENCE:
             self.numbers.append((key, None))
-
-    def get(self, key: bytes, default: Fields) -> Fields:
-        """The fields of a small record, None where it is deleted; `default`: no row of it is unapplied."""
-        return (self.ids if key[0] in _MANY else self.records).get(key, default)
 
     def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
         """Add numbers to the record of a key."""
@@ -195,15 +250,13 @@ class Applied:
 
     def records(self) -> list[tuple[bytes, Fields]]:
         """The small records that the transaction has not been given yet, and is given now: (key, fields)."""
-        view = self._memtable.view
-        fresh = [
-            (key, fields)
-            for rows in (view.records, view.ids)
-            for key, fields in list(rows.items())
-            if self._records.get(key, _ABSENT) is not fields
-        ]
+        fresh = list(self._others())
         self._records.update(fresh)
         return fresh
+
+    def _others(self) -> Iterator[tuple[bytes, Fields]]:
+        given = self._records
+        return (row for row in self._memtable.view.records.items() if given.get(row[0], _ABSENT) is not row[1])
 
     def numbers(self) -> list[tuple[bytes, BitMap64 | None]]:
         """The numbers that the transaction has not been given yet, and is given now: (key, numbers)."""
@@ -215,13 +268,9 @@ class Applied:
         """Have the memtable forget the rows that were given: the transaction is on disk."""
         memtable = self._memtable
         with memtable.publishing:
-            runs, records, numbers, ids = memtable.view
-            memtable.view = Unapplied(
-                {ledger: left for ledger, rows in runs.items() if (left := rows[self._runs.get(ledger, 0) :])},
-                {key: fields for key, fields in records.items() if self._records.get(key, _ABSENT) is not fields},
-                numbers[self._numbers :],
-                {key: fields for key, fields in ids.items() if self._records.get(key, _ABSENT) is not fields},
-            )
+            view = memtable.view
+            runs = {ledger: left for ledger, rows in view.runs.items() if (left := rows[self._runs.get(ledger, 0) :])}
+            memtable.view = Unapplied(runs, Records(self._others()), view.numbers[self._numbers :])
 
 
 class ReadTransaction:
@@ -245,14 +294,14 @@ class ReadTransaction:
         """The value of a key."""
         fields = _ABSENT if self.changed is None else self.changed.get(key, _ABSENT)
         if fields is _ABSENT:
-            fields = self.unapplied.get(key, _ABSENT)
+            fields = self.unapplied.records.get(key, _ABSENT)
         if fields is _ABSENT:
             return self.raw.get(key, default)
         return default if fields is None else memoryview(seal(key, fields))
 
     def fields(self, key: bytes) -> Fields:
         """The fields of a small record, but for what a group under way changes. Raises CorruptRecord."""
-        fields = self.unapplied.get(key, _ABSENT)
+        fields = self.unapplied.records.get(key, _ABSENT)
         if fields is _ABSENT:
             value = self.raw.get(key)
             return None if value is None else unseal(key, value)
@@ -280,15 +329,37 @@ def applied_rows(raw: Reads) -> lmdb.Transaction:
     return raw.raw if isinstance(raw, ReadTransaction) else raw
 
 
-def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, Fields]:
-    """The unapplied small records whose keys begin with `prefix`: fields by key, None of a deleted one."""
+def unapplied_records(
+    raw: Reads, prefix: bytes, start: bytes = b"", limit: bytes = PAST
+) -> Iterator[tuple[bytes, Fields]]:
+    """The unapplied small records whose keys begin with `prefix`, from `start` on, before `limit`, in order.
+
+    (key, fields), None of a deleted one.
+    """
     if not isinstance(raw, ReadTransaction):
-        return {}
-    _, records, _, ids = raw.unapplied
-    wanted = [records, ids] if not prefix else [ids] if prefix[0] in _MANY else [records]
+        return iter(())
+    start, limit = max(prefix, start), min(prefix + PAST, limit)
+    records = raw.unapplied.records.between(start, limit)
     if raw.changed:
-        wanted.append(raw.changed)
-    return {key: fields for rows in wanted for key, fields in list(rows.items()) if key.startswith(prefix)}
+        changed = sorted(row for row in raw.changed.items() if start <= row[0] < limit)
+        return overlaid(records, iter(changed), lambda _, fields: fields)
+    return records
+
+
+def overlaid(
+    under: Iterator[tuple[bytes, V]], over: Iterator[tuple[bytes, T]], take: Callable[[bytes, V], T]
+) -> Iterator[tuple[bytes, T]]:
+    """Merge rows by key, those of `over` in place of those of `under`, of which `take` makes rows of its kind."""
+    following = next(over, None)
+    for key, value in under:
+        while following is not None and following[0] < key:
+            yield following
+            following = next(over, None)
+        if following is None or following[0] != key:
+            yield key, take(key, value)
+    if following is not None:
+        yield following
+        yield from over
 
 
 def unapplied_numbers(raw: Reads, prefix: bytes) -> BitMap64:

@@ -6,9 +6,7 @@ rows agree is up to their writers.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from heapq import merge
-from operator import itemgetter
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from ..codec import format as fmt
@@ -24,7 +22,7 @@ from ..codec.format import (
 )
 from ..codec.frontier import FrontierRecord
 from ..env.environment import Environment
-from ..env.memtable import Reads, unapplied_records
+from ..env.memtable import PAST, Reads, overlaid, unapplied_records
 from ..env.transaction import Transaction
 
 LEDGERS = "next_ledger"
@@ -34,9 +32,6 @@ DOCUMENTS = "next_document"
 CLOCK = "clock_mark"
 WAL = "wal_segment"
 """The number of the oldest segment of the write-ahead log that is not applied."""
-
-_PAST = b"\xff" * 512
-"""Past every key: LMDB takes up to 511 bytes."""
 
 _PAGE = 1_000
 """Rows read in one transaction by the iterators over an environment."""
@@ -63,40 +58,32 @@ def fields_of(raw: Rows, key: bytes) -> bytes | None:
     return None if value is None else fmt.unseal(key, value)
 
 
-def rows(
-    raw: Reads, prefix: bytes, start: bytes | None = None, limit: bytes | None = None
-) -> Iterator[tuple[bytes, bytes]]:
+def rows(raw: Reads, prefix: bytes, start: bytes = b"", limit: bytes = PAST) -> Iterator[tuple[bytes, bytes]]:
     """(key, unsealed fields) of every record whose key begins with `prefix`, from `start`, before `limit`.
 
     Raises CorruptRecord at a damaged one.
     """
-    unapplied = unapplied_records(raw, prefix)
-    if start is not None or limit is not None:
-        unapplied = {key: unapplied[key] for key in unapplied if (start or b"") <= key < (limit or _PAST)}
-    applied = ((key, fmt.unseal(key, value)) for key, value in _applied(raw, prefix, unapplied, start, limit))
-    later = sorted((key, fields) for key, fields in unapplied.items() if fields is not None)
-    return merge(applied, later, key=itemgetter(0)) if later else applied
+    merged = overlaid(_applied(raw, prefix, start, limit), unapplied_records(raw, prefix, start, limit), fmt.unseal)
+    return ((key, fields) for key, fields in merged if fields is not None)
 
 
 def keys(raw: Reads, prefix: bytes) -> Iterator[bytes]:
     """Iterate over the keys of `rows`, whose records are not verified."""
-    unapplied = unapplied_records(raw, prefix)
-    applied = (key for key, _ in _applied(raw, prefix, unapplied))
-    return merge(applied, sorted(key for key, fields in unapplied.items() if fields is not None))
+    merged = overlaid(_applied(raw, prefix), unapplied_records(raw, prefix), lambda key, _: key)
+    return (key for key, fields in merged if fields is not None)
 
 
 def _applied(
-    raw: Reads, prefix: bytes, passed_over: Container[bytes], start: bytes | None = None, limit: bytes | None = None
+    raw: Reads, prefix: bytes, start: bytes = b"", limit: bytes = PAST
 ) -> Iterator[tuple[bytes, bytes | memoryview]]:
     """(key, value) of what LMDB holds."""
     cursor = raw.cursor()
-    more = cursor.set_range(start or prefix)
+    more = cursor.set_range(max(prefix, start))
     while more:
         key = bytes(cursor.key())
-        if not key.startswith(prefix) or (limit is not None and key >= limit):
+        if not key.startswith(prefix) or key >= limit:
             return
-        if key not in passed_over:
-            yield key, cursor.value()
+        yield key, cursor.value()
         more = cursor.next()
 
 

@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import itemgetter
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, Parti
 from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, Run, RunKind, UInt32s
 from ...store.env.environment import Environment
-from ...store.env.memtable import Reads, unapplied_records
+from ...store.env.memtable import Reads, overlaid, unapplied_records
 from ...store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
 from ...store.log.ledger import find_tail
 from ...store.names import TopicName
@@ -248,24 +247,11 @@ class _LedgerCopy(NamedTuple):
 
 def records_before(raw: Reads, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(key, value) of every record whose key is below `limit`: copied, with the checksum that it has. By key."""
-    unapplied = sorted(unapplied_records(raw, b"").items(), key=itemgetter(0), reverse=True)
-
-    def before(key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        while unapplied and unapplied[-1][0] < min(key, limit):
-            later, fields = unapplied.pop()
-            if fields is not None:
-                yield later, fmt.seal(later, fields)
-
-    for view, value in raw.cursor():
-        key = bytes(view)
-        yield from before(key)
-        if key >= limit:
-            return
-        if unapplied and unapplied[-1][0] == key:
-            yield from before(key + b"\0")
-        else:
-            yield key, bytes(value)
-    yield from before(limit)
+    applied = takewhile(lambda row: row[0] < limit, ((bytes(key), value) for key, value in raw.cursor()))
+    unapplied = unapplied_records(raw, b"", limit=limit)
+    sealed = ((key, None if fields is None else fmt.seal(key, fields)) for key, fields in unapplied)
+    merged = overlaid(applied, sealed, lambda _, value: bytes(value))
+    return ((key, value) for key, value in merged if value is not None)
 
 
 def _copy_ledger(raw: Reads, name: str, ledger_id: int) -> _LedgerCopy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,31 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pyroaring import BitMap64
+from sortedcontainers import SortedSet
 
 from duelog.store.codec.bodies import Bodies
-from duelog.store.codec.format import copy_key, counter_key, run_key, sequence_key, sequence_prefix, unpack_u64, unseal
+from duelog.store.codec.format import (
+    copy_key,
+    counter_key,
+    document_key,
+    run_key,
+    sequence_key,
+    sequence_prefix,
+    unpack_u64,
+    unseal,
+)
 from duelog.store.codec.run import Run, RunLimits, pack_messages
 from duelog.store.codec.run_lengths import ScatteredBatch, WholeRun
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import (
     APPLIED_KEY,
+    PAST,
+    Fields,
     LedgerRow,
     Memtable,
     Publication,
     Reads,
+    Records,
     Unapplied,
     applied_position,
     unapplied_numbers,
@@ -135,6 +148,50 @@ def test_records_of_both_come_in_order(opened: Environment, memtable: Memtable) 
         for low in range(6):
             for high in range(low, 6):
                 assert list(catalog.rows(raw, KEY[:1], rows[low][0], rows[high][0])) == rows[low:high]
+
+
+def test_a_scan_of_one_prefix_takes_few_of_many_unapplied_records(opened: Environment, memtable: Memtable) -> None:
+    """Each listing of a small table looked at every document that was not applied."""
+    looked_at: list[bytes] = []
+
+    class Counted(Records):
+        def between(self, start: bytes, limit: bytes) -> Iterator[tuple[bytes, Fields]]:
+            for row in super().between(start, limit):
+                looked_at.append(row[0])
+                yield row
+
+    memtable.view = memtable.view._replace(records=Counted())
+    for at in range(3_000):
+        memtable.add_record(document_key(b"%04d" % at), b"x")
+    memtable.add_record(KEY, b"1")
+    with opened.read() as raw:
+        assert list(catalog.rows(raw, KEY[:1])) == [(KEY, b"1")]
+        assert list(catalog.keys(raw, document_key(b"17"))) == [
+            document_key(b"%04d" % at) for at in range(1_700, 1_800)
+        ]
+        assert list(islice(catalog.keys(raw, document_key(b"")), 3)) == [document_key(b"%04d" % at) for at in range(3)]
+    assert len(looked_at) < 110
+
+
+def test_a_scan_goes_on_beside_groups_and_after_one_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds all that was there when it began, each once, in order; an interrupt amid sorting loses no key."""
+    records = Records((b"%04d" % at, b"") for at in range(0, 1_000, 2))
+    found: list[bytes] = []
+    for at, (key, _) in enumerate(records.between(b"", PAST)):
+        found.append(key)
+        records[b"%04d" % min(2 * at + 1, 999)] = b""
+        records[b"0500"] = b"again"
+    assert found == sorted(set(found))
+    assert set(found) >= {b"%04d" % at for at in range(0, 1_000, 2)}
+    with monkeypatch.context() as patched:
+
+        def interrupt(keys: object, fresh: object) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr(SortedSet, "update", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(records.between(b"", PAST))
+    assert [key for key, _ in records.between(b"", PAST)] == [b"%04d" % at for at in range(1_000)]
 
 
 def test_a_record_that_is_deleted_is_read_nowhere_and_gone_with_its_copy_once_that_is_applied(
