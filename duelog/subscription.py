@@ -545,8 +545,8 @@ class Subscription:
         if others_wait:
             self._topic.changed()  # a consumer may hold less than its limit, a key may be free for another
         if count:
-            self._flusher.acknowledged(self._topic, self._state, moved_ledger=moved)
-        if durable:
+            self._flusher.acknowledged(self._topic, self._state, moved_ledger=moved, durable=durable)
+        elif durable:
             self._flusher.flush()
         return count
 

@@ -61,12 +61,21 @@ class AckFlusher:
                 return True
             return False
 
-    def acknowledged(self, topic: TopicState, subscription: SubscriptionState, *, moved_ledger: bool) -> None:
-        """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""
+    def acknowledged(
+        self, topic: TopicState, subscription: SubscriptionState, *, moved_ledger: bool, durable: bool = False
+    ) -> None:
+        """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed.
+
+        durable: they are there when it returns. Raises as `flush` then; the tick tries again.
+        """
         now_ms = self._clock.now_ms()
         began = self.mark(subscription, now_ms)
-        if not self._flush_ms:
-            self.flush()
+        if durable or not self._flush_ms:
+            try:
+                self.flush()
+            except BaseException:
+                self._wake()
+                raise
         elif began:
             self._wake()
         if moved_ledger:

@@ -20,8 +20,8 @@ from duelog import (
     Topic,
 )
 from duelog.delivery.dispatcher import Dispatcher
-from duelog.errors import ClosedError, InvalidArgument, UnknownSubscription
-from tests.conftest import START_MS, LeadingClock, OpenStore
+from duelog.errors import ClosedError, InvalidArgument, StoreFull, UnknownSubscription
+from tests.conftest import START_MS, LeadingClock, OpenStore, present
 from tests.duelog.consuming import received
 
 
@@ -272,3 +272,32 @@ def test_an_iteration_in_a_child_process_is_refused(topic: Topic, monkeypatch: p
     monkeypatch.setattr("duelog.store.files.process.here.pid", -1)
     with pytest.raises(ClosedError, match="child"):
         next(consumer)
+
+
+def test_a_durable_acknowledgement_wakes_the_tick_only_where_it_could_not_be_written(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each woke the scheduler, whose tick took the processor longer than the acknowledgement."""
+    store = open_store()
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        for _ in range(3):
+            topic.send(b"x")
+        first, second, third = consumer.receive(3)
+        woken: list[str] = []
+        flusher = consumer._flusher
+        monkeypatch.setattr(flusher, "_wake", lambda: woken.append("woken"))
+
+        def refuse(*_: object, **__: object) -> None:
+            raise StoreFull(store.path, "full")
+
+        consumer.ack(first, durable=True)
+        assert woken == []
+        with monkeypatch.context() as patched:
+            patched.setattr(flusher._main, "write", refuse)
+            with pytest.raises(StoreFull):
+                consumer.ack(second, durable=True)
+        assert woken == ["woken"]
+        assert present(flusher.due_ms()) <= clock.now_ms()
+        consumer.ack(third)
+        assert woken == ["woken"]
