@@ -148,12 +148,13 @@ class WalSegments:
 
     # -- groups ------------------------------------------------------------------------------------
 
-    def fits(self, size: int, rows: int, *, reserve: bool) -> bool:
-        """Return whether a group of `size` bytes and `rows` rows can be appended; else `make_space` makes space.
+    def fits(self, size: int, rows: int) -> bool:
+        """Return whether a group of `size` bytes and `rows` rows can be appended; else `make_space` makes space."""
+        return self._recorded and self._takes(size, rows)
 
-        reserve: where no segment can be begun, it may use the end of this one, which others leave free.
-        """
-        return self._recorded and (self._takes(size, rows) or (reserve and self._is_short and self._wal.fits(size)))
+    def fits_reserve(self, size: int) -> bool:
+        """As `fits`, with the end of the segment that other groups leave free: where no segment can be begun."""
+        return self._recorded and self._is_short and self._wal.fits(size)
 
     def _takes(self, size: int, rows: int) -> bool:
         fits = self._wal.fits(size + self._reserve_bytes)

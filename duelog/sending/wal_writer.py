@@ -174,18 +174,19 @@ class WalWriter:
                 if size > self._largest_unit:
                     current = units[0]
                     raise InvalidArgument("messages", size, f"bytes, more than a group of {self._largest_unit} takes")
-                making_space = [unit for unit in units if isinstance(unit.work, _Change) and unit.work.makes_space]
-                reserve = len(making_space) == len(units)
-                if not self._segments.fits(size, weight, reserve=reserve):
-                    try:
-                        self._segments.make_space(size, weight, reserve=reserve)
-                    except StoreFull as error:
-                        if reserve:
-                            raise
-                        for unit in units:
-                            unit.error = error
-                        return making_space
-                    return units
+                if not self._segments.fits(size, weight):
+                    making_space = [unit for unit in units if isinstance(unit.work, _Change) and unit.work.makes_space]
+                    reserve = len(making_space) == len(units)
+                    if not (reserve and self._segments.fits_reserve(size)):
+                        try:
+                            self._segments.make_space(size, weight, reserve=reserve)
+                        except StoreFull as error:
+                            if reserve:
+                                raise
+                            for unit in units:
+                                unit.error = error
+                            return making_space
+                        return units
                 reach("wal.before")
                 self._unpublished = True
                 position = self._segments.append(rows, weight)

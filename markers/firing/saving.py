@@ -110,7 +110,9 @@ class Saving:
         """
         if self._job is None:
             for start_ms, (partition, logs) in loaded.items():
-                account = self._accounts[start_ms]
+                account = self._accounts.get(start_ms)
+                if account is None:  # an error broke its unloading off, which is tried again
+                    continue
                 is_suspended = self._suspensions.is_suspended(Part("snapshot", start_ms=start_ms), now_ms)
                 if account.heard >= account.due_at and not is_suspended:
                     self._job = start_ms, self._save(partition, logs, now_ms)

@@ -17,6 +17,7 @@ import pytest
 from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig, Subscription, Topic
 from duelog.errors import BrokenInvariant, DamagedStore, ResourceShortage, StoreFailed
 from duelog.markers.firing import saving
+from duelog.markers.firing.loaded import ReadyQueue
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.metrics import SUSPENDED, SUSPENDED_TIME
 from duelog.store.files import pages
@@ -225,6 +226,23 @@ def test_a_snapshot_that_fails_for_another_reason_than_room_is_tried_again(
     clock.advance(1_000)
     result = store.tick()
     assert (result.snapshots, result.suspended) == (1, ())
+
+
+def test_a_partition_whose_unloading_breaks_off_costs_no_snapshot(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """Its closing alone is suspended, and goes on a second later."""
+    first_ms = START_MS - START_MS % HOUR_MS + HOUR_MS
+    topic.subscribe("s").close()
+    topic.send(b"m", deliver_at=first_ms)
+    clock.set(first_ms - 1)
+    store.tick()
+    clock.set(first_ms + HOUR_MS)
+    with failing(ReadyQueue, "discard", error=MemoryError):
+        assert {each.task for each in store.tick().suspended} == {"close"}
+    assert {each.task for each in store.tick().suspended} == {"close"}
+    clock.advance(1_000)
+    assert store.tick().suspended == ()
 
 
 def test_what_is_suspended_is_in_stats_check_metrics_and_the_log(
