@@ -46,9 +46,7 @@ def fill(path: Path, size: int, days: int, wal_bytes: int) -> None:
         assert active is not None
         if active.used < used:
             size_before = segment
-        elif active.size == size_before and not segments.fits(
-            2 * (active.used - used), 2 * (segments._rows - rows), reserve=False
-        ):
+        elif active.size == size_before and not segments.fits(2 * (active.used - used), 2 * (segments._rows - rows)):
             return  # the next may not fit
         used, rows, segment = active.used, segments._rows, active.size
 

@@ -115,7 +115,7 @@ class Pending:
         self.succession = Succession(main, gate, clock, self.entries)
         self.keys = TopicKeys(main, storage.partitions, self.withdrawals)
         self.topic_withdrawals = TopicWithdrawals(
-            self.withdrawals, policies, delivery.inline, self.keys.are_used, storage.listeners
+            main, self.withdrawals, policies, delivery.inline, self.keys.are_used, storage.listeners
         )
 
 
@@ -136,6 +136,7 @@ class Sending:
         self.producers = Producers(storage.main, wal_writer)
         self.sender = Sender(storage.partitions, config, recovered.run_limits, wal_writer, policies, quotas)
         self.keyed = KeyedMessages(
+            storage.main,
             topics,
             storage.partitions,
             policies,

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import Transaction, Work
 from duelog.store.errors import DamagedStore, UnknownTopic
 from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.log import catalog
@@ -62,6 +62,7 @@ from .sending.delay_policies import DelayPolicies
 from .sending.log_append import Stored
 from .sending.sender import Places, Sender
 from .sending.topic_sender import EncodedMessage
+from .sending.wal_writer import Work as GroupWork
 from .topics.topic_list import Topics
 from .topics.topic_state import TopicState
 
@@ -160,8 +161,8 @@ class TopicKeys:
         return topic.has_keys
 
 
-class _Changed(Exception):
-    """The record of a key was changed between the look and the transaction."""
+class KeyChanged(Exception):
+    """The record of a key was changed between the look and the transaction: look again."""
 
 
 class _Plan(NamedTuple):
@@ -243,6 +244,7 @@ def _by_row(rows_of: Mapping[int, Sequence[int]], placed: Sequence[Sequence[Plac
 class KeyedMessages:
     """The messages with keys of an open store: sent, found and cancelled. Thread-safe."""
 
+    _main: Environment
     _topics: Topics
     _partitions: PartitionSet
     _policies: DelayPolicies
@@ -285,23 +287,44 @@ class KeyedMessages:
         place = sent_key(topic.topic_id, checked_dedup_key(key, "key"))
         with self._keys.lock(place):
             while True:
-                record = self._keys.record(place)
-                partition = None if record is None else self._partitions.get(record.start_ms)
-                if record is None or partition is None or partition.state is not PartitionState.OPEN:
-                    return False
-                ids, keyed = [record.message_id], record.until_ms > 0
-                try:
-                    (outcome,) = self._withdrawals.cancel(topic.log, ids, keyed=keyed, known=partition)
-                except DamagedStore:
-                    if self._partitions.registered(partition):
-                        raise
-                    return False  # all of it had fired
-                if outcome is Outcome.CANCELLED or self._keys.record(place) == record:
-                    break  # else its message was rescheduled meanwhile
-        cancelled = outcome is Outcome.CANCELLED
+                with suppress(KeyChanged), self.cancelling(topic, place) as work:
+                    return work is not None and self._main.write(work, makes_space=True) is Outcome.CANCELLED
+
+    @contextmanager
+    def cancelling(self, topic: TopicState, key: bytes) -> Iterator[Work[Outcome] | None]:
+        """The unit of work that cancels the message of a key, of a record; None: there is none that may be pending.
+
+        To be written within the block. It raises KeyChanged. REQUIRES: the key's lock.
+        """
+        record = self._keys.record(key)
+        partition = None if record is None else self._partitions.get(record.start_ms)
+        if record is None or partition is None or partition.state is not PartitionState.OPEN:
+            yield None
+            return
+        cancelled = False
+        with ExitStack() as located:
+            ids, keyed = [record.message_id], record.until_ms > 0
+            try:
+                cancel = located.enter_context(
+                    self._withdrawals.cancelling(topic.log, ids, keyed=keyed, known=partition)
+                )
+            except DamagedStore:
+                if self._partitions.registered(partition):
+                    raise
+                yield None  # all of it had fired
+                return
+
+            def work(transaction: Transaction) -> Outcome:
+                nonlocal cancelled
+                (outcome,) = cancel(transaction)
+                cancelled = outcome is Outcome.CANCELLED
+                if not cancelled and transaction.get(key) != record.pack():
+                    raise KeyChanged  # its message was rescheduled meanwhile
+                return outcome
+
+            yield work
         for listener in self._listeners:
             call_supplied(listener.cancelled, topic.name, int(cancelled))
-        return cancelled
 
     def keys(self, topic: TopicState, prefix: str) -> Iterator[str]:
         return self._keys.names(topic, checked_dedup_key(prefix, "prefix") if prefix else "")
@@ -346,41 +369,63 @@ class KeyedMessages:
         policies: bool,
         known: Mapping[bytes, Looked] | None = None,
     ) -> MessageIds:
-        """Send as `send_all` does. REQUIRES: the locks of `keys`.
+        """Send as `send_all` does. REQUIRES: the locks of `keys`."""
+        while True:
+            with (
+                suppress(KeyChanged),
+                self.sending(topics, owners, batch, keys, now_ms, policies=policies, known=known) as work,
+            ):
+                return self._sender.write(work)
+            known = None
 
-        keys: by place, the key of a record. known: the records of all of them; None: they are looked up.
+    @contextmanager
+    def sending(
+        self,
+        topics: Sequence[TopicState],
+        owners: Places,
+        batch: EncodedBatch,
+        keys: Mapping[int, bytes],
+        now_ms: int,
+        *,
+        policies: bool,
+        known: Mapping[bytes, Looked] | None = None,
+    ) -> Iterator[GroupWork[MessageIds]]:
+        """The unit of work of `send_all`, to be written within the block. It raises KeyChanged.
+
+        keys: by place, the key of a record. known: the records of all of them; None: they are looked up. REQUIRES: the
+        locks of `keys`.
         """
         topic_of = {key: topics[owners[place]] for place, key in keys.items()}
         for topic in topic_of.values():
             topic.has_keys = True
         dedups = batch.dedups or {}
-        ledgers, entries = np.empty((2, len(batch)), dtype=np.int64)
-        while True:
-            found, known = known or self._keys.look_all(topic_of), None
-            held = _held(found, keys, dedups, now_ms)
-            places = np.array([place for place in range(len(batch)) if place not in held], dtype=np.intp)
-            part = batch.rows(places)
-            if policies:
-                self._policies.apply_each([topic.name for topic in topics], owners[places], part, now_ms)
-            dues = dict(zip(places.tolist(), part.dues.tolist(), strict=True))
-            plan = _decided(found, keys, dedups, dues, now_ms)
-            if plan.repeated:
-                rows = np.array([row for row, place in enumerate(dues) if place not in plan.repeated], dtype=np.intp)
-                places, part = places[rows], part.rows(rows)
-            part.dedups = {row: dedups[place] for row, place in enumerate(places.tolist()) if place in keys}
-            try:
-                if len(places):
-                    stored = self._store(topics, owners[places], part, places.tolist(), keys, plan, now_ms)
-                    ledgers[places], entries[places] = stored.columns()
-            except _Changed:
-                continue
-            for place, message_id in held.items():
-                ledgers[place], entries[place] = message_id
-            for place, before in plan.repeated.items():
-                ledgers[place], entries[place] = ledgers[before], entries[before]
-            return MessageIds.of(ledgers, entries)
+        found = known or self._keys.look_all(topic_of)
+        held = _held(found, keys, dedups, now_ms)
+        places = np.array([place for place in range(len(batch)) if place not in held], dtype=np.intp)
+        part = batch.rows(places)
+        if policies:
+            self._policies.apply_each([topic.name for topic in topics], owners[places], part, now_ms)
+        dues = dict(zip(places.tolist(), part.dues.tolist(), strict=True))
+        plan = _decided(found, keys, dedups, dues, now_ms)
+        if plan.repeated:
+            rows = np.array([row for row, place in enumerate(dues) if place not in plan.repeated], dtype=np.intp)
+            places, part = places[rows], part.rows(rows)
+        part.dedups = {row: dedups[place] for row, place in enumerate(places.tolist()) if place in keys}
+        with self._storing(topics, owners[places], part, places.tolist(), keys, plan, now_ms) as store:
 
-    def _store(
+            def work(group: WriteBatch) -> MessageIds:
+                ledgers, entries = np.empty((2, len(batch)), dtype=np.int64)
+                ledgers[places], entries[places] = store(group).columns()
+                for place, message_id in held.items():
+                    ledgers[place], entries[place] = message_id
+                for place, before in plan.repeated.items():
+                    ledgers[place], entries[place] = ledgers[before], entries[before]
+                return MessageIds.of(ledgers, entries)
+
+            yield work
+
+    @contextmanager
+    def _storing(
         self,
         topics: Sequence[TopicState],
         owners: Places,
@@ -389,15 +434,20 @@ class KeyedMessages:
         keys: Mapping[int, bytes],
         plan: _Plan,
         now_ms: int,
-    ) -> MessageIds:
-        """Store messages, which had `places` in the batch. Raises _Changed, with nothing stored."""
+    ) -> Iterator[GroupWork[MessageIds]]:
+        """The unit that stores messages, which had `places` in the batch. It raises KeyChanged."""
+        if not places:
+            yield lambda group: MessageIds.run(0, 0, 0)
+            return
         row_of = {place: row for row, place in enumerate(places)}
         dedups = part.dedups or {}
         records = [(row_of[place], key, until_ms(dedups[row_of[place]], now_ms)) for key, place in plan.last.items()]
         if plan.replaced or plan.passing:
             replaced = {row_of[place]: (keys[place], *each) for place, each in plan.replaced.items()}
             passing = {row_of[place] for place in plan.passing}
-            return self._replace(topics, owners, part, records, replaced, passing, now_ms)
+            with self._replacing(topics, owners, part, records, replaced, passing, now_ms) as replace:
+                yield lambda group: replace(group.main)
+            return
 
         def also(group: WriteBatch, stored: Stored) -> None:
             rows, ids = group.main, stored.ids.to_list()
@@ -406,9 +456,11 @@ class KeyedMessages:
                 start_ms = stored.starts.get(message_id.ledger_id, IN_MAIN)
                 rows.put(key, KeyRecord(start_ms, *message_id, until).pack())
 
-        return self._sender.send_all(topics, owners if len(topics) > 1 else None, part, now_ms, also)
+        with self._sender.sending(topics, owners if len(topics) > 1 else None, part, now_ms, also) as send:
+            yield send
 
-    def _replace(
+    @contextmanager
+    def _replacing(
         self,
         topics: Sequence[TopicState],
         owners: Places,
@@ -417,8 +469,11 @@ class KeyedMessages:
         replaced: Mapping[int, tuple[bytes, KeyRecord, Partition]],
         passing: set[int],
         now_ms: int,
-    ) -> MessageIds:
-        """Store messages some of which take the place of others. The numbers of mappings and records are rows."""
+    ) -> Iterator[Work[MessageIds]]:
+        """The unit that stores messages some of which take the place of others.
+
+        The numbers of mappings and records are rows.
+        """
         dues, bodies = part.dues.tolist(), Bodies.of(part.bodies)
         rows_of: dict[int, list[int]] = {}
         for row, owner in enumerate(owners.tolist()):
@@ -440,18 +495,29 @@ class KeyedMessages:
                     raise UnknownTopic(str(topics[owner].name))
             for key, old, _ in replaced.values():
                 if transaction.get(key) != old.pack():
-                    raise _Changed
+                    raise KeyChanged
             where = _by_row(rows_of, placed)
             for row, key, until in records:
                 transaction.put(key, KeyRecord(where[row].start_ms, *where[row].message_id, until).pack())
 
-        with self._quotas.sending(wanted) if self._policies.limits_pending else nullcontext():
-            placed, cancelled = self._succession.replace(batches, record)
+        counts: list[int] = []
+        with (
+            self._quotas.sending(wanted) if self._policies.limits_pending else nullcontext(),
+            self._succession.replacing(batches, record) as replace,
+        ):
+
+            def work(transaction: Transaction) -> MessageIds:
+                placed, cancelled = replace(transaction)
+                where = _by_row(rows_of, placed)
+                passed = (
+                    sum(where[row].start_ms != IN_MAIN for row in rows if row in passing) for rows in rows_of.values()
+                )
+                counts[:] = map(sum, zip(cancelled, passed, strict=True))
+                ids = [where[row].message_id for row in range(len(part))]
+                return MessageIds.of(*np.array(ids, dtype=np.int64).T)
+
+            yield work
         self._sender.count_sent(topics, owners if len(topics) > 1 else None, part)
-        where = _by_row(rows_of, placed)
-        for (owner, rows), count in zip(rows_of.items(), cancelled, strict=True):
-            passed = sum(where[row].start_ms != IN_MAIN for row in rows if row in passing)
+        for owner, count in zip(rows_of, counts, strict=True):
             for listener in self._listeners:
-                call_supplied(listener.cancelled, topics[owner].name, count + passed)
-        ids = [where[row].message_id for row in range(len(part))]
-        return MessageIds.of(*np.array(ids, dtype=np.int64).T)
+                call_supplied(listener.cancelled, topics[owner].name, count)

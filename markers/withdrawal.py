@@ -16,9 +16,9 @@ appends those to the main log whose time has passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from ..store.clock import Clock
 from ..store.codec.sent_ids import IN_MAIN, KeyRecord, dedup_key_of, sent_key
 from ..store.env.environment import Environment
 from ..store.env.reader_gate import ReaderGate
-from ..store.env.transaction import Transaction
+from ..store.env.transaction import Transaction, Work
 from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId, Position
@@ -49,30 +49,29 @@ class Withdrawals:
     _clock: Clock
     _entries: PendingEntries
 
-    def cancel(
+    @contextmanager
+    def cancelling(
         self, log: ManagedLedger, ids: Sequence[MessageId], *, keyed: bool = False, known: Partition | None = None
-    ) -> list[Outcome]:
-        """Cancel messages of a topic; the outcome of each, in order, once it is durable.
+    ) -> Iterator[Work[list[Outcome]]]:
+        """The unit of work that cancels messages of a topic; the outcome of each. To be written within the block.
 
         keyed: some may have deduplication keys, which are free then. known: the partition that all are in.
 
         CANCELLED and ALREADY_CANCELLED: it is never delivered. FIRED: it is in the main log. UNKNOWN: the
-        topic has no such message, or none any more. Raises StoreFull, StoreFailed; then nothing is cancelled.
+        topic has no such message, or none any more.
         """
         with self._gate.reading(), self._entries.located(log, ids, known) as (logs, outcomes):
-            if not logs:
-                return outcomes
             keys = self._keys_of(logs) if keyed else {}
 
-            def work(transaction: Transaction) -> None:
+            def work(transaction: Transaction) -> list[Outcome]:
                 for found in logs:
                     self._entries.cancel(transaction, log.topic_id, found, outcomes)
                 for row, key in keys.items():
                     if outcomes[row] is Outcome.CANCELLED:
                         _free(transaction, sent_key(log.topic_id, key), ids[row])
+                return outcomes
 
-            self._main.write(work, makes_space=True)
-            return outcomes
+            yield work
 
     def _keys_of(self, logs: Sequence[FoundEntries]) -> dict[int, str]:
         """The deduplication keys of entries, as far as they can be read, by the row of the request."""
@@ -98,12 +97,14 @@ class Withdrawals:
         due_ms, last = fired
         return find_marker(self._main, log, message_id, due_ms - self._clock.lead_ms, last)
 
-    def reschedule(self, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]) -> list[MessageId | None]:
-        """Give messages of a topic new due times (epoch ms); their new ids, None where it is too late.
+    @contextmanager
+    def rescheduling(
+        self, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]
+    ) -> Iterator[Work[list[MessageId | None]]]:
+        """The unit of work that gives messages of a topic new due times (epoch ms). To be written within the block.
 
-        All of them in one group of the write-ahead log; each message is then delivered once, under one of its two ids.
-        Raises InvalidArgument (a group does not take them), StoreFull, StoreFailed (nothing is rescheduled),
-        CorruptEntry (a body cannot be read).
+        Gives their new ids, None where it is too late. Each message is then delivered once, under one of its two ids.
+        Raises CorruptEntry (a body cannot be read).
         """
         with self._gate.reading():
             now_ms = self._clock.now_ms()
@@ -120,7 +121,7 @@ class Withdrawals:
                     placed = {row for to in destinations for row in to.rows}
                     direct = [row for row in bodies if row not in placed]
 
-                    def work(transaction: Transaction) -> dict[int, MessageId]:
+                    def work(transaction: Transaction) -> list[MessageId | None]:
                         for found in logs:
                             self._entries.cancel(transaction, log.topic_id, found, outcomes)
                         taken = {row for row, outcome in enumerate(outcomes) if outcome is Outcome.CANCELLED}
@@ -134,10 +135,9 @@ class Withdrawals:
                         for row, key in keys.items():
                             if row in results:
                                 _move(transaction, sent_key(log.topic_id, key), ids[row], results[row], starts)
-                        return results
+                        return [results.get(row) for row in range(len(ids))]
 
-                    results = self._main.write(work)
-                    return [results.get(row) for row in range(len(ids))]
+                    yield work
 
 
 def _keys(bodies: Mapping[int, bytes]) -> dict[int, str]:
@@ -274,13 +274,14 @@ class Succession:
 
                 return self._main.write(work)
 
-    def replace(
+    @contextmanager
+    def replacing(
         self, batches: Sequence[Replacing], record: Callable[[Transaction, list[list[Placed]]], None]
-    ) -> tuple[list[list[Placed]], list[int]]:
-        """Cancel messages of several topics where they have not fired, and send others in their place; atomic.
+    ) -> Iterator[Work[tuple[list[list[Placed]], list[int]]]]:
+        """The unit that cancels messages of several topics where they have not fired, and sends others in their place.
 
-        `record` is a unit of work, given where the messages of each batch are. Returns that, and how many of each
-        batch's `olds` were cancelled. Raises StoreFull, StoreFailed, and what `record` does; then nothing is done.
+        To be written within the block. `record` is a unit of work, given where the messages of each batch are. Gives
+        that, and how many of each batch's `olds` were cancelled. Raises what `record` does.
         """
         with self._gate.reading(), ExitStack() as leases:
             now_ms = self._clock.now_ms()
@@ -295,7 +296,7 @@ class Succession:
                 outcomes = [[outcome for _, each in found for outcome in each] for found, _, _ in steps]
                 return placed, [each.count(Outcome.CANCELLED) for each in outcomes]
 
-            return self._main.write(work)
+            yield work
 
     def _begin(
         self, batch: Replacing, now_ms: int, leases: ExitStack

@@ -6,8 +6,9 @@ sends packs the runs of partitions before it queues, since the leader of a group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +36,15 @@ from .log_append import (
     Part,
     PlaceAlso,
     ScatteredAppend,
-    Segments,
     Stored,
     at_places,
     refuse_deleted,
 )
-from .wal_writer import WalWriter
+from .wal_writer import WalWriter, Work
 
 Places = npt.NDArray[np.intp]
-Work = Callable[[WriteBatch], Segments]
+
+T = TypeVar("T")
 
 _ROW_BYTES = 128
 """Most bytes of a run in the log besides bodies and columns."""
@@ -166,10 +167,26 @@ class Sender:
         owners: whose each message is, as a place in `topics`; None: all are of the one topic. `also` writes more in
         the group. Raises InvalidArgument, with nothing stored, where one group does not take them, and QuotaExceeded.
         """
-        with self._within_quota(topics, owners, batch, now_ms):
-            ids = self._send_group(topics, owners, batch, now_ms, also)
+        with self.sending(topics, owners, batch, now_ms, also) as work:
+            return self.write(work)
+
+    def write(self, work: Work[T]) -> T:
+        """Write a unit of work as one group of the write-ahead log (`WalWriter.write`)."""
+        return self._wal_writer.write(work)
+
+    @contextmanager
+    def sending(
+        self,
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        batch: EncodedBatch,
+        now_ms: int,
+        also: GroupAlso | None = None,
+    ) -> Iterator[Work[MessageIds]]:
+        """The unit of work of `send_all`, to be written within the block; what it sends is counted at its end."""
+        with self._within_quota(topics, owners, batch, now_ms), ExitStack() as leases:
+            yield self._work(topics, owners, batch, now_ms, also, leases)
         self.count_sent(topics, owners, batch)
-        return ids
 
     def count_sent(self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch) -> None:
         """Count a batch that is durable."""
@@ -208,33 +225,33 @@ class Sender:
     ) -> MessageIds:
         """`owners` None: all are of one topic."""
         with ExitStack() as leases:
-            direct, delayed, order = self._route(topics, owners, batch, now_ms, leases)
-            written = self._wal_writer.write(self._work(direct, delayed, order, now_ms, also))
-        return MessageIds(written, order)
+            return self.write(self._work(topics, owners, batch, now_ms, also, leases))
 
     def _work(
         self,
-        direct: Sequence[Part],
-        delayed: DelayedBatch | None,
-        order: Places | None,
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        batch: EncodedBatch,
         now_ms: int,
         also: GroupAlso | None,
-    ) -> Work:
+        leases: ExitStack,
+    ) -> Work[MessageIds]:
         """The unit of work that appends a batch; what it packs is packed now, since a leader holds up all others."""
+        direct, delayed, order = self._route(topics, owners, batch, now_ms, leases)
         if delayed is not None and not direct and also is None:
             scattered = ScatteredAppend.of(delayed, self._run_limits)
             if scattered is not None:
-                return scattered
+                return lambda group: MessageIds(scattered(group), order)
         parts = [*direct, *(() if delayed is None else delayed.parts(self._run_limits))]
 
-        def work(group: WriteBatch) -> list[Segment]:
-            written = self._write(group, parts, now_ms)
+        def work(group: WriteBatch) -> MessageIds:
+            ids = MessageIds(self._write(group, parts, now_ms), order)
             if also is not None:
                 starts = {
                     log.ledger_id: partition.start_ms for _, partition, log, _, _, _ in parts if partition and log
                 }
-                also(group, Stored(MessageIds(written, order), starts))
-            return written
+                also(group, Stored(ids, starts))
+            return ids
 
         return work
 

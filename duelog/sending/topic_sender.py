@@ -6,7 +6,8 @@ batch, nothing topic by topic. The public faces are `Topic` (topic.py) and `Dela
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from duelog.markers.pending_entries import Outcome
 from duelog.markers.withdrawal import Withdrawals
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
 from duelog.store.duration import Duration
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction, Work
 from duelog.store.errors import DelayTooLong, InvalidMessage
 from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.message import AnyId, Dedup, Message, id_of, resolve_due_ms
@@ -265,12 +268,14 @@ class TopicWithdrawals:
 
     def __init__(
         self,
+        main: Environment,
         withdrawals: Withdrawals,
         policies: DelayPolicies,
         inline: InlineMessages,
         has_keys: Callable[[TopicState], bool],
         listeners: Sequence[StoreListener],
     ) -> None:
+        self._main = main
         self._withdrawals = withdrawals
         self._policies = policies
         self._inline = inline
@@ -279,10 +284,22 @@ class TopicWithdrawals:
 
     def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages and return the outcome of each."""
-        outcomes = self._withdrawals.cancel(topic.log, _checked(message_ids), keyed=self._has_keys(topic))
+        with self.cancelling(topic, message_ids) as work:
+            return self._main.write(work, makes_space=True)
+
+    @contextmanager
+    def cancelling(self, topic: TopicState, message_ids: Sequence[AnyId]) -> Iterator[Work[list[Outcome]]]:
+        """The unit of work of `cancel`, to be written within the block; listeners hear of it at its end."""
+        outcomes: list[Outcome] = []
+        with self._withdrawals.cancelling(topic.log, _checked(message_ids), keyed=self._has_keys(topic)) as cancel:
+
+            def work(transaction: Transaction) -> list[Outcome]:
+                outcomes[:] = cancel(transaction)
+                return outcomes
+
+            yield work
         for listener in self._listeners:
             call_supplied(listener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
-        return outcomes
 
     def reschedule(
         self,
@@ -295,26 +312,53 @@ class TopicWithdrawals:
         allow_past: bool,
     ) -> list[MessageId | None]:
         """Give messages another due time, under the delay policies. Returns the new ids."""
+        asked = (deliver_at, deliver_after)
+        with self.rescheduling(topic, message_ids, *asked, now_ms, allow_past=allow_past) as work:
+            return self._main.write(work)
+
+    @contextmanager
+    def rescheduling(
+        self,
+        topic: TopicState,
+        message_ids: Sequence[AnyId],
+        deliver_at: int | datetime | None,
+        deliver_after: float | timedelta | None,
+        now_ms: int,
+        *,
+        allow_past: bool,
+    ) -> Iterator[Work[list[MessageId | None]]]:
+        """The unit of work of `reschedule`, to be written within the block; listeners hear of it at its end."""
         times = Message(b"", deliver_at=deliver_at, deliver_after=deliver_after)
         asked = resolve_due_ms(times, now_ms, allow_past=allow_past)
         due_ms = now_ms if asked is None else asked
         ids = _checked(message_ids)
         batch = EncodedBatch(np.full(len(ids), due_ms, dtype=np.int64), np.full(len(ids), due_ms > now_ms), [])
         self._policies.apply(topic.name, batch, now_ms)
-        new_ids = self._reschedule(topic, ids, batch.dues.tolist())
+        with self._moving(topic, ids, batch.dues.tolist()) as (work, new_ids):
+            yield work
         if batch.overridden is not None:
             self._policies.stored(topic.name, batch.overridden[[each is not None for each in new_ids]])
-        return new_ids
 
     def fire_now(self, now_ms: int, topic: TopicState, message_id: AnyId) -> MessageId | None:
         """Make a message due now, whatever the delay policies. Returns its new id."""
-        return self._reschedule(topic, _checked([message_id]), [now_ms])[0]
+        with self._moving(topic, _checked([message_id]), [now_ms]) as (work, _):
+            return self._main.write(work)[0]
 
-    def _reschedule(self, topic: TopicState, ids: list[MessageId], dues: list[int]) -> list[MessageId | None]:
-        new_ids = self._withdrawals.reschedule(topic.log, ids, dues)
+    @contextmanager
+    def _moving(
+        self, topic: TopicState, ids: list[MessageId], dues: list[int]
+    ) -> Iterator[tuple[Work[list[MessageId | None]], list[MessageId | None]]]:
+        """The unit of work that gives messages new due times, and what it has given last."""
+        new_ids: list[MessageId | None] = []
+        with self._withdrawals.rescheduling(topic.log, ids, dues) as move:
+
+            def work(transaction: Transaction) -> list[MessageId | None]:
+                new_ids[:] = move(transaction)
+                return new_ids
+
+            yield work, new_ids
         for listener in self._listeners:
             call_supplied(listener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
-        return new_ids
 
     def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:
         """Return the position of a message in the main log; None: it has none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyroaring import BitMap
@@ -13,7 +14,7 @@ from duelog.delivery.attempt_counts import Blocks
 from duelog.delivery.delivery_log import DeliveryLog
 from duelog.store.clock import Clock
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
+from duelog.store.env.transaction import Transaction, Work
 from duelog.store.files.failpoints import reach
 
 from .topic_list import TrimAgenda
@@ -110,8 +111,16 @@ class AckFlusher:
         """Acknowledge entries in the transaction in which `work` writes: all of it is durable, or nothing has changed.
 
         `work` hears, for each of `acknowledged`, which entries are acknowledged by this call alone: of two calls with
-        one entry, one moves it. No other flush runs meanwhile, which could write acknowledgements as they were before.
-        Raises StoreFull, StoreFailed, InvalidArgument, and what `work` raises.
+        one entry, one moves it. Raises StoreFull, StoreFailed, InvalidArgument, and what `work` raises.
+        """
+        with self.acknowledging(acknowledged) as unit:
+            self._main.write(lambda transaction: work(transaction, unit(transaction)), makes_space=True)
+
+    @contextmanager
+    def acknowledging(self, acknowledged: Sequence[Acknowledged]) -> Iterator[Work[Sequence[Mapping[int, BitMap]]]]:
+        """The unit of work that acknowledges entries, and gives those that it alone acknowledges.
+
+        To be written within the block, in which no flush runs: it could write acknowledgements as they were before.
         """
         with self._flushing:
             staged: list[tuple[SubscriptionState, AckChanges]] = []
@@ -134,14 +143,14 @@ class AckFlusher:
                     with subscription.lock:
                         subscription.acknowledge(entries, topic.log)
 
-            def unit(transaction: Transaction) -> None:
+            def unit(transaction: Transaction) -> Sequence[Mapping[int, BitMap]]:
                 for subscription, changes in staged:
                     subscription.write_changes(transaction, changes)
-                work(transaction, fresh)
                 transaction.after_commit(committed)
+                return fresh
 
             reach("acks.before")
-            self._main.write(unit, makes_space=True)
+            yield unit
 
     def _write(
         self, dirty: dict[int, SubscriptionState], taken: list[tuple[SubscriptionState, AckChanges, Blocks]]

@@ -39,6 +39,7 @@ class AppendedLog(Protocol):
 
 
 S = TypeVar("S", bound=Staged)
+T = TypeVar("T")
 
 
 class LogEnds:
@@ -109,6 +110,10 @@ class Transaction(LogEnds, ABC):
     def after_commit(self, callback: Callable[[], object]) -> None:
         """Have `callback` run by the leader once the transaction is durable; it must not raise."""
         self._after.append(callback)
+
+
+Work = Callable[[Transaction], T]
+"""A unit of work; it may run more than once, and what it did before counts for nothing then."""
 
 
 class LmdbTransaction(Transaction):

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from ..codec import format as fmt
 from ..env.environment import Environment
-from ..env.transaction import Transaction
+from ..env.transaction import Transaction, Work
 from ..errors import CorruptRecord, DocumentChanged, InvalidArgument
 from . import catalog
 
@@ -82,34 +82,14 @@ class Documents:
         StoreFailed.
         """
         self._check_writable()
-        row, compared = _row_key(key), _checked(expected)
-        try:
-            content = bytes(memoryview(value))
-        except TypeError:
-            raise InvalidArgument("value", value, "expected bytes") from None
-        if len(content) > MAX_VALUE_BYTES:
-            raise InvalidArgument("value", content, f"{len(content)} bytes, over {MAX_VALUE_BYTES}")
-
-        def work(rows: Transaction) -> int:
-            _compare(rows, key, row, compared)
-            version = catalog.take_numbers(rows, catalog.DOCUMENTS)
-            rows.put(row, Document(content, version).pack())
-            return version
-
-        return self._write(work)
+        return self._write(putting(key, value, expected))
 
     def delete(self, key: str, *, expected: int | EllipsisType | None = ...) -> bool:
         """Delete a document, durably; False: there is none. `expected`, and what it raises, as of `put`."""
         self._check_writable()
-        row, compared = _row_key(key), _checked(expected)
+        return self._write(deleting(key, expected))
 
-        def work(rows: Transaction) -> bool:
-            _compare(rows, key, row, compared)
-            return rows.delete(row)
-
-        return self._write(work)
-
-    def _write(self, work: Callable[[Transaction], T]) -> T:
+    def _write(self, work: Work[T]) -> T:
         """Write in a transaction, and wait until that is on disk."""
         value = self._main.write(work)
         self._main.flush()
@@ -138,6 +118,36 @@ class Documents:
                         break
             yield from page
             start = following
+
+
+def putting(key: str, value: bytes | bytearray | memoryview, expected: int | EllipsisType | None) -> Work[int]:
+    """The unit of work of `Documents.put`. Raises InvalidArgument."""
+    row, compared = _row_key(key), _checked(expected)
+    try:
+        content = bytes(memoryview(value))
+    except TypeError:
+        raise InvalidArgument("value", value, "expected bytes") from None
+    if len(content) > MAX_VALUE_BYTES:
+        raise InvalidArgument("value", content, f"{len(content)} bytes, over {MAX_VALUE_BYTES}")
+
+    def work(rows: Transaction) -> int:
+        _compare(rows, key, row, compared)
+        version = catalog.take_numbers(rows, catalog.DOCUMENTS)
+        rows.put(row, Document(content, version).pack())
+        return version
+
+    return work
+
+
+def deleting(key: str, expected: int | EllipsisType | None) -> Work[bool]:
+    """The unit of work of `Documents.delete`. Raises InvalidArgument."""
+    row, compared = _row_key(key), _checked(expected)
+
+    def work(rows: Transaction) -> bool:
+        _compare(rows, key, row, compared)
+        return rows.delete(row)
+
+    return work
 
 
 def _row_key(key: str) -> bytes:

@@ -144,7 +144,8 @@ def test_what_is_due_fires_though_the_log_takes_no_more(
         raise StoreFull(store.path / "wal", "no room, says the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(WalSegments, "fits", lambda *_, reserve: reserve)
+        patch.setattr(WalSegments, "fits", lambda *_: False)
+        patch.setattr(WalSegments, "fits_reserve", lambda *_: True)
         patch.setattr(WalSegments, "make_space", full)
         with pytest.raises(StoreFull):
             send(store, 2, 5)

@@ -241,7 +241,8 @@ def test_numbers_that_found_no_space_are_sent_again(
         def refuse(*_: object, **__: object) -> None:
             raise StoreFull(store.path, "no room, says the test")
 
-        patch.setattr(WalSegments, "fits", lambda *_, reserve: reserve)
+        patch.setattr(WalSegments, "fits", lambda *_: False)
+        patch.setattr(WalSegments, "fits_reserve", lambda *_: True)
         patch.setattr(WalSegments, "make_space", refuse)
         for _ in range(2):
             with pytest.raises(StoreFull):
