@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -27,10 +28,16 @@ _PAGE = 1_000
 
 
 def find_partition(partitions: PartitionSet, topic_id: int, ledger_id: int) -> Partition | None:
-    """The partition whose log of the topic is `ledger_id`; None: it is no partition log, or deleted. O(partitions)."""
-    for partition in partitions:
+    """The partition whose log of the topic is `ledger_id`; None: it is no partition log, or deleted.
+
+    O(partitions) at first.
+    """
+    hint = partitions.by_ledger.get(ledger_id)
+    for partition in partitions if hint is None else chain((hint,), partitions):
         log = partition.known_log(topic_id)
         if log is not None and log.ledger_id == ledger_id and partitions.registered(partition):
+            if hint is not partition:
+                partitions.by_ledger[ledger_id] = partition
             return partition
     for partition in partitions.held():
         log = partition.log(topic_id)

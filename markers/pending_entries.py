@@ -12,7 +12,7 @@ appends it admits it too. (Versions before appended it in a commit of its own: o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from ..partitions.timespan import partition_start
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
-from ..store.codec.run import Int64s, RunKind, RunLimits, UInt32s
+from ..store.codec.run import Int64s, RunKind, RunLimits
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
@@ -42,6 +42,11 @@ from ..store.log.scan import RunFinder
 from ..store.position import MessageId, Position
 from .firing.firing import Firing
 from .lookup import find_partition
+
+_NONE = BitMap()
+
+Get = Callable[[bytes], bytes | None]
+"""Reads the fields of a small record."""
 
 
 class Outcome(Enum):
@@ -59,8 +64,8 @@ class FoundEntries(NamedTuple):
     partition: Partition
     ledger_id: int
     rows: list[int]
-    entries: UInt32s
-    dues: Int64s
+    entries: list[int]
+    dues: list[int]
 
 
 class Destination(NamedTuple):
@@ -107,26 +112,32 @@ class PendingEntries:
             elif 0 <= entry_id < in_main:
                 outcomes[row] = Outcome.FIRED
         found: list[FoundEntries] = []
-        with ExitStack() as leases:
+        leased: list[Partition] = []
+        try:
             for ledger_id, rows in rows_of.items():
                 partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
                 if partition is not None:
-                    leases.enter_context(self._partitions.lease(partition))
+                    self._partitions.acquire(partition)
+                    leased.append(partition)
                     found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids))
             yield found, outcomes
+        finally:
+            for partition in leased:
+                self._partitions.release(partition)
 
     def _existing(
         self, partition: Partition, topic_id: int, ledger_id: int, rows: list[int], ids: Sequence[MessageId]
     ) -> FoundEntries:
         partition_log = partition.log(topic_id)
         tail = 0 if partition_log is None else partition_log.ledger.entries
-        rows = sorted((row for row in rows if 0 <= ids[row].entry_id < tail), key=lambda row: ids[row].entry_id)
+        wanted = sorted([(ids[row].entry_id, row) for row in rows])
         kept: list[tuple[int, int, int]] = []
         conditional = BitMap()
         with partition.environment.read() as raw:
             finder, run = RunFinder(raw, partition.name), None
-            for row in rows:
-                entry_id = ids[row].entry_id
+            for entry_id, row in wanted:
+                if not 0 <= entry_id < tail:
+                    continue
                 if run is None or entry_id >= run.limit:
                     try:
                         run = finder.find(ledger_id, entry_id)
@@ -140,15 +151,14 @@ class PendingEntries:
             with self._main.read() as main:
                 conditional -= cancellations.members(main, Table.ADMITTED, ledger_id)
             kept = [each for each in kept if each[1] not in conditional]
-        entries = np.array([entry_id for _, entry_id, _ in kept], dtype=np.uint32)
-        dues = np.array([due_ms for _, _, due_ms in kept], dtype=np.int64)
-        return FoundEntries(partition, ledger_id, [row for row, _, _ in kept], entries, dues)
+        columns = zip(*kept, strict=True) if kept else ((), (), ())
+        return FoundEntries(partition, ledger_id, *map(list, columns))
 
     def bodies_of(self, found: FoundEntries) -> dict[int, bytes]:
         bodies = {}
         with found.partition.environment.read() as raw:
             finder = RunFinder(raw, found.partition.name)
-            for row, entry_id in zip(found.rows, found.entries.tolist(), strict=True):
+            for row, entry_id in zip(found.rows, found.entries, strict=True):
                 run = finder.find(found.ledger_id, entry_id)
                 if run is not None and run.kind == RunKind.MESSAGES:
                     body = run.body(entry_id - run.first_entry)
@@ -159,45 +169,76 @@ class PendingEntries:
     def states(self, topic_id: int, logs: list[FoundEntries], outcomes: list[Outcome]) -> list[Outcome | None]:
         """Return the outcomes that `cancel` would give, None for an entry that it would cancel. Changes nothing."""
         with self._main.read() as raw:
-            return states_in(raw, topic_id, logs, outcomes)
+            return self.states_in(raw, topic_id, logs, outcomes)
+
+    def states_in(
+        self, raw: Reads, topic_id: int, logs: Sequence[FoundEntries], outcomes: Sequence[Outcome]
+    ) -> list[Outcome | None]:
+        """`states` as the main environment is in a transaction."""
+        states: list[Outcome | None] = list(outcomes)
+        get = partial(catalog.fields_of, raw)
+        for found in logs:
+            if _gone(get, found):
+                continue
+            fired = self._fired(get, topic_id, found)
+            cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
+            for row, entry_id in zip(found.rows, found.entries, strict=True):
+                if entry_id in cancelled:
+                    states[row] = Outcome.ALREADY_CANCELLED
+                else:
+                    states[row] = Outcome.FIRED if entry_id in fired else None
+        return states
+
+    def _fired(self, get: Get, topic_id: int, found: FoundEntries) -> BitMap:
+        """The entries that the recorded frontier has passed, which is read where that can be."""
+        if found.partition.state is not PartitionState.OPEN:
+            return BitMap(found.entries)
+        if not found.dues or min(found.dues) > self._firing.passed_ms:
+            return _NONE
+        fields = get(fmt.frontier_key(topic_id, found.partition.start_ms))
+        if fields is None:
+            return _NONE
+        frontier, entries = FrontierRecord.unpack(fields), np.array(found.entries, dtype=np.uint32)
+        return BitMap(entries[frontier.has_fired(entries, np.array(found.dues, dtype=np.int64))])
 
     def fired(self, topic_id: int, logs: list[FoundEntries]) -> tuple[int, Position] | None:
         """Return the due time of a located entry and its log's last marker, if it fired and was not cancelled."""
         with self._main.read() as raw:
             for found in logs:
                 frontier = catalog.frontier(raw, topic_id, found.partition.start_ms)
-                if not found.rows or frontier is None or not frontier.has_fired(found.entries, found.dues)[0]:
+                if not found.rows or frontier is None:
+                    continue
+                entries, dues = np.array(found.entries, dtype=np.uint32), np.array(found.dues, dtype=np.int64)
+                if not frontier.has_fired(entries, dues)[0]:
                     continue
                 last, cancelled = frontier.last_marker, cancellations.members(raw, Table.CANCELLED, found.ledger_id)
-                if last is not None and int(found.entries[0]) not in cancelled:
-                    return int(found.dues[0]), last
+                if last is not None and found.entries[0] not in cancelled:
+                    return found.dues[0], last
         return None
 
     # -- inside the transaction ----------------------------------------------------------------------
 
     def cancel(self, transaction: Transaction, topic_id: int, found: FoundEntries, outcomes: list[Outcome]) -> None:
         """Cancel entries that have not fired, and set their `outcomes`; the commit tells the index."""
-        if _gone(found, transaction.get(fmt.partition_key(found.partition.start_ms))):
+        if _gone(transaction.get, found):
             for row in found.rows:
                 outcomes[row] = Outcome.UNKNOWN
             return
-        fields = transaction.get(fmt.frontier_key(topic_id, found.partition.start_ms))
-        fired = _fired(found, fields)
-        wanted = BitMap(found.entries[~fired].tolist())
+        fired = self._fired(transaction.get, topic_id, found)
+        known = cancellations.members(transaction.raw, Table.CANCELLED, found.ledger_id) if fired else _NONE
+        wanted = BitMap(found.entries) - fired if fired else BitMap(found.entries)
         fresh = cancellations.add(transaction, Table.CANCELLED, found.ledger_id, wanted)
-        known = BitMap(found.entries[fired].tolist())
-        if known:
-            known &= cancellations.members(transaction.raw, Table.CANCELLED, found.ledger_id)
         unused = fresh.copy()
-        for row, entry_id, has_fired in zip(found.rows, found.entries.tolist(), fired.tolist(), strict=True):
-            if has_fired:
+        for row, entry_id in zip(found.rows, found.entries, strict=True):
+            if entry_id in fired:
                 outcomes[row] = Outcome.ALREADY_CANCELLED if entry_id in known else Outcome.FIRED
             elif entry_id in unused:
                 outcomes[row] = Outcome.CANCELLED
                 unused.remove(entry_id)  # the same id again in one request is cancelled already
             else:
                 outcomes[row] = Outcome.ALREADY_CANCELLED
-        transaction.after_commit(lambda: self._withdraw(topic_id, found, fresh))
+        if fresh:
+            transaction.after_commit(partial(self._withdraw, topic_id, found, fresh))
 
     def append(
         self,
@@ -233,8 +274,8 @@ class PendingEntries:
         return {row: MessageId(ledger_id, entry_id) for row, entry_id in entry_ids.items()}
 
     def _withdraw(self, topic_id: int, found: FoundEntries, cancelled: BitMap) -> None:
-        rows = np.array([entry_id in cancelled for entry_id in found.entries.tolist()], dtype=np.bool_)
-        self._firing.withdraw(found.partition.start_ms, topic_id, found.entries[rows], found.dues[rows])
+        dues = dict(zip(found.entries, found.dues, strict=True))
+        self._firing.withdraw(found.partition.start_ms, topic_id, {entry_id: dues[entry_id] for entry_id in cancelled})
 
     # -- before the transaction ----------------------------------------------------------------------
 
@@ -256,36 +297,13 @@ class PendingEntries:
             yield found
 
 
-def states_in(
-    raw: Reads, topic_id: int, logs: Sequence[FoundEntries], outcomes: Sequence[Outcome]
-) -> list[Outcome | None]:
-    """The outcomes that cancelling would have, as the main environment is; see `PendingEntries.states`."""
-    states: list[Outcome | None] = list(outcomes)
-    for found in logs:
-        if _gone(found, catalog.fields_of(raw, fmt.partition_key(found.partition.start_ms))):
-            continue
-        fired = _fired(found, catalog.fields_of(raw, fmt.frontier_key(topic_id, found.partition.start_ms)))
-        cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
-        for row, entry_id, has_fired in zip(found.rows, found.entries.tolist(), fired, strict=True):
-            if entry_id in cancelled:
-                states[row] = Outcome.ALREADY_CANCELLED
-            else:
-                states[row] = Outcome.FIRED if has_fired else None
-    return states
-
-
-def _gone(found: FoundEntries, fields: bytes | None) -> bool:
+def _gone(get: Get, found: FoundEntries) -> bool:
     """Return whether the partition's deletion is recorded: its cancellations are not known any more.
 
-    The lease keeps the directory, not the record.
+    The lease keeps the directory, not the record. An open partition is not deleted: firing, which closes it first, is
+    alone in the gate.
     """
+    if found.partition.state is PartitionState.OPEN:
+        return False
+    fields = get(fmt.partition_key(found.partition.start_ms))
     return fields is None or PartitionRecord.unpack(fields).state is PartitionState.DELETING
-
-
-def _fired(found: FoundEntries, fields: bytes | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which entries of a log the recorded frontier has passed."""
-    if found.partition.state is not PartitionState.OPEN:
-        return np.ones(len(found.entries), dtype=np.bool_)
-    if fields is None:
-        return np.zeros(len(found.entries), dtype=np.bool_)
-    return FrontierRecord.unpack(fields).has_fired(found.entries, found.dues)

@@ -34,7 +34,7 @@ from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId, Position
 from .lookup import find_marker
-from .pending_entries import Destination, FoundEntries, Outcome, PendingEntries, Successors, states_in
+from .pending_entries import Destination, FoundEntries, Outcome, PendingEntries, Successors
 
 
 @dataclass(eq=False, repr=False)
@@ -257,7 +257,11 @@ class Succession:
             ):
 
                 def work(transaction: Transaction) -> bool:
-                    withdrawn = None in states_in(transaction.raw, log.topic_id, logs, outcomes) if olds else False
+                    withdrawn = (
+                        None in self._entries.states_in(transaction.raw, log.topic_id, logs, outcomes)
+                        if olds
+                        else False
+                    )
                     added = None
                     for to in destinations:
                         added = MessageId(to.log.ledger_id, transaction.end_of(to.log)), dues[0]

@@ -210,6 +210,8 @@ class PartitionSet:
         self._lock = threading.Lock()
         self._creating = threading.Lock()
         self._partitions: SortedDict[int, Partition] = SortedDict()
+        self.by_ledger: dict[int, Partition] = {}
+        """Where logs were found last, by ledger id; a hint, which may be outdated."""
         self._open = OpenEnvironments(self._lock, config.max_open_partitions, self._opened)
         self._ledger_numbers = LedgerNumbers(main)
         self._closed = False
@@ -341,9 +343,11 @@ class PartitionSet:
     def release(self, partition: Partition) -> None:
         with self._lock:
             partition.leases -= 1
-            self._let_go(partition)
+            if not partition.leases:
+                self._let_go(partition)
             surplus = self._open.surplus()
-        self._open.close_idle(surplus)
+        if surplus:
+            self._open.close_idle(surplus)
 
     @contextmanager
     def append_lease(self, start_ms: int, now_ms: int) -> Iterator[Partition | None]:
@@ -570,6 +574,7 @@ class PartitionSet:
         """Take a partition that was removed from disk and catalog out of the set."""
         with self._lock:
             self._partitions = SortedDict({at: each for at, each in self._partitions.items() if each is not partition})
+            self.by_ledger.clear()
 
     def new_ledger(self) -> int:
         """A ledger id for a new partition log. Not inside a transaction of the main environment."""

@@ -15,7 +15,7 @@ cannot be closed, is suspended, and the others go on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,11 +89,19 @@ class Firing:
 
     # -- cancelling and rescheduling ---------------------------------------------------------------
 
-    def withdraw(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
-        """Entries are recorded as cancelled. REQUIRES: called as its commit ends, `gate` held for reading."""
+    @property
+    def passed_ms(self) -> int:
+        """No message that is due later has fired, whenever that was. REQUIRES: `gate` held for reading."""
+        return max(self._clock.mark_ms, self.recorded_ms)
+
+    def withdraw(self, start_ms: int, topic_id: int, dues: Mapping[int, int]) -> None:
+        """Entries, with their due times, are recorded as cancelled.
+
+        REQUIRES: called as its commit ends, `gate` held for reading.
+        """
         log = self.loaded.logs.get(start_ms, {}).get(topic_id)
         if log is not None:
-            log.withdraw(entries, dues)
+            log.withdraw(dues)
 
     def admit(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
         """Conditional entries are recorded as admitted.

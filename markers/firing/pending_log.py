@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -254,15 +254,15 @@ class PendingLog:
         """Entries were cancelled: they are not fired. While loading it is noted, and done at its end."""
         self._change(lambda: self._cancelled.update(entries), lambda: self._discard(entries))
 
-    def withdraw(self, entries: UInt32s, dues: Int64s) -> None:
+    def withdraw(self, dues: Mapping[int, int]) -> None:
         """Discard entries whose due times are known: quick for a few."""
-        self._change(lambda: self._cancelled.update(entries.tolist()), lambda: self._withdraw(entries, dues))
+        self._change(lambda: self._cancelled.update(dues), lambda: self._withdraw(dues))
 
-    def _withdraw(self, entries: UInt32s, dues: Int64s) -> None:
-        if len(entries) > _BULK or len(self._late):
-            self._discard(BitMap(entries.tolist()))
+    def _withdraw(self, dues: Mapping[int, int]) -> None:
+        if len(dues) > _BULK or len(self._late):
+            self._discard(BitMap(dues))
         else:
-            for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
+            for entry_id, due_ms in dues.items():
                 self._index.discard_one(entry_id, due_ms)
 
     def _change(self, note: Callable[[], object], make: Callable[[], object]) -> None:
