@@ -32,6 +32,23 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(
     assert [message.payload for message in reader.receive(10)] == [b"x"]
 
 
+def test_a_fired_message_is_not_cancelled_after_an_opening_with_the_clock_set_back(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """No frontier is read of what is due later than everything that fired, by the store's time, not the machine's."""
+    config = StoreConfig(partition_ms=3_600_000, max_clock_jump_ms=None)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    fired, waits = (topic.send(b"x", deliver_after=after) for after in (60, 120))
+    clock.advance(61_000)
+    assert store.tick().fired == 1
+    store.close()
+    clock.set(clock.now_ms() - 59_000)
+    topic = open_store(config=config).topic("t")
+    assert topic.cancel_batch([fired, waits]) == [Outcome.FIRED, Outcome.CANCELLED]
+
+
 @pytest.mark.parametrize("asks", ["cancel", "state"])
 def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_deleted(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, asks: str
