@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pyroaring import BitMap
 
 from ..store.codec import format as fmt
+from ..store.codec.bits import BitChange
 from ..store.codec.format import Table
 from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
@@ -42,13 +43,10 @@ def add(transaction: Transaction, table: Table, ledger_id: int, entries: BitMap)
     fresh = BitMap()
     for block, wanted in blocks(entries).items():
         key = fmt.block_key(table, ledger_id, block)
-        fields = transaction.get(key)
-        held = BitMap() if fields is None else BitMap.deserialize(fields)
+        held = transaction.bits(key)
         new = wanted - held
         if new:
-            held |= new
-            held.run_optimize()
-            transaction.put(key, held.serialize())
+            transaction.change_bits(key, BitChange(new, BitMap()), held)
             fresh |= new
     return fresh
 

@@ -29,7 +29,7 @@ from ..store.codec.sent_ids import (
     pack_numbered,
     unpack_numbered,
 )
-from ..store.env.memtable import Reads, unapplied_number_keys, unapplied_numbers
+from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.log import catalog
 from ..store.position import MessageId
@@ -43,7 +43,7 @@ def read(raw: Reads, topic_id: int, producer: str) -> BitMap64:
     numbers = BitMap64()
     for _, fields in catalog.rows(raw, prefix):
         numbers |= BitMap64.deserialize(fields)
-    return numbers | unapplied_numbers(raw, prefix)
+    return numbers
 
 
 def blocks(topic_id: int, producer: str, numbers: BitMap64) -> Iterator[tuple[bytes, BitMap64]]:
@@ -65,8 +65,7 @@ def split_key(key: bytes) -> tuple[int, str, int]:
 def remove(transaction: Transaction, topic_id: int) -> None:
     """Forget the numbers of a topic's producers."""
     prefix = fmt.prefix(Table.SEQUENCE, topic_id)
-    keys = {key for key, _ in catalog.rows(transaction.raw, prefix)}
-    for key in sorted(keys | unapplied_number_keys(transaction.raw, prefix)):
+    for key, _ in list(catalog.rows(transaction.raw, prefix)):
         transaction.delete(key)
 
 

@@ -154,6 +154,8 @@ def wal_rows(store: Path, *, entries: bool = False) -> Iterator[Row]:
                     found = iter([Row(Table(row.key[0]).name, _KEYS[Table(row.key[0])](row.key), {"deleted": True})])
                 else:
                     found = _rows_of(place, row.key, seal(row.key, bytes(row.value)), entries)
+                    if row.kind == RowKind.SUBTRACT:
+                        found = (each._replace(value={**each.value, "subtracted": True}) for each in found)
                 for each in found:
                     yield each._replace(value={"environment": place, **each.value})
 

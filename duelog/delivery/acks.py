@@ -21,8 +21,11 @@ from typing import Protocol
 
 from pyroaring import BitMap
 
+from ..store.codec.bits import BitChange
 from ..store.errors import BrokenInvariant, InvalidArgument
 from ..store.position import BEFORE_FIRST, Position
+
+_NONE = BitMap()
 
 
 class LedgerList(Protocol):
@@ -41,12 +44,12 @@ class LedgerList(Protocol):
 class AckChanges:
     """The writes that bring the disk to the acknowledgements as they were when this was taken.
 
-    acked: by ledger id, the serialised bitmap to store, or None where the row is to be deleted (if it is there).
+    acked: by ledger id, the change of the bitmap that is stored.
     """
 
     mark_delete_changed: bool
     mark_delete: Position
-    acked: Mapping[int, bytes | None]
+    acked: Mapping[int, BitChange]
 
     def __bool__(self) -> bool:
         return self.mark_delete_changed or bool(self.acked)
@@ -65,6 +68,8 @@ class AckSet:
         """
         self._mark_delete = _valid(mark_delete)
         self._acked: dict[int, BitMap] = {}
+        self._stored = {ledger_id: entries.copy() for ledger_id, entries in (acked or {}).items()}
+        """The bitmaps as they are on disk."""
         self._dirty: set[int] = set()
         self._mark_dirty = False
         for ledger_id, entries in (acked or {}).items():
@@ -89,6 +94,7 @@ class AckSet:
     def copy(self) -> AckSet:
         """An independent set that is equal, and has the same changes to write. O(bytes of the bitmaps)."""
         other = AckSet(self._mark_delete, self._acked)
+        other._stored = self._stored.copy()
         other._dirty |= self._dirty
         other._mark_dirty = self._mark_dirty
         return other
@@ -258,7 +264,7 @@ class AckSet:
     def mend(self, ledgers: LedgerList) -> None:
         """Restore the normal form after a change that did not come to its end, and have all of it written."""
         mended = AckSet(self._mark_delete, self._acked)
-        self._dirty.update(self._acked, mended._dirty)
+        self._dirty.update(self._acked, mended._dirty, self._stored)
         self._acked = mended._acked
         self._mark_dirty = True
         self._advance(ledgers)
@@ -299,24 +305,33 @@ class AckSet:
         return changes
 
     def changes(self) -> AckChanges:
-        acked: dict[int, bytes | None] = {}
+        acked: dict[int, BitChange] = {}
         for ledger_id in sorted(self._dirty):
-            entries = self._acked.get(ledger_id)
-            if entries is None:
-                acked[ledger_id] = None
-            else:
-                entries.run_optimize()
-                acked[ledger_id] = entries.serialize()
+            entries, stored = self._acked.get(ledger_id, _NONE), self._stored.get(ledger_id, _NONE)
+            if entries != stored:
+                acked[ledger_id] = BitChange(entries - stored, stored - entries)
         return AckChanges(self._mark_dirty, self._mark_delete, acked)
 
     def took(self, changes: AckChanges) -> None:
-        self._dirty.difference_update(changes.acked)
+        self._dirty.clear()
         self._mark_dirty = False
+        self.wrote(changes)
 
     def untake(self, changes: AckChanges) -> None:
         """The write of ``changes`` failed: the next ``take_changes`` covers them again, at their newest state."""
         self._dirty.update(changes.acked)
         self._mark_dirty |= changes.mark_delete_changed
+        self._store({ledger_id: BitChange(each.taken, each.united) for ledger_id, each in changes.acked.items()})
+
+    def wrote(self, changes: AckChanges) -> None:
+        """``changes``, of a copy, are on disk."""
+        self._store(changes.acked)
+
+    def _store(self, acked: Mapping[int, BitChange]) -> None:
+        for ledger_id, change in acked.items():
+            stored = BitMap(change.members(self._stored.pop(ledger_id, _NONE)))
+            if stored:
+                self._stored[ledger_id] = stored
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -139,8 +139,9 @@ class AckFlusher:
                 staged.append((subscription, acks.take_changes()))
 
             def committed() -> None:
-                for topic, subscription, entries in acknowledged:
+                for (topic, subscription, entries), (_, changes) in zip(acknowledged, staged, strict=True):
                     with subscription.lock:
+                        subscription.acks.wrote(changes)
                         subscription.acknowledge(entries, topic.log)
 
             def unit(transaction: Transaction) -> Sequence[Mapping[int, BitMap]]:
@@ -166,10 +167,11 @@ class AckFlusher:
             return
 
         reach("acks.before")
-        for start in range(0, len(taken), _SUBSCRIPTIONS_A_GROUP):
+        while taken:  # what is left in it is not written
 
-            def work(transaction: Transaction, start: int = start) -> None:
-                for subscription, changes, attempts in taken[start : start + _SUBSCRIPTIONS_A_GROUP]:
+            def work(transaction: Transaction) -> None:
+                for subscription, changes, attempts in taken[:_SUBSCRIPTIONS_A_GROUP]:
                     subscription.write_changes(transaction, changes, attempts)
 
             self._main.write(work, makes_space=True)
+            del taken[:_SUBSCRIPTIONS_A_GROUP]

@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 
 from duelog.partitions import producer_numbers
 from duelog.partitions.producer_numbers import BLOCK_BITS
+from duelog.store.codec.bits import BitChange
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.position import MessageId
@@ -147,7 +148,7 @@ class ProducerState:
             if numbers - claim.numbers or numbers & self._stored:
                 raise BrokenInvariant(f"producer {self._name!r}: {list(numbers)[:10]} are not claimed, or are stored")
         for key, block in producer_numbers.blocks(self._topic_id, self._name, numbers):
-            group.main.add_numbers(key, block)
+            group.main.change_bits(key, BitChange(block, BitMap64()))
         group.after_commit(lambda: self._committed(claim, numbers))
 
     def write_ids(

@@ -260,10 +260,9 @@ class Topics:
             mark_delete, flags = changes.mark_delete, KEEPER if keeper else 0
             record = CursorRecord(number, max(now_ms, 0), mark_delete.ledger_id, mark_delete.entry_id + 1, flags)
             transaction.put(key, record.pack())
-            rows = {ledger_id: row for ledger_id, row in changes.acked.items() if row is not None}
-            for ledger_id, row in rows.items():
-                transaction.put(fmt.acked_key(number, ledger_id), row)
-            return record, rows
+            for ledger_id, change in changes.acked.items():
+                transaction.change_bits(fmt.acked_key(number, ledger_id), change)
+            return record, dict(catalog.acked(transaction.raw, number))
 
         written = None
         while written is None:

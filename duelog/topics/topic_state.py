@@ -327,12 +327,8 @@ class SubscriptionState:
             position = changes.mark_delete
             record = record._replace(ledger_id=position.ledger_id, next_entry=position.entry_id + 1)
             transaction.put(key, record.pack())
-        for ledger_id, bitmap in changes.acked.items():
-            acked_key = fmt.acked_key(record.subscription_id, ledger_id)
-            if bitmap is None:
-                transaction.delete(acked_key)
-            else:
-                transaction.put(acked_key, bitmap)
+        for ledger_id, change in changes.acked.items():
+            transaction.change_bits(fmt.acked_key(record.subscription_id, ledger_id), change)
         for (ledger_id, block), rows in attempts.items():
             row_key = attempts_key(record.subscription_id, ledger_id, block)
             if rows is None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
 import lmdb
-from pyroaring import BitMap64
 from sortedcontainers import SortedSet
 
-from ..codec.format import Table, counter_key, pack_u64, run_key, seal, unpack_u64, unseal
+from ..codec.bits import BitChange, bits_of
+from ..codec.format import counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits
 from ..codec.run_lengths import BatchRun, ScatteredBatch, WholeRun, merged_runs
 from ..errors import StoreFailed
@@ -76,8 +76,28 @@ class LedgerRuns(Sequence[UnappliedRun]):
 Fields = bytes | None
 """The fields of a small record; None: it is deleted."""
 
-_ABSENT = b"absent"
-"""Stands for no row, where None is a deletion; told by identity."""
+Entry = Fields | BitChange
+"""What is unapplied of a small record: its fields, or a change of those that LMDB has."""
+
+ABSENT = b"absent"
+"""Stands for nothing unapplied, where None is a deletion; told by identity."""
+
+
+def changed(key: bytes, entry: Entry, change: BitChange) -> BitChange:
+    """What is unapplied of a record once a change of its bits follows."""
+    if entry is ABSENT:
+        return change
+    if not isinstance(entry, BitChange):
+        entry = BitChange(bits_of(key, entry), bits_of(key, None), whole=True)
+    return entry.then(change)
+
+
+def fields_over(key: bytes, value: bytes | memoryview | None, entry: Entry) -> Fields:
+    """The fields of a record of which LMDB has `value`, and `entry` is unapplied. Raises CorruptRecord."""
+    if entry is ABSENT or (isinstance(entry, BitChange) and not entry.whole):
+        fields = None if value is None else unseal(key, value)
+        return entry.fields(key, fields) if isinstance(entry, BitChange) else fields
+    return entry.fields(key, None) if isinstance(entry, BitChange) else entry
 
 
 class Records:
@@ -86,10 +106,10 @@ class Records:
     Keys are sorted by the scan that comes next, not by who adds them: most tables are never scanned.
     """
 
-    __slots__ = ("_fields", "_keys", "_sorting", "_unsorted")
+    __slots__ = ("_entries", "_keys", "_sorting", "_unsorted")
 
-    def __init__(self, fields: Iterable[tuple[bytes, Fields]] = ()) -> None:
-        self._fields = dict(fields)
+    def __init__(self, entries: Iterable[tuple[bytes, Entry]] = ()) -> None:
+        self._entries = dict(entries)
         self._keys: SortedSet[bytes] | None = None
         """None: none are sorted, or who sorted them was interrupted."""
         self._unsorted: deque[bytes] = deque()
@@ -97,30 +117,30 @@ class Records:
         self._sorting = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._fields)
+        return len(self._entries)
 
-    def __setitem__(self, key: bytes, fields: Fields) -> None:
-        is_new = key not in self._fields
-        self._fields[key] = fields
+    def __setitem__(self, key: bytes, entry: Entry) -> None:
+        is_new = key not in self._entries
+        self._entries[key] = entry
         if is_new:
             self._unsorted.append(key)
 
-    def get(self, key: bytes, default: Fields) -> Fields:
-        """The fields of a record, None where it is deleted; `default`: there is no row of it."""
-        return self._fields.get(key, default)
+    def get(self, key: bytes, default: Entry) -> Entry:
+        """What is unapplied of a record; `default`: nothing is."""
+        return self._entries.get(key, default)
 
-    def items(self) -> list[tuple[bytes, Fields]]:
+    def items(self) -> list[tuple[bytes, Entry]]:
         """List all, in no order."""
-        return list(self._fields.items())
+        return list(self._entries.items())
 
-    def between(self, start: bytes, limit: bytes) -> Iterator[tuple[bytes, Fields]]:
+    def between(self, start: bytes, limit: bytes) -> Iterator[tuple[bytes, Entry]]:
         """Iterate over those with keys from `start` on, before `limit`, in order. O(log all) and those read."""
         while True:
             with self._sorting:
                 following = self._sorted().irange(start, limit, inclusive=(True, False))
                 keys = list(islice(following, _ROWS_A_LOOK))
             for key in keys:
-                yield key, self._fields[key]
+                yield key, self._entries[key]
             if len(keys) < _ROWS_A_LOOK:
                 return
             start = keys[-1] + b"\0"
@@ -128,7 +148,7 @@ class Records:
     def _sorted(self) -> SortedSet[bytes]:
         fresh, keys, self._keys = list(self._unsorted), self._keys, None
         if keys is None:
-            keys = SortedSet(list(self._fields))
+            keys = SortedSet(list(self._entries))
         else:
             keys.update(fresh)
         self._keys = keys
@@ -138,41 +158,33 @@ class Records:
 
 
 class Unapplied(NamedTuple):
-    """The rows of a memtable.
-
-    runs: by ledger id, in order. numbers: bitmaps to be united with the record of their key, in order; None: that, and
-    what is before it, is deleted.
-    """
+    """The rows of a memtable; `runs` by ledger id, in order."""
 
     runs: dict[int, list[LedgerRow]]
     records: Records
-    numbers: list[tuple[bytes, BitMap64 | None]]
 
     @classmethod
     def nothing(cls) -> Unapplied:
-        return cls({}, Records(), [])
+        return cls({}, Records())
 
     def copy(self) -> Unapplied:
         """Copy the rows, so that others may be added."""
-        runs = {ledger: list(rows) for ledger, rows in self.runs.items()}
-        return Unapplied(runs, Records(self.records.items()), self.numbers[:])
+        return Unapplied({ledger: list(rows) for ledger, rows in self.runs.items()}, Records(self.records.items()))
 
     def __bool__(self) -> bool:
-        return bool(self.runs or self.records or self.numbers)
+        return bool(self.runs or self.records)
 
     def add_run(self, ledger_id: int, run: LedgerRow) -> None:
         """Add the run that follows the ledger's last, or a batch that has it."""
         self.runs.setdefault(ledger_id, []).append(run)
 
-    def add_record(self, key: bytes, fields: Fields) -> None:
-        """Add a small record, in place of what is there, or its deletion."""
-        self.records[key] = fields
-        if fields is None and key[0] == Table.SEQUENCE:
-            self.numbers.append((key, None))
+    def add_record(self, key: bytes, entry: Entry) -> None:
+        """Add a small record, in place of what is there, its deletion, or all that changes its bits."""
+        self.records[key] = entry
 
-    def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
-        """Add numbers to the record of a key."""
-        self.numbers.append((key, numbers))
+    def change_bits(self, key: bytes, change: BitChange) -> None:
+        """Add a change of a record's bits to what is there."""
+        self.records[key] = changed(key, self.records.get(key, ABSENT), change)
 
 
 Look = Callable[[int], Unapplied]
@@ -220,13 +232,13 @@ class Memtable:
         """Add the run that follows the ledger's last, or a batch that has it."""
         self.view.runs.setdefault(ledger_id, []).append(run)
 
-    def add_record(self, key: bytes, fields: Fields) -> None:
-        """Add a small record, in place of what is there, or its deletion."""
-        self.view.add_record(key, fields)
+    def add_record(self, key: bytes, entry: Entry) -> None:
+        """As `Unapplied.add_record`."""
+        self.view.records[key] = entry
 
-    def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
-        """Add numbers to the record of a key."""
-        self.view.add_numbers(key, numbers)
+    def change_bits(self, key: bytes, change: BitChange) -> None:
+        """As `Unapplied.change_bits`."""
+        self.view.change_bits(key, change)
 
 
 class Applied:
@@ -235,8 +247,7 @@ class Applied:
     def __init__(self, memtable: Memtable) -> None:
         self._memtable = memtable
         self._runs: dict[int, int] = {}
-        self._records: dict[bytes, Fields] = {}
-        self._numbers = 0
+        self._records: dict[bytes, Entry] = {}
 
     def rows(self) -> Iterator[tuple[int, LedgerRuns]]:
         """The runs, by ledger, that the transaction has not been given yet, and is given now."""
@@ -248,21 +259,15 @@ class Applied:
                 self._runs[ledger_id] = given + len(following)
                 yield ledger_id, LedgerRuns(ledger_id, following)
 
-    def records(self) -> list[tuple[bytes, Fields]]:
-        """The small records that the transaction has not been given yet, and is given now: (key, fields)."""
+    def records(self) -> list[tuple[bytes, Entry]]:
+        """The small records that the transaction has not been given yet, and is given now, by key."""
         fresh = list(self._others())
         self._records.update(fresh)
         return fresh
 
-    def _others(self) -> Iterator[tuple[bytes, Fields]]:
+    def _others(self) -> Iterator[tuple[bytes, Entry]]:
         given = self._records
-        return (row for row in self._memtable.view.records.items() if given.get(row[0], _ABSENT) is not row[1])
-
-    def numbers(self) -> list[tuple[bytes, BitMap64 | None]]:
-        """The numbers that the transaction has not been given yet, and is given now: (key, numbers)."""
-        fresh = self._memtable.view.numbers[self._numbers :]
-        self._numbers += len(fresh)
-        return fresh
+        return (row for row in self._memtable.view.records.items() if given.get(row[0], ABSENT) is not row[1])
 
     def committed(self) -> None:
         """Have the memtable forget the rows that were given: the transaction is on disk."""
@@ -270,7 +275,7 @@ class Applied:
         with memtable.publishing:
             view = memtable.view
             runs = {ledger: left for ledger, rows in view.runs.items() if (left := rows[self._runs.get(ledger, 0) :])}
-            memtable.view = Unapplied(runs, Records(self._others()), view.numbers[self._numbers :])
+            memtable.view = Unapplied(runs, Records(self._others()))
 
 
 class ReadTransaction:
@@ -284,28 +289,29 @@ class ReadTransaction:
     def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied) -> None:
         self.raw = raw
         self.unapplied = unapplied
-        self.changed: dict[bytes, Fields] | None = None
+        self.changed: Records | None = None
         """Small records as a group under way leaves them, in place of what `unapplied` has."""
         self.cursor: Callable[[], lmdb.Cursor] = raw.cursor
         self.stat = raw.stat
         self.id: Callable[[], int] = raw.id
 
+    def _entry(self, key: bytes) -> Entry:
+        entry: Entry = ABSENT if self.changed is None else self.changed.get(key, ABSENT)
+        return self.unapplied.records.get(key, ABSENT) if entry is ABSENT else entry
+
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""
-        fields = _ABSENT if self.changed is None else self.changed.get(key, _ABSENT)
-        if fields is _ABSENT:
-            fields = self.unapplied.records.get(key, _ABSENT)
-        if fields is _ABSENT:
+        entry = self._entry(key)
+        if entry is ABSENT:
             return self.raw.get(key, default)
+        fields = fields_over(key, self.raw.get(key) if isinstance(entry, BitChange) else None, entry)
         return default if fields is None else memoryview(seal(key, fields))
 
     def fields(self, key: bytes) -> Fields:
-        """The fields of a small record, but for what a group under way changes. Raises CorruptRecord."""
-        fields = self.unapplied.records.get(key, _ABSENT)
-        if fields is _ABSENT:
-            value = self.raw.get(key)
-            return None if value is None else unseal(key, value)
-        return fields
+        """The fields of a small record. Raises CorruptRecord."""
+        entry = self._entry(key)
+        is_read = entry is ABSENT or isinstance(entry, BitChange)
+        return fields_over(key, self.raw.get(key) if is_read else None, entry)
 
 
 Reads = lmdb.Transaction | ReadTransaction
@@ -331,51 +337,40 @@ def applied_rows(raw: Reads) -> lmdb.Transaction:
 
 def unapplied_records(
     raw: Reads, prefix: bytes, start: bytes = b"", limit: bytes = PAST
-) -> Iterator[tuple[bytes, Fields]]:
-    """The unapplied small records whose keys begin with `prefix`, from `start` on, before `limit`, in order.
-
-    (key, fields), None of a deleted one.
-    """
+) -> Iterator[tuple[bytes, Entry]]:
+    """What is unapplied of small records whose keys begin with `prefix`, from `start` on, before `limit`, in order."""
     if not isinstance(raw, ReadTransaction):
         return iter(())
     start, limit = max(prefix, start), min(prefix + PAST, limit)
     records = raw.unapplied.records.between(start, limit)
     if raw.changed:
-        changed = sorted(row for row in raw.changed.items() if start <= row[0] < limit)
-        return overlaid(records, iter(changed), lambda _, fields: fields)
+        return overlaid(records, raw.changed.between(start, limit), _last_of)
     return records
 
 
+def _last_of(_: bytes, under: Entry | None, over: Entry) -> Entry:
+    return under if over is ABSENT else over
+
+
 def overlaid(
-    under: Iterator[tuple[bytes, V]], over: Iterator[tuple[bytes, T]], take: Callable[[bytes, V], T]
+    under: Iterator[tuple[bytes, V]],
+    over: Iterator[tuple[bytes, Entry]],
+    join: Callable[[bytes, V | None, Entry], T],
 ) -> Iterator[tuple[bytes, T]]:
-    """Merge rows by key, those of `over` in place of those of `under`, of which `take` makes rows of its kind."""
+    """Merge rows by key; `join` makes one of what `under` has, or None, and what `over` has, or ABSENT."""
     following = next(over, None)
     for key, value in under:
         while following is not None and following[0] < key:
-            yield following
+            yield following[0], join(following[0], None, following[1])
             following = next(over, None)
         if following is None or following[0] != key:
-            yield key, take(key, value)
-    if following is not None:
-        yield following
-        yield from over
-
-
-def unapplied_numbers(raw: Reads, prefix: bytes) -> BitMap64:
-    """The unapplied numbers of all keys that begin with `prefix`."""
-    by_key: dict[bytes, BitMap64] = {}
-    if isinstance(raw, ReadTransaction):
-        for key, numbers in raw.unapplied.numbers:
-            if key.startswith(prefix):
-                by_key[key] = BitMap64() if numbers is None else by_key.get(key, BitMap64()) | numbers
-    return BitMap64().union(*by_key.values()) if by_key else BitMap64()
-
-
-def unapplied_number_keys(raw: Reads, prefix: bytes) -> set[bytes]:
-    """The keys that begin with `prefix` and have unapplied numbers."""
-    rows = raw.unapplied.numbers if isinstance(raw, ReadTransaction) else ()
-    return {key for key, _ in rows if key.startswith(prefix)}
+            yield key, join(key, value, ABSENT)
+        else:
+            yield key, join(key, value, following[1])
+            following = next(over, None)
+    while following is not None:
+        yield following[0], join(following[0], None, following[1])
+        following = next(over, None)
 
 
 def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
@@ -383,23 +378,16 @@ def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
     with memtable.publishing:  # all of a group, or nothing
         memtable.publication.refuse_torn()
         position = memtable.position
-        records, united, runs_by_ledger = applied.records(), applied.numbers(), list(applied.rows())
-    if not (records or united or runs_by_ledger):
+        records, runs_by_ledger = applied.records(), list(applied.rows())
+    if not (records or runs_by_ledger):
         return
     transaction.put(APPLIED_KEY, pack_u64(position))
-    for key, fields in records:
+    for key, entry in records:
+        fields = fields_over(key, transaction.raw.get(key) if isinstance(entry, BitChange) else None, entry)
         if fields is None:
             transaction.delete(key)
         else:
             transaction.put(key, fields)
-    for key, numbers in united:
-        if numbers is None:
-            transaction.delete(key)
-            continue
-        value = transaction.raw.get(key)
-        both = numbers | (BitMap64() if value is None else BitMap64.deserialize(unseal(key, value)))
-        both.run_optimize()
-        transaction.put(key, bytes(both.serialize()))
     for ledger_id, runs in runs_by_ledger:
         for key, value, count in merged_runs(partial(run_key, ledger_id), list(runs), memtable.limits):
             transaction.insert_run(key, value, count)

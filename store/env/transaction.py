@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 import lmdb
 
+from ..codec.bits import BitChange, Bits, bits_of
 from ..codec.bodies import Buffer
 from ..codec.format import NOT_COPIED, copy_key, seal, unseal
 from ..errors import BrokenInvariant
@@ -87,6 +88,14 @@ class Transaction(LogEnds, ABC):
     @abstractmethod
     def delete(self, key: bytes) -> bool:
         """Remove a small record; False when it is not there."""
+
+    @abstractmethod
+    def bits(self, key: bytes) -> Bits:
+        """Read the members of a record that is a bitmap; they are not to be changed. Raises CorruptRecord."""
+
+    @abstractmethod
+    def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
+        """Change a record that is a bitmap; `before`: its members, where they were read."""
 
     @abstractmethod
     def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
@@ -166,6 +175,18 @@ class LmdbTransaction(Transaction):
         if key[0] not in NOT_COPIED:
             self._lmdb.delete(copy_key(key))
         return bool(self._lmdb.delete(key))
+
+    def bits(self, key: bytes) -> Bits:
+        """Read the members of a record that is a bitmap."""
+        return bits_of(key, self.get(key))
+
+    def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
+        """Change a record that is a bitmap."""
+        fields = change.fields(key, self.get(key))
+        if fields is None:
+            self.delete(key)
+        else:
+            self.put(key, fields)
 
     def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
         """Store a run under a key that must be new, appended where it is past every other key.

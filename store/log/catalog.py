@@ -22,7 +22,7 @@ from ..codec.format import (
 )
 from ..codec.frontier import FrontierRecord
 from ..env.environment import Environment
-from ..env.memtable import PAST, Reads, overlaid, unapplied_records
+from ..env.memtable import ABSENT, PAST, Entry, Reads, fields_over, overlaid, unapplied_records
 from ..env.transaction import Transaction
 
 LEDGERS = "next_ledger"
@@ -63,14 +63,18 @@ def rows(raw: Reads, prefix: bytes, start: bytes = b"", limit: bytes = PAST) -> 
 
     Raises CorruptRecord at a damaged one.
     """
-    merged = overlaid(_applied(raw, prefix, start, limit), unapplied_records(raw, prefix, start, limit), fmt.unseal)
+    merged = overlaid(_applied(raw, prefix, start, limit), unapplied_records(raw, prefix, start, limit), fields_over)
     return ((key, fields) for key, fields in merged if fields is not None)
 
 
 def keys(raw: Reads, prefix: bytes) -> Iterator[bytes]:
     """Iterate over the keys of `rows`, whose records are not verified."""
-    merged = overlaid(_applied(raw, prefix), unapplied_records(raw, prefix), lambda key, _: key)
-    return (key for key, fields in merged if fields is not None)
+
+    def is_there(key: bytes, value: bytes | memoryview | None, entry: Entry) -> bool:
+        return entry is ABSENT or fields_over(key, value, entry) is not None
+
+    merged = overlaid(_applied(raw, prefix), unapplied_records(raw, prefix), is_there)
+    return (key for key, there in merged if there)
 
 
 def _applied(

@@ -38,7 +38,7 @@ from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from .segment_file import SECTOR, SegmentFile, make_file
 
 SEGMENT_VERSION = 3
-"""Version of a segment that is begun; 3 has rows DELETE."""
+"""Version of a segment that is begun; 3 has rows DELETE and SUBTRACT, and rows UNITE of entry ids."""
 
 READ_VERSIONS = (2, 3)
 """Versions that are read; one of another is refused."""
@@ -67,12 +67,14 @@ class RowKind(IntEnum):
     """A run of a ledger is inserted."""
     RECORD = 2
     """A small record is stored; the value is its fields."""
-    NUMBERS = 3
-    """Numbers are united with a record: a roaring bitmap of 64 bits."""
+    UNITE = 3
+    """A roaring bitmap is united with that of a record (bits.py)."""
     BATCH = 4
     """Runs of several ledgers are inserted: a scattered batch."""
     DELETE = 5
     """A small record is removed; the value is empty."""
+    SUBTRACT = 6
+    """The members of a roaring bitmap are taken from that of a record; one that has no others is removed."""
 
 
 class Row(NamedTuple):

@@ -12,14 +12,23 @@ from functools import partial
 from itertools import repeat
 from typing import NamedTuple, Protocol
 
-from pyroaring import BitMap64
-
+from ..codec.bits import BitChange, Bits, bits_of
 from ..codec.bodies import Buffer
-from ..codec.format import Table, run_key, split_run_key
+from ..codec.format import run_key, split_run_key
 from ..codec.run import HEADER
 from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..env.environment import Environment
-from ..env.memtable import Fields, Memtable, Reads, ReadTransaction, Unapplied
+from ..env.memtable import (
+    ABSENT,
+    Entry,
+    Memtable,
+    Reads,
+    ReadTransaction,
+    Records,
+    Unapplied,
+    changed,
+    fields_over,
+)
 from ..env.transaction import LogEnds, Staged, Transaction
 from ..errors import BrokenInvariant
 from .segment import MAIN, SEVERAL, Group, Row, RowKind
@@ -38,7 +47,7 @@ class EnvironmentBatch(Transaction):
         self._group = group
         self._environment = environment
         self._reads: ReadTransaction | None = None
-        self._put: dict[bytes, Fields] = {}
+        self._put = Records()
         """Small records as the group leaves them."""
         self.start_ms = start_ms
         self.memtable = memtable
@@ -60,25 +69,47 @@ class EnvironmentBatch(Transaction):
         """The rows of a partition's environment in the same group."""
         return self._group.to(start_ms, memtable)
 
+    def _entry(self, key: bytes) -> Entry:
+        """What the units so far have made of a small record, and what was unapplied before them."""
+        entry = self._put.get(key, ABSENT)
+        return self.memtable.view.records.get(key, ABSENT) if entry is ABSENT else entry
+
     def get(self, key: bytes) -> bytes | None:
         """Read and verify the fields of a small record. Raises CorruptRecord."""
-        return self._put[key] if key in self._put else self.raw.fields(key)
+        entry = self._entry(key)  # without a read, where that is all
+        is_read = entry is ABSENT or isinstance(entry, BitChange)
+        return self.raw.fields(key) if is_read else fields_over(key, None, entry)
+
+    def bits(self, key: bytes) -> Bits:
+        """Read the members of a record that is a bitmap; they are not to be changed. Raises CorruptRecord."""
+        entry = self._entry(key)
+        return entry.united if isinstance(entry, BitChange) and entry.whole else bits_of(key, self.get(key))
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
-        self._change(RowKind.RECORD, key, fields, fields)
+        self._change(key, fields, Row(RowKind.RECORD, self.start_ms, key, fields))
 
     def delete(self, key: bytes) -> bool:
         """Remove a small record; False when it is not there."""
-        if self.raw.get(key) is None and key[0] != Table.SEQUENCE:  # whose numbers may be unapplied
+        if self.raw.get(key) is None:
             return False
-        self._change(RowKind.DELETE, key, None, b"")
+        self._change(key, None, Row(RowKind.DELETE, self.start_ms, key, b""))
         return True
 
-    def _change(self, kind: RowKind, key: bytes, fields: Fields, value: bytes) -> None:
-        self._put[key] = fields
-        self._group.rows.append(Row(kind, self.start_ms, key, value))
-        self._group.published.append(partial(self.memtable.add_record, key, fields))
+    def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
+        """Change a record that is a bitmap; `before`: its members, where they were read."""
+        if before is None:
+            entry = changed(key, self._entry(key), change)
+        else:
+            entry = BitChange(change.members(before), bits_of(key, None), whole=True)
+        for kind, members in ((RowKind.SUBTRACT, change.taken), (RowKind.UNITE, change.united)):
+            if members:
+                self._change(key, entry, Row(kind, self.start_ms, key, members.serialize()))
+
+    def _change(self, key: bytes, entry: Entry, row: Row) -> None:
+        self._put[key] = entry
+        self._group.rows.append(row)
+        self._group.published.append(partial(self.memtable.add_record, key, entry))
 
     def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
         """Store a run of `count` entries under a key that must be new."""
@@ -89,11 +120,6 @@ class EnvironmentBatch(Transaction):
         group.entries += count
         if heard is not None:
             group.published.append(heard)
-
-    def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
-        """Unite numbers with the record of a key."""
-        self._group.rows.append(Row(RowKind.NUMBERS, self.start_ms, key, bytes(numbers.serialize())))
-        self._group.published.append(partial(self.memtable.add_numbers, key, numbers))
 
     def appended(self, callback: Callable[[], object]) -> None:
         """Have memory hear of an append once the memtables have it."""
@@ -225,4 +251,10 @@ def add_row(memtable: Memtable | Unapplied, row: Row | BatchRow) -> None:
     elif row.kind == RowKind.DELETE:
         memtable.add_record(row.key, None)
     else:
-        memtable.add_numbers(row.key, BitMap64.deserialize(bytes(row.value)))
+        memtable.change_bits(row.key, bit_change(row))
+
+
+def bit_change(row: Row) -> BitChange:
+    """The change that a row UNITE or SUBTRACT makes."""
+    nothing, members = bits_of(row.key, None), bits_of(row.key, bytes(row.value))
+    return BitChange(nothing, members) if row.kind == RowKind.SUBTRACT else BitChange(members, nothing)

@@ -24,9 +24,9 @@ from duelog.store.codec.format import Table, counter_key, pack_u64
 from duelog.store.files.directory import move
 from duelog.store.files.failpoints import reach
 from duelog.store.log import catalog
-from duelog.store.wal.segment import RowKind, group_bytes
+from duelog.store.wal.segment import Row, RowKind, group_bytes
 from duelog.store.wal.write_ahead_log import WriteAheadLog
-from duelog.store.wal.write_batch import EnvironmentBatch, single_rows
+from duelog.store.wal.write_batch import single_rows
 from duelog.subscription import Subscription
 from duelog.upkeep import maintenance, reclaiming
 
@@ -247,7 +247,7 @@ def group_in_parts() -> None:
     def wrap(append: Any) -> Any:
         def one_by_one(self: Any, rows: Any, *, flush: bool) -> int:
             rows = list(single_rows(rows))
-            numbered = any(row.kind == RowKind.NUMBERS for row in rows)
+            numbered = any(row.kind == RowKind.UNITE and row.key[0] == Table.SEQUENCE for row in rows)
             if numbered or not self._active.fits(sum(group_bytes([row]) for row in rows)):
                 return int(append(self, rows, flush=flush))
             for row in rows[:-1]:
@@ -260,22 +260,24 @@ def group_in_parts() -> None:
     _patch(WriteAheadLog, "append", wrap)
 
 
+def _appending_without(left_out: Callable[[Row], bool]) -> None:
+    def wrap(append: Any) -> Any:
+        def without_some(self: Any, rows: Any, *, flush: bool) -> int:
+            return int(append(self, [row for row in rows if not left_out(row)], flush=flush))
+
+        return without_some
+
+    _patch(WriteAheadLog, "append", wrap)
+
+
 def numbers_left_out() -> None:
     """The numbers of a named producer are known in memory, and not in the group that stores their messages."""
-    _patch(EnvironmentBatch, "add_numbers", lambda _: lambda self, key, numbers: None)
+    _appending_without(lambda row: row.key[:1] == bytes([Table.SEQUENCE]))
 
 
 def keys_left_out() -> None:
     """The record of a deduplication key is known in memory, and not in the group that stores its message."""
-
-    def wrap(append: Any) -> Any:
-        def without_keys(self: Any, rows: Any, *, flush: bool) -> int:
-            kept = [row for row in rows if row.key[:1] != bytes([Table.KEY])]
-            return int(append(self, kept, flush=flush))
-
-        return without_keys
-
-    _patch(WriteAheadLog, "append", wrap)
+    _appending_without(lambda row: row.key[:1] == bytes([Table.KEY]))
 
 
 def apply(name: str) -> None:

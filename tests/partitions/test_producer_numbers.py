@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 
 from duelog.partitions import producer_numbers as producers
 from duelog.store.codec import format as fmt
+from duelog.store.codec.bits import BitChange
 from duelog.store.codec.run import RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable, Publication
@@ -32,7 +33,7 @@ class Numbers:
         """A group of the write-ahead log with the numbers is durable."""
         self.memtable.position += 1
         for key, block in producers.blocks(topic_id, name, BitMap64(numbers)):
-            self.memtable.add_numbers(key, block)
+            self.memtable.change_bits(key, BitChange(block, BitMap64()))
 
     def close(self) -> None:
         """Close the environment."""

@@ -24,7 +24,7 @@ from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, Parti
 from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, Run, RunKind, UInt32s
 from ...store.env.environment import Environment
-from ...store.env.memtable import Reads, overlaid, unapplied_records
+from ...store.env.memtable import ABSENT, Entry, Reads, fields_over, overlaid, unapplied_records
 from ...store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
 from ...store.log.ledger import find_tail
 from ...store.names import TopicName
@@ -248,9 +248,14 @@ class _LedgerCopy(NamedTuple):
 def records_before(raw: Reads, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(key, value) of every record whose key is below `limit`: copied, with the checksum that it has. By key."""
     applied = takewhile(lambda row: row[0] < limit, ((bytes(key), value) for key, value in raw.cursor()))
-    unapplied = unapplied_records(raw, b"", limit=limit)
-    sealed = ((key, None if fields is None else fmt.seal(key, fields)) for key, fields in unapplied)
-    merged = overlaid(applied, sealed, lambda _, value: bytes(value))
+
+    def value_of(key: bytes, value: bytes | memoryview | None, entry: Entry) -> bytes | None:
+        if entry is ABSENT:
+            return bytes(value or b"")
+        fields = fields_over(key, value, entry)
+        return None if fields is None else fmt.seal(key, fields)
+
+    merged = overlaid(applied, unapplied_records(raw, b"", limit=limit), value_of)
     return ((key, value) for key, value in merged if value is not None)
 
 

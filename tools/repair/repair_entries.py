@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from pyroaring import BitMap, BitMap64
+from pyroaring import BitMap
 
 from ...delivery.acks import AckSet
 from ...partitions import cancellations
@@ -41,7 +41,7 @@ from ...store.log.managed_ledger import LedgerLimits, ManagedLedger
 from ...store.log.scan import runs
 from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, numbers_in, place_of, salvage
 from ...store.wal.wal_reader import DIRECTORY, read_wal
-from ...store.wal.write_batch import single_rows
+from ...store.wal.write_batch import bit_change, single_rows
 from ...survey.contents import kept_ledgers, main_ledgers, marker_runs, topic_ids, unreadable_bodies
 from .repair_records import NO_MARKERS, Marked, OpenLog, PartitionLog, due_column, fired_in, restore_markers
 from .repair_report import Account, Discarded
@@ -99,11 +99,8 @@ class WalRepair:
                 elif row.kind == RowKind.DELETE:
                     if position > applied:
                         transaction.delete(row.key)
-                elif row.kind == RowKind.NUMBERS:
-                    known = transaction.get(row.key)
-                    both = BitMap64.deserialize(bytes(row.value))
-                    both |= BitMap64() if known is None else BitMap64.deserialize(known)
-                    transaction.put(row.key, bytes(both.serialize()))
+                elif row.kind != RowKind.RUN and (position > applied or row.key[0] == Table.SEQUENCE):
+                    transaction.change_bits(row.key, bit_change(row))
             for row in runs:
                 transaction.raw.put(row.key, bytes(row.value))
             transaction.put(APPLIED_KEY, fmt.pack_u64(max(rows[-1][0], applied)))
@@ -423,12 +420,8 @@ def _acknowledge(
         mark = changes.mark_delete
         moved = record._replace(ledger_id=mark.ledger_id, next_entry=mark.entry_id + 1)
         transaction.put(fmt.cursor_key(topic_id, name), moved.pack())
-        for ledger_id, row in changes.acked.items():
-            key = fmt.acked_key(record.subscription_id, ledger_id)
-            if row is None:
-                transaction.delete(key)
-            else:
-                transaction.put(key, row)
+        for ledger_id, change in changes.acked.items():
+            transaction.change_bits(fmt.acked_key(record.subscription_id, ledger_id), change)
 
 
 def _unacked(acks: AckSet, ledger_id: int, entries: BitMap) -> BitMap:

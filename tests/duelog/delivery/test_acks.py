@@ -9,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
+from duelog.store.codec.bits import BitChange
+from duelog.store.codec.format import acked_key
 from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.position import Position
 from tests.duelog.delivery.twins import Ledgers, acked_after_mark
@@ -18,10 +20,10 @@ from tests.proof import length
 def stored(rows: dict[int, bytes], mark: Position, acks: AckSet) -> Position:
     """Write the changes of ``acks`` into ``rows`` as a cursor's table would; the mark-delete position on disk."""
     changes = acks.take_changes()
-    for ledger_id, row in changes.acked.items():
-        if row is None:
-            rows.pop(ledger_id, None)
-        else:
+    for ledger_id, change in changes.acked.items():
+        key = acked_key(1, ledger_id)
+        row = change.fields(key, rows.pop(ledger_id, None))
+        if row is not None:
             rows[ledger_id] = row
     return changes.mark_delete if changes.mark_delete_changed else mark
 
@@ -212,8 +214,7 @@ def test_rows_at_or_before_the_mark_are_dropped_when_loaded() -> None:
     acks = AckSet(Position(4, 3), {1: BitMap([5]), 4: BitMap([3, 7])})
     assert acked_after_mark(acks) == 1
     changes = acks.take_changes()
-    assert changes.acked[1] is None
-    assert BitMap.deserialize(changes.acked[4] or b"") == BitMap([7])
+    assert changes.acked == {1: BitChange(BitMap(), BitMap([5])), 4: BitChange(BitMap(), BitMap([3]))}
 
 
 def test_the_callers_bitmaps_stay_their_own() -> None:
@@ -252,4 +253,4 @@ def test_trimming_under_the_mark_moves_it_over_what_is_acknowledged_there() -> N
     acks = AckSet(Position(1, 0), {1: BitMap([2]), 5: BitMap([0, 2])})
     acks.trim_to(5, ledgers)
     assert acks.mark_delete == Position(5, 0)
-    assert acks.take_changes().acked[1] is None
+    assert acks.take_changes().acked[1] == BitChange(BitMap(), BitMap([2]))

@@ -55,7 +55,7 @@ def test_groups_are_read_back_in_order(segment: Segment, tmp_path: Path) -> None
     """Every field of every row, also of empty and of long values, with their places."""
     groups = [
         [Row(RowKind.RUN, 5, b"k", b"value"), Row(RowKind.RECORD, MAIN, b"", b"")],
-        [Row(RowKind.NUMBERS, 86_400_000, b"key", bytearray(3_000))],
+        [Row(RowKind.SUBTRACT, 86_400_000, b"key", bytearray(3_000))],
         [Row(RowKind.RUN, -86_400_000, bytes(200), b"x")],
     ]
     for group in groups:
