@@ -12,15 +12,17 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 from sortedcontainers import SortedSet
 
 from duelog.store.codec.bits import BitChange
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import (
+    Table,
+    block_key,
     copy_key,
     counter_key,
     document_key,
@@ -50,6 +52,8 @@ from duelog.store.errors import StoreFull
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 from duelog.store.log.scan import RunFinder, runs
+from duelog.store.wal.segment import Row
+from duelog.store.wal.write_batch import WriteBatch, add_row
 from tests.conftest import present
 from tests.store.commits import raw_value
 
@@ -415,3 +419,55 @@ Views.TestCase.settings = settings(
     max_examples=200, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestViews = Views.TestCase
+
+
+BITS = block_key(Table.CANCELLED, 7, 0)
+SOME = st.sets(st.integers(0, 5)).map(BitMap)
+CHANGES = st.tuples(SOME, SOME).map(lambda both: BitChange(both[0], both[1] - both[0]))
+STEPS = CHANGES | st.sampled_from(("delete", "apply", "crash")) | SOME.filter(bool).map(lambda bits: bits.serialize())
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEPS, max_size=12))
+def test_bits_that_are_changed_are_those_of_a_set(steps: list[Any]) -> None:
+    """Whatever was written whole, deleted or applied between; by key, in a scan, in a group, and after a replay."""
+    twin: set[int] | None = None
+    since: list[Row] = []
+    with tempfile.TemporaryDirectory() as path:
+        memtable = Memtable(Publication(), LIMITS)
+        opened = Environment(Path(path), name="e", create=True, durability="none", memtable=memtable)
+        batch = WriteBatch(opened, memtable)
+        for step in [*steps, "group", "apply"]:
+            if step == "apply":
+                opened.apply()
+                since.clear()
+            elif step == "crash":
+                memtable.view = Unapplied.nothing()
+                for row in since:
+                    add_row(memtable, row)
+            elif step == "delete":
+                batch.main.delete(BITS)
+                twin = None
+            elif isinstance(step, BitChange):
+                before = batch.main.bits(BITS) if len(step.united) % 2 else None
+                batch.main.change_bits(BITS, step, before)
+                twin = ((twin or set()) - set(step.taken)) | set(step.united) or None
+            elif step != "group":
+                batch.main.put(BITS, step)
+                twin = set(BitMap.deserialize(step))
+            if twin is None:
+                assert batch.main.get(BITS) is None
+            assert set(batch.main.bits(BITS)) == (twin or set())
+            since += batch.rows
+            batch.end_reads()
+            batch.publish(memtable.position + 1)
+            batch.close()
+            batch = WriteBatch(opened, memtable)
+            with opened.read() as raw:
+                listed = list(catalog.rows(raw, BITS[:1]))
+                assert list(catalog.keys(raw, BITS[:1])) == [key for key, _ in listed]
+                assert catalog.fields_of(raw, BITS) == (listed[0][1] if listed else None)
+            assert (set(BitMap.deserialize(listed[0][1])) if listed else None) == twin
+        assert not memtable
+        batch.close()
+        opened.close()
