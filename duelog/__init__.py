@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from .topics.dead_letters import DeadLetter
     from .topics.seeking import LogPositions, PublishedAt
     from .topics.topic_events import TopicEvent
+    from .transaction import Transaction
     from .upkeep.maintenance import TickResult
     from .upkeep.schedule import Schedule
+    from .workers.task_message import TaskMessage
     from .workers.worker import Worker
 
     __version__: str
@@ -71,9 +73,11 @@ __all__ = [
     "Subscription",
     "SubscriptionAdmin",
     "SystemClock",
+    "TaskMessage",
     "TickResult",
     "Topic",
     "TopicEvent",
+    "Transaction",
     "Worker",
     "__version__",
 ]
@@ -116,6 +120,8 @@ _HOMES = {
     ),
     "duelog.subscription": ("Subscription", "SubscriptionAdmin"),
     "duelog.topic": ("Topic",),
+    "duelog.transaction": ("Transaction",),
+    "duelog.workers.task_message": ("TaskMessage",),
     "duelog.topics.dead_letters": ("DeadLetter",),
     "duelog.topics.seeking": (
         "LogPositions",

@@ -31,6 +31,7 @@ from .stats import Keeper, PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
+from .transaction import Transaction
 from .upkeep.maintenance import TickResult
 
 
@@ -179,6 +180,18 @@ class DelayedStore:
             owners.append(place)
             checked.append(message)
         return sender.send(list(names), owners, checked, allow_past=allow_past).to_list()
+
+    def transaction(self) -> Transaction:
+        """Begin to collect operations that are stored together when the block ends, or not at all.
+
+            with store.transaction() as transaction:
+                transaction.ack(message)
+                transaction.cancel_key("order-timeouts", "order-7")
+                transaction.send("invoices", b"order-7", deliver_after=86_400)
+
+        Raises ReadOnly, ClosedError, StoreFailed; what its end raises: see `Transaction`.
+        """
+        return Transaction(self._engine)
 
     def set_policies(
         self,

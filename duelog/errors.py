@@ -26,6 +26,7 @@ from duelog.store.errors import StoreFailed as StoreFailed
 from duelog.store.errors import StoreFull as StoreFull
 from duelog.store.errors import StoreLocked as StoreLocked
 from duelog.store.errors import StoreUnavailable as StoreUnavailable
+from duelog.store.errors import TransactionConflict as TransactionConflict
 from duelog.store.errors import UnknownSubscription as UnknownSubscription
 from duelog.store.errors import UnknownTopic as UnknownTopic
 

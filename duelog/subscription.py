@@ -574,6 +574,12 @@ class Subscription:
         position = self._place(positions[0])
         return self._acknowledge(lambda dispatcher: dispatcher.ack_cumulative(position), durable=durable)
 
+    def holds(self, message: ReceivedMessage) -> bool:
+        """Return whether this consumer still holds a delivery: not acknowledged, given back or taken back since."""
+        self._check_usable()
+        with self._state.lock:
+            return self._state.holds(message, self._id)
+
     def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: Duration | None = None) -> int:
         """Give messages back, to be handed out again `delay` from now (to any consumer, if shared).
 

@@ -142,6 +142,15 @@ class DocumentChanged(DuelogError):
         self.found = found
 
 
+class TransactionConflict(DuelogError):
+    """One operation of a transaction cannot be, so that nothing of it was stored: which, and why."""
+
+    def __init__(self, operation: str, reason: str) -> None:
+        super().__init__(f"nothing of the transaction is stored: {operation}: {reason}")
+        self.operation = operation
+        self.reason = reason
+
+
 class UnknownTopic(DuelogError, LookupError):
     """No topic of that name exists."""
 

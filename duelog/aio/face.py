@@ -328,6 +328,11 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         pairs = map(_plain, messages) if isinstance(messages, Iterable) else messages
         return await self._threads.run(self._inner.send_batch, pairs, allow_past=allow_past)
 
+    @explained_by(duelog.DelayedStore.transaction)
+    def transaction(self) -> duelog.Transaction:
+        """Begin to collect operations that are stored together when an `async with` block ends; topics by name."""
+        return self._inner.transaction()
+
     @explained_by(duelog.DelayedStore.on_topics)
     async def on_topics(self, callback: Callable[[list[duelog.TopicEvent]], object]) -> Callable[[], None]:
         """Have `callback` called with the topics that are created and deleted from now on, by the running loop."""

@@ -78,6 +78,14 @@ class Outstanding:
     def held_by(self, consumer_id: int) -> int:
         return len(self._held[consumer_id])
 
+    def holds(self, position: Position, times: int, consumer_id: int | None) -> bool:
+        """Return whether a message is held since it was handed out after `times` other deliveries; None: by anyone."""
+        if self.counts.times(*position) != times:
+            return False
+        if consumer_id is None:
+            return any(position in held for held in self._held.values())
+        return consumer_id in self._held and position in self._held[consumer_id]
+
     def hand_out(self, consumer_id: int, batch: ReceivedMessages, again: Sequence[int], now_ms: int) -> None:
         """Record one batch and set its redelivery counts; no consumer may hold any of it.
 

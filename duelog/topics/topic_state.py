@@ -26,6 +26,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.store.message import ReceivedMessage
 from duelog.store.names import TopicName
 from duelog.store.policy.policies import EffectivePolicies, merge
 from duelog.store.position import BEFORE_FIRST, Position
@@ -279,6 +280,11 @@ class SubscriptionState:
         for ledger_id, of_ledger in entries.items():
             self.attempts.forget(ledger_id, of_ledger)
         return sum(self.acks.ack(ledger_id, of_ledger, ledgers) for ledger_id, of_ledger in entries.items())
+
+    def holds(self, message: ReceivedMessage, consumer_id: int | None) -> bool:
+        """Return whether a delivery is held by a consumer, None: by any. REQUIRES: the lock."""
+        times, dispatcher = message.redelivery_count, self.dispatcher
+        return dispatcher is not None and dispatcher.outstanding.holds(message.position, times, consumer_id)
 
     def log_held(self) -> None:
         with self.lock:

@@ -42,6 +42,7 @@ from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
 
 from ..subscription import Subscription
+from .task_message import TaskMessage
 
 if TYPE_CHECKING:
     from .coroutine_loop import CoroutineLoop, Limit
@@ -64,7 +65,7 @@ _ROOM = os.path.join(os.path.dirname(__file__), "")
 class Task:
     """See `Worker.task`. Raises InvalidArgument for what is none."""
 
-    function: Callable[[ReceivedMessage], Any]
+    function: Callable[[TaskMessage], Any]
     topic: str
     subscription: str
     concurrency: int
@@ -159,7 +160,7 @@ class _Attempt:
     """A message that is run. Guarded by the monitor."""
 
     number: int
-    message: ReceivedMessage
+    message: TaskMessage
     began_ms: int
     ended: bool = False
     """True once its function has returned."""
@@ -266,7 +267,7 @@ class TaskRunner:
                     hold = timedelta(milliseconds=self.task.timeout_ms + timeout_ms)
                     self._subscription.extend(batch, hold)
                 for message in batch:
-                    self._begin(message)
+                    self._begin(TaskMessage.of(message, self._subscription))
         except BaseException as error:
             self._stop_for(error)
         finally:
@@ -294,7 +295,7 @@ class TaskRunner:
                     clock.wait(self._monitor, until_ms)
             return []
 
-    def _begin(self, message: ReceivedMessage) -> None:
+    def _begin(self, message: TaskMessage) -> None:
         attempt = _Attempt(next(self._numbers), message, self._subscription.clock.now_ms())
         if self._loop is not None and self.task.timeout_ms is not None:
             attempt.limit = self._loop.limit()
@@ -453,6 +454,10 @@ class TaskRunner:
                 self._slots.release()
 
     def _failed(self, message: ReceivedMessage, error: BaseException) -> None:
+        if not self._subscription.holds(message):  # a transaction has acknowledged it, or another has it by now
+            text = "task %s: %s failed, and is not held any more: %s"
+            _log.warning(text, self.task.name, attempt_id(message), reason_of(error), exc_info=exc_info(error))
+            return
         failed = message.redelivery_count + message.retries + 1
         try:
             wait_ms = self.task.backoff_ms(failed, error)

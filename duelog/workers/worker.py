@@ -19,16 +19,16 @@ from duelog.store.clock import Monitor
 from duelog.store.config import StoreConfig
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, InvalidArgument
-from duelog.store.message import ReceivedMessage
 from duelog.store.names import TopicName
 
 from ..delayed_store import DelayedStore
 from ..opening import stored_span_ms
+from .task_message import TaskMessage
 from .task_runner import Backoff, Task, TaskRunner, plural
 
 _log = logging.getLogger("duelog.worker")
 
-Handler = TypeVar("Handler", bound=Callable[[ReceivedMessage], Any])
+Handler = TypeVar("Handler", bound=Callable[[TaskMessage], Any])
 
 
 class Worker:
@@ -38,7 +38,7 @@ class Worker:
 
 
         @worker.task("mails", concurrency=8, retries=5, backoff=10)
-        def send_mail(message: ReceivedMessage) -> None: ...
+        def send_mail(message: TaskMessage) -> None: ...
 
 
         worker.run()

@@ -1,0 +1,437 @@
+"""Transactions: operations on topics, subscriptions and documents that take effect together, or not at all.
+
+A transaction collects operations, and writes nothing before it ends. Then each prepares its unit of work, as it does
+alone, and holds what that needs; all of the units are one, in one group of the write-ahead log. So they are on disk
+whole or not at all, and the leader of the group decides whether they are stored: whether a message is still held, has
+not fired, whether a document is of the version that was read.
+
+What is held is taken in one order, as by every other call: the locks of deduplication keys, the gate of firing,
+acknowledgements, partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import datetime, timedelta
+from types import EllipsisType, TracebackType
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+
+from duelog.markers.pending_entries import Outcome
+from duelog.store.codec.body import EncodedBatch
+from duelog.store.codec.sent_ids import sent_key
+from duelog.store.duration import Duration
+from duelog.store.errors import DocumentChanged, InvalidArgument, TransactionConflict, UnknownSubscription
+from duelog.store.log import documents
+from duelog.store.message import AnyId, Dedup, ReceivedMessage, checked_dedup_key, id_of
+from duelog.store.names import TopicName
+from duelog.store.position import MessageId
+from duelog.store.wal.write_batch import WriteBatch
+
+from .delivery.position_set import group_by_ledger
+from .engine import Engine
+from .keyed_messages import KeyChanged
+from .sending.topic_sender import EncodedMessage
+from .subscription import Subscription
+from .topic import Topic
+from .topics.topic_state import SubscriptionState, TopicState
+
+T = TypeVar("T")
+
+_ATTEMPTS = 16
+"""How often the messages of deduplication keys are looked up that others change meanwhile."""
+
+
+class Result(Generic[T]):
+    """What an operation of a transaction has come to, once that is stored."""
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self._values: list[T] = []
+
+    @property
+    def value(self) -> T:
+        """Raises InvalidArgument: the transaction has not been stored."""
+        if not self._values:
+            raise InvalidArgument("value", self.operation, "the transaction has not been stored")
+        return self._values[0]
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.operation}: {self._values[0] if self._values else 'not stored'}>"
+
+
+class _Send(NamedTuple):
+    topic: TopicName
+    message: EncodedMessage
+    dedup: Dedup | None
+    result: Result[MessageId]
+
+
+class _CancelKey(NamedTuple):
+    topic: TopicName
+    key: str
+    required: bool
+    result: Result[bool]
+
+
+class _Reschedule(NamedTuple):
+    message_id: MessageId
+    deliver_at: int | datetime | None
+    deliver_after: float | timedelta | None
+    allow_past: bool
+    required: bool
+    result: Result[MessageId | None]
+
+
+class _Cancel(NamedTuple):
+    message_id: MessageId
+    required: bool
+    result: Result[bool]
+
+
+class Ack(NamedTuple):
+    """A received message that is acknowledged with a transaction; consumer None: any that holds it."""
+
+    message: ReceivedMessage
+    consumer: Subscription | None
+
+
+class _Prepared:
+    """The units of work of a transaction, and what they hold."""
+
+    def __init__(self, held: ExitStack) -> None:
+        self.held = held
+        self.units: list[Callable[[WriteBatch], None]] = []
+        self.values: dict[Result[Any], object] = {}
+        """Results, as the last run of the units has left them."""
+        self.acknowledged: list[tuple[TopicState, SubscriptionState, int]] = []
+
+    def __call__(self, group: WriteBatch) -> None:
+        for unit in self.units:
+            unit(group)
+
+
+class Transaction:
+    """Operations that take effect together when the block ends, or not at all. Made by `DelayedStore.transaction`.
+
+    A context manager, for `async with` too. An exception in the block stores nothing. At its end all is checked by one
+    thread, alone, and written as one group of the write-ahead log: then it is as durable as the store's `durability`
+    says, whole. Otherwise an error is raised, and nothing is stored but topics that did not exist: TransactionConflict
+    (the operation, and the reason), or what the operation raises alone (DelayTooLong, QuotaExceeded, UnknownTopic,
+    StoreFull, StoreFailed ...); InvalidArgument where all of it is more than a group takes (`StoreConfig.wal_bytes`).
+
+    Others see it whole within a topic, and two topics microseconds apart. It reads nothing itself, and keeps nobody
+    waiting while the block runs. Its operations do not see one another: what it sends it cannot cancel. Not
+    thread-safe.
+    """
+
+    def __init__(self, engine: Engine, received: Ack | None = None) -> None:
+        """Use `DelayedStore.transaction`. received: a message that is acknowledged with it."""
+        engine.check_writable()
+        self._engine = engine
+        self._sends: list[_Send] = []
+        self._acks: list[Ack] = [] if received is None else [received]
+        self._cancels: dict[TopicName, list[_Cancel]] = {}
+        self._sent_keys: set[tuple[TopicName, str]] = set()
+        self._cancelled_keys: dict[tuple[TopicName, str], _CancelKey] = {}
+        self._reschedules: dict[TopicName, list[_Reschedule]] = {}
+        self._documents: list[tuple[Callable[[Any], Any], Result[Any]]] = []
+        self._ended = False
+
+    # -- operations --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str | Topic,
+        payload: bytes | bytearray | memoryview,
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        allow_past: bool = False,
+        ttl: Duration | None = None,
+        dedup_key: str | None = None,
+        dedup_for: Duration | None = None,
+        replace: bool = False,
+    ) -> Result[MessageId]:
+        """Send a message; arguments as of `Topic.send`. A delay counts from this call. Raises InvalidMessage."""
+        name, dedup = self._name(topic), Dedup.checked(dedup_key, dedup_for, replace)
+        if dedup is not None and (name, dedup.key) in self._cancelled_keys:
+            raise InvalidArgument("dedup_key", dedup.key, f"this transaction cancels that key of {name}")
+        sender = self._engine.sender_to(name)
+        encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
+        result = Result[MessageId](f"send to {name}")
+        self._sends.append(_Send(name, encoded, dedup, result))
+        if dedup is not None:
+            self._sent_keys.add((name, dedup.key))
+        return result
+
+    def ack(
+        self, messages: ReceivedMessage | Iterable[ReceivedMessage], *, consumer: Subscription | None = None
+    ) -> None:
+        """Acknowledge received messages, durably. Conflicts where one of these deliveries is not held any more.
+
+        That is, it was acknowledged, given back or taken back, or its subscription was moved. consumer: which received
+        them; None: any of their subscription that holds this delivery. Raises InvalidArgument.
+        """
+        self._check_begun()
+        given = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
+        for at, message in enumerate(given):
+            if not isinstance(message, ReceivedMessage):
+                raise InvalidArgument(f"messages[{at}]", message, "expected a received message")
+        self._acks += [Ack(message, consumer) for message in given]
+
+    def cancel(self, topic: str | Topic, message_id: AnyId, *, required: bool = True) -> Result[bool]:
+        """Cancel a delayed message; whether it is never delivered. Conflicts where it has fired or is unknown.
+
+        required: False goes on then. Raises InvalidArgument.
+        """
+        name, message_id = self._name(topic), id_of(message_id)
+        result = Result[bool](f"cancel {message_id} of {name}")
+        self._cancels.setdefault(name, []).append(_Cancel(message_id, required, result))
+        return result
+
+    def cancel_key(self, topic: str | Topic, key: str, *, required: bool = True) -> Result[bool]:
+        """Cancel the pending message of a deduplication key; whether it was. Conflicts where none is pending.
+
+        required: False goes on then. Raises InvalidArgument, also where the transaction sends with that key.
+        """
+        name = self._name(topic)
+        checked_dedup_key(key, "key")
+        if (name, key) in self._cancelled_keys or (name, key) in self._sent_keys:
+            raise InvalidArgument("key", key, f"this transaction has it already, of {name}")
+        result = Result[bool](f"cancel key {key!r} of {name}")
+        self._cancelled_keys[name, key] = _CancelKey(name, key, required, result)
+        return result
+
+    def reschedule(
+        self,
+        topic: str | Topic,
+        message_id: AnyId,
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+        allow_past: bool = False,
+        required: bool = True,
+    ) -> Result[MessageId | None]:
+        """Give a delayed message another due time; its new id. Conflicts where it is too late, or it is unknown.
+
+        Arguments as of `Topic.reschedule`. required: False goes on then, with None. Raises InvalidArgument.
+        """
+        name, message_id = self._name(topic), id_of(message_id)
+        result = Result[MessageId | None](f"reschedule {message_id} of {name}")
+        asked = _Reschedule(message_id, deliver_at, deliver_after, allow_past, required, result)
+        self._reschedules.setdefault(name, []).append(asked)
+        return result
+
+    def put_document(
+        self, key: str, value: bytes | bytearray | memoryview, *, expected: int | EllipsisType | None = ...
+    ) -> Result[int]:
+        """Store a document, as `Documents.put`; its version. Conflicts where that is not the expected one."""
+        self._check_begun()
+        result = Result[int](f"put document {key!r}")
+        self._documents.append((documents.putting(key, value, expected), result))
+        return result
+
+    def delete_document(self, key: str, *, expected: int | EllipsisType | None = ...) -> Result[bool]:
+        """Delete a document, as `Documents.delete`; whether there was one. Conflicts as `put_document`."""
+        self._check_begun()
+        result = Result[bool](f"delete document {key!r}")
+        self._documents.append((documents.deleting(key, expected), result))
+        return result
+
+    def _check_begun(self) -> None:
+        if self._ended:
+            raise InvalidArgument("transaction", self, "it has ended")
+
+    def _name(self, topic: str | Topic) -> TopicName:
+        self._check_begun()
+        if not isinstance(topic, Topic):
+            return TopicName.parse(topic)
+        if topic._engine is not self._engine:
+            raise InvalidArgument("topic", topic.name, f"a topic of another open store, {topic._engine.storage.path}")
+        return topic._name
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Store all of it, or raise."""
+        engine = self._engine
+        for _ in range(_ATTEMPTS):
+            with suppress(KeyChanged), ExitStack() as held:
+                prepared = self._prepare(held)
+                if prepared.units:
+                    engine.writer().write(prepared)
+                break
+        else:
+            reason = "its message was rescheduled or cancelled by its id, by this transaction or others"
+            raise TransactionConflict("a deduplication key", reason)
+        for topic, subscription, count in prepared.acknowledged:
+            with subscription.lock:
+                subscription.counts.acknowledged += count
+            engine.delivery.flusher.acknowledged(topic, subscription, moved_ledger=True)
+            topic.changed()
+        if self._documents:
+            engine.storage.main.flush()
+        for result, value in prepared.values.items():
+            result._values.append(value)
+
+    def _prepare(self, held: ExitStack) -> _Prepared:
+        """Take what the operations need, in the order that all calls take it in, and make their units of work."""
+        engine, prepared = self._engine, _Prepared(held)
+        now_ms = engine.writing_at()
+        names = list(dict.fromkeys(each.topic for each in self._sends))
+        topics = engine.topics.get_or_create_all(names, now_ms) if names else []
+        place_of = {name: at for at, name in enumerate(names)}
+        owners = np.array([place_of[each.topic] for each in self._sends], dtype=np.intp)
+        keys = {
+            at: sent_key(topics[place_of[each.topic]].topic_id, each.dedup.key)
+            for at, each in enumerate(self._sends)
+            if each.dedup is not None
+        }
+        cancelled = [
+            (topic := engine.topics.get(each.topic), sent_key(topic.topic_id, each.key), each)
+            for each in self._cancelled_keys.values()
+        ]
+        held.enter_context(engine.pending.keys.locks([*keys.values(), *(key for _, key, _ in cancelled)]))
+        held.enter_context(engine.delivery.firing.gate.reading())
+        if self._acks:
+            self._acknowledge(prepared)
+        for name, cancels in self._cancels.items():
+            self._cancel(prepared, engine.topics.get(name), cancels)
+        for topic, key, each in cancelled:
+            self._cancel_key(prepared, topic, key, each)
+        for name, reschedules in self._reschedules.items():
+            for asked in reschedules:
+                self._reschedule(prepared, engine.topics.get(name), asked, now_ms)
+        for work, result in self._documents:
+            self._write_document(prepared, work, result)
+        if self._sends:
+            self._send(prepared, topics, owners, keys, now_ms)
+        return prepared
+
+    def _acknowledge(self, prepared: _Prepared) -> None:
+        by_subscription: dict[tuple[str, str], list[Ack]] = {}
+        for ack in self._acks:
+            by_subscription.setdefault((ack.message.topic, ack.message.subscription), []).append(ack)
+        found: list[tuple[TopicState, SubscriptionState, list[Ack]]] = []
+        for (name, subscription), acks in by_subscription.items():
+            topic = self._engine.topics.get(TopicName.parse(name))
+            state = topic.subscriptions.get(subscription)
+            if state is None:
+                raise UnknownSubscription(name, subscription)
+            if not state.durable:
+                raise InvalidArgument("messages", acks[0].message, "a reader's acknowledgements are never on disk")
+            found.append((topic, state, acks))
+        entries = [
+            (topic, state, group_by_ledger([each.message.position for each in acks])) for topic, state, acks in found
+        ]
+        acknowledge = prepared.held.enter_context(self._engine.delivery.flusher.acknowledging(entries))
+
+        def unit(group: WriteBatch) -> None:
+            for _, state, acks in found:
+                with state.lock:
+                    for message, consumer in acks:
+                        if not state.holds(message, None if consumer is None else consumer._id):
+                            where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
+                            raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
+            fresh = acknowledge(group.main)
+            counts = (sum(map(len, each.values())) for each in fresh)
+            prepared.acknowledged = [
+                (topic, state, count) for (topic, state, _), count in zip(found, counts, strict=True)
+            ]
+
+        prepared.units.append(unit)
+
+    def _cancel(self, prepared: _Prepared, topic: TopicState, cancels: Sequence[_Cancel]) -> None:
+        ids = [each.message_id for each in cancels]
+        work = prepared.held.enter_context(self._engine.pending.topic_withdrawals.cancelling(topic, ids))
+
+        def unit(group: WriteBatch) -> None:
+            for (_, required, result), outcome in zip(cancels, work(group.main), strict=True):
+                done = outcome in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
+                if required and not done:
+                    raise TransactionConflict(result.operation, f"it is {outcome.value}")
+                prepared.values[result] = done
+
+        prepared.units.append(unit)
+
+    def _cancel_key(self, prepared: _Prepared, topic: TopicState, key: bytes, asked: _CancelKey) -> None:
+        work = prepared.held.enter_context(self._engine.sending.keyed.cancelling(topic, key))
+
+        def unit(group: WriteBatch) -> None:
+            outcome = Outcome.UNKNOWN if work is None else work(group.main)
+            if asked.required and outcome is not Outcome.CANCELLED:
+                reason = "no message of it is pending" if outcome is Outcome.UNKNOWN else f"it is {outcome.value}"
+                raise TransactionConflict(asked.result.operation, reason)
+            prepared.values[asked.result] = outcome is Outcome.CANCELLED
+
+        prepared.units.append(unit)
+
+    def _reschedule(self, prepared: _Prepared, topic: TopicState, asked: _Reschedule, now_ms: int) -> None:
+        message_id, deliver_at, deliver_after, allow_past, required, result = asked
+        work = prepared.held.enter_context(
+            self._engine.pending.topic_withdrawals.rescheduling(
+                topic, [message_id], deliver_at, deliver_after, now_ms, allow_past=allow_past
+            )
+        )
+
+        def unit(group: WriteBatch) -> None:
+            (new_id,) = work(group.main)
+            if required and new_id is None:
+                raise TransactionConflict(result.operation, "it has fired, is cancelled, or is unknown")
+            prepared.values[result] = new_id
+
+        prepared.units.append(unit)
+
+    @staticmethod
+    def _write_document(prepared: _Prepared, work: Callable[[Any], Any], result: Result[Any]) -> None:
+        def unit(group: WriteBatch) -> None:
+            try:
+                prepared.values[result] = work(group.main)
+            except DocumentChanged as error:
+                raise TransactionConflict(result.operation, str(error)) from error
+
+        prepared.units.append(unit)
+
+    def _send(
+        self, prepared: _Prepared, topics: Sequence[TopicState], owners: Any, keys: Mapping[int, bytes], now_ms: int
+    ) -> None:
+        dues = np.array([each.message[0] for each in self._sends], dtype=np.int64)
+        bodies = [each.message[1] for each in self._sends]
+        dedups = {at: each.dedup for at, each in enumerate(self._sends) if each.dedup is not None}
+        batch = EncodedBatch(dues, dues > now_ms, bodies, dedups=dedups)
+        sending = self._engine.sending.keyed.sending(topics, owners, batch, keys, now_ms, policies=True)
+        work = prepared.held.enter_context(sending)
+
+        def unit(group: WriteBatch) -> None:
+            prepared.values.update(zip((each.result for each in self._sends), work(group).to_list(), strict=True))
+
+        prepared.units.append(unit)
+
+    def __enter__(self) -> Self:
+        self._check_begun()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._check_begun()
+        self._ended = True
+        if kind is None:
+            self._store()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.shield(asyncio.to_thread(self.__exit__, kind, error, traceback))
+
+    def __repr__(self) -> str:
+        return f"<Transaction of {self._engine.storage.path}{', ended' if self._ended else ''}>"

@@ -1,0 +1,292 @@
+"""Transactions: operations on topics, subscriptions and documents are stored together, or none is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import pytest
+
+import duelog.aio
+from duelog import DelayedStore, ManualClock, MessageId, Policies, ReceivedMessage, StoreConfig, Topic, Transaction
+from duelog.errors import (
+    DelayTooLong,
+    InvalidArgument,
+    InvalidMessage,
+    QuotaExceeded,
+    ReadOnly,
+    StoreFailed,
+    TransactionConflict,
+    UnknownTopic,
+)
+from duelog.store.files import failpoints
+from tests.conftest import OpenStore
+from tests.duelog.store_state import records
+
+CONFIG = StoreConfig(partition_ms=3_600_000, background=False)
+
+
+def payloads(messages: Iterable[ReceivedMessage]) -> list[bytes]:
+    """Their payloads."""
+    return [bytes(message.payload) for message in messages]
+
+
+def received(store: DelayedStore, name: str = "t", **options: object) -> list[ReceivedMessage]:
+    """What a consumer gets that stays attached."""
+    return store.topic(name).subscribe("s", type="shared").receive(10, timeout=0)
+
+
+def test_a_transaction_acknowledges_sends_cancels_reschedules_and_remembers_at_once(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """Also over a restart; results have their values once it is stored."""
+    topic.send(b"order 7")
+    later = store.topic("later").send(b"move", deliver_after=60)
+    gone = store.topic("later").send(b"cancel", deliver_after=60)
+    store.topic("timeouts").send(b"timeout", deliver_after=60, dedup_key="order-7")
+    (message,) = received(store)
+    with store.transaction() as transaction:
+        transaction.ack(message)
+        sent = transaction.send("invoices", b"invoice", deliver_after=30, dedup_key="order-7")
+        at_once = transaction.send(store.topic("mails"), b"mail")
+        key = transaction.cancel_key("timeouts", "order-7")
+        moved = transaction.reschedule("later", later, deliver_after=90)
+        cancelled = transaction.cancel("later", gone)
+        version = transaction.put_document("order/7", b"paid", expected=None)
+        assert not store.topic("invoices").exists()
+        with pytest.raises(InvalidArgument, match="has not been stored"):
+            assert sent.value
+    assert isinstance(at_once.value, MessageId)
+    assert (key.value, cancelled.value) == (True, True)
+    assert store.topic("invoices").find("order-7") is not None
+    store.close()
+
+    store = open_store(config=CONFIG)
+    assert store.documents.get("order/7") == (b"paid", version.value)
+    assert store.topic("later").state(later) == "cancelled"
+    assert store.topic("later").state(moved.value or later) == "scheduled"
+    assert store.topic("invoices").state(sent.value) == "scheduled"
+    assert received(store) == []
+    clock.advance(100_000)
+    assert payloads(received(store, "later")) == [b"move"]
+    assert received(store, "timeouts") == []
+    assert payloads(received(store, "mails")) == [b"mail"]
+
+
+def test_an_exception_in_the_block_stores_nothing(store: DelayedStore, topic: Topic) -> None:
+    """Nor does a transaction that ended do anything any more."""
+    topic.subscribe("s").close()
+    before = records(store)
+    with pytest.raises(ZeroDivisionError), store.transaction() as transaction:
+        transaction.send("t", b"lost")
+        transaction.put_document("d", b"lost")
+        raise ZeroDivisionError
+    assert records(store) == before
+    for call in (
+        lambda: transaction.send("t", b"x"),
+        lambda: transaction.put_document("d", b"x"),
+        lambda: transaction.ack([]),
+        transaction.__enter__,
+    ):
+        with pytest.raises(InvalidArgument, match="it has ended"):
+            call()
+
+
+def test_an_empty_transaction_writes_nothing(store: DelayedStore) -> None:
+    """It is no error."""
+    before = records(store)
+    with store.transaction():
+        pass
+    assert records(store) == before
+
+
+def _fired(store: DelayedStore, clock: ManualClock) -> MessageId:
+    message_id = store.topic("other").send(b"fired", deliver_after=1, dedup_key="fired")
+    store.topic("other").subscribe("s").close()
+    clock.advance(2_000)
+    store.tick()
+    return message_id
+
+
+def _acknowledged(store: DelayedStore) -> ReceivedMessage:
+    (message,) = received(store)
+    store.topic("t").subscribe("s", type="shared").ack(message, durable=True)
+    return message
+
+
+def _given_back(store: DelayedStore) -> ReceivedMessage:
+    """It is held again by then, as another delivery."""
+    with store.topic("t").subscribe("s", type="shared") as consumer:
+        (message,) = consumer.receive(timeout=0)
+    (again,) = received(store)
+    assert again.position == message.position
+    return message
+
+
+CONFLICTS: list[tuple[str, Callable[[Transaction, DelayedStore, ManualClock], object], str]] = [
+    ("cancel", lambda t, store, clock: t.cancel("other", _fired(store, clock)), "it is fired"),
+    ("cancel", lambda t, store, clock: t.cancel("t", MessageId(1 << 40, 0)), "it is unknown"),
+    ("cancel key", lambda t, store, clock: t.cancel_key("t", "nobody's"), "no message of it is pending"),
+    ("cancel key", lambda t, store, clock: (_fired(store, clock), t.cancel_key("other", "fired")), "it is fired"),
+    ("reschedule", lambda t, store, clock: t.reschedule("other", _fired(store, clock), deliver_after=1), "it has fired"),
+    ("ack", lambda t, store, clock: t.ack(_acknowledged(store)), "not held any more"),
+    ("ack", lambda t, store, clock: t.ack(_given_back(store)), "not held any more"),
+    ("put document", lambda t, store, clock: t.put_document("d", b"x", expected=7), "no document is there"),
+    ("delete document", lambda t, store, clock: t.delete_document("d", expected=7), "no document is there"),
+]
+
+
+@pytest.mark.parametrize(("operation", "plan", "reason"), CONFLICTS)
+def test_what_cannot_be_is_told_with_the_operation_and_the_reason_and_nothing_is_stored(
+    store: DelayedStore,
+    topic: Topic,
+    clock: ManualClock,
+    operation: str,
+    plan: Callable[[Transaction, DelayedStore, ManualClock], object],
+    reason: str,
+) -> None:
+    """Whatever else the transaction has."""
+    topic.send(b"m")
+    pending = topic.send(b"pending", deliver_after=60)
+    topic.subscribe("s").close()
+    with pytest.raises(TransactionConflict, match=reason) as conflict, store.transaction() as transaction:
+        transaction.send("t", b"never", deliver_after=60)
+        transaction.cancel("t", pending)
+        transaction.put_document("document", b"never")
+        plan(transaction, store, clock)
+        store.flush()
+        before = records(store)
+    assert operation in conflict.value.operation
+    assert records(store) == before
+    assert (topic.state(pending), store.documents.get("document")) == ("scheduled", None)
+    assert [message.payload for message in topic.scheduled()] == [b"pending"]
+
+
+def test_what_is_not_required_goes_on(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
+    """Its result says what became of it."""
+    fired = _fired(store, clock)
+    with store.transaction() as transaction:
+        cancelled = transaction.cancel("other", fired, required=False)
+        key = transaction.cancel_key("other", "fired", required=False)
+        moved = transaction.reschedule("other", fired, deliver_after=1, required=False)
+        sent = transaction.send("t", b"m", deliver_after=1)
+    assert (cancelled.value, key.value, moved.value) == (False, False, None)
+    assert topic.state(sent.value) == "scheduled"
+
+
+def test_a_replacement_by_key_is_part_of_the_transaction(store: DelayedStore, topic: Topic) -> None:
+    """The pending message is cancelled with it; a key that holds answers with the id that is there."""
+    old = topic.send(b"old", deliver_after=60, dedup_key="a")
+    kept = topic.send(b"kept", deliver_after=60, dedup_key="b")
+    with pytest.raises(TransactionConflict), store.transaction() as transaction:
+        transaction.send("t", b"new", deliver_after=90, dedup_key="a", replace=True)
+        transaction.cancel_key("t", "nobody's")
+    assert topic.state(old) == "scheduled"
+    with store.transaction() as transaction:
+        new = transaction.send("t", b"new", deliver_after=90, dedup_key="a", replace=True)
+        same = transaction.send("t", b"other", deliver_after=90, dedup_key="b")
+        again = transaction.send("t", b"twice", deliver_after=90, dedup_key="c")
+        twice = transaction.send("t", b"twice", deliver_after=90, dedup_key="c")
+    assert topic.state(old) == "cancelled"
+    assert same.value == kept
+    assert again.value == twice.value
+    assert {message.payload for message in topic.scheduled()} == {b"new", b"kept", b"twice"}
+    assert new.value != old
+
+
+def test_a_key_whose_message_the_transaction_moves_by_id_is_a_conflict(store: DelayedStore, topic: Topic) -> None:
+    """It ends: what is looked up again changes each time."""
+    old = topic.send(b"old", deliver_after=60, dedup_key="a")
+    with pytest.raises(TransactionConflict, match="deduplication key"), store.transaction() as transaction:
+        transaction.reschedule("t", old, deliver_after=70)
+        transaction.send("t", b"new", deliver_after=90, dedup_key="a", replace=True)
+    assert [message.payload for message in topic.scheduled()] == [b"old"]
+
+
+def test_bad_input_is_refused_where_it_is_given(store: DelayedStore) -> None:
+    """Or, where only the end can tell, with nothing stored."""
+    transaction = store.transaction()
+    with pytest.raises(InvalidMessage, match="deliver_at"):
+        transaction.send("t", b"x", deliver_at=5)
+    with pytest.raises(InvalidArgument, match="expected a received message"):
+        transaction.ack([b"x"])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgument, match="message_id"):
+        transaction.cancel("t", 7)  # type: ignore[arg-type]
+    transaction.send("t", b"x", dedup_key="k", deliver_after=1)
+    with pytest.raises(InvalidArgument, match="has it already"):
+        transaction.cancel_key("t", "k")
+    transaction.cancel_key("t", "l", required=False)
+    with pytest.raises(InvalidArgument, match="cancels that key"):
+        transaction.send("t", b"x", dedup_key="l")
+    with pytest.raises(UnknownTopic), store.transaction() as unknown:
+        unknown.cancel("nobody's", MessageId(1, 0))
+    assert not store.topic("nobody's").exists()
+
+
+def test_policies_and_quotas_refuse_the_whole_transaction(store: DelayedStore, topic: Topic) -> None:
+    """With nothing stored, the other topics' messages included."""
+    store.set_policies(Policies(max_delivery_delay_ms=60_000, max_pending=2), topic="t")
+    for error, delays in ((DelayTooLong, [61]), (QuotaExceeded, [1, 2, 3])):
+        with pytest.raises(error), store.transaction() as transaction:
+            transaction.send("other", b"x", deliver_after=5)
+            for delay in delays:
+                transaction.send("t", b"x", deliver_after=delay)
+    assert list(topic.scheduled()) == list(store.topic("other").scheduled()) == []
+
+
+def test_more_than_a_group_takes_is_refused_whole(open_store: OpenStore) -> None:
+    """The error says how much that is."""
+    store = open_store(config=StoreConfig(wal_bytes=1 << 20, max_message_bytes=1 << 18))
+    with pytest.raises(InvalidArgument, match="bytes, more than a group"), store.transaction() as transaction:
+        for _ in range(12):
+            transaction.send("t", bytes(200_000), deliver_after=60)
+    assert list(store.topic("t").scheduled()) == []
+    with store.transaction() as transaction:
+        transaction.send("t", b"m", deliver_after=60)
+    assert len(list(store.topic("t").scheduled())) == 1
+
+
+def test_a_disk_that_fails_leaves_nothing_half_done(open_store: OpenStore, store: DelayedStore, topic: Topic) -> None:
+    """The store stops; opened again it has all of the transaction or nothing of it: here, nothing."""
+    topic.send(b"m")
+    (message,) = received(store)
+    topic.send(b"there", deliver_after=60)
+
+    def fail() -> None:
+        raise OSError(5, "planted")
+
+    failpoints.arm("wal.before", fail)
+    try:
+        with pytest.raises(StoreFailed), store.transaction() as transaction:
+            transaction.ack(message)
+            transaction.send("t", b"next", deliver_after=60)
+    finally:
+        failpoints.disarm()
+    store.close()
+    store = open_store(config=CONFIG)
+    assert payloads(received(store)) == [b"m"]
+    assert [message.payload for message in store.topic("t").scheduled()] == [b"there"]
+
+
+def test_a_read_only_store_begins_no_transaction(open_store: OpenStore, store: DelayedStore) -> None:
+    """Nor does one that is closed."""
+    store.close()
+    with pytest.raises(ReadOnly):
+        open_store(config=CONFIG, read_only=True).transaction()
+
+
+def test_a_transaction_for_asyncio(open_store: OpenStore, tmp_path: object) -> None:
+    """The block's end is awaited."""
+
+    async def work() -> int:
+        async with duelog.aio.DelayedStore.open(f"{tmp_path}/aio") as store:
+            async with store.transaction() as transaction:
+                sent = transaction.send("t", b"m", deliver_after=60)
+                transaction.put_document("d", b"v")
+            with pytest.raises(TransactionConflict):
+                async with store.transaction() as transaction:
+                    transaction.cancel_key("t", "nobody's")
+            assert await store.topic("t").state(sent.value) == "scheduled"
+            return len([each async for each in store.topic("t").scheduled()])
+
+    assert asyncio.run(work()) == 1
