@@ -179,6 +179,8 @@ class Transaction:
         them; None: any of their subscription that holds this delivery. Raises InvalidArgument.
         """
         self._check_begun()
+        if consumer is not None and not isinstance(consumer, Subscription):
+            raise InvalidArgument("consumer", consumer, "expected a Subscription")
         given = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
         for at, message in enumerate(given):
             if not isinstance(message, ReceivedMessage):

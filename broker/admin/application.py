@@ -155,6 +155,7 @@ _BY_CLASS: dict[type[BaseException], int] = {
     errors.UnknownSubscription: 404,
     errors.PoliciesChanged: 409,
     errors.DocumentChanged: 409,
+    errors.TransactionConflict: 409,
     errors.ConsumerBusy: 412,
     errors.InvalidArgument: 412,
     errors.ClosedError: 503,

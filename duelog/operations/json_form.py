@@ -19,6 +19,9 @@ from duelog.store.errors import InvalidArgument
 from duelog.store.message import Message, Occurrence, ReceivedMessage
 from duelog.store.position import MessageId
 
+_FIRST = (bytes, ReceivedMessage)
+"""Kinds that a value is read as where other kinds would do too."""
+
 _SENT = ("payload", "deliver_at", "deliver_after", "key", "properties", "dedup_key", "dedup_for", "replace")
 """Fields of a `Message`."""
 
@@ -61,7 +64,7 @@ def from_json(kind: Any, value: Any, field: str) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         kinds = [each for each in arguments if each is not NoneType]
-        return from_json(kinds[0], value, field) if len(kinds) == 1 else value
+        return from_json(kinds[0], value, field) if len(kinds) == 1 or kinds[0] in _FIRST else value
     if isinstance(origin, type) and issubclass(origin, Sequence):
         if not isinstance(value, list):
             raise InvalidArgument(field, value, "expected a list")
@@ -74,7 +77,7 @@ def from_json(kind: Any, value: Any, field: str) -> Any:
     if kind is Message:
         return _message(field, value)
     if kind is ReceivedMessage:
-        return _received(value)
+        return [_received(each) for each in value] if isinstance(value, list) else _received(value)
     if isinstance(kind, type) and hasattr(kind, "_fields"):
         return kind(**value)
     if is_dataclass(kind):

@@ -66,14 +66,18 @@ class Operation:
 
     def answer(self, operations: object, arguments: Mapping[str, Any]) -> object:
         """Do it with arguments in JSON; the result in JSON, an iterator if it is streamed. Raises InvalidArgument."""
+        result = self.call(operations, arguments)
+        return map(to_json, result) if self.streamed else to_json(result)
+
+    def call(self, operations: object, arguments: Mapping[str, Any]) -> Any:
+        """Do it with arguments in JSON; the result as the method returns it. Raises InvalidArgument."""
         try:
             self.signature.bind(**arguments)
         except TypeError as error:
             raise InvalidArgument("arguments", dict(arguments), f"{self.name}: {error}") from None
         kinds = self.parameters
         given = {name: from_json(kinds[name], value, name) for name, value in arguments.items()}
-        result = getattr(operations, self.name)(**given)
-        return map(to_json, result) if self.streamed else to_json(result)
+        return getattr(operations, self.name)(**given)
 
     def ask(self, ask: Callable[[str, Mapping[str, object]], Any], *given: object, **named: object) -> Any:
         """Have it done elsewhere, by a function that takes and gives JSON; the result as the method returns it."""

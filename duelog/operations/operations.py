@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
     from ..topics.seeking import SeekTarget
+    from ..transaction import Result, Transaction
     from ..upkeep.maintenance import TickResult
     from ..upkeep.schedule import Schedule
 
@@ -67,6 +68,7 @@ class Store(Protocol):
     def policies(
         self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> Policies | None: ...
+    def transaction(self) -> Transaction: ...
     def all_policies(self) -> dict[str, Policies]: ...
     def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies: ...
     def update_policies(
@@ -105,6 +107,24 @@ class Waiter(Protocol):
 
     def wait(self, seconds: float | None) -> bool:
         """False: the client has gone."""
+
+
+_TRANSACTED = ("send", "ack", "cancel", "cancel_key", "reschedule", "put_document", "delete_document")
+"""Operations of a `Transaction`."""
+
+
+def _in_transaction(transaction: Transaction, at: int, given: Mapping[str, Any]) -> Result[Any] | None:
+    """Add an operation in JSON to a transaction. Raises InvalidArgument, with its place."""
+    if not isinstance(given, Mapping) or given.get("operation") not in _TRANSACTED:
+        expected = f'expected an object with "operation", one of {", ".join(_TRANSACTED)}'
+        raise InvalidArgument(f"operations[{at}]", given, expected)
+    arguments = {name: value for name, value in given.items() if name != "operation"}
+    try:
+        method = getattr(type(transaction), given["operation"])
+        result: Result[Any] | None = Operation(method, Right.ADMIN).call(transaction, arguments)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"operations[{at}].{error.field}", error.value, error.reason) from None
+    return result
 
 
 class Operations:
@@ -219,6 +239,13 @@ class Operations:
         return iter(self._store.topic(topic).subscription(subscription).peek(count))
 
     # -- messages --------------------------------------------------------------------------------------
+
+    @operation(Right.ADMIN)
+    def transaction(self, operations: list[dict[str, Any]]) -> list[Any]:
+        """Do all of these, or none: {"operation": NAME, ...} with arguments as of `Transaction`; their results."""
+        with self._store.transaction() as transaction:
+            results = [_in_transaction(transaction, at, each) for at, each in enumerate(operations)]
+        return [None if result is None else result.value for result in results]
 
     @operation(Right.PRODUCE)
     def send(

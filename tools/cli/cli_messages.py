@@ -1,9 +1,10 @@
-"""The commands on messages that are to come: send, scheduled, cancel, reschedule."""
+"""The commands on messages that are to come: send, tx, scheduled, cancel, reschedule."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -95,6 +96,39 @@ def send(
     unread = "now" if at is None and after is None else "as asked"  # stored, and could not be read back
     due = unread if sent["due_ms"] is None else iso_time(sent["due_ms"])
     answer(sent, f"{sent['message_id']}  due {due}", json_=json_)
+
+
+@app.command()
+def tx(
+    store: Store,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines; - is standard input.")] = "-",
+    json_: Json = False,
+) -> None:
+    """Do every operation in a file, or none of them, as one transaction; print the result of each.
+
+    A line has "operation" and its arguments: send (as a line of import, and "ttl"), cancel ("topic", "message_id"),
+    cancel_key ("topic", "key"), reschedule ("topic", "message_id", "deliver_at" or "deliver_after"), put_document
+    ("key", "value" or "value_base64", "expected": a version, null for none), delete_document ("key", "expected").
+    With "required": false one that cannot be is passed over; otherwise the exit status is 2, and nothing is stored.
+
+    ```
+    {"operation": "cancel_key", "topic": "order-timeouts", "key": "order-17"}
+    {"operation": "send", "topic": "invoices", "payload": "order 17", "deliver_after": "1d"}
+    ```
+
+    ```
+    duelog tx data operations.jsonl
+    ```
+    """
+    from ..transfer.transaction_lines import operations_in
+
+    with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
+        operations = operations_in(lines)
+    with asked(store, writes=True) as opened:
+        results = opened.transaction(operations)
+    names = [each["operation"] for each in operations]
+    rows = [{"operation": name, "result": result} for name, result in zip(names, results, strict=True)]
+    _show(rows, [f"{each['operation']}  {printable(str(each['result']))}" for each in rows], json_)
 
 
 def content_of(text: str | None) -> bytes:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from ... import Message
@@ -161,13 +161,13 @@ class Import:
             raise InvalidMessage("topic", None, "missing")
         topic = str(TopicName.parse(fields["topic"]))
         message = Message(
-            _payload(fields),
-            deliver_at=_time(fields, "deliver_at", time_ms),
-            deliver_after=_time(fields, "deliver_after", duration_seconds),
+            payload_of(fields),
+            deliver_at=time_of(fields, "deliver_at", time_ms),
+            deliver_after=time_of(fields, "deliver_after", duration_seconds),
             key=fields.get("key"),
             properties=fields.get("properties"),
             dedup_key=fields.get("dedup_key"),
-            dedup_for=_time(fields, "dedup_for", duration_seconds),
+            dedup_for=time_of(fields, "dedup_for", duration_seconds),
             replace=fields.get("replace", False),
         )
         if type(message.replace) is not bool:
@@ -179,24 +179,25 @@ class Import:
         return topic, _Read(number, fields, message)
 
 
-def _payload(fields: dict[str, Any]) -> bytes:
-    text, encoded = fields.get("payload"), fields.get("payload_base64")
+def payload_of(fields: Mapping[str, Any], name: str = "payload") -> bytes:
+    """The bytes that are text in one field, or base64 in another. Raises InvalidMessage."""
+    text, encoded = fields.get(name), fields.get(f"{name}_base64")
     if (text is None) == (encoded is None):
-        raise InvalidMessage("payload", text, "expected one of payload (text) and payload_base64")
+        raise InvalidMessage(name, text, f"expected one of {name} (text) and {name}_base64")
     if text is not None:
         if not isinstance(text, str):
-            raise InvalidMessage("payload", text, "expected text; put other JSON into a string")
+            raise InvalidMessage(name, text, "expected text; put other JSON into a string")
         try:
             return text.encode()
         except UnicodeEncodeError:
-            raise InvalidMessage("payload", text, "a lone surrogate has no UTF-8 form") from None
+            raise InvalidMessage(name, text, "a lone surrogate has no UTF-8 form") from None
     try:
         return base64.b64decode(encoded, validate=True)  # type: ignore[arg-type]  # what is no str is refused by it
     except (binascii.Error, TypeError, ValueError) as error:
-        raise InvalidMessage("payload_base64", encoded, f"no base64: {error}") from None
+        raise InvalidMessage(f"{name}_base64", encoded, f"no base64: {error}") from None
 
 
-def _time(fields: dict[str, Any], name: str, read: Callable[[str, str], float]) -> Any:
+def time_of(fields: Mapping[str, Any], name: str, read: Callable[[str, str], float]) -> Any:
     """Text as it is read; whatever else it is, it is checked as `send` checks it."""
     value = fields.get(name)
     return read(name, value) if isinstance(value, str) else value

@@ -26,6 +26,8 @@ from duelog import (
     ReceivedMessage,
     StoreConfig,
     Subscription,
+    TaskMessage,
+    Transaction,
     Worker,
 )
 from duelog.errors import ClosedError, HandlersHang, InvalidArgument, StoreFailed, StoreFull
@@ -1025,3 +1027,48 @@ def test_a_reason_is_the_type_and_text_whatever_they_are(bench: Bench) -> None:
         for message, reason in zip(consumer.receive(2), ("\udcff", "y" * 5_000), strict=True):
             consumer.dead_letter(message, reason)
     assert [letter.reason for letter in bench.store.dead_letters()] == ["\\udcff", "y" * 1_000]
+
+
+@KINDS
+def test_a_message_is_done_with_the_transaction_that_its_handler_makes(bench: Bench, kind: str) -> None:
+    """What it sends and remembers is stored with the acknowledgement; what is raised after that delivers it not again.
+
+    A handler whose transaction conflicts has failed.
+    """
+    store, topic = bench.store, bench.store.topic("t")
+    store.topic("timeouts").send(b"timeout", deliver_after=60, dedup_key="1")
+    topic.send_batch([Message(b"1"), Message(b"2")])
+
+    def fill(message: TaskMessage, transaction: Transaction) -> None:
+        key = message.payload.decode()
+        transaction.cancel_key("timeouts", key)
+        transaction.send("next", message.payload, deliver_after=60)
+        transaction.put_document(key, b"done")
+
+    def function(message: TaskMessage) -> None:
+        try:
+            with message.transaction() as transaction:
+                fill(message, transaction)
+        finally:
+            bench.log.add(message.payload)
+        raise LookupError("after the transaction")
+
+    async def coroutine(message: TaskMessage) -> None:
+        try:
+            async with message.transaction() as transaction:
+                fill(message, transaction)
+        finally:
+            bench.log.add(message.payload)
+        raise LookupError("after the transaction")
+
+    handlers: dict[str, Callable[[TaskMessage], object]] = {"function": function, "coroutine": coroutine}
+    worker = Worker(store)
+    worker.task("t", retries=0)(handlers[kind])
+    with worker:
+        bench.log.wait(2)
+    assert [each.payload for each in store.topic("next").scheduled()] == [b"1"]
+    assert [key for key, _ in store.documents.items()] == ["1"]
+    assert backlog(store, "t") == 0
+    (letter,) = store.dead_letters()
+    assert letter.payload == b"2"
+    assert "TransactionConflict: nothing of the transaction is stored: cancel key '2'" in letter.reason

@@ -228,6 +228,42 @@ def test_the_store_of_a_receiving_command_can_be_sent_to(path: Path) -> None:
     assert ([each["payload"] for each in first], receiver.returncode) == (["m0", "m1", "m2", "m3", "m4"], 0)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_transaction_in_a_file_is_done_whole_or_not_at_all(path: Path, tmp_path: Path, elsewhere: bool) -> None:
+    """Whether another process has the store open or none; a line that cannot be is named, a result is a line."""
+    lines = tmp_path / "lines"
+    timeout = json_of("send", path, "timeouts", "x", "--after", "1h", "--dedup-key", "17", "--create")
+    operations = [
+        {"operation": "cancel_key", "topic": "timeouts", "key": "17"},
+        {"operation": "cancel", "topic": "timeouts", "message_id": "9:9", "required": False},
+        {"operation": "send", "topic": "invoices", "payload": "next", "deliver_after": "1d", "dedup_key": "17"},
+        {"operation": "put_document", "key": "order/17", "value_base64": "AP8=", "expected": None},
+    ]
+    lines.write_text("\n".join(map(json.dumps, operations)))
+    with ExitStack() as stack:
+        if elsewhere:
+            stack.enter_context(DelayedStore.open(path, StoreConfig(background=False)))
+        done = json_lines_of("tx", path, lines)
+        assert [each["operation"] for each in done] == [each["operation"] for each in operations]
+        assert [each["result"] for each in done[:2]] == [True, False]
+        (sent,) = json_lines_of("scheduled", path, "invoices")
+        assert (sent["message_id"], sent["payload"]) == (done[2]["result"], "next")
+        assert json_lines_of("scheduled", path, "timeouts") == []
+        assert "nothing of the transaction is stored: cancel key '17'" in refused("tx", path, lines)
+        for line, said in (
+            ('{"operation": "send", "topic": "t"}', "line 1: payload"),
+            ('{"operation": "nonsense"}', "operations[0]"),
+            ('{"operation": "cancel", "topic": "t", "message_id": "x"}', "operations[0].message_id='x'"),
+            ('{"operation": "cancel", "topic": "t"}', "operations[0].arguments"),
+            ("[]", "line 1: line"),
+        ):
+            assert said in refused("tx", path, input=line.encode())
+    with DelayedStore.open(path, read_only=True) as store:
+        assert store.topic("timeouts").state(timeout["message_id"]) == "cancelled"
+        assert store.documents.get("order/17") == (b"\x00\xff", 1)
+        assert len(list(store.topic("invoices").scheduled())) == 1
+
+
 def test_an_import_larger_than_a_request_may_be_is_sent_in_pieces(tmp_path: Path) -> None:
     """Whatever the batch: each request keeps to what the socket takes, and the order of the lines is kept."""
     path, file = tmp_path / "store", tmp_path / "lines.jsonl"
