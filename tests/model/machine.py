@@ -117,6 +117,7 @@ class Machine(RuleBasedStateMachine):
         self.next_due_ms: int | None = None
         self.last_due_ms = START_MS
         self.number = 0
+        self.transactions = 0
         self.steps = 0
         self.creation_failed = False
         if self.theme not in (ALL, STORING):

@@ -14,6 +14,7 @@ from duelog import (
     DeadLetter,
     DelayedDeliveryPolicies,
     MessageId,
+    Outcome,
     Policies,
     PublishedAt,
     ReceivedMessage,
@@ -21,12 +22,21 @@ from duelog import (
     SubscriptionAdmin,
 )
 from duelog.delivery.dispatcher import SubscriptionType
-from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.errors import (
+    ConsumerBusy,
+    DelayTooLong,
+    InvalidArgument,
+    QuotaExceeded,
+    TransactionConflict,
+    UnknownSubscription,
+    UnknownTopic,
+)
 from duelog.metrics import PARTITIONS_DELETED, REJECTED
 from duelog.store.names import TopicName
 from duelog.topics.dead_letters import KEEPER
 
 from .drawing import (
+    DUES,
     FAR_MS,
     HANDING_OUT,
     INLINE_DELAYS,
@@ -37,6 +47,7 @@ from .drawing import (
     STORING,
     TAKING_BACK,
     TOPICS,
+    Spec,
     only,
     pick,
     received_something,
@@ -47,6 +58,7 @@ from .rules_sending import SendingRules
 from .twin_policies import NAMESPACE, STORE, Fields, Scope
 from .twin_subscription import TwinSubscription
 from .twin_topic import TwinLetter, TwinMessage, TwinTopic
+from .twin_withdrawal import outcome
 
 Route = Callable[[ReceivedMessages], ReceivedMessages]
 
@@ -334,6 +346,66 @@ class DeliveryRules(SendingRules):
         count = consumer.face.ack_cumulative(position, durable=durable)
         assert count == consumer.twin.ack_cumulative(place, self.twin.now_ms)
         self._acked(consumer.topic, consumer.twin, count, durable)
+
+    @precondition(lambda self: self.consumers)
+    @rule(
+        which=PICK,
+        acks=st.lists(PICK, max_size=3),
+        topic=TOPICS,
+        specs=st.lists(DUES, max_size=3),
+        cancels=st.lists(PICK, max_size=2),
+        required=st.booleans(),
+    )
+    def transact(
+        self, which: int, acks: list[int], topic: str, specs: list[Spec], cancels: list[int], required: bool
+    ) -> None:
+        """Acknowledge, cancel, send and count in one transaction: all of it, or nothing where one cannot be."""
+        consumer, name = pick(self.consumers, which), self._topic(topic)
+        twin = self.twin.topics.get(name)
+        if twin is None:
+            return
+        self._learn()
+        drawn, dues = self._drawn(name, specs)
+        asked = self._asked(name, cancels) if self.ids else None
+        ids = [] if asked is None else asked[1]
+        items = [pick(consumer.received, number) for number in acks] if consumer.received else []
+        transaction = self.store.transaction()
+        transaction.ack([message for _, _, message in items], consumer=consumer.face)
+        cancelled = [transaction.cancel(name, message_id, required=required) for message_id in ids]
+        sent = [
+            transaction.send(name, each.payload, deliver_at=each.deliver_at, key=each.key, ttl=each.ttl)
+            for each in drawn
+        ]
+        document = self.store.documents.get("transactions")
+        transaction.put_document("transactions", b"%d" % self.transactions)
+        outcomes = [outcome(self.twin, twin, message_id) for message_id in ids]
+        may_be = [each in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED) for each in outcomes]
+        error: type[Exception] | None = None
+        if dues is None:
+            error = DelayTooLong
+        elif self._over_quota(name, dues):
+            error = QuotaExceeded
+        elif (required and not all(may_be)) or not all(consumer.twin.holds(consumer.number, *each) for each in items):
+            error = TransactionConflict
+        if error is not None:
+            with pytest.raises(error), transaction:
+                pass
+            assert self.store.documents.get("transactions") == document
+            if dues is None:
+                self._refused(name, drawn)
+            elif error is TransactionConflict:
+                self._adopt_left_over()
+            return
+        with transaction:
+            pass
+        assert dues is not None
+        self.transactions += 1
+        assert [each.value for each in cancelled] == may_be
+        self._cancelled(twin, ids)
+        self._sent(twin, self._twins(name, drawn, dues, [each.value for each in sent], self.twin.now_ms))
+        if items:
+            self._acked(consumer.topic, consumer.twin, consumer.twin.ack([place for place, _, _ in items]), False)
+            consumer.twin.save()
 
     def _acked(self, topic: TwinTopic, sub: TwinSubscription, count: int, durable: bool) -> None:
         now_ms = self.twin.now_ms

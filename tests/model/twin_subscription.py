@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
+from duelog import MessageId, ReceivedMessage
 from duelog.delivery.key_slots import KeySlots
 
 _slots = lru_cache(256)(KeySlots)
@@ -245,6 +246,10 @@ class TwinSubscription:
         for place in mine:
             self._take_back(place, until_ms[place], now_ms)
         return len(mine)
+
+    def holds(self, consumer: int, place: int, position: MessageId, message: ReceivedMessage) -> bool:
+        """Return whether a consumer still has the delivery of a place in which it was given a message."""
+        return self.held.get(place) == consumer and self.failed.get(place, 0) == message.redelivery_count
 
     def extend(self, consumer: int, places: Sequence[int], until_ms: int) -> int:
         """Hold places until a time; how many the consumer holds."""

@@ -232,8 +232,8 @@ def test_the_store_of_a_receiving_command_can_be_sent_to(path: Path) -> None:
 def test_a_transaction_in_a_file_is_done_whole_or_not_at_all(path: Path, tmp_path: Path, elsewhere: bool) -> None:
     """Whether another process has the store open or none; a line that cannot be is named, a result is a line."""
     lines = tmp_path / "lines"
-    timeout = json_of("send", path, "timeouts", "x", "--after", "1h", "--dedup-key", "17", "--create")
-    operations = [
+    timeout = json_of("send", path, "timeouts", "x", "--after", "1h", "--dedup-key", "17", "--create")["message_id"]
+    operations: list[dict[str, object]] = [
         {"operation": "cancel_key", "topic": "timeouts", "key": "17"},
         {"operation": "cancel", "topic": "timeouts", "message_id": "9:9", "required": False},
         {"operation": "send", "topic": "invoices", "payload": "next", "deliver_after": "1d", "dedup_key": "17"},
@@ -259,7 +259,7 @@ def test_a_transaction_in_a_file_is_done_whole_or_not_at_all(path: Path, tmp_pat
         ):
             assert said in refused("tx", path, input=line.encode())
     with DelayedStore.open(path, read_only=True) as store:
-        assert store.topic("timeouts").state(timeout["message_id"]) == "cancelled"
+        assert store.topic("timeouts").state(timeout) == "cancelled"
         assert store.documents.get("order/17") == (b"\x00\xff", 1)
         assert len(list(store.topic("invoices").scheduled())) == 1
 
