@@ -72,6 +72,7 @@ CONTENTS = {
         "docs/guide/asyncio",
         "docs/guide/policies",
         "docs/guide/documents",
+        "docs/guide/transactions",
         "docs/guide/testing",
         "docs/guide/errors",
         "docs/guide/inspect",

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.postgres_peer import PostgresPeer
 from duelog import DelayedStore, ManualClock, StoreConfig
 from tests.conftest import OpenStore
 from tests.duelog.workers.test_worker import Log
@@ -124,6 +129,99 @@ def test_the_wait_before_a_webhook_grows_to_an_hour(recipes: dict[str, Any]) -> 
     """Five seconds, doubled, give or take a tenth."""
     waits = [recipes["wait_before"](failures, OSError("refused")) for failures in range(1, 13)]
     assert all(0.9 <= wait / min(3600, 5 * 2**place) <= 1.1 for place, wait in enumerate(waits))
+
+
+class Databases:
+    """Connections to one database, of each kind."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._server: Any = None
+        if kind == "POSTGRESQL":
+            pytest.importorskip("psycopg")
+            missing = PostgresPeer.missing()
+            if missing is not None:
+                pytest.skip(missing)
+            self._folder = Path(tempfile.mkdtemp(prefix="duelog-outbox-"))
+            self._folder.chmod(0o755)  # the server's user is another where this one is root
+            self._server = PostgresPeer()
+            self._server.open(self._folder, 0)
+
+    def connect(self) -> Any:
+        if self._server is None:
+            return sqlite3.connect(self._folder / "shop.db")
+        return self._server._psycopg.connect(self._server._url)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            shutil.rmtree(self._folder)
+
+
+@pytest.mark.parametrize("kind", ["SQLITE", "POSTGRESQL"])
+def test_what_an_sql_transaction_puts_into_the_outbox_is_sent_once_or_never(
+    recipes: dict[str, Any], store: DelayedStore, clock: ManualClock, tmp_path: Path, kind: str
+) -> None:
+    """A row of a transaction that is rolled back is never sent; one whose relay dies before the deletion is not twice.
+
+    Against a real server, too, where PostgreSQL is installed.
+    """
+    databases = Databases(kind, tmp_path)
+    try:
+        with closing(databases.connect()) as database:
+            cursor = database.cursor()
+            cursor.execute(recipes[kind])
+            database.commit()
+
+            def place(order: int, due_ms: int | None) -> None:
+                due = "NULL" if due_ms is None else due_ms
+                cursor.execute(
+                    f"INSERT INTO outbox (topic, payload, due_ms) SELECT 'orders', payload, {due} FROM new_orders"
+                    f" WHERE number = {order}"
+                )
+
+            bytes_ = "BLOB" if kind == "SQLITE" else "BYTEA"
+            cursor.execute(f"CREATE TABLE new_orders (number INTEGER, payload {bytes_})")
+            for order in range(4):
+                literal = f"x'{order:02x}'" if kind == "SQLITE" else f"decode('{order:02x}', 'hex')"
+                cursor.execute(f"INSERT INTO new_orders VALUES ({order}, {literal})")
+            database.commit()
+            place(0, None)
+            place(1, clock.now_ms() + 60_000)
+            database.commit()
+            place(2, None)
+            database.rollback()
+
+            class Died(Exception):
+                """The process dies before the rows are deleted for good."""
+
+            class Dying:
+                cursor = staticmethod(database.cursor)
+
+                @staticmethod
+                def commit() -> None:
+                    raise Died
+
+            with pytest.raises(Died):
+                recipes["relay"](Dying, store)
+            database.rollback()
+        with closing(databases.connect()) as database:
+            assert recipes["relay"](database, store) == 2
+            assert recipes["relay"](database, store) == 0
+            cursor = database.cursor()
+            place(3, None)
+            database.commit()
+            assert recipes["relay"](database, store) == 1
+    finally:
+        databases.close()
+    clock.advance(60_000)
+    with store.topic("orders").subscribe("s") as consumer:
+        found: list[int] = []
+        while len(found) < 3:
+            found += [message.payload[0] for message in consumer.receive(10, timeout=60)]
+        assert sorted(found) == [0, 1, 3]
+        assert consumer.receive(10, timeout=0) == []
 
 
 def test_reminders_move_with_their_appointment(recipes: dict[str, Any], store: DelayedStore) -> None:
@@ -294,6 +392,7 @@ def test_every_recipe_is_run() -> None:
     used = {
         "Order timeout": "place_order",
         "Webhook with backoff": "send_webhook",
+        "Outbox of an SQL database": "relay",
         "Reminders": "remind",
         "Priorities": "mails",
         "Rate limits": "paced",
