@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .topics.dead_letters import DeadLetter
     from .topics.seeking import LogPositions, PublishedAt
     from .topics.topic_events import TopicEvent
-    from .transaction import Transaction
+    from .transactions import Transaction
     from .upkeep.maintenance import TickResult
     from .upkeep.schedule import Schedule
     from .workers.task_message import TaskMessage
@@ -120,7 +120,7 @@ _HOMES = {
     ),
     "duelog.subscription": ("Subscription", "SubscriptionAdmin"),
     "duelog.topic": ("Topic",),
-    "duelog.transaction": ("Transaction",),
+    "duelog.transactions": ("Transaction",),
     "duelog.workers.task_message": ("TaskMessage",),
     "duelog.topics.dead_letters": ("DeadLetter",),
     "duelog.topics.seeking": (

@@ -31,7 +31,7 @@ from .stats import Keeper, PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
-from .transaction import Transaction
+from .transactions import Transaction
 from .upkeep.maintenance import TickResult
 
 

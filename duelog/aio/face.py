@@ -125,6 +125,7 @@ class Subscription(InThreads[duelog.Subscription]):
 
     ack = in_thread(duelog.Subscription.ack)
     ack_cumulative = in_thread(duelog.Subscription.ack_cumulative)
+    holds = in_thread(duelog.Subscription.holds)
     nack = in_thread(duelog.Subscription.nack)
     extend = in_thread(duelog.Subscription.extend)
     nack_all = in_thread(duelog.Subscription.nack_all)

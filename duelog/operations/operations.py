@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
     from ..topics.seeking import SeekTarget
-    from ..transaction import Result, Transaction
+    from ..transactions import Result, Transaction
     from ..upkeep.maintenance import TickResult
     from ..upkeep.schedule import Schedule
 

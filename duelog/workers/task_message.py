@@ -5,7 +5,7 @@ from __future__ import annotations
 from duelog.store.message import ReceivedMessage
 
 from ..subscription import Subscription
-from ..transaction import Ack, Transaction
+from ..transactions import Ack, Transaction
 
 _FIELDS = ReceivedMessage.__mro__[1].__slots__  # type: ignore[attr-defined]  # not declared to type checkers
 

@@ -82,6 +82,7 @@ WRITES: dict[type, dict[str, Call]] = {
         "send_batch": lambda it: it.store.send_batch([("b", Message(b"x"))]),
         "set_policies": lambda it: it.store.set_policies(Policies(ttl_ms=5), topic="a"),
         "tick": lambda it: it.store.tick(),
+        "transaction": lambda it: it.store.transaction(),
         "update_policies": lambda it: it.store.update_policies(topic="a", ttl_ms=5),
     },
     Topic: {
