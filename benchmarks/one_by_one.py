@@ -1,4 +1,6 @@
-"""one_by_one: each durable call of one thread beside a send: a document, an acknowledgement, a cancel, a reschedule.
+"""one_by_one: each durable call of one thread beside a send: a document, an acknowledgement, a transaction of four ...
+
+A transaction has four operations: it acknowledges a message, cancels another, sends one, and stores a document.
 
 Durable, 100 bytes, due in three days; what is received is due at once. A call waits for the one before.
 """
@@ -23,10 +25,11 @@ CALLS = (
     Subject("ack", "ack, durable"),
     Subject("cancel", "cancel"),
     Subject("reschedule", "reschedule"),
+    Subject("transaction", "transaction of four"),
 )
 _DELAY_S = 3 * 86_400
 _PAYLOAD = b"x" * 100
-_SHARE = 80
+_SHARES = {"document": 80, "ack": 80, "cancel": 80, "reschedule": 80, "transaction": 77}
 """Per cent of the rate of sends that each call is to reach."""
 
 
@@ -38,17 +41,26 @@ def call(subject: str, n: int, directory: Path) -> dict[str, float]:
         store.documents.put("warm", _PAYLOAD)
         with topic.subscribe("s") as consumer:
             topic.send_payloads([_PAYLOAD] * n, deliver_after=0)
-            messages = consumer.receive(n) if subject == "ack" else []
+            messages = consumer.receive(n) if subject in ("ack", "transaction") else []
+
+            def transact(at: int) -> None:
+                with store.transaction() as transaction:
+                    transaction.ack(messages[at])
+                    transaction.cancel("t", ids[at])
+                    transaction.send("t", _PAYLOAD, deliver_after=_DELAY_S)
+                    transaction.put_document("key", _PAYLOAD)
+
             calls: dict[str, Callable[[int], object]] = {
                 "send": lambda _: topic.send(_PAYLOAD, deliver_after=_DELAY_S),
                 "document": lambda at: store.documents.put(f"key-{at % 100}", _PAYLOAD),
                 "ack": lambda at: consumer.ack(messages[at], durable=True),
                 "cancel": lambda at: topic.cancel(ids[at]),
+                "transaction": transact,
                 "reschedule": lambda at: topic.reschedule(ids[at], deliver_after=2 * _DELAY_S),
             }
             work = calls[subject]
             started = time.perf_counter()
-            for at in range(len(messages) if subject == "ack" else n):
+            for at in range(len(messages) or n):
                 work(at)
             return {RATE.name: n / (time.perf_counter() - started)}
 
@@ -64,6 +76,6 @@ def main(argv: list[str]) -> int:
         for subject in CALLS[1:]:
             rate = results.median(case, subject.key, RATE.name)
             share = None if send is None or rate is None else 100 * rate / send
-            results.target(f"{case}, {subject.label}", share, _SHARE, "more", "% of the rate of sends")
+            results.target(f"{case}, {subject.label}", share, _SHARES[subject.key], "more", "% of the rate of sends")
     results.show()
     return 0

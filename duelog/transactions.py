@@ -11,7 +11,6 @@ acknowledgements, partitions.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
@@ -40,6 +39,9 @@ from .topic import Topic
 from .topics.topic_state import SubscriptionState, TopicState
 
 T = TypeVar("T")
+
+_FEW = 8
+"""Messages without keys that are sent one by one: 8 take as long as a batch of any number."""
 
 _ATTEMPTS = 16
 """How often the messages of deduplication keys are looked up that others change meanwhile."""
@@ -107,6 +109,8 @@ class _Prepared:
         self.units: list[Callable[[WriteBatch], None]] = []
         self.values: dict[Result[Any], object] = {}
         """Results, as the last run of the units has left them."""
+        self.overridden: list[TopicName] = []
+        """Topics of messages that a policy gave another delay."""
         self.acknowledged: list[tuple[TopicState, SubscriptionState, int]] = []
 
     def __call__(self, group: WriteBatch) -> None:
@@ -277,6 +281,8 @@ class Transaction:
                 subscription.counts.acknowledged += count
             engine.delivery.flusher.acknowledged(topic, subscription, moved_ledger=True)
             topic.changed()
+        for name in prepared.overridden:
+            engine.policies.stored(name, 1)
         if self._documents:
             engine.storage.main.flush()
         for result, value in prepared.values.items():
@@ -312,8 +318,11 @@ class Transaction:
                 self._reschedule(prepared, engine.topics.get(name), asked, now_ms)
         for work, result in self._documents:
             self._write_document(prepared, work, result)
-        if self._sends:
-            self._send(prepared, topics, owners, keys, now_ms)
+        if keys or len(self._sends) > _FEW:
+            self._send_batch(prepared, topics, owners, keys, now_ms)
+        else:
+            for at, send in zip(owners.tolist(), self._sends, strict=True):
+                self._send(prepared, topics[at], send, now_ms)
         return prepared
 
     def _acknowledge(self, prepared: _Prepared) -> None:
@@ -400,7 +409,19 @@ class Transaction:
 
         prepared.units.append(unit)
 
-    def _send(
+    def _send(self, prepared: _Prepared, topic: TopicState, send: _Send, now_ms: int) -> None:
+        due_ms, overridden = self._engine.policies.apply_one(send.topic, send.message[0], now_ms)
+        sending = self._engine.sending.sender.sending_one(topic, due_ms, send.message[1], now_ms)
+        work = prepared.held.enter_context(sending)
+        if overridden:
+            prepared.overridden.append(send.topic)
+
+        def unit(group: WriteBatch) -> None:
+            prepared.values[send.result] = MessageId(*work(group))
+
+        prepared.units.append(unit)
+
+    def _send_batch(
         self, prepared: _Prepared, topics: Sequence[TopicState], owners: Any, keys: Mapping[int, bytes], now_ms: int
     ) -> None:
         dues = np.array([each.message[0] for each in self._sends], dtype=np.int64)
@@ -433,6 +454,8 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        import asyncio  # noqa: PLC0415 - much to import for threads
+
         await asyncio.shield(asyncio.to_thread(self.__exit__, kind, error, traceback))
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ sends packs the runs of partitions before it queues, since the leader of a group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TypeVar
 
@@ -376,31 +376,57 @@ class Sender:
         *,
         may_be_inline: bool,
     ) -> MessageId:
-        writer, partition = self._wal_writer, None
-        if due_ms > now_ms + (self._inline_ms if may_be_inline else 0):
-            partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)
-        if partition is None:  # due already, or within the inline delay
-
-            def work(group: WriteBatch) -> tuple[int, int]:
-                if topic.deleted:
-                    raise UnknownTopic(str(topic.name))
-                place = topic.log.append_message(group.main, due_ms, body, now_ms)
-                if also is not None:
-                    also(group, MAIN, *place)
-                return place
-
-            place = writer.write(work)
+        partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=may_be_inline)
+        if partition is None:
+            place = self._wal_writer.write(self._direct(topic, due_ms, body, now_ms, also))
         else:
             try:
-                place = writer.write(self._delayed(topic, partition, due_ms, body, also))
+                place = self._wal_writer.write(self._delayed(topic, partition, due_ms, body, also))
             finally:
                 self._partitions.end_append(partition)
         topic.count_sent(1)
         return MessageId(*place)
 
+    @contextmanager
+    def sending_one(self, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> Iterator[Work[tuple[int, int]]]:
+        """The unit of work of `send_one`, to be written within the block; what it sends is counted at its end."""
+        wanted = [Wanted(topic.topic_id, topic.name, 1)] if self._policies.limits_pending and due_ms > now_ms else []
+        with self._quotas.sending(wanted) if wanted else nullcontext():
+            partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=True)
+            if partition is None:
+                yield self._direct(topic, due_ms, body, now_ms, None)
+            else:
+                try:
+                    yield self._delayed(topic, partition, due_ms, body, None)
+                finally:
+                    self._partitions.end_append(partition)
+        topic.count_sent(1)
+
+    def _partition_for(self, topic: TopicState, due_ms: int, now_ms: int, *, may_be_inline: bool) -> Partition | None:
+        """The partition of a message, with an append lease; None: it is due, or waits in the main log."""
+        if due_ms <= now_ms + (self._inline_ms if may_be_inline else 0):
+            return None
+        return self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)
+
+    @staticmethod
+    def _direct(
+        topic: TopicState, due_ms: int, body: bytes, now_ms: int, also: PlaceAlso | None
+    ) -> Work[tuple[int, int]]:
+        """The unit of work that appends one message to the main log."""
+
+        def work(group: WriteBatch) -> tuple[int, int]:
+            if topic.deleted:
+                raise UnknownTopic(str(topic.name))
+            place = topic.log.append_message(group.main, due_ms, body, now_ms)
+            if also is not None:
+                also(group, MAIN, *place)
+            return place
+
+        return work
+
     def _delayed(
         self, topic: TopicState, partition: Partition, due_ms: int, body: bytes, also: PlaceAlso | None
-    ) -> Callable[[WriteBatch], tuple[int, int]]:
+    ) -> Work[tuple[int, int]]:
         """The unit of work that appends one message to a partition. REQUIRES: an append lease until it is decided."""
         log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
         start_ms, memtable = partition.start_ms, partition.memtable
