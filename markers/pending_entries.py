@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -29,7 +29,7 @@ from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionRecord, PartitionState, Table
-from ..store.codec.frontier import FrontierRecord
+from ..store.codec.frontier import HELD, FrontierRecord
 from ..store.codec.run import Int64s, RunKind, RunLimits
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
@@ -66,6 +66,9 @@ class FoundEntries(NamedTuple):
     rows: list[int]
     entries: list[int]
     dues: list[int]
+    bodies: dict[int, bytes]
+    """By row, where they were asked for, and can be read."""
+    unreadable: list[CorruptEntry]
 
 
 class Destination(NamedTuple):
@@ -97,11 +100,16 @@ class PendingEntries:
 
     @contextmanager
     def located(
-        self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None
+        self,
+        log: ManagedLedger,
+        ids: Sequence[MessageId],
+        known: Partition | None = None,
+        *,
+        bodies: bool = False,
     ) -> Iterator[tuple[list[FoundEntries], list[Outcome]]]:
         """The entries of the ids by partition, under leases; and outcomes, UNKNOWN or FIRED where there is no entry.
 
-        known: the partition that they are in; None: it is looked for.
+        known: the partition that they are in; None: it is looked for. bodies: read those as well.
         """
         outcomes = [Outcome.UNKNOWN] * len(ids)
         rows_of: dict[int, list[int]] = {}
@@ -119,20 +127,28 @@ class PendingEntries:
                 if partition is not None:
                     self._partitions.acquire(partition)
                     leased.append(partition)
-                    found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids))
+                    found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies))
             yield found, outcomes
         finally:
             for partition in leased:
                 self._partitions.release(partition)
 
     def _existing(
-        self, partition: Partition, topic_id: int, ledger_id: int, rows: list[int], ids: Sequence[MessageId]
+        self,
+        partition: Partition,
+        topic_id: int,
+        ledger_id: int,
+        rows: list[int],
+        ids: Sequence[MessageId],
+        *,
+        bodies: bool,
     ) -> FoundEntries:
         partition_log = partition.log(topic_id)
         tail = 0 if partition_log is None else partition_log.ledger.entries
         wanted = sorted([(ids[row].entry_id, row) for row in rows])
         kept: list[tuple[int, int, int]] = []
-        conditional = BitMap()
+        conditional, unreadable = BitMap(), list[CorruptEntry]()
+        read: dict[int, bytes] = {}
         with partition.environment.read() as raw:
             finder, run = RunFinder(raw, partition.name), None
             for entry_id, row in wanted:
@@ -147,24 +163,20 @@ class PendingEntries:
                     kept.append((row, entry_id, run.due(entry_id - run.first_entry)))
                     if run.conditional:
                         conditional.add(entry_id)
+                    if bodies and run.kind == RunKind.MESSAGES:
+                        try:
+                            body = run.body(entry_id - run.first_entry)
+                        except CorruptEntry as error:
+                            unreadable.append(error)
+                        else:
+                            if body is not None:
+                                read[row] = body
         if conditional:
             with self._main.read() as main:
                 conditional -= cancellations.members(main, Table.ADMITTED, ledger_id)
             kept = [each for each in kept if each[1] not in conditional]
-        columns = zip(*kept, strict=True) if kept else ((), (), ())
-        return FoundEntries(partition, ledger_id, *map(list, columns))
-
-    def bodies_of(self, found: FoundEntries) -> dict[int, bytes]:
-        bodies = {}
-        with found.partition.environment.read() as raw:
-            finder = RunFinder(raw, found.partition.name)
-            for row, entry_id in zip(found.rows, found.entries, strict=True):
-                run = finder.find(found.ledger_id, entry_id)
-                if run is not None and run.kind == RunKind.MESSAGES:
-                    body = run.body(entry_id - run.first_entry)
-                    if body is not None:
-                        bodies[row] = body
-        return bodies
+        rows, entries, dues = map(list, zip(*kept, strict=True) if kept else ((), (), ()))
+        return FoundEntries(partition, ledger_id, rows, entries, dues, read, unreadable)
 
     def states(self, topic_id: int, logs: list[FoundEntries], outcomes: list[Outcome]) -> list[Outcome | None]:
         """Return the outcomes that `cancel` would give, None for an entry that it would cancel. Changes nothing."""
@@ -252,26 +264,31 @@ class PendingEntries:
 
         cancelled: those of them that are cancelled at the same time.
         """
-        partition, ledger_id, topic_id = to.partition, to.log.ledger_id, new.topic_id
         if not rows:
             return {}
-        replaced = Replaced(
-            np.array([new.ids[row].ledger_id for row in rows], dtype=np.uint64),
-            np.array([new.ids[row].entry_id for row in rows], dtype=np.uint32),
-        )
-        dues: Int64s = np.array([new.dues[row] for row in rows], dtype=np.int64)
-        bodies = [new.bodies[row] for row in rows]
+        partition, log, topic_id = to.partition, to.log, new.topic_id
         rows_there = transaction.to(partition.start_ms, partition.memtable)
-        first = partition.add(rows_there, to.log, dues, bodies, self._limits, replaced)
-        entry_ids = {row: first + offset for offset, row in enumerate(rows)}
-        refused = BitMap([entry_id for row, entry_id in entry_ids.items() if row in cancelled])
-        cancellations.add(transaction, Table.ADMITTED, ledger_id, BitMap(entry_ids.values()))
-        cancellations.add(transaction, Table.CANCELLED, ledger_id, refused)
-        fires = np.array([row not in cancelled for row in rows], dtype=np.bool_)
-        if fires.any():
-            ids = np.arange(first, first + len(rows), dtype=np.uint32)[fires]
-            transaction.after_commit(partial(self._firing.admit, partition.start_ms, topic_id, ids, dues[fires]))
-        return {row: MessageId(ledger_id, entry_id) for row, entry_id in entry_ids.items()}
+        heard = [HELD if row in cancelled else new.dues[row] for row in rows]
+        if len(rows) == 1:
+            (row,) = rows
+            first = partition.add_message(rows_there, log, new.dues[row], new.bodies[row], new.ids[row], heard[0])
+        else:
+            replaced = Replaced(
+                np.array([new.ids[row].ledger_id for row in rows], dtype=np.uint64),
+                np.array([new.ids[row].entry_id for row in rows], dtype=np.uint32),
+            )
+            dues: Int64s = np.array([new.dues[row] for row in rows], dtype=np.int64)
+            bodies, known = [new.bodies[row] for row in rows], np.array(heard, dtype=np.int64)
+            first = partition.add(rows_there, log, dues, bodies, self._limits, replaced, known)
+        entry_ids = dict(zip(rows, range(first, first + len(rows)), strict=True))
+        cancellations.add(transaction, Table.ADMITTED, log.ledger_id, BitMap(entry_ids.values()))
+        if cancelled:
+            refused = [entry_id for row, entry_id in entry_ids.items() if row in cancelled]
+            cancellations.add(transaction, Table.CANCELLED, log.ledger_id, BitMap(refused))
+        pending = len(rows) - heard.count(HELD)
+        if pending:
+            transaction.after_commit(partial(self._firing.admitted, topic_id, pending))
+        return {row: MessageId(log.ledger_id, entry_id) for row, entry_id in entry_ids.items()}
 
     def _withdraw(self, topic_id: int, found: FoundEntries, cancelled: BitMap) -> None:
         dues = dict(zip(found.entries, found.dues, strict=True))
@@ -282,19 +299,36 @@ class PendingEntries:
     @contextmanager
     def destinations(self, new: Successors, now_ms: int) -> Iterator[list[Destination]]:
         """The logs that messages whose time has not come go to, under leases; the others are of no partition."""
+        by_start = self._by_start(new, now_ms)
+        found: list[Destination] = []
+        leased: list[Partition] = []
+        try:
+            for start_ms, rows in sorted(by_start.items()):
+                partition = self._partitions.begin_append(start_ms, now_ms, new.topic_id)
+                if partition is None:
+                    raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
+                leased.append(partition)
+                log = partition.log_to_append(new.topic_id, self._partitions.new_ledger)
+                found.append(Destination(partition, log, rows))
+            yield found
+        finally:
+            if leased:
+                self._partitions.end_appends(leased)
+
+    def are_new(self, new: Successors, now_ms: int) -> bool:
+        """True where `destinations` would make a partition, or take an id for a log."""
+        for start_ms in self._by_start(new, now_ms):
+            partition = self._partitions.get(start_ms)
+            if partition is None or partition.known_log(new.topic_id) is None:
+                return True
+        return False
+
+    def _by_start(self, new: Successors, now_ms: int) -> dict[int, list[int]]:
         by_start: dict[int, list[int]] = {}
         for row in new.bodies:
             if new.dues[row] > now_ms:
                 by_start.setdefault(partition_start(new.dues[row], self._span_ms), []).append(row)
-        found: list[Destination] = []
-        with ExitStack() as leases:
-            for start_ms, rows in sorted(by_start.items()):
-                partition = leases.enter_context(self._partitions.append_lease(start_ms, now_ms))
-                if partition is None:
-                    raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
-                log = partition.log_to_append(new.topic_id, self._partitions.new_ledger)
-                found.append(Destination(partition, log, rows))
-            yield found
+        return by_start
 
 
 def _gone(get: Get, found: FoundEntries) -> bool:

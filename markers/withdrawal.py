@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ from ..store.codec.sent_ids import IN_MAIN, KeyRecord, dedup_key_of, sent_key
 from ..store.env.environment import Environment
 from ..store.env.reader_gate import ReaderGate
 from ..store.env.transaction import Transaction, Work
-from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId, Position
 from .lookup import find_marker
@@ -60,8 +59,9 @@ class Withdrawals:
         CANCELLED and ALREADY_CANCELLED: it is never delivered. FIRED: it is in the main log. UNKNOWN: the
         topic has no such message, or none any more.
         """
-        with self._gate.reading(), self._entries.located(log, ids, known) as (logs, outcomes):
-            keys = self._keys_of(logs) if keyed else {}
+        with self._gate.reading(), self._entries.located(log, ids, known, bodies=keyed) as (logs, outcomes):
+            # a key whose message cannot be read holds no more once that is cancelled, recorded or not
+            keys = _keys(_bodies(logs)) if keyed else {}
 
             def work(transaction: Transaction) -> list[Outcome]:
                 for found in logs:
@@ -72,14 +72,6 @@ class Withdrawals:
                 return outcomes
 
             yield work
-
-    def _keys_of(self, logs: Sequence[FoundEntries]) -> dict[int, str]:
-        """The deduplication keys of entries, as far as they can be read, by the row of the request."""
-        bodies: dict[int, bytes] = {}
-        for found in logs:
-            with suppress(CorruptEntry):  # a key whose message is cancelled holds no more, recorded or not
-                bodies.update(self._entries.bodies_of(found))
-        return _keys(bodies)
 
     def states(
         self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None
@@ -108,12 +100,14 @@ class Withdrawals:
         """
         with self._gate.reading():
             now_ms = self._clock.now_ms()
-            with self._entries.located(log, ids) as (logs, outcomes):
-                bodies: dict[int, bytes] = {}
+            with self._entries.located(log, ids, bodies=True) as (logs, outcomes):
                 for found in logs:
-                    bodies.update(self._entries.bodies_of(found))
-                states = self._entries.states(log.topic_id, logs, outcomes)
-                bodies = {row: body for row, body in bodies.items() if states[row] is None}  # others go nowhere
+                    if found.unreadable:
+                        raise found.unreadable[0]
+                bodies = _bodies(logs)
+                if self._entries.are_new(Successors(log.topic_id, ids, dues, bodies), now_ms):
+                    states = self._entries.states(log.topic_id, logs, outcomes)
+                    bodies = {row: body for row, body in bodies.items() if states[row] is None}  # others need none
                 keys = _keys(bodies)
                 new = Successors(log.topic_id, ids, dues, bodies)
                 with self._entries.destinations(new, now_ms) as destinations:
@@ -138,6 +132,10 @@ class Withdrawals:
                         return [results.get(row) for row in range(len(ids))]
 
                     yield work
+
+
+def _bodies(logs: Sequence[FoundEntries]) -> dict[int, bytes]:
+    return {row: body for found in logs for row, body in found.bodies.items()}
 
 
 def _keys(bodies: Mapping[int, bytes]) -> dict[int, str]:

@@ -17,7 +17,6 @@ import numpy as np
 
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionState
-from ..store.codec.frontier import HELD
 from ..store.codec.run import Int64s, Run, RunLimits, pack_message
 from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Publication, Reads
@@ -247,7 +246,15 @@ class Partition:
             transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
         return first
 
-    def add_message(self, transaction: Transaction, log: PartitionLog, due_ms: int, body: bytes) -> int:
+    def add_message(
+        self,
+        transaction: Transaction,
+        log: PartitionLog,
+        due_ms: int,
+        body: bytes,
+        replaced: tuple[int, int] | None = None,
+        heard_ms: int | None = None,
+    ) -> int:
         """Append one message to a log; as `add`."""
         ledger, first = log.ledger, transaction.end_of(log)
         if not log.registered or first >= fmt.MAX_ENTRY_ID:
@@ -255,8 +262,9 @@ class Partition:
             end_after(ledger.ledger_id, first, 1)
         transaction.move_end(log, first + 1)
         key = fmt.run_key(ledger.ledger_id, first)
-        value = pack_message(key, self.start_ms, due_ms, body)
-        transaction.insert_run(key, value, 1, partial(self._heard_one, log, first, due_ms))
+        value = pack_message(key, self.start_ms, due_ms, body, replaced)
+        heard = partial(self._heard_one, log, first, due_ms if heard_ms is None else heard_ms)
+        transaction.insert_run(key, value, 1, heard)
         return first
 
     def add(
@@ -267,10 +275,13 @@ class Partition:
         messages: Sequence[bytes] | PackedMessages,
         limits: RunLimits,
         replaced: Replaced | None = None,
+        heard: Int64s | None = None,
     ) -> int:
         """Append messages to a log in a transaction; returns the id of the first entry.
 
-        REQUIRES: an append lease until it ends. Packed messages have their due times with them.
+        replaced: the messages are conditional, and the transaction admits them. heard: their due times in memory, HELD
+        of those that never fire. REQUIRES: an append lease until it ends. Packed messages have their due times with
+        them.
         """
         ledger_id, first = log.ledger_id, self.begin_append(transaction, log)
         if isinstance(messages, PackedMessages):
@@ -279,7 +290,7 @@ class Partition:
         else:
             insert_messages(transaction, ledger_id, first, dues, messages, self.start_ms, limits, replaced)
         transaction.move_end(log, end_after(ledger_id, first, len(dues)))
-        transaction.appended(partial(self.heard, log, first, dues if replaced is None else np.full(len(dues), HELD)))
+        transaction.appended(partial(self.heard, log, first, dues if heard is None else heard))
         return first
 
     def _heard_one(self, log: PartitionLog, first: int, due_ms: int) -> None:

@@ -349,18 +349,8 @@ class PartitionSet:
         if surplus:
             self._open.close_idle(surplus)
 
-    @contextmanager
-    def append_lease(self, start_ms: int, now_ms: int) -> Iterator[Partition | None]:
-        """Lease a partition to append to inside the block, created when missing; None when it is closed."""
-        partition = self.begin_append(start_ms, now_ms)
-        try:
-            yield partition
-        finally:
-            if partition is not None:
-                self.end_append(partition)
-
     def begin_append(self, start_ms: int, now_ms: int, topic_id: int | None = None) -> Partition | None:
-        """`append_lease` without the block: what it gives is given back by `end_appends`.
+        """Lease a partition to append to until `end_append`, created when missing; None when it is closed.
 
         topic_id: given, the environment is opened only where the end of the topic's log is not known.
         """

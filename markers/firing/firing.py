@@ -26,7 +26,6 @@ from ...store.clock import StoreClock
 from ...store.codec import format as fmt
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.codec.frontier import FrontierRecord
-from ...store.codec.run import Int64s, UInt32s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.env.reader_gate import ReaderGate
@@ -103,18 +102,10 @@ class Firing:
         if log is not None:
             log.withdraw(dues)
 
-    def admit(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
-        """Conditional entries are recorded as admitted.
-
-        REQUIRES: called as its commit ends, `gate` held for reading since before they were appended.
-        """
+    def admitted(self, topic_id: int, count: int) -> None:
+        """Messages that take the place of others are recorded. REQUIRES: called as their commit ends."""
         for listener in self._listeners:
-            call_supplied(listener.admitted, topic_id, len(entries))
-        log = self.loaded.logs.get(start_ms, {}).get(topic_id)
-        if log is not None:
-            log.admit(entries, dues)
-            if log.loaded and self.loaded.ready.arm(log, log.next_due_ms()):
-                self._wake()
+            call_supplied(listener.admitted, topic_id, count)
 
     # -- firing ------------------------------------------------------------------------------------
 

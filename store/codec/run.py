@@ -49,6 +49,7 @@ _CRC = struct.Struct("<I")
 _LOCATE = struct.Struct("<I")
 _SPAN = struct.Struct("<II")
 _SINGLE = struct.Struct("<BBHIqQIIII")
+_CONDITION = struct.Struct("<QI")
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -143,10 +144,16 @@ def pack_groups(dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, i
     return packed
 
 
-def pack_message(key: bytes, base_ms: int, due_ms: int, body: bytes, *, early: bool = False) -> bytes:
-    """Pack the run of a single send, without numpy, which would cost more than the rest of it."""
+def pack_message(
+    key: bytes, base_ms: int, due_ms: int, body: bytes, replaced: tuple[int, int] | None = None, *, early: bool = False
+) -> bytes:
+    """As `pack_messages` of one, without numpy, which would cost more than the rest of it."""
     flags, offset = FLAG_EARLY if early else 0, due_ms - base_ms
+    if replaced is not None:
+        flags |= FLAG_CONDITIONAL
     rest = _SINGLE.pack(RUN_VERSION, RunKind.MESSAGES, flags, 1, base_ms, 0, 0, offset, len(body), crc32(body))
+    if replaced is not None:
+        rest += _CONDITION.pack(*replaced)
     return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, body))
 
 

@@ -70,8 +70,8 @@ def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_delete
     located = PendingEntries.located
 
     @contextmanager
-    def then_delete(*arguments: Any) -> Iterator[Any]:
-        with located(*arguments) as found:
+    def then_delete(*arguments: Any, **options: Any) -> Iterator[Any]:
+        with located(*arguments, **options) as found:
             assert not engine.upkeep.maintenance._delete_one(partition)  # recorded; a lease is held
             yield found
 

@@ -23,14 +23,17 @@ from duelog.delivery.due_reader import DueReader
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.position_set import group_by_ledger
 from duelog.keyed_messages import TopicKeys
-from duelog.markers import pending_entries, reader, withdrawal
+from duelog.markers import reader, withdrawal
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
+from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.reader import MessageMaker
 from duelog.metrics import StoreMetrics
 from duelog.partitions import producer_numbers as producers
+from duelog.partitions.partition import Partition
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.stats import Figures
+from duelog.store.codec.frontier import HELD
 from duelog.store.log.managed_ledger import ManagedLedger, Segment, _StagedLog
 from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.policy.policies import EffectivePolicies, of_config
@@ -67,7 +70,7 @@ def broken(theme: str) -> Callable[[Mutant], Mutant]:
 @broken(TAKING_BACK)
 def cancels_what_has_fired(patch: Patch) -> None:
     """The frontier is not asked: a message in the main log is said to be cancelled."""
-    patch.setattr(pending_entries, "_fired", lambda found, fields: np.zeros(len(found.entries), dtype=np.bool_))
+    patch.setattr(PendingEntries, "_fired", lambda *_: BitMap())
 
 
 @broken(TAKING_BACK)
@@ -79,7 +82,20 @@ def fires_what_was_cancelled(patch: Patch) -> None:
 @broken(TAKING_BACK)
 def forgets_what_was_rescheduled(patch: Patch) -> None:
     """The index does not hear of the entry that takes the place of another."""
-    patch.setattr(Firing, "admit", lambda *_: None)
+    add_message, add = Partition.add_message, Partition.add
+
+    def added_one(self: Partition, *arguments: Any) -> int:
+        if len(arguments) > 4:
+            arguments = (*arguments[:5], HELD)
+        return add_message(self, *arguments)
+
+    def added(self: Partition, *arguments: Any) -> int:
+        if len(arguments) > 5:
+            arguments = (*arguments[:6], np.full(len(arguments[2]), HELD))
+        return add(self, *arguments)
+
+    patch.setattr(Partition, "add_message", added_one)
+    patch.setattr(Partition, "add", added)
 
 
 @broken(TAKING_BACK)
@@ -376,7 +392,7 @@ def requeues_for_later_without_effect(patch: Patch) -> None:
 
     def without_admitting(self: DeadLetters, letters: Any, delay_ms: int = 0) -> int:
         with pytest.MonkeyPatch.context() as meanwhile:
-            meanwhile.setattr(pending_entries.PendingEntries, "admit", lambda *_: {})
+            meanwhile.setattr(PendingEntries, "append", lambda *_: {})
             return requeue(self, letters, delay_ms)
 
     patch.setattr(DeadLetters, "requeue", without_admitting)

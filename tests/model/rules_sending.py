@@ -367,9 +367,10 @@ class SendingRules(Machine):
         partitions, now_ms = engine.storage.partitions, engine.clock.now_ms()
         topic_id = engine.topics.get_or_create(TopicName.parse(topic), now_ms).topic_id
         for start_ms in {due_ms - due_ms % span_ms for due_ms in dues}:
-            with partitions.append_lease(start_ms, now_ms) as partition:
-                if partition is not None:
-                    partition.log_to_append(topic_id, partitions.new_ledger)
+            partition = partitions.begin_append(start_ms, now_ms)
+            if partition is not None:
+                partition.log_to_append(topic_id, partitions.new_ledger)
+                partitions.end_append(partition)
 
     def _send_again(self, topic: str, name: str, specs: Sequence[Spec], start: int, sizes: Sequence[int]) -> None:
         at = 0

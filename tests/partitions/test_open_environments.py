@@ -26,8 +26,9 @@ def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_clo
     first, second = partitions.get(FIRST_MS), partitions.get(FIRST_MS + HOUR_MS)
     assert first is not None
     assert second is not None
-    with partitions.append_lease(FIRST_MS, START_MS):
-        first.log_to_append(topic_id, partitions.new_ledger)
+    assert partitions.begin_append(FIRST_MS, START_MS) is first
+    first.log_to_append(topic_id, partitions.new_ledger)
+    partitions.end_append(first)
     begun: list[PartitionLog] = []
     close_idle = OpenEnvironments.close_idle
 
@@ -43,10 +44,9 @@ def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_clo
         with partitions.lease(second):
             pass
     (log,) = begun
-    with partitions.append_lease(FIRST_MS, START_MS) as again:
-        assert again is first
-        assert again.log_to_append(topic_id, partitions.new_ledger) is log
-    partitions.end_append(first)
+    assert partitions.begin_append(FIRST_MS, START_MS) is first
+    assert first.log_to_append(topic_id, partitions.new_ledger) is log
+    partitions.end_appends([first, first])
 
 
 def test_a_partition_that_this_process_made_is_not_read_for_logs_that_it_has_not(
