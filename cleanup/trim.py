@@ -2,7 +2,7 @@
 
 A ledger goes when every subscription's mark-delete position is past it and retention allows. One
 transaction marks it TRIMMING and releases each closed partition whose last marker of this topic lay in
-it; its runs are then removed in bounded parts, so that firing is not held up, and its record last. A
+it; its runs are then removed in bounded parts, so that firing is not held up, its record with the last of them. A
 crash in between leaves a TRIMMING record, which the next open finishes.
 """
 
@@ -119,32 +119,29 @@ def remove_ledgers(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Non
 
 
 def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """One bounded commit of `remove_ledgers`; returns the ledgers that are left."""
+    """One bounded commit of `remove_ledgers`; returns the ledgers that are left.
+
+    The log need not know of it: a commit that is lost leaves the last runs of a ledger with its record.
+    """
 
     def part(transaction: LmdbTransaction) -> int:
         cursor = transaction.raw.cursor()
         budget = _RUNS_A_PART
         done = 0
-        for _, ledger_id in ledgers[:_RUNS_A_PART]:
+        for topic_id, ledger_id in ledgers[:_RUNS_A_PART]:
             more = cursor.set_range(fmt.run_prefix(ledger_id))
             while more and budget and fmt.is_run_of(cursor.key(), ledger_id):
                 more = cursor.delete()
                 budget -= 1
             if not budget:
                 break
+            transaction.delete(fmt.ledger_key(topic_id, ledger_id))
             done += 1
         transaction.last_run = _last_run(transaction)
         return done
 
-    def removed(transaction: Transaction) -> None:
-        for topic_id, ledger_id in ledgers[:done]:
-            transaction.delete(fmt.ledger_key(topic_id, ledger_id))
-
     done = main.commit(part)
-    if main.durability != "none":
-        main.sync()  # else a power cut could bring runs back whose ledger has no record any more
     reach("trim.part")
-    main.write(removed, makes_space=True)
     return ledgers[done:]
 
 
