@@ -1,0 +1,25 @@
+"""The protocol of replication against every interleaving, and against itself with a fault planted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model.replica_protocol import FAULTS, explore
+from tests.proof import length
+
+STATES = length("DUELOG_REPLICA_STATES", 150_000, 10_000_000)
+
+
+@pytest.mark.series
+def test_no_state_of_the_protocol_is_wrong() -> None:
+    """Whatever arrives late, twice or never, a replicated entry is kept and an id names one message."""
+    explored = explore(None, STATES)
+    assert explored.wrong is None, explored.steps
+    assert explored.whole or explored.states == STATES
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_protocol_with_a_fault_is_found_out(fault: str) -> None:
+    """Each rule is needed: without it a state that is wrong is found."""
+    explored = explore(fault, 150_000)
+    assert explored.wrong is not None, FAULTS[fault]
