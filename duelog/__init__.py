@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from duelog.store.received_messages import ReceivedMessages
 
     from .check.check_store import Finding
+    from .connected.connected_store import connect
     from .delayed_store import DelayedStore
     from .sending.outbox import DUPLICATE, Duplicate
     from .subscription import Subscription, SubscriptionAdmin
@@ -80,6 +81,7 @@ __all__ = [
     "Transaction",
     "Worker",
     "__version__",
+    "connect",
 ]
 
 _HOMES = {
@@ -113,6 +115,7 @@ _HOMES = {
     ),
     "duelog.store.received_messages": ("ReceivedMessages",),
     "duelog.check.check_store": ("Finding",),
+    "duelog.connected.connected_store": ("connect",),
     "duelog.delayed_store": ("DelayedStore",),
     "duelog.sending.outbox": (
         "DUPLICATE",

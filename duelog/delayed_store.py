@@ -53,7 +53,7 @@ class DelayedStore:
 
         Called with the topic's name and `force`, in a thread that may wait. Raises a DuelogError that says why not.
         """
-        engine.start_control(lambda waiting: Operations(self, waiting))
+        engine.start_control(self, lambda waiting: Operations(self, waiting))
 
     @classmethod
     def open(

@@ -34,7 +34,7 @@ from duelog.store.wal.write_ahead_log import WriteAheadLog
 from .keyed_messages import KeyedMessages, TopicKeys
 from .metrics import Instruments, StoreMetrics, instruments
 from .opening import OpenState, Recovered, recover
-from .operations.control_server import ControlServer, MakeOperations
+from .operations.wire_server import MakeOperations, WireServer
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter
@@ -263,12 +263,13 @@ class Engine:
             )
             undo.callback(self.metrics.close)
             listeners.append(self.metrics)
-        self.control: ControlServer | None = None
+        self.control: WireServer | None = None
         self.backing_up = Lock()
         """One backup at a time."""
         self.documents = Documents(storage.main, self.check_open, self.check_writable)
         self._shutdown = Shutdown(
             [
+                self._stop_control,
                 self.sending.outbox.close,
                 self._stop,
                 self._join_control,
@@ -377,13 +378,17 @@ class Engine:
         self.check_writable()
         return self.upkeep.maintenance.slice()
 
-    def start_control(self, operations: MakeOperations) -> None:
-        """Listen at the control socket if the store is configured to have one. A second call is a no-op."""
+    def start_control(self, store: object, operations: MakeOperations) -> None:
+        """Listen at the control socket if the store is configured to have one. A second call is a no-op.
+
+        store: the face of this engine.
+        """
         wanted = self.storage.config.control
         if wanted is None:
             wanted = not isinstance(self.clock.wrapped, ManualClock)
         if wanted and not self.storage.read_only and self.control is None:
-            server = ControlServer(self.storage.path, operations, self.storage.config.max_message_bytes)
+            config = self.storage.config
+            server = WireServer(store, self.storage.path, operations, max(config.wal_bytes, config.max_message_bytes))
             self.control = server if server.start() else None
 
     # -- the end -----------------------------------------------------------------------------------
@@ -395,9 +400,11 @@ class Engine:
         """
         self._shutdown.run()
 
-    def _stop(self) -> None:
+    def _stop_control(self) -> None:
         if self.control is not None and not self.state.forked:
             self.control.stop()
+
+    def _stop(self) -> None:
         self.upkeep.maintenance.stopping = True
         if self.metrics is not None:
             self.metrics.close()

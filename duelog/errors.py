@@ -1,6 +1,8 @@
 """Every error of the library, for callers: `from duelog.errors import StoreLocked`."""
 
 # ruff: noqa: PLC0414 - so that they are exported
+from duelog.operations.wire import Disconnected as Disconnected
+from duelog.operations.wire import OnlyInProcess as OnlyInProcess
 from duelog.store.errors import AlreadyOpen as AlreadyOpen
 from duelog.store.errors import BrokenInvariant as BrokenInvariant
 from duelog.store.errors import ClockJumped as ClockJumped

@@ -377,6 +377,11 @@ class Subscription:
             or not isinstance(self._clock.wrapped, ManualClock)
         )
 
+    @property
+    def polls_at_once(self) -> bool:
+        """True if `poll` does no upkeep: another thread fires."""
+        return self._engine.waking.scheduler is not None
+
     def poll(self, max_messages: int = 1) -> tuple[list[ReceivedMessage], int | None]:
         """Receive at most `max_messages` that are due now, without waiting; with none, also when to poll again.
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from ..operations.control_client import ControlClient, Refused
-from ..operations.control_lines import CLOSING, Disconnected
 from ..operations.operations import Ask, Asked, Operations
+from ..operations.wire import Disconnected, Refused
+from ..operations.wire_client import Connection, is_closing
 from ..store.errors import AlreadyOpen, StoreLocked
 from .values import alone, open_to_read, open_to_write, require_store
 
@@ -30,7 +30,7 @@ def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Asked]:
 
     They are those of the process that has it open, where there is one that listens; else of this one, which opens it.
     create: make the store where there is none. Raises StoreLocked where another process has it open and does not
-    listen, and what `ControlClient.connect` raises, once it has tried for some time: commands that run at once wait for
+    listen, and what `Connection.connect` raises, once it has tried for some time: commands that run at once wait for
     each other.
     """
     if not create:
@@ -59,7 +59,7 @@ class _Asking:
                 self._answered = True
                 return found
             except Refused as error:
-                if self._answered or error.type != CLOSING or self._is_late():
+                if self._answered or not is_closing(error) or self._is_late():
                     raise
             self._reached = self._reach()
 
@@ -80,7 +80,7 @@ class _Asking:
         return now > self._deadline
 
     def _ask_of_one(self) -> Ask:
-        client = ControlClient.connect(self._path)
+        client = Connection.to(self._path)
         if client is not None:
             return self._stack.enter_context(client).ask
         with alone("it takes no commands (StoreConfig(control=False), or a clock of its own): end it first"):

@@ -93,7 +93,15 @@ CONTENTS = {
         "docs/arrow",
         "docs/spark",
     ),
-    "Inside": ("docs/design", "docs/format", "docs/testing", "docs/benchmarks", "CONTRIBUTING", "CHANGELOG"),
+    "Inside": (
+        "docs/design",
+        "docs/format",
+        "docs/protocol",
+        "docs/testing",
+        "docs/benchmarks",
+        "CONTRIBUTING",
+        "CHANGELOG",
+    ),
 }
 """Heading to pages, beside the text; every document is under one of them."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from duelog.store.codec.body import EncodedBatch
 from duelog.store.errors import InvalidArgument, InvalidMessage
 from duelog.store.message import Message
 from duelog.store.position import MessageId
@@ -73,17 +74,23 @@ class Producer:
             place, dedup = next(iter(encoded.dedups.items()))
             reason = "not of a producer, whose numbers say what is stored once"
             raise InvalidMessage(f"messages[{place}].dedup_key", dedup.key, reason)
+        return self.send_encoded(encoded, now_ms, first, keep_ids=True)
+
+    def send_encoded(
+        self, encoded: EncodedBatch, now_ms: int, first: int | None, *, keep_ids: bool
+    ) -> list[MessageId | None]:
+        """Append a checked batch. Without `keep_ids` what is sent again is known to be stored, not under which id."""
         claim = Claim()
         with claim.calling:
-            self._producer.claim(claim, first, len(batch))
+            self._producer.claim(claim, first, len(encoded))
             numbers = list(claim.numbers)
-            ids: list[MessageId | None] = [None] * len(batch)
-            if len(numbers) < len(batch):
-                ids = self._producer.ids(claim.first, len(batch))
+            ids: list[MessageId | None] = [None] * len(encoded)
+            if len(numbers) < len(encoded):
+                ids = self._producer.ids(claim.first, len(encoded))
             if not numbers:
                 return ids
             rows = [number - claim.first for number in numbers]
-            part = encoded if len(rows) == len(batch) else encoded.rows(np.array(rows))
+            part = encoded if len(rows) == len(encoded) else encoded.rows(np.array(rows))
             try:
                 self._sender.apply_policies(part, now_ms)  # not to what is stored already, by other policies perhaps
             except Exception:
@@ -93,7 +100,8 @@ class Producer:
             def also(group: WriteBatch, places: range, stored: Stored) -> None:
                 wanted = numbers[places.start : places.stop]
                 self._producer.write(group, claim, wanted)
-                self._producer.write_ids(group, wanted, stored.ids, stored.starts)
+                if keep_ids:
+                    self._producer.write_ids(group, wanted, stored.ids, stored.starts)
 
             for row, message_id in zip(rows, self._sender.append(self._topic, part, now_ms, also), strict=True):
                 ids[row] = message_id

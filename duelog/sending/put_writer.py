@@ -24,7 +24,7 @@ from duelog.store.wal.write_batch import WriteBatch
 from ..topics.producer_state import Claim, ProducerState
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .log_append import Stored
+from .log_append import PlaceAlso, Stored
 from .outbox import DUPLICATE, Numbers, Outgoing, PutOutcome
 from .sender import Sender
 from .topic_sender import SendKeyed
@@ -74,8 +74,8 @@ class PutWriter:
 
         again: where a topic is deleted meanwhile, each topic is written alone, and that one is created again.
         """
-        if len(items) == 1 and items[0].once is None:
-            return [self._write_one(items[0], again=again)]
+        if len(items) == 1 and not isinstance(items[0].once, Dedup):
+            return [self._write_one(items[0], items[0].once, again=again)]
         outcomes: list[PutOutcome | None] = [None] * len(items)
         over_quota = False
         with ExitStack() as calling:
@@ -105,13 +105,30 @@ class PutWriter:
             outcomes[group.end :] = self.write(items[group.end :], again=again)
         return outcomes  # type: ignore[return-value]
 
-    def _write_one(self, item: Outgoing, *, again: bool) -> PutOutcome:
+    def _write_one(self, item: Outgoing, numbers: Numbers | None, *, again: bool) -> PutOutcome:
+        """Store one message, without the overhead of a batch."""
+        claim = Claim()
         try:
             topic = item.topic(item.now_ms)
-            message_id = self._sender.send_one(topic, item.due_ms, item.body, item.now_ms)
+            with claim.calling:
+                also: PlaceAlso | None = None
+                if numbers is not None:
+                    producer = self._producer(topic, numbers.producer)
+                    if producer.claim_range(claim, numbers.first, numbers.last) is None:
+                        return DUPLICATE
+
+                    def also(group: WriteBatch, *_: int) -> None:
+                        producer.write(group, claim, claim.numbers)
+
+                try:
+                    message_id = self._sender.send_one(topic, item.due_ms, item.body, item.now_ms, also)
+                except Exception:
+                    if numbers is not None:
+                        producer.drop(claim)
+                    raise
             self._policies.stored(item.name, item.overridden)
         except UnknownTopic as error:
-            return self._write_one(item, again=False) if again else error
+            return self._write_one(item, numbers, again=False) if again else error
         except Exception as error:
             return error
         return message_id

@@ -172,9 +172,22 @@ class TopicSender:
         allow_past: bool,
     ) -> MessageIds:
         """See `Topic.send_payloads`."""
+        return self._send_all(*self.encode_payloads(payloads, deliver_at, deliver_after, allow_past=allow_past))
+
+    def encode_payloads(
+        self,
+        payloads: Sequence[bytes],
+        deliver_at: DeliverAt = None,
+        deliver_after: float | timedelta | None = None,
+        *,
+        allow_past: bool = False,
+    ) -> tuple[EncodedBatch, int]:
+        """Check and encode payloads as `Topic.send_payloads` does; as `encode`."""
         now_ms = self._writing_at()
-        batch = encode_payloads(payloads, deliver_at, deliver_after, now_ms, self._max_bytes, allow_past=allow_past)
-        return self._send_all(batch, now_ms)
+        return (
+            encode_payloads(payloads, deliver_at, deliver_after, now_ms, self._max_bytes, allow_past=allow_past),
+            now_ms,
+        )
 
     def _send_all(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
         if not len(batch):

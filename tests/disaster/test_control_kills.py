@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock
-from duelog.operations.control_client import ControlClient
-from duelog.operations.control_lines import Disconnected
+from duelog.operations.wire import Disconnected
+from duelog.operations.wire_client import Connection
 from duelog.store.policy.policy_records import Scope
 from tests.conftest import present
 from tests.disaster.fork_server import serve
@@ -82,7 +82,7 @@ def test_what_a_killed_process_has_answered_by_the_control_socket_is_there(place
                 case ["pid", child]:
                     pass
                 case ["opened"]:
-                    client = present(ControlClient.connect(path))
+                    client = present(Connection.to(path))
                     killing = threading.Timer(chance.uniform(0, 0.003), os.kill, (child, signal.SIGKILL))
                     begun = answered + chance.randrange(1, 30)
                     try:

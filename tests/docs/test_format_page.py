@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-import socket
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
-from duelog import DelayedStore
 from duelog.broker.protocol.entry import MessageMetadata, header_for, pack
 from duelog.broker.protocol.fields import ENCODERS
 from duelog.broker.protocol.frames import join_blob
 from duelog.delivery.delivery_log import _CRC, _RECORD
-from duelog.operations import control_server, operations
-from duelog.operations.control_lines import address_in
 from duelog.store.codec import format as fmt
 from duelog.store.codec import run_lengths
 from duelog.store.codec.bodies import Bodies
@@ -143,36 +139,3 @@ def test_the_pages_payload_of_a_client_is_what_the_broker_stores() -> None:
     metadata = MessageMetadata("p", 1, SENT_MS, partition_key="order-17")
     blob = join_blob(ENCODERS[MessageMetadata](metadata), b"pay")
     assert whole(7) == pack(header_for(metadata, 1, is_batch=False), blob)
-
-
-def test_the_exchange_with_the_control_socket_is_what_is_said_there(tmp_path: Path) -> None:
-    """Line for line, with the id of a message that is there."""
-    section = PAGE.read_text().partition("## The control socket")[2].partition("\n## ")[0]
-    lines = re.findall(r"^    (<-|->) (\{.*?\})(?:  .*)?$", section, re.MULTILINE)
-    assert len(lines) == 8
-    with DelayedStore.open(tmp_path / "store") as store, closing(socket.socket(socket.AF_UNIX)) as client:
-        sent = str(store.topic("reminders").send(b"pay", deliver_after=3_600))
-        client.settimeout(20)
-        with address_in(store.path) as address:
-            client.connect(address)
-        answers = client.makefile("rb")
-        for direction, line in lines:
-            said = line.replace("17:3", sent).encode() + b"\n"
-            if direction == "->":
-                client.sendall(said)
-            else:
-                assert answers.readline() == said
-        answers.close()
-
-
-def test_the_bounds_of_the_control_socket_are_those_of_the_code() -> None:
-    """The table's figures."""
-    section = PAGE.read_text().partition("## The control socket")[2].partition("\n## ")[0]
-    table = dict(re.findall(r"^\| ([a-z][^|]*) \| (.*) \|$", section, re.MULTILINE))
-    assert table["connections at a time"].startswith(f"{control_server.MOST_CLIENTS};")
-    assert table["silence between requests, or within one"] == f"{control_server.IDLE_S:.0f} s"
-    stalled, last = control_server.STALLED_S, control_server._LAST_ANSWER_S
-    assert table["an answer that is not read"].startswith(f"{stalled:.0f} s; {last:.0f} s")
-    assert (control_server._LINE_BYTES, table["a request"][:6]) == (1 << 20, "1 MiB ")
-    most, size = operations._MOST_RECEIVED, operations._MOST_RECEIVED_BYTES >> 20
-    assert table["messages of one `receive`"].startswith(f"{most:,}, or {size} MiB")

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
 from tests.conftest import OpenStore, applied
+from tests.duelog.reaching import Reached
 from tests.duelog.store_state import records
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module with FACES = True by both faces: of an open store, and of one that is connected to.
+
+    A test marked `inside` is of the open store alone.
+    """
+    if "face" in metafunc.fixturenames and getattr(metafunc.module, "FACES", False):
+        inside = metafunc.definition.get_closest_marker("inside") is not None
+        metafunc.parametrize("face", ["open"] if inside else ["open", "connected"], indirect=True)
+
+
+@pytest.fixture
+def face(request: pytest.FixtureRequest) -> str:
+    """By which face the store is used: "open" or "connected"."""
+    return getattr(request, "param", "open")
 
 
 @pytest.fixture
@@ -18,9 +36,14 @@ def config(request: pytest.FixtureRequest) -> StoreConfig:
 
 
 @pytest.fixture
-def store(open_store: OpenStore, config: StoreConfig) -> DelayedStore:
+def store(open_store: OpenStore, config: StoreConfig, face: str) -> Iterator[DelayedStore]:
     """An empty store on the manual clock."""
-    return open_store(config=config)
+    if face == "open":
+        yield open_store(config=config)
+        return
+    inside = open_store(config=replace(config, control=True))
+    with Reached(inside) as reached:
+        yield reached
 
 
 @pytest.fixture

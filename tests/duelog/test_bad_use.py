@@ -13,6 +13,8 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessag
 from duelog.errors import ClosedError, ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.store.position import Position
 
+FACES = True
+
 pytestmark = pytest.mark.usefixtures("unchanged")
 
 

@@ -18,6 +18,8 @@ from duelog.tools.dump import open_environment, rows
 from tests.conftest import OpenStore, applied, in_threads, present
 from tests.duelog.aio.test_aio import in_a_loop
 
+FACES = True
+
 
 def test_a_document_is_read_as_it_was_put_and_is_there_after_opening_again(
     open_store: OpenStore, store: DelayedStore
@@ -110,6 +112,7 @@ def test_documents_come_in_order_of_key_and_only_those_of_a_prefix(open_store: O
     assert all(found.value.startswith(key.encode()) for key, found in documents.items())
 
 
+@pytest.mark.inside
 def test_a_backup_has_the_documents_and_dump_shows_them(
     open_store: OpenStore, store: DelayedStore, tmp_path: Path
 ) -> None:

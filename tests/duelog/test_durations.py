@@ -26,6 +26,8 @@ from duelog import (
 from duelog.errors import InvalidArgument, InvalidMessage
 from tests.conftest import START_MS, OpenStore
 
+FACES = True
+
 WAYS: dict[str, tuple[str, Callable[[DelayedStore, Topic, Subscription, Any], object]]] = {
     "send": ("deliver_after", lambda store, topic, consumer, value: topic.send(b"x", deliver_after=value)),
     "send_payloads": (

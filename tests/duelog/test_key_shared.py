@@ -15,6 +15,8 @@ from duelog.delivery.key_slots import SLOTS, KeySlots, check_apart
 from duelog.store.errors import ConsumerBusy, InvalidArgument
 from tests.duelog.consuming import received
 
+FACES = True
+
 HEADER = struct.Struct(">HB")
 """A number that stands for the key, and which message of it this is."""
 
@@ -39,6 +41,7 @@ def got(consumer: Subscription) -> list[tuple[int, int]]:
     return [HEADER.unpack(payload) for payload in received(consumer)]
 
 
+@pytest.mark.inside
 def test_a_range_is_one_consumer_s_and_what_is_in_none_waits(topic: Topic) -> None:
     """Both ends are in it; a consumer that comes later gets what waited for it, in order."""
     low, high = join(topic, ranges=[(0, 99), (200, 300)]), join(topic, ranges=[(100, 199)])
@@ -49,6 +52,7 @@ def test_a_range_is_one_consumer_s_and_what_is_in_none_waits(topic: Topic) -> No
     assert got(rest) == [(301, 6), (65_535, 7), (301, 8)]
 
 
+@pytest.mark.inside
 def test_ranges_that_overlap_are_refused(topic: Topic) -> None:
     """Those of one consumer, and those of two; no consumer is let in, and what leaves is free."""
     first = join(topic, ranges=[(10, 20)])
@@ -82,6 +86,7 @@ def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:
         topic.subscribe("s", type="shared", key_shared=KeyShared())
 
 
+@pytest.mark.inside
 def test_consumers_of_one_subscription_order_in_one_way(topic: Topic) -> None:
     """Another way is refused while a consumer is there; the next that comes alone may have it."""
     first = join(topic)
@@ -95,6 +100,7 @@ def test_consumers_of_one_subscription_order_in_one_way(topic: Topic) -> None:
     assert len(got(again)) == 2
 
 
+@pytest.mark.inside
 def test_a_function_that_raises_or_gives_something_else_has_messages_go_to_any_consumer(topic: Topic) -> None:
     """Nothing is lost for it."""
 

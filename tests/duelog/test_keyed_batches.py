@@ -33,6 +33,8 @@ from duelog.sending.outbox import PutOutcome
 from tests.conftest import START_MS, OpenStore, in_threads, present
 from tests.proof import length
 
+FACES = True
+
 CONFIG = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False, durability="none")
 TOPICS = ("t", "u")
 EXAMPLES = length("DUELOG_KEYED_BATCHES", 5, 10)
@@ -233,6 +235,7 @@ def test_a_batch_looks_its_keys_up_once(store: DelayedStore, topic: Topic, monke
     assert reads[0] < 10
 
 
+@pytest.mark.inside
 def test_a_put_hears_the_id_that_its_key_is_of(open_store: OpenStore, store: DelayedStore, topic: Topic) -> None:
     """With messages that have numbers and with others, in the order in which they were put in."""
     first = topic.send(b"0", deliver_after=7_200, dedup_key="k")
@@ -322,6 +325,7 @@ def test_a_policy_has_no_say_in_what_keys_of_a_batch_hold_back(store: DelayedSto
     assert sorted(topic.keys()) == ["k", "l"]
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
@@ -352,6 +356,7 @@ def test_a_key_that_cannot_be_taken_is_refused_by_name(
     assert not store.topic("t").exists()
 
 
+@pytest.mark.inside
 def test_a_number_and_a_key_do_not_go_together(topic: Topic) -> None:
     """Each says what is stored once; nothing is stored, and the number is free."""
     producer = topic.producer("p")

@@ -16,6 +16,8 @@ from duelog.store.codec.format import Table
 from duelog.store.log import catalog
 from tests.conftest import OpenStore, present
 
+FACES = True
+
 CONFIG = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False)
 ROOT = Path(__file__).parents[3]
 
@@ -225,6 +227,7 @@ def test_records_of_keys_do_not_pile_up(
     assert list(store.check(deep=True)) == []
 
 
+@pytest.mark.inside
 def test_a_key_holds_in_a_backup(
     open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path
 ) -> None:

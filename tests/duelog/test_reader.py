@@ -19,6 +19,8 @@ from tests.duelog.consuming import each_received, received
 from tests.duelog.store_state import records
 from tests.proof import length
 
+FACES = True
+
 CONFIG = StoreConfig(ledger_max_entries=2, ack_flush_ms=0, partition_ms=3_600_000)
 SEND = [b"%d" % number for number in range(6)]
 

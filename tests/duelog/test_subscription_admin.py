@@ -15,6 +15,8 @@ from duelog.store.position import Position
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads, received
 
+FACES = True
+
 SEND = [b"%d" % number for number in range(6)]
 CONFIG = StoreConfig(ledger_max_entries=3, partition_ms=60_000, inline_delay_ms=2_000)
 

@@ -14,6 +14,8 @@ from duelog.markers.pending_entries import PendingEntries
 from tests.conftest import OpenStore
 from tests.model.driver import armed
 
+FACES = True
+
 CONFIG = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...operations.control_client import ControlClient
+from ...operations.wire_client import Connection
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
 from ..asking import asked
@@ -249,7 +249,7 @@ def compact(
 
 def _have_adopted(store: Path) -> None:
     """Have the process that has a store open take over what was compacted, at once if it can be asked."""
-    client = ControlClient.connect(store)
+    client = Connection.to(store)
     if client is not None:
         with client:
             client.ask("tick", {})

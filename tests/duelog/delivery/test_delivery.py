@@ -24,6 +24,8 @@ from duelog.errors import ClosedError, InvalidArgument, StoreFull, UnknownSubscr
 from tests.conftest import START_MS, LeadingClock, OpenStore, present
 from tests.duelog.consuming import received
 
+FACES = True
+
 
 def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenStore, clock: ManualClock) -> None:
     """Ledgers and partitions that are gone stay gone: a seek before them is a seek to the first that is kept."""

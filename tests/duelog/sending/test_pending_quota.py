@@ -11,6 +11,8 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Stor
 from duelog.errors import InvalidArgument, QuotaExceeded
 from tests.conftest import OpenStore
 
+FACES = True
+
 LATER = 10.0
 
 

@@ -19,6 +19,8 @@ from duelog.store.files import failpoints
 from duelog.store.names import TopicName
 from tests.conftest import START_MS, OpenStore
 
+FACES = True
+
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, max_clock_jump_ms=None, retention_ms=1_000 * HOUR_MS)
 
@@ -197,6 +199,7 @@ def test_two_thousand_new_topics_are_one_commit_of_the_main_environment(store: D
     assert store._engine.storage.main.counts.commits == before
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize(("point", "there"), [("wal.before", False), ("wal.after", True)])
 def test_after_a_crash_all_of_it_is_there_or_nothing(
     store: DelayedStore, open_store: OpenStore, clock: ManualClock, tmp_path: Path, point: str, there: bool

@@ -17,6 +17,8 @@ from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads, payloads_of
 from tests.model.driver import armed
 
+FACES = True
+
 CONFIG = StoreConfig(max_redeliveries=1, nack_backoff_ms=1_000, max_clock_jump_ms=None)
 GRAVE = "t-s-DLQ"
 
@@ -97,6 +99,7 @@ def test_a_flush_that_finds_no_space_keeps_no_message_from_its_consumer(open_sto
     store.tick()
 
 
+@pytest.mark.inside
 def test_a_delivery_that_is_broken_off_counts_as_none(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages taken for a consumer that did not reach it come again as if for the first time."""
     topic = store.topic("t")

@@ -21,6 +21,8 @@ from duelog.store.names import TopicName
 from tests.conftest import OpenStore, Plant, present
 from tests.duelog.consuming import payloads
 
+FACES = True
+
 CONFIG = StoreConfig(
     partition_ms=1_000,
     ledger_max_entries=2,
@@ -71,6 +73,7 @@ def test_the_tracker_is_freed_after_its_last_view_and_not_under_a_new_one(
     assert payloads(reader) == [b"x"]
 
 
+@pytest.mark.inside
 def test_what_could_not_be_read_when_it_was_due_is_not_forgotten(
     topic: Topic, reader: Subscription, clock: ManualClock, plant: Plant
 ) -> None:
@@ -84,6 +87,7 @@ def test_what_could_not_be_read_when_it_was_due_is_not_forgotten(
     assert payloads(reader) == [b"a", b"b"]
 
 
+@pytest.mark.inside
 def test_an_index_that_was_broken_off_halfway_is_read_anew(
     store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

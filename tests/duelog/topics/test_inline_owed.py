@@ -10,6 +10,8 @@ from tests.conftest import START_MS, LeadingClock, OpenStore
 from tests.duelog.consuming import payloads
 from tests.duelog.delivery.twins import acked_after_mark
 
+FACES = True
+
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(inline_delay_ms=HOUR_MS, ledger_max_entries=3, ack_flush_ms=0)
 
@@ -115,6 +117,7 @@ def test_who_begins_at_the_latest_gets_what_waits_inline_and_nothing_that_was_du
         assert subscription.receive(10) == []
 
 
+@pytest.mark.inside
 @LATEST
 def test_at_the_latest_with_nothing_waiting_the_cursor_is_one_position(
     store: DelayedStore, topic: Topic, how: str

@@ -11,6 +11,8 @@ from duelog.errors import InvalidArgument, PoliciesChanged
 from tests.conftest import OpenStore
 from tests.duelog.consuming import received
 
+FACES = True
+
 HOUR_MS = 3_600_000
 
 

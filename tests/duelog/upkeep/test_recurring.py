@@ -15,6 +15,8 @@ from duelog.markers.withdrawal import Succession
 from duelog.upkeep.schedule import Timetable
 from tests.conftest import START_MS, OpenStore, Plant, present
 
+FACES = True
+
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 ROME = "Europe/Rome"

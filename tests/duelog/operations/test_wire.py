@@ -1,12 +1,12 @@
-"""The control socket: commands reach an open store, of this user alone, within bounds; and leave nothing behind."""
+"""The socket: other processes reach an open store, of this user alone, within bounds; and leave nothing behind."""
 
 from __future__ import annotations
 
 import base64
 import errno
-import json
 import logging
 import os
+import random
 import resource
 import socket
 import stat
@@ -14,24 +14,28 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, SystemClock, Topic
+from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, SystemClock, Topic
+from duelog.errors import ClosedError, Disconnected, UnknownTopic
 from duelog.markers.firing.suspensions import Suspension
-from duelog.operations import control_server
-from duelog.operations.control_client import ControlClient, Refused
-from duelog.operations.control_lines import Disconnected, address_in
+from duelog.operations import wire_server, wire_values
 from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
+from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, framed
+from duelog.operations.wire_client import Connection
 from duelog.store.errors import StoreUnavailable
 from tests.packaging.tree import ROOT
+from tests.proof import length
 
+FUZZED = length("DUELOG_WIRE_FUZZED", 300, 10_000)
 PAY = base64.b64encode(b"pay").decode()
 
 
@@ -45,15 +49,15 @@ def store(tmp_path: Path) -> Iterator[DelayedStore]:
 
 
 @pytest.fixture
-def client(store: DelayedStore) -> Iterator[ControlClient]:
+def client(store: DelayedStore) -> Iterator[Connection]:
     """A client of it."""
     with connect(store.path) as found:
         yield found
 
 
-def connect(path: Path) -> ControlClient:
+def connect(path: Path) -> Connection:
     """A client of a store that listens."""
-    found = ControlClient.connect(path)
+    found = Connection.to(path)
     assert found is not None
     return found
 
@@ -64,19 +68,39 @@ def raw(path: Path) -> socket.socket:
     connection.settimeout(20)
     with address_in(path) as address:
         connection.connect(address)
-    assert json.loads(line_of(connection)) == {"duelog": 1}
+    assert answer_of(connection)[:2] == ["duelog", 2]
     return connection
 
 
-def line_of(connection: socket.socket) -> bytes:
-    """The next line; nothing: the other end has closed."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := connection.recv(1)):
-        line += byte
-    return line
+def answer_of(connection: socket.socket, *, raw: bool = False) -> Any:
+    """The next frame's value, an error made of it unless `raw`; None: the other end has closed."""
+    frames, bodies = Frames(1 << 30), list[memoryview]()
+    while not bodies:
+        found = frames.receive(connection, buffer()[:1])
+        if found is None:
+            return None
+        bodies = found
+    value = wire_values.unpack(bodies[0])
+    if value[1] == ERROR and not raw:
+        value[2] = wire_values.error_of(value[2])
+    return value
 
 
-def control_of(store: DelayedStore) -> control_server.ControlServer:
+def ask(connection: socket.socket, *request: object) -> Any:
+    """Ask for an operation, and read the next answer."""
+    connection.sendall(framed(wire_values.pack(list(request))))
+    return answer_of(connection)
+
+
+def gone(store: DelayedStore, left: int = 0) -> None:
+    """Wait until no more connections are left."""
+    deadline = time.monotonic() + 20
+    while len(control_of(store)._peers) > left:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def control_of(store: DelayedStore) -> wire_server.WireServer:
     """The socket's server."""
     found = store._engine.control
     assert found is not None
@@ -92,26 +116,26 @@ def test_the_socket_is_the_owners_alone_and_goes_with_the_store(store: DelayedSt
     assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
     store.close()
     assert not (store.path / "CONTROL").exists()
-    assert ControlClient.connect(store.path) is None
+    assert Connection.to(store.path) is None
 
 
 def test_a_client_of_another_user_is_refused(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the file's mode says, the peer's user is looked at."""
-    monkeypatch.setattr(control_server, "_is_trusted", lambda connection: False)
-    with pytest.raises(Refused, match="this user may not"):
+    monkeypatch.setattr(wire_server, "_is_trusted", lambda connection: False)
+    with pytest.raises(Disconnected, match="this user may not"):
         connect(store.path)
-    assert control_of(store)._clients == {}
+    assert control_of(store)._peers == set()
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the system does not tell whose a connection is")
 def test_the_peers_user_is_compared_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same user, and root; no other."""
     ends = socket.socketpair()
-    assert control_server._is_trusted(ends[0])
+    assert wire_server._is_trusted(ends[0])
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-    assert control_server._is_trusted(ends[0]) == (os.getuid() == 0)
+    assert wire_server._is_trusted(ends[0]) == (os.getuid() == 0)
     monkeypatch.setattr(struct, "unpack", lambda *_: (1, 54_321, 1))
-    assert not control_server._is_trusted(ends[0])
+    assert not wire_server._is_trusted(ends[0])
     for end in ends:
         end.close()
 
@@ -153,9 +177,9 @@ def test_what_a_killed_process_left_is_no_hindrance(tmp_path: Path) -> None:
     DelayedStore.open(path).close()
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path / "CONTROL"))
-    assert ControlClient.connect(path) is None
+    assert Connection.to(path) is None
     with DelayedStore.open(path), connect(path) as client:
-        assert list(client.ask("topics", {})) == []  # type: ignore[call-overload]
+        assert list(client.ask("topics", {})) == []
 
 
 def test_a_directory_that_takes_no_socket_is_logged_and_the_store_works(
@@ -198,56 +222,69 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("name", "given", "said"),
     [
-        (b"nonsense\n", "no JSON"),
-        (b"\xff\xfe\n", "no JSON"),
-        (b"[" * 100_000 + b"\n", "no JSON"),
-        (b'{"ask": "send", "with": {"deliver_after": NaN}}\n', "NaN is no number"),
-        (b"[]\n", "expected {"),
-        (b'{"ask": 1}\n', "expected {"),
-        (b'{"ask": "tick", "with": []}\n', "expected an object"),
-        (b'{"ask": "backup", "with": {"dest": "/tmp/x"}}\n', "operation='backup': expected one of ack, cancel"),
-        (b'{"ask": "close"}\n', "operation='close'"),
-        (b'{"ask": "_store"}\n', "operation='_store'"),
-        (b'{"ask": "tick", "with": {"path": "/"}}\n', "unexpected keyword argument 'path'"),
-        (b'{"ask": "send", "with": {"topic": "t"}}\n', "missing a required argument: 'payload'"),
-        (b'{"ask": "send", "with": {"topic": "t", "payload": ""}}\n', "TOPIC='t': there is no such topic"),
-        (b'{"ask": "send", "with": {"topic": "t", "payload": "#", "create": true}}\n', "payload='#': expected base64"),
-        (b'{"ask": "send", "with": {"topic": 1, "payload": ""}}\n', "topic=1: expected a str"),
-        (b'{"ask": "cancel", "with": {"topic": "t", "ids": "1:1"}}\n', "ids='1:1': expected a list"),
-        (b'{"ask": "topics", "with": {"namespace": 1}}\n', "namespace=1: expected a str"),
-        (b'{"ask": "update_policies", "with": {"values": {"self": 1}}}\n', "policy='self': expected one of active"),
-        (b'{"ask": "seek", "with": {"topic": "t", "subscription": "s", "to": {"due_ms": []}}}\n', "to={'due_ms': []}"),
-        (b'{"ask": "receive"}\n', "subscribe first"),
-        (b'{"ask": "purge_dead_letters", "with": {"ids": "1:1"}}\n', "ids='1:1': expected a list"),
-        (b'{"ask": "requeue_dead_letters", "with": {"ids": [[]]}}\n', "ID=[]: no dead letter has this id"),
-        (b'{"ask": "requeue_dead_letters", "with": {"delay": "1h"}}\n', "delay='1h': expected seconds"),
-        (b'{"ask": "send_messages", "with": {"topic": "t", "messages": {}}}\n', "messages={}: expected a list"),
-        (
-            b'{"ask": "send_messages", "with": {"topic": "t", "messages": [{"payload": "", "ttl": 1}]}}\n',
-            "messages[0]=",
-        ),
-        (b'{"ask": "send_messages", "with": {"topic": "t", "messages": [{"payload": 1}]}}\n', "messages[0]: payload=1"),
-        (b'{"ask": "keys", "with": {"topic": "t", "prefix": 1}}\n', "public/default/t' does not exist"),
-        (b'{"ask": "dead_letters", "with": {"older_than": []}}\n', "older_than=[]: expected seconds"),
-        (b'{"ask": "every", "with": {"topic": "t", "name": 1, "cron": "@daily", "create": true}}\n', "schedule=1"),
+        ("backup", {"dest": "/tmp/x"}, "operation='backup': expected one of ack, cancel"),
+        ("close", {}, "operation='close'"),
+        ("_store", {}, "operation='_store'"),
+        ("tick", {"path": "/"}, "unexpected keyword argument 'path'"),
+        ("send", {"topic": "t"}, "missing a required argument: 'payload'"),
+        ("send", {"topic": "t", "payload": ""}, "TOPIC='t': there is no such topic"),
+        ("send", {"topic": "t", "payload": "#", "create": True}, "payload='#': expected base64"),
+        ("send", {"topic": 1, "payload": ""}, "topic=1: expected a str"),
+        ("cancel", {"topic": "t", "ids": "1:1"}, "ids='1:1': expected a list"),
+        ("topics", {"namespace": 1}, "namespace=1: expected a str"),
+        ("update_policies", {"values": {"self": 1}}, "policy='self': expected one of active"),
+        ("seek", {"topic": "t", "subscription": "s", "to": {"due_ms": []}}, "to={'due_ms': []}"),
+        ("receive", {}, "subscribe first"),
+        ("purge_dead_letters", {"ids": "1:1"}, "ids='1:1': expected a list"),
+        ("requeue_dead_letters", {"ids": [[]]}, "ID=[]: no dead letter has this id"),
+        ("requeue_dead_letters", {"delay": "1h"}, "delay='1h': expected seconds"),
+        ("send_messages", {"topic": "t", "messages": {}}, "messages={}: expected a list"),
+        ("send_messages", {"topic": "t", "messages": [{"payload": "", "ttl": 1}]}, "messages[0]="),
+        ("send_messages", {"topic": "t", "messages": [{"payload": 1}]}, "messages[0]: payload=1"),
+        ("keys", {"topic": "t", "prefix": 1}, "public/default/t' does not exist"),
+        ("dead_letters", {"older_than": []}, "older_than=[]: expected seconds"),
+        ("every", {"topic": "t", "name": 1, "cron": "@daily", "create": True}, "schedule=1"),
+        ("Topic.send", {"payload": b"x"}, "target=[]: Topic.send has another"),
+        ("Topic.put", {}, "operation='Topic.put'"),
+        ("DelayedStore.tick", {}, "operation='DelayedStore.tick'"),
+        ("DelayedStore.stats", {"path": "/"}, "unexpected keyword argument 'path'"),
+        ("Subscription.ack", {}, "target=[]: Subscription.ack has another"),
     ],
 )
 def test_what_cannot_be_understood_is_answered_and_nothing_is_done(
-    store: DelayedStore, sent: bytes, said: str, caplog: pytest.LogCaptureFixture
+    store: DelayedStore, name: str, given: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line that names the field and the value; the connection goes on, and no error of duelog's own is logged."""
+    """One error that names the field and the value; the connection goes on, and no error of duelog's own is logged."""
     with raw(store.path) as connection:
-        connection.sendall(sent)
-        assert said in json.loads(line_of(connection))["error"]["message"]
-        connection.sendall(b'{"ask": "figures"}\n')
-        assert json.loads(line_of(connection))["result"]["topics"] == 0
+        number, kind, error = ask(connection, 7, name, [], [], given)
+        assert (number, kind) == (7, ERROR)
+        assert said in str(error)
+        assert ask(connection, 8, "figures", [], [], {})[2]["topics"] == 0
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"nonsense", b"\xc1", b"\x95\x00\xa4tick\x90\x90\x80", b"\x95\xa1a\xa4tick\x90\x90\x80", b"\x92\x01\x02",
+     b"\xdd\xff\xff\xff\xff", b"\x91" * 3_000, wire_values.pack([1, "tick", {}, [], {}])],
+)  # fmt: skip
+def test_a_frame_that_is_no_request_ends_its_connection(
+    store: DelayedStore, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The peer is told why; others go on, and nothing is logged."""
+    with raw(store.path) as connection, connect(store.path) as other:
+        connection.sendall(framed(sent))
+        number, kind, error = answer_of(connection)
+        assert (number, kind, type(error).__name__) == (0, ERROR, "InvalidArgument")
+        assert answer_of(connection) is None
+        assert other.ask("topics", {}) is not None
     assert caplog.records == []
 
 
 def test_figures_of_a_store_with_suspended_upkeep_are_told(
-    store: DelayedStore, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, client: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error of a suspended part is told by its text: an exception is no value of JSON."""
     suspended = Suspension("trim", None, None, None, "reason", OSError("no space"), 1, 2, 3, 4)
@@ -273,9 +310,7 @@ def test_the_table_says_of_each_operation_who_may_ask_and_what_it_takes_and_give
     )  # fmt: skip
 
 
-def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(
-    store: DelayedStore, client: ControlClient
-) -> None:
+def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: DelayedStore, client: Connection) -> None:
     """Every operation that looks, after some that change: messages, letters, schedules, policies, ids are equal."""
     asked, here = Asked(client.ask), Operations(store, None)  # type: ignore[arg-type]  # nothing waits here
     sent = asked.send("t", b"pay", deliver_after=3600, properties={"a": "b"}, dedup_key="k", create=True)
@@ -309,14 +344,14 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(
 
 
 def test_figures_of_a_subscription_that_has_acknowledged_nothing_are_read(
-    store: DelayedStore, client: ControlClient
+    store: DelayedStore, client: Connection
 ) -> None:
     """Its position stands before the first entry of a ledger."""
     store.topic("t").subscribe("s").close()
     assert Asked(client.ask).topic_figures("t") == store.topic("t").stats()
 
 
-def test_something_else_is_asked_while_an_answer_is_being_streamed(store: DelayedStore, client: ControlClient) -> None:
+def test_something_else_is_asked_while_an_answer_is_being_streamed(store: DelayedStore, client: Connection) -> None:
     """`duelog stats` asks for the figures of each topic while it lists them: no answer is taken for another's."""
     for name in "abc":
         store.topic(name).create()
@@ -325,13 +360,12 @@ def test_something_else_is_asked_while_an_answer_is_being_streamed(store: Delaye
     assert [each["name"][-1] for each in figures] == ["a", "b", "c"]
     left: Any = client.ask("topics", {})
     next(left)
-    unknown: Any = client.ask("peek", {"topic": "nosuch", "subscription": "s", "count": 1})
-    with pytest.raises(Refused, match="nosuch"):
-        next(unknown)
-    assert [len(list(client.ask("topics", {"limit": 2}))), len(list(left))] == [2, 2]  # type: ignore[call-overload]
+    with pytest.raises(UnknownTopic, match="nosuch"):
+        client.ask("peek", {"topic": "nosuch", "subscription": "s", "count": 1})
+    assert [len(list(client.ask("topics", {"limit": 2}))), len(list(left))] == [2, 2]
 
 
-def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedStore, client: ControlClient) -> None:
+def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedStore, client: Connection) -> None:
     """It sleeps until the topic changes; what it did not acknowledge goes to the next consumer when it has gone."""
     client.ask("subscribe", {"topic": "t", "subscription": "s", "create": True})
     sender = threading.Timer(0.05, store.topic("t").send, [b"pay"])
@@ -341,12 +375,11 @@ def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedSt
     sender.join()
     assert (message["payload"], message["position"].count(":")) == (PAY, 1)
     assert client.ask("receive", {"timeout": 0}) == []
-    (thread,) = control_of(store)._clients.values()
     client.close()
-    thread.join(20)
     with connect(store.path) as other:
+        gone(store, 1)
         other.ask("subscribe", {"topic": "t", "subscription": "s", "type": "shared"})
-        assert len(other.ask("receive", {"timeout": 20})) == 1  # type: ignore[arg-type]
+        assert len(other.ask("receive", {"timeout": 20})) == 1
         assert other.ask("ack", {"positions": [message["position"]]}) == 1
 
 
@@ -368,15 +401,15 @@ def test_a_process_with_more_descriptors_than_select_takes_is_reached_too(tmp_pa
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
-def test_closing_the_store_ends_clients_that_wait(store: DelayedStore, client: ControlClient) -> None:
+def test_closing_the_store_ends_clients_that_wait(store: DelayedStore, client: Connection) -> None:
     """A receiver without a timeout is told, and the close does not wait for it."""
     client.ask("subscribe", {"topic": "t", "subscription": "s", "create": True})
     closer = threading.Timer(0.05, store.close)
     closer.start()
-    with pytest.raises((Refused, Disconnected), match=r"is closed|it has ended"):
+    with pytest.raises((ClosedError, Refused), match=r"is closed|is closing it"):
         client.ask("receive", {})
     closer.join()
-    assert control_of(store)._clients == {}
+    assert control_of(store)._peers == set()
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -390,45 +423,68 @@ def test_a_line_has_a_limit(tmp_path: Path) -> None:
         client.sendall(b"x" * 8_000_000)
 
 
-def test_so_many_clients_and_no_more(store: DelayedStore) -> None:
+def test_so_many_clients_and_no_more(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one is told at once; when one has gone there is a place again."""
-    clients = [connect(store.path) for _ in range(control_server.MOST_CLIENTS)]
-    with pytest.raises(Refused, match="16 commands are being answered"):
+    monkeypatch.setattr(wire_server, "MOST_CLIENTS", 3)
+    clients = [connect(store.path) for _ in range(3)]
+    with pytest.raises(Disconnected, match="3 clients are connected"):
         connect(store.path)
-    threads = list(control_of(store)._clients.values())
-    for each in clients:
-        each.close()
-    for thread in threads:
-        thread.join(20)
+    clients.pop().close()
+    gone(store, 2)
     connect(store.path).close()
 
 
-def test_a_silent_client_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is one that sends half a request and stays: nothing of it is done."""
-    monkeypatch.setattr(control_server, "IDLE_S", 0.05)
-    with DelayedStore.open(tmp_path / "store") as store:
-        for begun in (b"", b'{"ask": "create_topic", "with": {"topic": "t"}}'):
-            with raw(store.path) as client:
-                client.sendall(begun)
-                assert b"TimeoutError" in line_of(client)
-                assert client.recv(1) == b""
-        assert list(store.topics()) == []
+def test_a_peer_that_leaves_a_frame_unfinished_is_dropped_and_a_silent_one_is_not(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of what it began is done."""
+    monkeypatch.setattr(wire_server, "STALLED_S", 0.05)
+    monkeypatch.setattr(wire_server, "_PAUSE_S", 0.02)
+    with raw(store.path) as silent, raw(store.path) as client:
+        client.sendall(framed(wire_values.pack([1, "Topic.create", ["t"], [], {}]))[:-1])
+        assert answer_of(client) is None
+        assert ask(silent, 1, "topics", [], [], {})[2] == []
 
 
-def test_a_client_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answer is not kept for ever, and others are answered meanwhile."""
-    monkeypatch.setattr(control_server, "STALLED_S", 0.1)
-    with DelayedStore.open(tmp_path / "store") as store:
-        topic = store.topic("t")
-        for _ in range(8):
-            topic.send(b"x" * 1_000_000, deliver_after=3600)
+def test_a_client_that_does_not_read_is_dropped(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers are not kept for ever, and others are answered meanwhile; more requests are not read."""
+    monkeypatch.setattr(wire_server, "STALLED_S", 0.1)
+    monkeypatch.setattr(wire_server, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(wire_server, "MOST_UNREAD_BYTES", 1 << 20)
+    topic = store.topic("t")
+    sent = topic.send(b"x" * 1_000_000, deliver_after=3600)
+    with raw(store.path) as client:
+        for number in range(1, 65):
+            client.sendall(framed(wire_values.pack([number, "Topic.get", ["t"], [sent], {}])))
+        with connect(store.path) as other:
+            assert len(list(other.ask("topics", {}))) == 1
+            gone(store, 1)
+
+
+def test_frames_at_random_do_nothing_and_others_are_answered(store: DelayedStore) -> None:
+    """Requests with bytes changed, cut off, or made up, each on a connection of its own; the server lives on."""
+    chance = random.Random(30)
+    messages = wire_values.columns([Message(b"x", deliver_after=1), Message(b"y", key="k")])
+    requests = [
+        wire_values.pack([1, "Topic.send_batch", ["t"], [messages], {}]),
+        wire_values.pack([2, "Topic.send", ["t"], [b"x"], {"numbers": ["p", 1, 1]}]),
+        wire_values.pack([3, "Topic.subscribe", ["t"], [1, "s"], {"type": "shared"}]),
+        wire_values.pack([4, "Subscription.receive", [1], [10, 5], {}]),
+        wire_values.pack([5, "Subscription.ack", [1], [[MessageId(1, 0), MessageId(1, 5)]], {}]),
+        wire_values.pack([6, "DelayedStore.set_policies", [], [Policies(ttl_ms=5)], {"topic": "t"}]),
+        wire_values.pack([7, "next", [], [3], {}]),
+    ]
+    for _ in range(FUZZED):
         with raw(store.path) as client:
-            client.sendall(b'{"ask": "scheduled", "with": {"topic": "t"}}\n')
-            (thread,) = control_of(store)._clients.values()
-            with connect(store.path) as other:
-                assert len(list(other.ask("topics", {}))) == 1  # type: ignore[call-overload]
-            thread.join(20)
-            assert not thread.is_alive()
+            for _ in range(chance.randrange(1, 6)):
+                data = bytearray(framed(chance.choice(requests)))
+                for _ in range(chance.choice((0, 1, 1, 2, 8))):
+                    data[chance.randrange(len(data))] = chance.randrange(256)
+                with suppress(OSError):  # it has been ended
+                    client.sendall(data[: chance.choice((len(data), chance.randrange(len(data))))])
+    with connect(store.path) as other:
+        assert other.call("Topic.exists", ["u"]) is False
+    gone(store)
 
 
 # -- kills -----------------------------------------------------------------------------------------
@@ -437,21 +493,20 @@ OPENED = """
 import os, signal, socket, sys
 sys.path.append({root!r})
 from duelog import DelayedStore
-from duelog.operations import control_server
+from duelog.operations import wire_server
 from duelog.operations.operations import Operations
 point = {point!r}
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 if point == "before":
     Operations.send = lambda self, topic, payload, create: die()
-answers = control_server._answers
-def killed(operations, line):
-    for answer in answers(operations, line):
-        if b"message_id" in answer and point != "before":
-            if point == "middle":
-                yield answer[:len(answer) // 2]
-            die()
-        yield answer
-control_server._answers = killed
+send = wire_server.WireServer._send_data
+def killed(server, peer, data):
+    if b"message_id" in data and point != "before":
+        if point == "middle":
+            send(server, peer, data[:len(data) // 2])
+        die()
+    send(server, peer, data)
+wire_server.WireServer._send_data = killed
 store = DelayedStore.open({path!r})
 print("open", flush=True)
 sys.stdin.read()
@@ -471,7 +526,7 @@ def test_a_process_killed_in_the_middle_of_an_answer_leaves_a_whole_store(tmp_pa
         with connect(path) as client, pytest.raises(Disconnected, match=said):
             client.ask("send", {"topic": "t", "payload": PAY, "create": True})
     assert (path / "CONTROL").exists()
-    assert ControlClient.connect(path) is None
+    assert Connection.to(path) is None
     with DelayedStore.open(path) as store:
         with store.topic("t").subscribe("s") as consumer:
             found = consumer.receive(5, timeout=0)
@@ -484,8 +539,9 @@ CLIENT = """
 import os, signal, sys
 sys.path.append({root!r})
 from pathlib import Path
-from duelog.operations.control_client import ControlClient
-client = ControlClient.connect(Path({path!r}))
+from duelog.operations.wire import framed
+from duelog.operations.wire_client import Connection
+client = Connection.to(Path({path!r}))
 client.ask("subscribe", {{"topic": "t", "subscription": "s"}})
 client.ask("receive", {{"timeout": 0}})
 {last}
@@ -498,8 +554,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     "last",
     [
         "",
-        """client._connection.sendall(b'{"ask": "delete_topic", "with": {"topic": "t"}}')""",
-        """client._connection.sendall(b'{"ask": "receive", "with": {}}\\\\n')""",
+        """client._socket.sendall(framed(b"\\x95\\x09\\xactopic.delete"))""",
+        """client.start("receive", (), (), {})""",
     ],
     ids=["idle", "half-a-request", "waiting"],
 )
@@ -509,9 +565,7 @@ def test_a_client_killed_in_the_middle_of_a_request_has_done_nothing_by_halves(s
     store.topic("t").send(b"pay")
     code = CLIENT.format(root=str(ROOT), path=str(store.path), last=last)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    for thread in list(control_of(store)._clients.values()):
-        thread.join(20)
-        assert not thread.is_alive()
+    gone(store)
     with store.topic("t").subscribe("s") as consumer:
         assert [message.payload for message in consumer.receive(5, timeout=20)] == [b"pay"]
 
@@ -524,7 +578,7 @@ def test_a_copy_of_the_store_has_no_socket(store: DelayedStore, tmp_path: Path) 
 
 
 def test_a_message_that_cannot_be_read_back_was_sent(
-    store: DelayedStore, client: ControlClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: DelayedStore, client: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is stored: an error would have it sent again. When it is due is left out, and why is logged."""
 

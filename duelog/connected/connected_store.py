@@ -1,0 +1,484 @@
+"""A store that another process has open, by the classes of the face: their arguments, results and errors."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from inspect import Signature, signature
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from duelog.delayed_store import DelayedStore
+from duelog.operations.face_table import FACE, NOT_OFFERED, Row
+from duelog.operations.wire import Disconnected, OnlyInProcess
+from duelog.operations.wire_client import Call, Connection, nobody
+from duelog.sending.producer import Producer
+from duelog.store.clock import SystemClock
+from duelog.store.codec.body import encode_send
+from duelog.store.duration import Duration, duration_ms
+from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
+from duelog.store.log.documents import Documents
+from duelog.store.message import Dedup, Message, ReceivedMessage
+from duelog.store.names import TopicName, validate_subscription_name
+from duelog.store.position import MessageId, MessageIds, position_at
+from duelog.store.received_messages import ReceivedMessages
+from duelog.subscription import Subscription, SubscriptionAdmin
+from duelog.topic import Topic
+
+C = TypeVar("C", bound=type)
+
+_SENDING = signature(Topic.send)
+
+
+def connect(
+    place: str | os.PathLike[str],
+    *,
+    reconnect: Duration = 30,
+) -> DelayedStore:
+    """Connect to the process of this machine that has the store in directory `place` open, as the same user or root.
+
+    The store that is returned has the methods of `DelayedStore`, and so have its topics and subscriptions; what only
+    that process has (its clock, `tick`, `check`, files, callbacks) raises OnlyInProcess. `close` closes the connection:
+    what was received and not acknowledged is handed out again, as when this process ends.
+
+    reconnect: for how long a connection that has ended is tried again, seconds or a timedelta. Subscriptions go on, and
+    calls that may be made twice are made again: sends are numbered, so that each is stored once. Any other that
+    was under way raises Disconnected, which says what is in doubt. Raises Disconnected where nobody serves the store.
+    """
+    if not isinstance(place, (str, os.PathLike)):
+        raise InvalidArgument("place", place, "expected the path of a store")
+    path = Path(place).absolute()
+    connection = Connection.to(path, duration_ms("reconnect", reconnect) / 1_000)
+    if connection is None:
+        raise nobody(os.fspath(place))
+    return ConnectedStore(connection)
+
+
+# -- methods made from the table -----------------------------------------------------------------------
+
+
+@functools.cache
+def _signature(method: Callable[..., object]) -> Signature:
+    return signature(method)
+
+
+def _asked(row: Row, base: Any) -> Any:
+    """A method, or a property, that asks for an operation of the table."""
+    member = getattr(base, row.method)
+    if isinstance(member, property):
+        return property(lambda self: self._ask(row), doc=member.__doc__)
+
+    @functools.wraps(member)
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        _signature(member).bind(self, *arguments, **named)  # raises TypeError as a call does
+        return self._ask(row, arguments, named)
+
+    return method
+
+
+def _only_in_process(name: str, base: Any) -> Any:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OnlyInProcess(f"{base.__name__}.{name}")
+
+    member = base.__dict__[name]
+    return functools.wraps(member)(refuse) if callable(member) else property(refuse, doc=member.__doc__)
+
+
+def from_table(kind: C) -> C:
+    """Give a class the methods of its base that the table offers, but for those that it has itself."""
+    (base,) = kind.__bases__
+    for row in FACE.values():
+        if row.owner == base.__name__ and row.method not in vars(kind):
+            setattr(kind, row.method, _asked(row, base))
+    for name in NOT_OFFERED.get(base.__name__, "").split():
+        if name not in vars(kind):
+            setattr(kind, name, _only_in_process(name, base))
+    return kind
+
+
+def _ask(self: Any, row: Row, arguments: Iterable[object] = (), named: dict[str, object] | None = None) -> Any:
+    return self._connection.call(row.name, self._target, tuple(arguments), named, repeated=row.repeated)
+
+
+# -- the store -----------------------------------------------------------------------------------------
+
+
+@from_table
+class ConnectedStore(DelayedStore):
+    """See `connect` and `DelayedStore`."""
+
+    _ask = _ask
+    _target = ()
+
+    def __init__(self, connection: Connection) -> None:
+        """Use `connect`."""
+        self._connection = connection
+        self._sender = f"connection-{os.urandom(8).hex()}"
+        """Name of the producer of all that is sent."""
+        self._sent: dict[str, int] = {}
+        """The next number by topic."""
+        self._numbering = threading.Lock()
+
+    def number(self, topic: str, count: int = 1) -> int:
+        """The first of some numbers that nothing else of this connection has."""
+        with self._numbering:
+            first = self._sent.get(topic, 0)
+            self._sent[topic] = first + count
+        return first
+
+    def topic(self, name: str) -> Topic:
+        self._connection.check_process()
+        return ConnectedTopic(self, TopicName.parse(name))
+
+    def topics(self, namespace: str | None = None, pattern: str | None = None) -> Iterator[Topic]:
+        if pattern is not None and not isinstance(pattern, str):
+            raise InvalidArgument("pattern", pattern, "expected a str")
+        try:
+            matches = re.compile(pattern or "")
+        except re.error as error:
+            raise InvalidArgument("pattern", pattern, f"no regular expression: {error}") from error
+        names = self._connection.call("topics", (), (), {"namespace": namespace}, repeated=True)
+        return (self.topic(name) for name in names if matches.search(name))
+
+    def send_batch(
+        self, messages: Iterable[tuple[str | Topic, Message]], *, allow_past: bool = False
+    ) -> list[MessageId]:
+        if isinstance(messages, (Message, str, bytes)) or not isinstance(messages, Iterable):
+            raise InvalidArgument("messages", messages, "expected a sequence of (topic, Message)")
+        pairs = [self._named(pair) for pair in messages]
+        found: list[MessageId] = self._ask(FACE["DelayedStore.send_batch"], [pairs], {"allow_past": allow_past})
+        return found
+
+    def _named(self, pair: Any) -> Any:
+        """A pair with the topic's name in place of a topic of this store."""
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], Topic):
+            return pair
+        topic = pair[0]
+        if not isinstance(topic, ConnectedTopic) or topic._store is not self:
+            raise InvalidArgument("topic", topic.name, "a topic of another open store")
+        return (topic.name, pair[1])
+
+    @property
+    def documents(self) -> Documents:
+        """Small durable records of the program's own, changed by compare-and-set."""
+        return ConnectedDocuments(self._connection)
+
+    def close(self) -> None:
+        """Disconnect; the store stays open where it is. What was received and not acknowledged is handed out again."""
+        self._connection.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    def __enter__(self) -> ConnectedStore:
+        self._connection.check_process()
+        return self
+
+    def __repr__(self) -> str:
+        return f"<ConnectedStore {self._connection.place}{', closed' if self.closed else ''}>"
+
+
+@from_table
+class ConnectedDocuments(Documents):
+    """See `Documents`."""
+
+    _ask = _ask
+    _target = ()
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+
+@from_table
+class ConnectedTopic(Topic):
+    """See `Topic`."""
+
+    _ask = _ask
+
+    def __init__(self, store: ConnectedStore, name: TopicName) -> None:
+        self._store = store
+        self._connection = store._connection
+        self._name = name
+        self._target = (str(name),)
+
+    def send(self, *given: Any, **named: Any) -> MessageId:
+        return _sent(self._send(given, named, None).wait())
+
+    def send_async(self, *given: Any, **named: Any) -> Future[MessageId]:
+        """`Topic.send_async`; a future that is cancelled does not take its message back, and policies refuse later."""
+        message = _SENDING.bind(self, *given, **named)
+        message.apply_defaults()
+        values = dict(message.arguments)
+        del values["self"]
+        hold, replace, allow = values.pop("dedup_for"), values.pop("replace"), values.pop("allow_past")
+        dedup = Dedup.checked(values["dedup_key"], hold, replace)
+        most = self._connection.facts["most_message_bytes"]
+        del values["dedup_key"]
+        key = dedup and dedup.key
+        encode_send(**values, now_ms=SystemClock().now_ms(), max_message_bytes=most, allow_past=allow, dedup_key=key)
+        future: Future[MessageId] = Future()
+        future.set_running_or_notify_cancel()
+
+        def done(call: Call) -> None:
+            try:
+                if call.error is not None:
+                    raise call.error
+                future.set_result(_sent(call.result))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._send(given, named, done)
+        return future
+
+    def _send(self, given: tuple[Any, ...], named: dict[str, Any], done: Callable[[Call], None] | None) -> Call:
+        """Ask for a message to be stored, once: by its number, or by its key, which nobody may ask for again."""
+        _SENDING.bind(self, *given, **named)
+        payload = given[0] if given else named.pop("payload")
+        is_keyed = named.get("dedup_key") is not None
+        if not is_keyed:
+            number = self._store.number(self._target[0])
+            named["numbers"] = [self._store._sender, number, number]
+        return self._connection.start("Topic.send", self._target, [payload], named, repeated=not is_keyed, done=done)
+
+    def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
+        named: dict[str, Any] = {"allow_past": allow_past}
+        batch = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (str, bytes)) else []
+        if not batch or any(getattr(each, "dedup_key", None) is not None for each in batch):
+            found: list[MessageId] = self._ask(FACE["Topic.send_batch"], [batch or messages], named)
+            return found
+        return self._numbered("Topic.send_batch", [batch], named, len(batch))
+
+    def send_payloads(self, payloads: Sequence[bytes], **named: Any) -> MessageIds:
+        _signature(Topic.send_payloads).bind(self, payloads, **named)
+        if not isinstance(payloads, (list, tuple)) or not payloads:
+            found: MessageIds = self._ask(FACE["Topic.send_payloads"], [payloads], named)
+            return found
+        ids = self._numbered("Topic.send_payloads", [payloads], named, len(payloads))
+        return MessageIds([(*run, 1) for run in ids])
+
+    def _numbered(self, name: str, arguments: list[Any], named: dict[str, Any], count: int) -> list[MessageId]:
+        """Send a batch that is stored once, however often it is asked for."""
+        named["numbers"] = [self._store._sender, self._store.number(self._target[0], count)]
+        ids: list[MessageId] = self._connection.call(name, self._target, arguments, named, repeated=True)
+        if None in ids:
+            _sent(None)
+        return ids
+
+    def producer(self, name: str) -> Producer:
+        validate_subscription_name(name, "producer")
+        return ConnectedProducer(self._connection, self._target[0], name)
+
+    def subscribe(self, name: str, **named: Any) -> Subscription:
+        return ConnectedSubscription(self._connection, "Topic.subscribe", self._target, name, **named)
+
+    def reader(self, *given: Any, **named: Any) -> Subscription:
+        return ConnectedSubscription(self._connection, "Topic.reader", self._target, *given, **named)
+
+    def subscription(self, name: str) -> SubscriptionAdmin:
+        if name not in self.subscriptions():
+            raise UnknownSubscription(self.name, name)
+        return ConnectedAdmin(self._connection, self._target[0], name)
+
+
+def _sent(message_id: MessageId | None) -> MessageId:
+    """The id of a message that was sent. Raises Disconnected for one that was stored before, whose id nobody knows."""
+    if message_id is None:
+        raise Disconnected("the message is stored; its id was lost with the connection", stored=True)
+    return message_id
+
+
+@from_table
+class ConnectedProducer(Producer):
+    """See `Producer`."""
+
+    _ask = _ask
+
+    def __init__(self, connection: Connection, topic: str, name: str) -> None:
+        self._connection = connection
+        self._target = (topic, name)
+        self.name = name
+        _ = self.last_sequence_id  # its topic comes into being
+
+
+@from_table
+class ConnectedAdmin(SubscriptionAdmin):
+    """See `SubscriptionAdmin`."""
+
+    _ask = _ask
+
+    def __init__(self, connection: Connection, topic: str, name: str) -> None:
+        self._connection = connection
+        self._target = (topic, name)
+
+    @property
+    def name(self) -> str:
+        return self._target[1]
+
+    @property
+    def topic(self) -> str:
+        """Full name of the topic."""
+        return self._target[0]
+
+    def __repr__(self) -> str:
+        return f"<ConnectedAdmin of {self.name!r} of {self.topic!r}>"
+
+
+# -- subscriptions -------------------------------------------------------------------------------------
+
+
+@from_table
+class ConnectedSubscription(Subscription):
+    """See `Subscription`. A `receive` is one request, which is answered when messages are due."""
+
+    def __init__(self, connection: Connection, method: str, topic: tuple[str, ...], *given: Any, **named: Any) -> None:
+        _signature(getattr(Topic, method.removeprefix("Topic."))).bind(None, *given, **named)
+        self._connection = connection
+        self._key = connection.next_number()
+        self._target = (self._key,)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._waiting: set[int] = set()
+        """Numbers of the requests of `receive_unless`."""
+        self._facts = connection.attach(method, topic, self._key, given, named)
+        self.type = self._facts[2]
+
+    @property
+    def topic(self) -> str:
+        """Full name of the topic."""
+        return str(self._facts[0])
+
+    @property
+    def name(self) -> str:
+        return str(self._facts[1])
+
+    @property
+    def durable(self) -> bool:
+        """True if the store keeps the subscription."""
+        return bool(self._facts[3])
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._connection.closed
+
+    @property
+    def may_wait(self) -> bool:
+        """True: the process that has the store open waits."""
+        return True
+
+    def _ask(self, row: Row, arguments: Iterable[object] = (), named: dict[str, object] | None = None) -> Any:
+        self._check()
+        return _ask(self, row, arguments, named)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(f"subscription {self.name!r}")
+
+    # -- receiving -------------------------------------------------------------------------------------
+
+    def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[ReceivedMessage]:
+        timeout_ms = None if timeout is None else duration_ms("timeout", timeout)
+        return self._received(self._credit(max_messages, timeout_ms))
+
+    def receive_unless(self, stopped: Callable[[], bool], max_messages: int = 1) -> list[ReceivedMessage]:
+        while True:
+            with self._lock:  # so that `wake` finds the request, or `stopped` is asked after it
+                if stopped():
+                    return []
+                call = self._credit(max_messages, None)
+                self._waiting.add(call.number)
+            try:
+                if messages := self._received(call):
+                    return messages
+            finally:
+                with self._lock:
+                    self._waiting.discard(call.number)
+
+    def _credit(self, max_messages: int, timeout_ms: int | None) -> Call:
+        """Ask for messages."""
+        self._check()
+        return self._connection.start("Subscription.receive", self._target, [max_messages, timeout_ms], repeated=True)
+
+    def _received(self, call: Call) -> list[ReceivedMessage]:
+        try:
+            messages: ReceivedMessages | None = call.wait()
+        except BaseException as error:
+            if call.error is not error:  # an interrupt of this thread: what comes meanwhile is given back
+                self._recall([call.number])
+                call.ready.acquire()
+                if call.result:
+                    self.nack(call.result.to_list(), delay=0)
+            raise
+        return [] if messages is None else messages.to_list()
+
+    def wake(self) -> None:
+        """Have every receiver of this subscription that waits in `receive_unless` look again."""
+        with self._lock:
+            numbers = list(self._waiting)
+        if numbers:
+            self._recall(numbers)
+
+    def _recall(self, numbers: list[int]) -> None:
+        self._connection.start("Subscription.recall", self._target, numbers, repeated=True)
+
+    # -- what becomes of messages ----------------------------------------------------------------------
+
+    def ack(self, messages: Any, *, durable: bool = False) -> int:
+        return self._settle("ack", messages, {"durable": durable} if durable else {})
+
+    def ack_cumulative(self, message: Any, *, durable: bool = False) -> int:
+        return self._settle("ack_cumulative", message, {"durable": durable})
+
+    def extend(self, messages: Any, timeout: Duration | None = None) -> int:
+        return self._settle("extend", messages, {"timeout": timeout})
+
+    def _settle(self, method: str, messages: Any, named: dict[str, object]) -> int:
+        count: int = self._ask(FACE[f"Subscription.{method}"], [_places(messages)], named)
+        return count
+
+    def nack(self, messages: Any, *, delay: Duration | None = None) -> int:
+        if isinstance(messages, ReceivedMessages):
+            messages = messages.to_list()
+        if isinstance(messages, (list, tuple)) and not isinstance(messages, MessageId):
+            messages = [_without_payload(each) for each in messages]
+        count: int = self._ask(FACE["Subscription.nack"], [_without_payload(messages)], {"delay": delay})
+        return count
+
+    def close(self, *, failed: bool = True) -> None:
+        if self._closed:
+            return
+        self._connection.detach(self._key)
+        if not self._connection.closed:
+            self._ask(FACE["Subscription.close"], (), {"failed": failed})
+        self._closed = True
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._closed else ''}>"
+
+
+def _places(messages: Any) -> Any:
+    """Positions in place of received messages."""
+    if isinstance(messages, ReceivedMessage):
+        return messages.position
+    if isinstance(messages, ReceivedMessages):
+        return list(map(position_at, messages.places))
+    if isinstance(messages, (list, tuple)) and not isinstance(messages, MessageId):
+        return [each.position if isinstance(each, ReceivedMessage) else each for each in messages]
+    if isinstance(messages, Iterator):
+        return [each.position if isinstance(each, ReceivedMessage) else each for each in messages]
+    return messages
+
+
+def _without_payload(message: Any) -> Any:
+    """A received message as far as giving it back looks at it: where it stands, and how often it was handed out."""
+    if not isinstance(message, ReceivedMessage):
+        return message
+    light = ReceivedMessage(
+        b"", None, None, message.message_id, message.position, message.due_ms, message.publish_ms,
+        message.redelivery_count, message.topic, message.subscription, message.retries,
+    )  # fmt: skip
+    return light

@@ -1,0 +1,89 @@
+"""The part of the table that is the public face itself: which methods another process may call, and who may.
+
+A method is written once, in its class; a row of this table offers it under `Class.method`, with its own arguments and
+result. What is not in it (`NOT_OFFERED`) is had only in the process that has the store open, and says so by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from .operation import Right
+
+_READ, _PRODUCE, _CONSUME, _ADMIN = Right
+
+_OFFERED: dict[str, dict[Right, str]] = {
+    "DelayedStore": {
+        _READ: "effective_policies",
+        _CONSUME: "dead_letters requeue_dead_letters purge_dead_letters",
+        _PRODUCE: "send_batch",
+        _ADMIN: "topics create_topics delete_topic set_policies update_policies policies all_policies remove_policies "
+        "accept_clock save_snapshots flush stats suspended partitions kept_by",
+    },
+    "Documents": {_ADMIN: "get put delete items"},
+    "Topic": {
+        _READ: "producer_number state position_of positions ledgers get scheduled keys find schedules subscriptions "
+        "exists stats",
+        _PRODUCE: "send send_batch send_payloads create cancel cancel_batch reschedule reschedule_batch fire_now "
+        "cancel_key every pause_schedule resume_schedule remove_schedule",
+        _CONSUME: "subscribe reader unsubscribe clear_inline",
+    },
+    "Producer": {_PRODUCE: "last_sequence_id send send_batch"},
+    "SubscriptionAdmin": {_CONSUME: "peek skip expire reset pause resume stats"},
+    "Subscription": {
+        _CONSUME: "receive ack ack_cumulative nack extend nack_all retry_later dead_letter seek pause resume stats "
+        "active paused max_in_flight close"
+    },
+}
+
+NOT_OFFERED: Mapping[str, str] = MappingProxyType(
+    {
+        "DelayedStore": "path config clock on_topics tick check backup report_to",
+        "Topic": "sender put",
+        "Producer": "send_encoded",
+        "Subscription": "clock poll poll_columns polls_at_once add_waker remove_waker wait report_running",
+    }
+)
+"""Names by class that only the process has that has the store open: its clock and what drives it, its files, callbacks.
+
+The store's `close`, from outside, closes the connection alone.
+"""
+
+_REPEATED = {
+    *["Documents.get", "Documents.items", "Producer.last_sequence_id", "Producer.send", "Producer.send_batch"],
+    *["Topic.create", "Topic.cancel", "DelayedStore.flush", "DelayedStore.create_topics", "DelayedStore.set_policies"],
+    *["DelayedStore.topics", "DelayedStore.policies", "DelayedStore.all_policies", "DelayedStore.stats"],
+    *["DelayedStore.suspended", "DelayedStore.partitions", "DelayedStore.kept_by", "DelayedStore.dead_letters"],
+    *["SubscriptionAdmin.peek", "SubscriptionAdmin.stats", "SubscriptionAdmin.pause", "SubscriptionAdmin.resume"],
+    *["Subscription.receive", "Subscription.ack", "Subscription.ack_cumulative", "Subscription.pause"],
+    *["Subscription.resume", "Subscription.stats", "Subscription.active", "Subscription.paused"],
+    *["Subscription.max_in_flight", "Subscription.close"],
+}
+"""Operations besides those that READ that may be done twice, with the same result for what is stored."""
+
+
+class Row(NamedTuple):
+    """One operation: a method, or a property, of a class of the face."""
+
+    owner: str
+    method: str
+    right: Right
+    repeated: bool
+    """True where a client may ask again when it does not know whether it was done."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner}.{self.method}"
+
+
+FACE: Mapping[str, Row] = MappingProxyType(
+    {
+        f"{owner}.{method}": Row(owner, method, right, right is _READ or f"{owner}.{method}" in _REPEATED)
+        for owner, rows in _OFFERED.items()
+        for right, methods in rows.items()
+        for method in methods.split()
+    }
+)
+"""The rows by name."""

@@ -1,0 +1,408 @@
+"""A connection to the process that has a store open: requests by number, from any thread, answered in any order.
+
+One thread reads. A call gives its frame to the socket and waits for its own answer. When the connection ends, the
+thread connects again, for as long as it was told to: consumers are attached again, calls that may be done twice are
+asked again, and the others end with Disconnected, which says what is in doubt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from duelog.store.errors import ClosedError, InvalidArgument
+
+from . import wire_values
+from .wire import (
+    CLOSING,
+    ERROR,
+    HEAD,
+    LAST,
+    MORE,
+    MOST_GREETING_BYTES,
+    Disconnected,
+    Frames,
+    Refused,
+    address_in,
+    buffer,
+    checked_greeting,
+    framed,
+)
+
+GREETED_WITHIN_S = 10.0
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.5
+_SHORT = 1 << 16
+
+
+class Call:
+    """One request, from its frame to its answer."""
+
+    __slots__ = ("body", "done", "error", "kind", "name", "number", "others", "ready", "repeated", "result")
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        body: bytes,
+        others: list[Any],
+        repeated: bool,
+        done: Callable[[Call], None] | None,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.body = body
+        self.others = others
+        self.repeated = repeated
+        """True where it is asked again after the connection has ended."""
+        self.done = done
+        self.ready = threading.Lock()
+        self.ready.acquire()
+        self.result: Any = None
+        self.kind = 0
+        self.error: BaseException | None = None
+
+    def finish(self) -> None:
+        """Have who waits for it go on."""
+        self.ready.release()
+        if self.done is not None:
+            self.done(self)
+
+    def wait(self) -> Any:
+        """The result. Raises what the other process raised; Disconnected."""
+        self.ready.acquire()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Connection:
+    """A connection. A context manager; thread-safe; not to be used in a child process after fork."""
+
+    def __init__(self, connect: Callable[[], socket.socket | None], place: str, patience_s: float) -> None:
+        """connect: makes a socket, None: nobody serves. patience_s: how long it tries to connect again; 0: never."""
+        self.place = place
+        self._make = connect
+        self._patience_s = patience_s
+        self._pid = os.getpid()
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, Call] = {}
+        self._attached: dict[int, bytes] = {}
+        """Requests that attach consumers, by the consumer's number: made again after each new connection."""
+        self._lock = threading.RLock()
+        """Of writing, and of which socket there is."""
+        self._changed = threading.Condition(self._lock)
+        self._socket: socket.socket | None = None
+        self._frames = Frames(MOST_GREETING_BYTES)
+        self._closing: Exception | None = None
+        """The other end has said that it closes the store."""
+        self._reading = False
+        self._closed = False
+        self.facts: dict[str, Any] = {}
+
+    @classmethod
+    def to(cls, path: Path, patience_s: float = 0) -> Self | None:
+        """Connect to the process that has the store in a directory open; None: no process listens.
+
+        Raises Disconnected where one does not answer, or refuses.
+        """
+        found = cls(lambda: _socket_in(path), str(path), patience_s)
+        return found if found.connect() else None
+
+    def connect(self) -> bool:
+        """Connect; False: nobody serves. Raises Disconnected."""
+        with self._lock:
+            return self._socket is not None or self._connect()
+
+    def _connect(self) -> bool:
+        """Connect, attach consumers, and ask again what is under way. REQUIRES: the lock."""
+        connection = self._make()
+        if connection is None:
+            return False
+        frames = Frames(MOST_GREETING_BYTES)
+        try:
+            connection.settimeout(GREETED_WITHIN_S)
+            self.facts = checked_greeting(_read(connection, frames))
+            frames.most_bytes = 1 << 31
+            connection.settimeout(None)
+            for key, body in list(self._attached.items()):  # before anything else is asked
+                connection.sendall(framed(body))
+                _, kind, value = _read(connection, frames)
+                if kind == ERROR:
+                    error = wire_values.error_of(value)
+                    if is_closing(error):
+                        raise ConnectionResetError(str(error))
+                    del self._attached[key]  # another has taken it, or it is deleted: asking it says that it is closed
+        except OSError as error:
+            connection.close()
+            raise Disconnected(f"{self.place}: no answer from the process that has this store open: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        self._socket, self._frames, self._closing = connection, frames, None
+        with suppress(OSError):  # the thread that reads finds out
+            for number in sorted(self._calls):
+                connection.sendall(framed(self._calls[number].body))
+        if not self._reading:
+            self._reading = True
+            threading.Thread(target=self._run, args=[connection], name="duelog-connection", daemon=True).start()
+        self._changed.notify_all()
+        return True
+
+    @property
+    def closed(self) -> bool:
+        """True once it was closed, here."""
+        return self._closed
+
+    # -- asking ----------------------------------------------------------------------------------------
+
+    def check_process(self) -> None:
+        """Raise ClosedError in a child process after fork, and once it is closed."""
+        if self._pid != os.getpid():
+            raise ClosedError(
+                f"{self.place}: connected by process {self._pid}; process {os.getpid()} is its child after fork, "
+                "and connects for itself: the parent's connection"
+            )
+        if self._closed:
+            raise ClosedError(f"the connection to {self.place}")
+
+    def start(
+        self,
+        name: str,
+        target: Sequence[object] = (),
+        arguments: Sequence[object] = (),
+        named: Mapping[str, object] | None = None,
+        *,
+        repeated: bool = False,
+        done: Callable[[Call], None] | None = None,
+    ) -> Call:
+        """Ask for an operation without waiting for its answer. Raises Disconnected, ClosedError, InvalidArgument."""
+        self.check_process()
+        number, others = next(self._numbers), list[Any]()
+        request = [
+            number,
+            name,
+            list(target),
+            [wire_values.columns(each, others) for each in arguments],
+            dict(named or {}),
+        ]
+        body = wire_values.pack(request, others)
+        most = self.facts.get("most_frame_bytes", len(body))
+        if len(body) > most:
+            raise InvalidArgument("arguments", len(body), f"{name}: a request has at most {most} bytes")
+        call = Call(number, name, body, others, repeated, done)
+        with self._lock:
+            self._ready()
+            self._calls[number] = call
+            with suppress(OSError):  # the thread that reads finds out, and decides on what is under way
+                _send(self._socket, body)  # type: ignore[arg-type]  # it is ready
+        return call
+
+    def _ready(self) -> None:
+        """Wait until there is a connection. REQUIRES: the lock. Raises Disconnected."""
+        while self._socket is None:
+            if self.facts and not self._patience_s:  # what was attached to it is gone
+                raise self._closing or Disconnected(f"{self.place}: the process that had this store open has ended")
+            if self._reading:  # the thread connects again
+                self._changed.wait(1.0)
+            elif not self._connect():
+                raise nobody(self.place)
+
+    def call(self, name: str, *request: Any, repeated: bool = False) -> Any:
+        """Ask for an operation and wait for its result, an iterator if it is a sequence."""
+        call = self.start(name, *request, repeated=repeated)
+        result = call.wait()
+        return self._sequence(call) if call.kind in (MORE, LAST) else result
+
+    def _sequence(self, first: Call) -> Iterator[Any]:
+        """The items of a sequence, a page of which has come; further ones are asked for when they are wanted."""
+        page: list[Any] = first.result
+        more = first.kind == MORE
+        try:
+            while True:
+                for item in page:
+                    self.check_process()
+                    yield item
+                if not more:
+                    return
+                call = self.start("next", (), [first.number])
+                page = call.wait()
+                more = call.kind == MORE
+        finally:
+            if more and not self._closed and self._socket is not None:
+                with suppress(Disconnected, ClosedError):
+                    self.start("drop", (), [first.number])
+
+    def ask(self, name: str, arguments: Mapping[str, object]) -> Any:
+        """Do an operation of the table by its name, with arguments and result in JSON, as `Operations.ask`."""
+        return self.call(name, (), (), arguments)
+
+    def attach(
+        self, name: str, target: Sequence[object], key: int, arguments: Sequence[object], named: Mapping[str, object]
+    ) -> Any:
+        """Attach a consumer, and again after each new connection until `detach`."""
+        call = self.start(name, target, [key, *arguments], named, repeated=True)
+        facts = call.wait()
+        self._attached[key] = call.body
+        return facts
+
+    def detach(self, key: int) -> None:
+        """Attach a consumer no more."""
+        self._attached.pop(key, None)
+
+    def next_number(self) -> int:
+        """A number that no other call and no consumer of this connection has."""
+        return next(self._numbers)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def _run(self, connection: socket.socket) -> None:
+        """Read answers until the connection is closed, or cannot be made again."""
+        while True:
+            reason = self._read_all(connection)
+            connection.close()
+            with self._lock:
+                self._socket = None
+                again = bool(self._patience_s) and not self._closed
+                calls = list(self._calls.values())
+                lost = [call for call in calls if not (again and (call.repeated or self._closing is not None))]
+                for call in lost:
+                    del self._calls[call.number]
+            for call in lost:
+                call.error = self._lost(call, reason)
+                call.finish()
+            if not (again and self._reconnect()):
+                break
+            connection = self._socket  # type: ignore[assignment]  # there is one: this thread alone takes it away
+        with self._lock:
+            self._reading = False
+            left, self._calls = list(self._calls.values()), {}
+            self._changed.notify_all()
+        for call in left:
+            call.error = self._lost(call, "it cannot be connected to again")
+            call.finish()
+
+    def _read_all(self, connection: socket.socket) -> str:
+        """Read answers; why there are no more."""
+        frames, room = self._frames, buffer()
+        while True:
+            try:
+                bodies = frames.receive(connection, room)
+                if bodies is None:
+                    return "it has ended"
+                for body in bodies:
+                    self._take(body)
+            except (OSError, InvalidArgument) as error:
+                return str(error)
+
+    def _take(self, body: bytes | memoryview) -> None:
+        number = wire_values.number_of(body)
+        call = self._calls.pop(number, None)
+        if call is None:
+            if number == 0:  # no answer: why the other end does not go on
+                reason = wire_values.error_of(wire_values.unpack(body)[2])
+                if not is_closing(reason):
+                    raise InvalidArgument("connection", self.place, str(reason))
+                self._closing = reason
+            return
+        try:
+            _, call.kind, value = wire_values.unpack(body, call.others)
+            if call.kind == ERROR:
+                call.error = wire_values.error_of(value)
+                if is_closing(call.error) and self._patience_s:
+                    call.repeated, call.error = True, None  # it was not begun, and is asked of the next process
+                    self._calls[number] = call
+                    return
+            else:
+                call.result = value
+        except Exception as error:
+            call.error = error
+        call.finish()
+
+    def _lost(self, call: Call, reason: str) -> Exception:
+        if self._closing is not None:  # it has begun none of those that it has not answered
+            return self._closing
+        text = f"{self.place}: no answer from the process that has this store open: {reason}"
+        return Disconnected(text, None if call.repeated else call.name)
+
+    def _reconnect(self) -> bool:
+        deadline, pause_s = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
+        while not self._closed and time.monotonic() < deadline:
+            with suppress(Disconnected, InvalidArgument):
+                if self.connect():
+                    return True
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        return False
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Disconnect. Messages received and not acknowledged are handed out again."""
+        self._closed = True
+        with self._lock:
+            connection = self._socket
+        if connection is not None and self._pid == os.getpid():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_closing(error: BaseException) -> bool:
+    """True if a process has said that it closes its store, and has not begun what it was asked for."""
+    return isinstance(error, Refused) and error.type == CLOSING
+
+
+def nobody(place: str) -> Disconnected:
+    """The error where no process has the store open."""
+    return Disconnected(f"{place}: no process serves this store; `duelog serve {place}` does")
+
+
+def _socket_in(path: Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(GREETED_WITHIN_S)
+        with address_in(path) as address:
+            connection.connect(address)
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        connection.close()
+        return None
+    except OSError as error:
+        connection.close()
+        raise Disconnected(f"{path}: the process that has this store open cannot be asked: {error}") from error
+    return connection
+
+
+def _send(connection: socket.socket, body: bytes) -> None:
+    """Send a frame, a long one without a copy of it."""
+    if len(body) < _SHORT:
+        connection.sendall(framed(body))
+        return
+    connection.sendall(HEAD.pack(len(body)))
+    connection.sendall(body)
+
+
+def _read(connection: socket.socket, frames: Frames) -> Any:
+    """The next frame, of a connection that nobody else reads. Raises OSError, what the other end has said."""
+    bodies: list[memoryview] | None = []
+    while not bodies:
+        bodies = frames.receive(connection, buffer())
+        if bodies is None:
+            raise ConnectionResetError("it has ended")
+    found = list(map(wire_values.unpack, bodies))
+    for each in found:  # that it does not go on may come right behind
+        if isinstance(each, list) and len(each) == 3 and each[:2] == [0, ERROR]:
+            raise wire_values.error_of(each[2])
+    return found[0]

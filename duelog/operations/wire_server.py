@@ -1,0 +1,943 @@
+"""The server of an open store: one thread for all connections, and a few that do what may wait for a disk.
+
+The thread reads requests and answers at once what waits for nothing: messages put into the outbox, messages that are
+due, acknowledgements in memory. All else is done by threads of a pool, and answered as it is ready. A `receive` is a
+credit: it is answered when messages are due, or its time is over; nothing is asked again meanwhile.
+
+Who is heard at the socket: this user, and root, by the socket's mode and by the peer's credentials. A peer costs no
+more than its bounds: bytes of a frame, requests that are not answered, answers that it does not read, consumers. A
+store works without a socket: where none can be made that is logged.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import queue
+import selectors
+import socket
+import stat
+import struct
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from inspect import Signature, signature
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakSet
+
+from duelog.store.clock import SystemClock
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
+from duelog.store.limited_log import LimitedLog
+
+from . import wire_values
+from .face_table import FACE, Row
+from .wire import (
+    CLOSING,
+    ERROR,
+    GREETED,
+    RESULT,
+    SOCKET,
+    VERSION,
+    Disconnected,
+    Frames,
+    Refused,
+    address_in,
+    buffer,
+    framed,
+)
+from .wire_values import columns, pack, pack_error, unpack
+
+Store: TypeAlias = Any
+Topic: TypeAlias = Any
+Subscription: TypeAlias = Any
+"""Objects of the face, which stands above the engine, and this module below it."""
+
+MOST_CLIENTS = 4_096
+MOST_REQUESTS = 1_024
+"""Requests of a connection that are not answered; further ones are not read."""
+
+MOST_UNREAD_BYTES = 16 << 20
+"""Bytes of answers that a peer has not read; its requests are not read meanwhile."""
+
+MOST_CONSUMERS = 1_024
+MOST_SEQUENCES = 64
+STALLED_S = 30.0
+"""How long a peer may leave its answers unread, or a frame without its end."""
+
+LAST_ANSWER_S = 2.0
+"""The same, while the store is being closed."""
+
+FRAME_BYTES = 1 << 20
+"""Largest frame, besides a whole group of the write-ahead log."""
+
+_THREADS = 16
+_AT_ONCE = 64
+_MOST_RECEIVED_BYTES = 4 << 20
+_TOPICS = 256
+_PAUSE_S = 1.0
+_MANUAL_PAUSE_S = 0.02
+_CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
+_SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
+         "numbers"}  # fmt: skip
+
+_log = logging.getLogger("duelog.control")
+
+
+class ClientOperations(Protocol):
+    """The operations of one client: `Operations`, which stands above the engine."""
+
+    def ask(self, name: str, arguments: Mapping[str, object]) -> object: ...
+    def close(self, *, failed: bool = True) -> None: ...
+
+
+MakeOperations: TypeAlias = "Callable[[Waiting], ClientOperations]"
+"""Makes the operations of a client, which waits in the given way."""
+
+
+class Waiting(threading.Event):
+    """How a thread waits for a client's messages: until it is woken, or the client goes."""
+
+    gone = False
+    wake = threading.Event.set
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """False: the client has gone."""
+        super().wait(seconds)
+        return not self.gone
+
+
+class _Pool:
+    """Threads that do what may wait, begun as they are needed."""
+
+    def __init__(self, most: int) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._most = most
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._free = 0
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have it done; `work` raises nothing."""
+        with self._lock:
+            self._free -= 1
+            if self._free < 0 and len(self._threads) < self._most:
+                thread = threading.Thread(target=self._run, name="duelog-request", daemon=True)
+                with suppress(RuntimeError):  # none can be started: those that there are do it
+                    thread.start()
+                    self._threads.append(thread)
+                    self._free += 1
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            with self._lock:
+                self._free += 1
+
+    def stop(self) -> None:
+        """End the threads, once they have done what there is."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+
+class _Consumer:
+    """A consumer of a peer, and the credits that it has given."""
+
+    def __init__(self, peer: _Peer, subscription: Subscription) -> None:
+        self.peer = peer
+        self.subscription = subscription
+        self.credits: deque[tuple[int, int, int | None]] = deque()
+        """Number of the request, most messages, epoch ms at which it ends."""
+        self.lock = threading.Lock()
+        """Held while one of them is answered."""
+        self.wakes = False
+        """True once the thread has been told to look."""
+        self.wake: Callable[[], object] = self.lock.locked
+
+
+class _Peer:
+    """One connection. What the server's thread alone uses stands first."""
+
+    def __init__(self, connection: socket.socket, most_bytes: int) -> None:
+        self.socket = connection
+        self.frames = Frames(most_bytes)
+        self.consumers: dict[int, _Consumer] = {}
+        self.topics: OrderedDict[str, Topic] = OrderedDict()
+        self.events = 0
+        """What the selector looks for; 0: it is not in the selector."""
+        self.held = False
+        """True while it is not read because something that it asked for has no capacity."""
+        self.corked: list[bytes] | None = None
+        self.requests: deque[bytes | memoryview] = deque()
+        """Those that have come, and wait because others are under way."""
+        self.since = time.monotonic()
+        """When it last was as it should be: its answers read, its frames whole."""
+        self.operations: ClientOperations | None = None
+        self.waiting = Waiting()
+        self.asking = threading.Lock()
+        self.sequences: dict[int, Iterator[Any]] = {}
+        self.lock = threading.Lock()
+        """Of what follows."""
+        self.under_way = 0
+        self.outbox: deque[bytes] = deque()
+        self.unread = 0
+        self.closed = False
+
+
+class WireServer:
+    """The socket, its thread, and those that do requests. `stop` and `join` end them."""
+
+    def __init__(self, store: Store, path: Path, operations: MakeOperations, group_bytes: int) -> None:
+        """path: the store's directory, whose lock this process has. group_bytes: of the largest batch."""
+        self._store = store
+        self._path = path
+        self._operations = operations
+        self._most_bytes = FRAME_BYTES + group_bytes
+        self._peers: set[_Peer] = set()
+        self._stopping = False
+        self._ended = False
+        self._calls: deque[Callable[[], object]] = deque()
+        self._ready: deque[_Consumer] = deque()
+        self._woken = False
+        self._timers: list[tuple[float, int, _Consumer]] = []
+        self._timer_numbers = itertools.count()
+        self._sockets: list[socket.socket] = []
+        """A pair that wakes the thread, then those that listen."""
+        self._selector: selectors.BaseSelector | None = None
+        self._buffer = buffer()
+        self._pool = _Pool(_THREADS)
+        self._long = 0
+        """Threads of requests that wait for messages."""
+        self._limited = LimitedLog(_log)
+        self._thread = threading.Thread(target=self._run, name="duelog-control", daemon=True)
+        _of_process.add(self)
+
+    # -- beginning and end -----------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Listen, and start the thread. False: no socket can be made here, which is logged."""
+        try:
+            self._sockets += socket.socketpair()
+            for each in self._sockets:
+                each.setblocking(False)
+            listener = socket.socket(socket.AF_UNIX)
+            self._sockets.append(listener)
+            with address_in(self._path) as address:
+                with suppress(FileNotFoundError):
+                    if not stat.S_ISSOCK(os.lstat(address).st_mode):
+                        raise FileExistsError(f"{SOCKET} is no socket")
+                    os.unlink(address)  # of a process that was killed
+                listener.bind(address)
+                os.chmod(address, 0o600)  # before it listens: no client has been let in
+            listener.listen(128)
+            listener.setblocking(False)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            _log.warning("%s: takes no commands while it is open: %s", self._path, error)
+            self._close_sockets()
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Take no more clients and no more requests; those that wait come to an end. Of the process that started it."""
+        if self._stopping:
+            return
+        self._stopping = True
+        with suppress(OSError), address_in(self._path) as address:
+            os.unlink(address)
+        for peer in list(self._peers):
+            peer.waiting.gone = True
+            peer.waiting.set()
+        self._wake()
+
+    def join(self) -> None:
+        """After `stop`: wait until the requests that were being done are answered."""
+        deadline = time.monotonic() + LAST_ANSWER_S
+        while (peers := list(self._peers)) and time.monotonic() < deadline:
+            if not any(peer.under_way or peer.unread for peer in peers):
+                break
+            time.sleep(0.001)
+        self._pool.stop()
+        self._ended = True
+        self._wake()
+        self._thread.join()
+        self._close_sockets()
+
+    def forget(self) -> None:
+        """In a child after fork: close what is the parent's, so that clients see when the parent ends."""
+        self._stopping = self._ended = True
+        for peer in self._peers:
+            peer.socket.close()
+        if self._selector is not None:
+            self._selector.close()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+    # -- the thread ------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Have the thread look at what there is to do; from any thread, without a lock."""
+        if not self._woken:
+            self._woken = True
+            with suppress(OSError):  # full: it is woken anyway; closed
+                self._sockets[1].send(b"x")
+
+    def _later(self, call: Callable[[], object]) -> None:
+        self._calls.append(call)
+        self._wake()
+
+    def _run(self) -> None:
+        woken, _, *listeners = self._sockets
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            for each in (woken, *listeners):
+                selector.register(each, selectors.EVENT_READ, None)
+            while not self._ended:
+                try:
+                    self._turn(selector, woken)
+                except Exception as error:
+                    self._limited.log(logging.ERROR, "%s: a turn has failed: %r", self._path, error, error=error)
+            for peer in list(self._peers):
+                self._send(peer, wire_values.answer(0, ERROR, pack_error(_closing())))
+                self._part(peer)
+
+    def _turn(self, selector: selectors.BaseSelector, woken: socket.socket) -> None:
+        now = time.monotonic()
+        timeout = max(self._timers[0][0] - now, 0) if self._timers else (_PAUSE_S if self._peers else None)
+        for key, events in selector.select(timeout):
+            if key.data is None:
+                if key.fileobj is woken:
+                    with suppress(BlockingIOError):
+                        while woken.recv(1 << 12):
+                            pass
+                else:
+                    self._accept(key.fileobj)  # type: ignore[arg-type]  # a socket
+                continue
+            if events & selectors.EVENT_WRITE:
+                self._flush(key.data)
+            if events & selectors.EVENT_READ:
+                self._read(key.data)
+        self._woken = False
+        while self._calls:
+            self._calls.popleft()()
+        while self._ready:
+            consumer = self._ready.popleft()
+            consumer.wakes = False
+            self._serve(consumer)
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            self._serve(heapq.heappop(self._timers)[2])
+        if self._stopping:
+            for peer in list(self._peers):
+                for consumer in list(peer.consumers.values()):
+                    while consumer.credits:
+                        self._answer(peer, consumer.credits.popleft()[0], ERROR, _closing())
+        for peer in [each for each in self._peers if now - each.since > STALLED_S]:
+            if peer.unread or peer.frames.begun:
+                _log.info("%s: a connection ends: its peer does not go on", self._path)
+                self._part(peer)
+            else:
+                peer.since = now
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptor left
+            self._limited.log(logging.WARNING, "%s: a client cannot be taken: %s", self._path, error)
+            time.sleep(_PAUSE_S / 10)
+            return
+        connection.setblocking(False)
+        refusal = None if _is_trusted(connection) else "this user may not"
+        if refusal is None and len(self._peers) >= MOST_CLIENTS:
+            refusal = f"{MOST_CLIENTS} clients are connected; try again"
+        if refusal is not None:
+            with connection, suppress(OSError):
+                connection.send(framed(wire_values.answer(0, ERROR, pack_error(Disconnected(refusal)))))
+            return
+        peer = _Peer(connection, self._most_bytes)
+        self._peers.add(peer)
+        facts = {
+            "server": version("duelog"),
+            "pid": os.getpid(),
+            "most_frame_bytes": self._most_bytes,
+            "most_requests": MOST_REQUESTS,
+            "most_message_bytes": self._store.config.max_message_bytes,
+            "capabilities": sorted(FACE),
+        }
+        self._send(peer, pack([GREETED, VERSION, facts]))
+        self._watch(peer)
+
+    def _watch(self, peer: _Peer) -> None:
+        """Have the selector look for what is wanted of a peer now. Of the thread."""
+        selector = self._selector
+        if selector is None or peer.closed:
+            return
+        wanted = selectors.EVENT_WRITE if peer.outbox else 0
+        if not (peer.held or peer.requests) and peer.under_way < MOST_REQUESTS and peer.unread < MOST_UNREAD_BYTES:
+            wanted |= selectors.EVENT_READ
+        if wanted != peer.events:
+            if not peer.events:
+                selector.register(peer.socket, wanted, peer)
+            elif not wanted:
+                selector.unregister(peer.socket)
+            else:
+                selector.modify(peer.socket, wanted, peer)
+            peer.events = wanted
+
+    def _read(self, peer: _Peer) -> None:
+        if not peer.frames.begun:
+            peer.since = time.monotonic()
+        try:
+            bodies = peer.frames.receive(peer.socket, self._buffer)
+        except BlockingIOError:
+            return
+        except OSError:
+            bodies = None
+        except InvalidArgument as error:
+            self._refuse(peer, error)
+            return
+        if bodies is None:
+            self._part(peer)
+        elif bodies:
+            peer.since = time.monotonic()
+            self._take(peer, bodies)
+
+    def _take(self, peer: _Peer, bodies: Sequence[bytes | memoryview] = ()) -> None:
+        """Take requests that have come; what is answered meanwhile is sent as one piece. Those too many wait."""
+        peer.corked = []
+        broken: InvalidArgument | None = None
+        waiting = peer.requests
+        try:
+            waiting += bodies
+            while waiting and not (peer.closed or peer.held) and peer.under_way < MOST_REQUESTS:
+                body = waiting.popleft()
+                try:
+                    request = unpack(body)
+                except InvalidArgument as error:
+                    self._refuse_one(peer, body, error)
+                    continue
+                self._request(peer, request)
+            for at, body in enumerate(waiting):
+                waiting[at] = bytes(body)  # the buffer is used again
+        except InvalidArgument as error:
+            broken = error
+        finally:
+            corked, peer.corked = peer.corked, None
+            if corked:
+                self._send_data(peer, b"".join(corked))
+        if broken is not None:
+            self._refuse(peer, broken)
+        self._watch(peer)
+
+    def _refuse_one(self, peer: _Peer, body: bytes | memoryview, error: InvalidArgument) -> None:
+        """Answer a request whose arguments cannot be read. Raises InvalidArgument if it is none."""
+        number = wire_values.number_of(body)
+        if not number or body[0] != 0x95:
+            raise error
+        with peer.lock:
+            peer.under_way += 1
+        self._answer(peer, number, ERROR, error)
+
+    def _refuse(self, peer: _Peer, error: InvalidArgument) -> None:
+        """End a connection whose stream is of no use any more."""
+        self._send(peer, wire_values.answer(0, ERROR, pack_error(error)))
+        self._part(peer)
+
+    def _part(self, peer: _Peer) -> None:
+        """End a connection: what its consumers hold is handed to others. Of the thread."""
+        with peer.lock:
+            if peer.closed:
+                return
+            peer.closed = True
+        if peer.events and self._selector is not None:
+            self._selector.unregister(peer.socket)
+        peer.socket.close()
+        self._peers.discard(peer)
+        peer.waiting.gone = True
+        peer.waiting.set()
+        consumers, peer.consumers = list(peer.consumers.values()), {}
+        operations = peer.operations
+
+        def leave() -> None:
+            for consumer in consumers:
+                consumer.credits.clear()
+                with suppress(DuelogError):  # of a store that has failed, or is closed
+                    self._detach(consumer)
+            if operations is not None:
+                with suppress(DuelogError):
+                    operations.close()
+
+        if consumers or operations is not None:
+            leave() if self._ended else self._pool.submit(leave)
+
+    def _detach(self, consumer: _Consumer, *, failed: bool = True) -> None:
+        consumer.subscription.remove_waker(consumer.wake)
+        with consumer.lock:
+            consumer.subscription.close(failed=failed)
+
+    # -- answers ---------------------------------------------------------------------------------------
+
+    def _answer(self, peer: _Peer, number: int, kind: int, value: object) -> None:
+        """Answer a request; from any thread."""
+        try:
+            body = pack_error(value) if isinstance(value, BaseException) else pack(value)
+        except BaseException as error:
+            kind, body = ERROR, pack_error(error)
+        self._answered(peer, [wire_values.answer(number, kind, body)])
+
+    def _answered(self, peer: _Peer, bodies: list[bytes]) -> None:
+        with peer.lock:
+            full = peer.under_way >= MOST_REQUESTS
+            peer.under_way -= len(bodies)
+        self._send(peer, *bodies)
+        if full:
+            self._later(lambda: self._take(peer))
+
+    def _send(self, peer: _Peer, *bodies: bytes) -> None:
+        """Send frames; from any thread. What the socket does not take is sent as it does."""
+        data = b"".join(map(framed, bodies))
+        if peer.corked is not None and threading.get_ident() == self._thread.ident:
+            peer.corked.append(data)
+            return
+        self._send_data(peer, data)
+
+    def _send_data(self, peer: _Peer, data: bytes) -> None:
+        with peer.lock:
+            if peer.closed:
+                return
+            if not peer.outbox:
+                try:
+                    data = data[peer.socket.send(data) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    data = b""  # it is gone, which reading tells
+                if not data:
+                    return
+                peer.since = time.monotonic()
+            peer.outbox.append(data)
+            peer.unread += len(data)
+        self._later(lambda: self._watch(peer))
+
+    def _flush(self, peer: _Peer) -> None:
+        with peer.lock:
+            try:
+                while peer.outbox:
+                    data = peer.outbox[0]
+                    taken = peer.socket.send(data)
+                    peer.since = time.monotonic()
+                    peer.unread -= taken
+                    if taken < len(data):
+                        peer.outbox[0] = data[taken:]
+                        break
+                    peer.outbox.popleft()
+            except BlockingIOError:
+                pass
+            except OSError:
+                peer.outbox.clear()
+                peer.unread = 0
+        self._take(peer)
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def _request(self, peer: _Peer, request: Any) -> None:
+        """Begin to do a request. Raises InvalidArgument for what is none."""
+        match request:
+            case [int(number), str(name), list(target), list(arguments), dict(named)] if 0 < number < 1 << 62:
+                pass
+            case _:
+                expected = "expected [number, operation, target, arguments, named]"
+                raise InvalidArgument("request", request, expected)
+        with peer.lock:
+            peer.under_way += 1
+        if self._stopping:
+            self._answer(peer, number, ERROR, _closing())
+            return
+        try:
+            quick = _QUICK.get(name)
+            if quick is not None and quick(self, peer, number, target, arguments, named):
+                return
+        except BaseException as error:
+            self._fail(peer, number, name, error)
+            return
+        if name == "receive":  # of `Operations`: it may wait for long
+            if self._long >= MOST_CONSUMERS:
+                self._answer(peer, number, ERROR, Disconnected("too many wait for messages; try again"))
+                return
+            self._long += 1
+            work = lambda: self._do_long(peer, number, target, arguments, named)  # noqa: E731
+            threading.Thread(target=work, name="duelog-receive", daemon=True).start()
+            return
+        self._pool.submit(lambda: self._do(peer, number, name, target, arguments, named))
+
+    def _do_long(self, peer: _Peer, number: int, *request: Any) -> None:
+        try:
+            self._do(peer, number, "receive", *request)
+        finally:
+            self._long -= 1
+
+    def _do(self, peer: _Peer, number: int, name: str, target: Any, arguments: Any, named: Any) -> None:
+        """Do a request and answer it; raises nothing."""
+        try:
+            row = FACE.get(name)
+            if name == "next":
+                items = peer.sequences[arguments[0]] if arguments and arguments[0] in peer.sequences else iter(())
+                self._page(peer, number, arguments[0], items)
+            elif name == "drop":
+                peer.sequences.pop(arguments[0], None)
+                self._answer(peer, number, RESULT, None)
+            elif row is None:
+                with peer.asking:
+                    if peer.operations is None:
+                        peer.operations = self._operations(peer.waiting)
+                    result = peer.operations.ask(name, named)
+                self._result(peer, number, result)
+            elif "numbers" in named:
+                self._answer(peer, number, RESULT, self._send_numbered(peer, row, target, arguments, named))
+            else:
+                self._result(peer, number, self._call(peer, row, target, arguments, named))
+        except BaseException as error:
+            self._fail(peer, number, name, error)
+
+    def _fail(self, peer: _Peer, number: int, name: str, error: BaseException) -> None:
+        if not isinstance(error, (DuelogError, OSError, MemoryError)):
+            text = "%s: %s has met an error of duelog itself: %r"
+            self._limited.log(logging.ERROR, text, self._path, name, error, error=error)
+        if self._stopping and name == "Topic.send" and type(error) is ClosedError:
+            error = _closing()  # the outbox has not taken it
+        self._answer(peer, number, ERROR, error)
+
+    def _result(self, peer: _Peer, number: int, result: Any) -> None:
+        if isinstance(result, Iterator):
+            if len(peer.sequences) >= MOST_SEQUENCES:
+                raise InvalidArgument(
+                    "sequences", len(peer.sequences), f"{MOST_SEQUENCES} at most; read them to the end"
+                )
+            peer.sequences[number] = result
+            self._page(peer, number, number, result)
+        else:
+            self._answer(peer, number, RESULT, columns(result))
+
+    def _page(self, peer: _Peer, number: int, sequence: int, items: Iterator[Any]) -> None:
+        try:
+            page, more = wire_values.pages(items)
+        except BaseException:
+            peer.sequences.pop(sequence, None)
+            raise
+        if not more:
+            peer.sequences.pop(sequence, None)
+        self._answered(peer, [wire_values.items_answer(number, page, more=more)])
+
+    def _topic(self, peer: _Peer, name: object) -> Topic:
+        """A topic by name, the same object for the last that were asked for."""
+        topic = peer.topics.get(name) if isinstance(name, str) else None
+        if topic is None:
+            topic = self._store.topic(name)
+            if isinstance(name, str):
+                peer.topics[name] = topic
+                while len(peer.topics) > _TOPICS:
+                    with suppress(KeyError):
+                        peer.topics.popitem(last=False)
+        return topic
+
+    def _consumer(self, peer: _Peer, target: list[Any]) -> _Consumer:
+        consumer = peer.consumers.get(target[0]) if target and isinstance(target[0], int) else None
+        if consumer is None:
+            raise ClosedError("subscription")
+        return consumer
+
+    def _call(self, peer: _Peer, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
+        owner = self._owner(peer, row, target)
+        member = getattr(type(owner), row.method)
+        if isinstance(member, property):
+            return getattr(owner, row.method)
+        self._bind(row, member, [owner, *arguments], named)
+        return member(owner, *arguments, **named)
+
+    def _send_numbered(
+        self, peer: _Peer, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]
+    ) -> Any:
+        """Send a batch whose messages are numbered: [name of a producer, first number] in `numbers`."""
+        encoders = {"Topic.send_batch": "encode", "Topic.send_payloads": "encode_payloads"}
+        match named.pop("numbers"), target:
+            case [str(producer), int(first)], [name] if first >= 0 and row.name in encoders:
+                topic = self._topic(peer, name)
+                encode = getattr(topic.sender, encoders[row.name])
+                self._bind(row, encode, arguments, named)
+                encoded, now_ms = encode(*arguments, **named)
+                ids = topic.producer(producer).send_encoded(encoded, now_ms, first, keep_ids=False)
+                return columns(ids) if None not in ids else ids
+        raise InvalidArgument("numbers", target, "expected [name of a producer, first number], of a batch")
+
+    @staticmethod
+    def _bind(row: Row, method: Callable[..., object], arguments: list[Any], named: dict[str, Any]) -> None:
+        try:
+            _signature(method).bind(*arguments, **named)
+        except TypeError as error:
+            raise InvalidArgument("arguments", [*arguments, named], f"{row.name}: {error}") from None
+
+    def _owner(self, peer: _Peer, row: Row, target: list[Any]) -> Any:
+        match row.owner, target:
+            case "DelayedStore", []:
+                return self._store
+            case "Documents", []:
+                return self._store.documents
+            case "Topic", [name]:
+                return self._topic(peer, name)
+            case "Producer", [topic, name]:
+                return self._topic(peer, topic).producer(name)
+            case "SubscriptionAdmin", [topic, name]:
+                return self._topic(peer, topic).subscription(name)
+            case "Subscription", [_]:
+                return self._consumer(peer, target).subscription
+        raise InvalidArgument("target", target, f"{row.name} has another")
+
+    # -- what waits for nothing ------------------------------------------------------------------------
+
+    def _put(self, peer: _Peer, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        """Send one message by the outbox: [payload], and by name what `Topic.send` takes, and its numbers."""
+        if len(arguments) != 1 or len(target) != 1 or not named.keys() <= _SENT:
+            return False
+        topic = self._topic(peer, target[0])
+        numbers = named.pop("numbers", None)
+        given = {**named, "numbers": None if numbers is None else tuple(numbers)}
+        if not topic.put(arguments[0], **given, token=(peer, number), done=self._outcomes, wait=False):
+            peer.held = True
+
+            def put() -> None:
+                try:
+                    topic.put(arguments[0], **given, token=(peer, number), done=self._outcomes)
+                except BaseException as error:
+                    self._fail(peer, number, "Topic.send", error)
+                self._later(release)
+
+            def release() -> None:
+                peer.held = False
+                self._take(peer)
+
+            self._pool.submit(put)
+        return True
+
+    def _outcomes(self, results: list[tuple[tuple[_Peer, int], Any]]) -> None:
+        """Answer sends that became durable together: one piece of data a connection."""
+        answers: dict[_Peer, list[bytes]] = {}
+        for (peer, number), outcome in results:
+            kind = ERROR if isinstance(outcome, Exception) else RESULT
+            body = pack_error(outcome) if isinstance(outcome, Exception) else _outcome(outcome)
+            answers.setdefault(peer, []).append(wire_values.answer(number, kind, body))
+        for peer, bodies in answers.items():
+            self._answered(peer, bodies)
+
+    def _receive(self, peer: _Peer, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        """Take a credit: [most messages, ms until it ends or None]."""
+        consumer = self._consumer(peer, target)
+        match arguments:
+            case [most, None]:
+                deadline_ms = None
+            case [most, int(timeout_ms)]:
+                deadline_ms = consumer.subscription.clock.now_ms() + max(timeout_ms, 0)
+            case _:
+                raise InvalidArgument("arguments", arguments, "expected [most messages, ms or nil]")
+        if len(consumer.credits) >= MOST_REQUESTS:
+            raise InvalidArgument("credits", len(consumer.credits), "too many are not answered")
+        consumer.credits.append((number, most, deadline_ms))
+        self._serve(consumer)
+        return True
+
+    def _recall(self, peer: _Peer, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        """End credits by the numbers of their requests: they are answered with no messages, unless they were before."""
+        consumer = self._consumer(peer, target)
+
+        def recall() -> None:
+            with consumer.lock:
+                ended = [each for each in consumer.credits if each[0] in arguments]
+                for each in ended:
+                    consumer.credits.remove(each)
+            for each in ended:
+                self._answer(peer, each[0], RESULT, None)
+            self._answer(peer, number, RESULT, len(ended))
+
+        recall() if consumer.subscription.polls_at_once else self._pool.submit(recall)
+        return True
+
+    def _ack(self, peer: _Peer, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        """Acknowledge without waiting for the disk."""
+        if len(arguments) != 1 or named:
+            return False
+        self._answer(peer, number, RESULT, self._consumer(peer, target).subscription.ack(arguments[0]))
+        return True
+
+    def _serve(self, consumer: _Consumer) -> None:
+        """Answer the credits of a consumer with what is due."""
+        if not consumer.credits:
+            return
+        if consumer.subscription.polls_at_once:
+            self._answer_credits(consumer)
+        else:
+            self._pool.submit(lambda: self._answer_credits(consumer))
+
+    def _answer_credits(self, consumer: _Consumer) -> None:
+        subscription, peer = consumer.subscription, consumer.peer
+        with consumer.lock:
+            while consumer.credits:
+                number, most, deadline_ms = consumer.credits[0]
+                try:
+                    batch, again_ms = self._due(subscription, most)
+                except BaseException as error:
+                    consumer.credits.popleft()
+                    self._fail(peer, number, "Subscription.receive", error)
+                    continue
+                now_ms = subscription.clock.now_ms()
+                is_over = deadline_ms is not None and now_ms >= deadline_ms
+                if batch is not None or is_over or not subscription.may_wait:
+                    consumer.credits.popleft()
+                    self._answer(peer, number, RESULT, batch)
+                    continue
+                again = [ms for ms in (deadline_ms, again_ms) if ms is not None]
+                if again:
+                    self._look_again(consumer, (min(again) - now_ms) / 1_000)
+                return
+
+    def _due(self, subscription: Subscription, most: Any) -> tuple[Any, int | None]:
+        """Messages that are due, None: none are; and when to look again."""
+        messages, again_ms = subscription.poll_columns(_fewer(most, _AT_ONCE))
+        if not messages:
+            return None, again_ms
+        if len(messages) == _AT_ONCE < most:  # payloads may be large: how many more is told by the first
+            size = sum(map(len, messages.payloads)) // _AT_ONCE + 1
+            further = min(most - _AT_ONCE, _MOST_RECEIVED_BYTES // size - _AT_ONCE)
+            with suppress(
+                DuelogError
+            ):  # some have been handed out; what stops the store is raised when it is asked again
+                messages += subscription.poll_columns(further)[0] if further > 0 else []
+        return messages, None
+
+    def _look_again(self, consumer: _Consumer, seconds: float) -> None:
+        if not isinstance(consumer.subscription.clock.wrapped, SystemClock):
+            seconds = min(seconds, _MANUAL_PAUSE_S)
+        entry = (time.monotonic() + max(seconds, 0), next(self._timer_numbers), consumer)
+        if threading.current_thread() is self._thread:
+            heapq.heappush(self._timers, entry)
+        else:
+            self._later(lambda: heapq.heappush(self._timers, entry))
+
+    # -- consumers -------------------------------------------------------------------------------------
+
+    def _subscribe(self, peer: _Peer, number: int, target: Any, arguments: Any, named: Any, *, method: str) -> bool:
+        """Attach a consumer, which the client knows by the number that it gives: [number, ...]."""
+
+        def attach() -> None:
+            try:
+                key, *rest = arguments
+                if not isinstance(key, int) or key in peer.consumers or len(peer.consumers) >= MOST_CONSUMERS:
+                    raise InvalidArgument("consumer", key, f"expected another number, of {MOST_CONSUMERS} consumers")
+                row = FACE[f"Topic.{method}"]
+                subscription: Subscription = self._call(peer, row, target, rest, named)
+                consumer = _Consumer(peer, subscription)
+
+                def wake() -> None:
+                    if not consumer.wakes and consumer.credits:
+                        consumer.wakes = True
+                        self._ready.append(consumer)
+                        self._wake()
+
+                consumer.wake = wake
+                subscription.add_waker(wake)
+                with peer.lock:
+                    if not peer.closed:
+                        peer.consumers[key] = consumer
+                if peer.closed:
+                    subscription.close()
+                facts = [subscription.topic, subscription.name, subscription.type, subscription.durable]
+                self._answer(peer, number, RESULT, facts)
+            except BaseException as error:
+                self._fail(peer, number, f"Topic.{method}", error)
+
+        self._pool.submit(attach)
+        return True
+
+    def _leave(self, peer: _Peer, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        consumer = peer.consumers.pop(target[0], None) if target and isinstance(target[0], int) else None
+        failed = named.get("failed", True) is not False
+
+        def leave() -> None:
+            try:
+                if consumer is not None:
+                    while consumer.credits:
+                        self._answer(
+                            peer,
+                            consumer.credits.popleft()[0],
+                            ERROR,
+                            ClosedError(f"subscription {consumer.subscription.name!r}"),
+                        )
+                    self._detach(consumer, failed=failed)
+                self._answer(peer, number, RESULT, None)
+            except BaseException as error:
+                self._fail(peer, number, "Subscription.close", error)
+
+        self._pool.submit(leave)
+        return True
+
+
+_QUICK: dict[str, Callable[[WireServer, _Peer, int, Any, Any, Any], bool]] = {
+    "Topic.send": WireServer._put,
+    "Topic.subscribe": lambda *request: WireServer._subscribe(*request, method="subscribe"),
+    "Topic.reader": lambda *request: WireServer._subscribe(*request, method="reader"),
+    "Subscription.receive": WireServer._receive,
+    "Subscription.recall": WireServer._recall,
+    "Subscription.ack": WireServer._ack,
+    "Subscription.close": WireServer._leave,
+}
+"""What is begun in the server's thread; False: it is done as all else is."""
+
+
+@cache
+def _signature(method: Callable[..., object]) -> Signature:
+    return signature(method)
+
+
+def _fewer(most: Any, limit: int) -> Any:
+    """At most so many; what is no number is refused where it is used."""
+    return min(most, limit) if isinstance(most, int) and not isinstance(most, bool) else most
+
+
+def _outcome(outcome: Any) -> bytes:
+    return pack(outcome) if isinstance(outcome, tuple) else b"\xc0"  # a duplicate: stored, its id not known
+
+
+def _closing() -> Refused:
+    return Refused(CLOSING, _CLOSING_MESSAGE)
+
+
+def _is_trusted(connection: socket.socket) -> bool:
+    """Return True if a client is of this user, or root; also if the system cannot tell: then the mode must do."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None or connection.family != socket.AF_UNIX:
+        return True
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return user in (os.geteuid(), 0)
+
+
+_of_process: WeakSet[WireServer] = WeakSet()
+
+
+def _forget_all() -> None:
+    for each in list(_of_process):
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,359 @@
+"""Values on the wire: msgpack, with extension types for what it does not have, and columns in place of many objects.
+
+What a client cannot write (an object of a class of its own) goes as *other*: a number and its text, so that the engine
+refuses it by field and value as it would in one process; in the error that comes back it is the client's object again.
+Values of named classes are made by their constructors, which check them; no other class can be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from itertools import chain
+from operator import attrgetter
+from pathlib import PurePath
+from typing import Any
+
+import msgpack
+
+from duelog.store import errors
+from duelog.store.errors import BrokenInvariant, InvalidArgument
+from duelog.store.message import Message, ReceivedMessage
+from duelog.store.position import MessageId, MessageIds, message_ids
+
+from . import wire
+from .wire import Refused
+
+_HOMES = {
+    "duelog.delivery.consumer_arguments": "Failover",
+    "duelog.delivery.key_slots": "KeyShared",
+    "duelog.markers.firing.suspensions": "Suspension",
+    "duelog.markers.pending_entries": "Outcome",
+    "duelog.stats": "Keeper PartitionStats StoreStats SubscriptionStats TopicStats",
+    "duelog.store.log.documents": "Document",
+    "duelog.store.log.managed_ledger": "LedgerInfo",
+    "duelog.store.message": "Message Occurrence ScheduledMessage",
+    "duelog.store.policy.policies": "DelayedDeliveryPolicies EffectivePolicies Policies",
+    "duelog.topics.dead_letters": "DeadLetter",
+    "duelog.topics.seeking": "LogPositions PublishedAt",
+    "duelog.upkeep.schedule": "Schedule",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+(ID, IDS, ID_COLUMNS, MESSAGES, RECEIVED, ONE_RECEIVED, INSTANT, DURATION, RECORD, FAILED, OTHER, ELLIPSIS, PATH, TUPLE,
+ BIG) = range(1, 16)  # fmt: skip
+"""Codes of the extension types."""
+
+_SENT = ("deliver_at", "deliver_after", "key", "properties", "ttl", "dedup_key", "dedup_for", "replace")
+"""Fields of a message besides its payload."""
+_FIELDS_OF = attrgetter("payload", *_SENT)
+_CALLED = {"choose", "on_change", "order_by"}
+"""Fields of `Failover` and `KeyShared` that are functions."""
+_RARE = ("first_try", "expires_ms", "occurrence", "failure")
+_UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
+"""Raised for what is not as it is written here."""
+_BUILTIN = {each.__name__: each for each in (TypeError, ValueError, LookupError, OSError, MemoryError, OverflowError)}
+
+
+class Other:
+    """A value of the client's that has no form on the wire: its number, and its text."""
+
+    def __init__(self, number: int, text: str) -> None:
+        self.number = number
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def pack(value: object, others: list[Any] | None = None) -> bytes:
+    """Write a value. others: collects what has no form; None: that is an error of ours."""
+    return msgpack.packb(
+        value, default=lambda each: _extension(each, others), strict_types=True, unicode_errors="surrogatepass"
+    )
+
+
+def unpack(body: bytes | memoryview, others: Sequence[Any] = ()) -> Any:
+    """Read a value; `others` are the client's objects. Raises InvalidArgument for what is none."""
+    try:
+        return msgpack.unpackb(
+            body,
+            ext_hook=lambda code, data: _READERS[code](data, others),
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+    except (InvalidArgument, MemoryError):
+        raise
+    except (*_UNREADABLE, msgpack.UnpackException) as error:
+        raise InvalidArgument("frame", bytes(body[:40]), f"cannot be read: {error!r}") from None
+
+
+def columns(value: Any, others: list[Any] | None = None) -> Any:
+    """Many ids or messages as columns, whatever they are many of; any other value as it is."""
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        if len(value) > 1:
+            types = set(map(type, value))
+            if types == {MessageId}:
+                return msgpack.ExtType(IDS, pack(_runs(value)))
+            if types == {Message}:
+                return msgpack.ExtType(MESSAGES, _message_columns(value, others))
+        return value
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, memoryview, Mapping, Sequence)):
+        return value if hasattr(value, "tolist") else columns(list(value), others)
+    return value
+
+
+def _runs(ids: Sequence[MessageId]) -> list[int]:
+    """Ledger, first entry and count of consecutive ids, one run after the other."""
+    runs: list[int] = []
+    at_ledger = next_entry = -2
+    for ledger, entry in ids:
+        if ledger == at_ledger and entry == next_entry:
+            runs[-1] += 1
+        else:
+            runs += (ledger, entry, 1)
+            at_ledger = ledger
+        next_entry = entry + 1
+    return runs
+
+
+def _triples(runs: list[int]) -> list[tuple[int, int, int]]:
+    if set(map(type, runs)) - {int} or len(runs) % 3 or any(count < 0 for count in runs[2::3]):
+        raise ValueError("ids are ledger, first entry, count")
+    if sum(runs[2::3]) > 1 << 24:
+        raise ValueError("too many ids")
+    return list(zip(runs[::3], runs[1::3], runs[2::3], strict=True))
+
+
+def _read_ids(data: bytes, _: object) -> list[MessageId]:
+    return list(
+        chain.from_iterable(
+            message_ids([ledger] * count, range(first, first + count))
+            for ledger, first, count in _triples(unpack(data))
+        )
+    )
+
+
+def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> bytes:
+    payloads, *others = zip(*map(_FIELDS_OF, messages), strict=True)
+    found = {"payload": list(payloads)}
+    for name, column in zip(_SENT, others, strict=True):
+        if any(each is not None and each is not False for each in column):
+            found[name] = list(column)
+    return pack(found, others)
+
+
+def _read_messages(data: bytes, others: Sequence[Any]) -> list[Message]:
+    found = unpack(data, others)
+    messages = list(map(Message, found.pop("payload")))
+    for name, column in found.items():
+        if name not in _SENT or len(column) != len(messages):
+            raise ValueError("no columns of messages")
+        for message, value in zip(messages, column, strict=True):
+            setattr(message, name, value)
+    return messages
+
+
+def _received_columns(messages: Any) -> bytes:
+    """The columns of ReceivedMessages; those that say nothing are None."""
+    facts = [
+        [row, *each[:3], each.first_try and list(each.first_try), *each[4:]]
+        for row, place in enumerate(messages.places)
+        if messages.facts and (each := messages.facts.get(place)) is not None
+    ]
+    return pack(
+        [
+            messages.topic,
+            messages.subscription,
+            messages.places,
+            None if messages.id_places == messages.places else messages.id_places,
+            messages.payloads,
+            messages.keys if any(key is not None for key in messages.keys) else None,
+            messages.due_ms,
+            messages.publish_ms,
+            messages.redelivery_counts if any(messages.redelivery_counts) else None,
+            facts,
+        ]
+    )
+
+
+def _read_received(data: bytes, _: object) -> Any:
+    from duelog.store.received_messages import Facts, ReceivedMessages  # noqa: PLC0415 - numpy, which commands lack
+
+    topic, subscription, places, ids, payloads, keys, due_ms, publish_ms, counts, facts = unpack(data)
+    found = ReceivedMessages(topic, subscription)
+    found.places, found.id_places, found.payloads = places, ids or places, payloads
+    found.keys = keys or [None] * len(places)
+    found.due_ms, found.publish_ms, found.redelivery_counts = due_ms, publish_ms, counts or [0] * len(places)
+    for row, properties, retries, addressee, first_try, *rest in facts:
+        found.facts[places[row]] = Facts(properties, retries, addressee, first_try and tuple(first_try), *rest)
+    return found
+
+
+def _one_received(message: ReceivedMessage) -> bytes:
+    names = (*ReceivedMessage.__dataclass_fields__, *_RARE)
+    values = {name: getattr(message, name) for name in names}
+    return pack({name: value for name, value in values.items() if value is not None})
+
+
+def _read_one_received(data: bytes, _: object) -> ReceivedMessage:
+    given = unpack(data)
+    rare = {name: given.pop(name) for name in _RARE if name in given}
+    message = ReceivedMessage(**{"key": None, **given})
+    for name, value in rare.items():
+        setattr(message, f"_{name}", tuple(value) if name == "first_try" else value)
+    return message
+
+
+def _extension(value: Any, others: list[Any] | None) -> Any:
+    """The form of a value that msgpack does not have."""
+    kind = type(value)
+    if kind is MessageId:
+        ledger, entry = value
+        return msgpack.ExtType(ID, pack([ledger, entry]))
+    if kind is tuple:
+        return msgpack.ExtType(TUPLE, pack(list(value), others))
+    if kind.__name__ == "ReceivedMessages":
+        return msgpack.ExtType(RECEIVED, _received_columns(value))
+    if kind is MessageIds:
+        return msgpack.ExtType(ID_COLUMNS, pack(_runs(value.to_list())))
+    if kind is ReceivedMessage:
+        return msgpack.ExtType(ONE_RECEIVED, _one_received(value))
+    if _HOME.get(kind.__name__) == kind.__module__:
+        return msgpack.ExtType(RECORD, pack([kind.__name__, _content(value)], others))
+    if isinstance(value, BaseException):
+        return msgpack.ExtType(FAILED, pack_error(value))
+    if isinstance(value, datetime):
+        return msgpack.ExtType(INSTANT, value.isoformat().encode())
+    if isinstance(value, timedelta):
+        return msgpack.ExtType(DURATION, pack([value.days, value.seconds, value.microseconds]))
+    if value is ...:
+        return msgpack.ExtType(ELLIPSIS, b"")
+    if isinstance(value, PurePath):
+        return msgpack.ExtType(PATH, str(value).encode(errors="surrogateescape"))
+    if kind is int:
+        return msgpack.ExtType(BIG, hex(value).encode())
+    plain = next((each for each in (str, bytes, int, float) if isinstance(value, each)), None)
+    if plain is not None and not isinstance(value, Enum):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset, list, tuple)) or hasattr(value, "tolist"):
+        return value.tolist() if hasattr(value, "tolist") else list(value)
+    if kind is Other:
+        return msgpack.ExtType(OTHER, pack([value.number, repr(value)]))
+    if others is None:
+        raise BrokenInvariant(f"{kind.__module__}.{kind.__qualname__} has no form on the wire")
+    others.append(value)
+    return msgpack.ExtType(OTHER, pack([len(others) - 1, repr(value)[:1_000]]))
+
+
+def _content(value: Any) -> Any:
+    """The fields of a named value by name; of an enumeration the value."""
+    if isinstance(value, Enum):
+        return value.value
+    names = [each.name for each in fields(value)] if is_dataclass(value) else value._fields
+    found = {name: getattr(value, name) for name in names}
+    for name in _CALLED & found.keys():
+        if found.pop(name) is not None:
+            raise InvalidArgument(
+                name, getattr(value, name), "only the process that has the store open calls functions"
+            )
+    return found
+
+
+@cache
+def _class(name: str) -> Any:
+    return getattr(import_module(_HOME[name]), name)
+
+
+def _read_record(data: bytes, others: Sequence[Any]) -> Any:
+    name, content = unpack(data, others)
+    kind = _class(name)
+    return kind(content) if issubclass(kind, Enum) else kind(**content)
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An error: the name of its class, its text, its fields."""
+    facts: dict[str, Any] = {}
+    for name, value in vars(error).items():
+        if not name.startswith("_"):
+            try:
+                pack(value)
+                facts[name] = value
+            except Exception:
+                facts[name] = repr(value)
+    return pack([type(error).__name__, str(error) or type(error).__name__, facts])
+
+
+def error_of(content: Any) -> Exception:
+    """The error that `pack_error` wrote."""
+    name, text, facts = content
+    kind = _BUILTIN.get(name) or getattr(errors, name, None) or getattr(wire, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return Refused(name, text)
+    error = kind.__new__(kind, text)
+    if issubclass(kind, errors.DuelogError):
+        error.__dict__.update(facts)
+    return error
+
+
+def _read_other(data: bytes, others: Sequence[Any]) -> Any:
+    at, text = unpack(data)
+    return others[at] if 0 <= at < len(others) else Other(at, text)
+
+
+_READERS: dict[int, Callable[[bytes, Sequence[Any]], Any]] = {
+    ID: lambda data, _: MessageId(*map(int, unpack(data))),
+    IDS: _read_ids,
+    ID_COLUMNS: lambda data, _: MessageIds(_triples(unpack(data))),
+    MESSAGES: _read_messages,
+    RECEIVED: _read_received,
+    ONE_RECEIVED: _read_one_received,
+    INSTANT: lambda data, _: datetime.fromisoformat(data.decode()),
+    DURATION: lambda data, _: timedelta(*unpack(data)),
+    RECORD: _read_record,
+    FAILED: lambda data, others: error_of(unpack(data, others)),
+    OTHER: _read_other,
+    ELLIPSIS: lambda *_: ...,
+    PATH: lambda data, _: PurePath(data.decode(errors="surrogateescape")),
+    TUPLE: lambda data, others: tuple(unpack(data, others)),
+    BIG: lambda data, _: int(data, 16),
+}
+
+
+def number_of(body: bytes | memoryview) -> int:
+    """The number of a request or an answer, read before the rest. Raises InvalidArgument."""
+    first = body[1] if len(body) > 1 else 0xFF
+    if first < 0x80:
+        return first
+    if not 0xCC <= first <= 0xCF:
+        raise InvalidArgument("frame", bytes(body[:40]), "does not begin with a number")
+    return int.from_bytes(body[2 : 2 + (1 << (first - 0xCC))], "big")
+
+
+def pages(items: Iterator[Any], most_items: int = 500, most_bytes: int = 1 << 18) -> tuple[list[bytes], bool]:
+    """The next items of a sequence, each written, and whether there may be more."""
+    page: list[bytes] = []
+    size = 0
+    for item in items:
+        page.append(pack(item))
+        size += len(page[-1])
+        if len(page) == most_items or size >= most_bytes:
+            return page, True
+    return page, False
+
+
+def answer(number: int, kind: int, body: bytes) -> bytes:
+    """The body of an answer, whose value is written already."""
+    return b"\x93" + msgpack.packb(number) + bytes([kind]) + body
+
+
+def items_answer(number: int, page: list[bytes], *, more: bool) -> bytes:
+    """The body of an answer that is a page of a sequence."""
+    head: bytes = msgpack.Packer().pack_array_header(len(page))
+    return answer(number, wire.MORE if more else wire.LAST, head + b"".join(page))

@@ -1,0 +1,150 @@
+"""What `duelog.connect` promises beside the behaviour that it shares with an open store."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import duelog
+from duelog import DelayedStore, Documents, ManualClock, Message, StoreConfig, Subscription, SubscriptionAdmin, Topic
+from duelog.connected import connected_store
+from duelog.errors import ClosedError, Disconnected, InvalidArgument, OnlyInProcess
+from duelog.operations.face_table import FACE, NOT_OFFERED
+from duelog.sending.producer import Producer
+
+BASES = {each.__name__: each for each in (DelayedStore, Documents, Topic, Producer, Subscription, SubscriptionAdmin)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DelayedStore]:
+    """A store that is open in this process, on the machine's clock."""
+    with DelayedStore.open(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def connected(store: DelayedStore) -> Iterator[DelayedStore]:
+    """A connection to it."""
+    with duelog.connect(store.path) as found:
+        yield found
+
+
+def test_each_method_of_the_face_is_offered_or_says_that_it_is_not() -> None:
+    """Every public name of a class is in the table, or among those not offered, or written in the connected class."""
+    kinds = [each for each in vars(connected_store).values() if inspect.isclass(each) and each.__name__[0] == "C"]
+    connected = {base.__name__: kind for kind in kinds for base in kind.__bases__ if base.__name__ in BASES}
+    assert set(connected) == set(BASES)
+    for owner, base in BASES.items():
+        public = {name for name in vars(base) if name[0] != "_"} - {"open"}
+        assert public - set(vars(connected[owner])) == ({"name"} if owner == "Topic" else set())
+    assert {row.owner for row in FACE.values()} == set(BASES)
+    assert all(hasattr(BASES[row.owner], row.method) for row in FACE.values())
+    assert all(hasattr(BASES[owner], name) for owner, names in NOT_OFFERED.items() for name in names.split())
+
+
+def test_what_only_the_process_has_says_so_by_name(connected: DelayedStore) -> None:
+    """The clock, what drives it, files and callbacks."""
+    with pytest.raises(OnlyInProcess, match=r"DelayedStore\.tick: only the process that has the store open") as caught:
+        connected.tick()
+    assert caught.value.name == "DelayedStore.tick"
+    with pytest.raises(OnlyInProcess, match=r"DelayedStore\.clock"):
+        _ = connected.clock
+    with pytest.raises(OnlyInProcess, match=r"Topic\.put"):
+        connected.topic("t").put(b"x", done=print)
+
+
+def test_nobody_serves_is_one_line_that_says_how(tmp_path: Path) -> None:
+    """Of a directory that is none, too."""
+    with pytest.raises(
+        Disconnected, match=rf"^{tmp_path}/data: no process serves this store; `duelog serve {tmp_path}"
+    ):
+        duelog.connect(tmp_path / "data")
+    with pytest.raises(InvalidArgument, match="place=5: expected the path"):
+        duelog.connect(5)  # type: ignore[arg-type]
+
+
+def test_a_receiver_gets_what_becomes_due_while_it_waits(store: DelayedStore, connected: DelayedStore) -> None:
+    """And nothing when its time is over; it holds no more than it asked for."""
+    topic = connected.topic("t")
+    with topic.subscribe("s") as consumer:
+        assert consumer.receive(timeout=0.01) == []
+        topic.send_batch([Message(b"a", deliver_after=0.05), Message(b"b", deliver_after=0.05)])
+        (message,) = consumer.receive(timeout=20)
+        assert (message.payload, store.topic("t").subscription("s").stats().unacknowledged) == (b"a", 1)
+        assert [each.payload for each in consumer.receive(5, timeout=20)] == [b"b"]
+        assert consumer.ack([message]) == 1
+
+
+def test_threads_wait_side_by_side_and_each_message_goes_to_one(store: DelayedStore, connected: DelayedStore) -> None:
+    """Requests of one connection are answered in any order."""
+    with connected.topic("t").subscribe("s", type="shared") as consumer:
+        found: list[bytes] = []
+        threads = [
+            threading.Thread(target=lambda: found.extend(each.payload for each in consumer.receive(timeout=20)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(4):
+            store.topic("t").send(b"%d" % number)
+        assert connected.topic("t").exists()
+        for thread in threads:
+            thread.join()
+    assert sorted(found) == [b"0", b"1", b"2", b"3"]
+
+
+def test_what_a_closed_connection_held_is_handed_out_again(store: DelayedStore) -> None:
+    """At once, counted as delivered; its iterators and subscriptions are closed."""
+    store.topic("t").send(b"x")
+    connected = duelog.connect(store.path)
+    consumer = connected.topic("t").subscribe("s", type="shared")
+    assert len(consumer.receive(timeout=20)) == 1
+    connected.close()
+    with pytest.raises(ClosedError):
+        consumer.receive()
+    with store.topic("t").subscribe("s", type="shared") as other:
+        (message,) = other.receive(timeout=20)
+        assert message.redelivery_count == 1
+
+
+def test_a_child_after_fork_is_refused_with_both_pids(connected: DelayedStore) -> None:
+    """It connects for itself."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            connected.topic("t").send(b"x")
+        except ClosedError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(read, 1_000).decode()
+    assert f"connected by process {os.getpid()}; process {child}" in said
+    connected.topic("t").send(b"y")
+
+
+def test_a_store_on_a_manual_clock_is_reached_where_it_listens(tmp_path: Path) -> None:
+    """A receiver does not wait, as in the process: nothing moves the clock."""
+    config, clock = StoreConfig(control=True, background=False), ManualClock(1_790_000_000_000)
+    with DelayedStore.open(tmp_path / "store", config, clock=clock) as store, duelog.connect(store.path) as connected:
+        consumer = connected.topic("t").subscribe("s")
+        connected.topic("t").send(b"x", deliver_after=5)
+        assert consumer.receive() == []
+        clock.advance(5_000)
+        assert [message.payload for message in consumer.receive()] == [b"x"]
+
+
+def test_a_future_of_a_message_that_cannot_be_taken_is_none(connected: DelayedStore) -> None:
+    """It is refused at the call, as in the process; the others come to their ids."""
+    topic = connected.topic("t")
+    with pytest.raises(InvalidArgument, match="payload"):
+        topic.send_async("text")  # type: ignore[arg-type]
+    futures = [topic.send_async(b"%d" % number) for number in range(500)]
+    ids = [future.result(20) for future in futures]
+    assert ids == sorted(set(ids))
