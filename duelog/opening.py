@@ -36,7 +36,7 @@ from duelog.store.codec.format import PartitionInfo, PartitionState
 from duelog.store.codec.run import RunLimits
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import Follow, Memtable, Publication, Reads, applied_position
+from duelog.store.env.memtable import Follow, Memtable, Publication, Reads, applied_position, refuse_ahead
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import AlreadyOpen, ClosedError, CorruptEntry, DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.files import pages
@@ -399,6 +399,9 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         wal = read_wal(path, identity.store_id, catalog.oldest_segment(main))
         with explained(path):
             flush_wal(path, wal)
+        publication.position = wal.position
+        with main.read() as raw:
+            refuse_ahead(main.path, raw, wal.position)
         replay = Replay(path, wal.groups)
         replay.fill_main(main, memtable)  # it says which partitions there are
     partitions.load()  # before anything is swept: what it refuses is left as it is
@@ -433,6 +436,7 @@ class Replay:
             partition = partitions.get(start_ms)
             if partition is not None and partition.state is PartitionState.OPEN:
                 with partitions.glance(partition) as raw:
+                    refuse_ahead(partition.path, raw, partition.memtable.publication.position)
                     _fill(self._path, partition.name, raw, partition.memtable, rows)
 
 

@@ -28,7 +28,7 @@ from ..store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ..store.codec.run import RunLimits
 from ..store.config import StoreConfig
 from ..store.env.environment import Environment
-from ..store.env.memtable import Follow, Memtable, Publication, Reads
+from ..store.env.memtable import Follow, Memtable, Publication, Reads, refuse_ahead
 from ..store.env.transaction import Transaction
 from ..store.errors import ClosedError, DamagedStore
 from ..store.files.directory import discard_tree, make_directory, move, remove_tree
@@ -461,6 +461,8 @@ class PartitionSet:
         )
         try:
             partition.verify_identity(self._store_id, environment)
+            with environment.read() as raw:
+                refuse_ahead(environment.path, raw, self._publication.position)
         except BaseException:
             environment.close()
             raise

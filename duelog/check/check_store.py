@@ -7,7 +7,7 @@ alone, since nothing of them is to be repaired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.codec.sent_ids import KeyRecord, dedup_key_of
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import APPLIED_KEY, Reads, applied_rows
+from duelog.store.env.memtable import APPLIED_KEY, Reads, applied_rows, place_text
 from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, FormatMismatch
 from duelog.store.log import catalog
 from duelog.store.log.documents import Document
@@ -38,7 +38,7 @@ from duelog.store.log.scan import RunFinder
 from duelog.store.position import Position
 from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
 from duelog.store.wal.segment import MAIN
-from duelog.store.wal.wal_reader import DIRECTORY, read_beside
+from duelog.store.wal.wal_reader import DIRECTORY, WalContent, read_beside
 
 from ..survey.contents import (
     SNAPSHOTS,
@@ -334,31 +334,36 @@ def _check_wal(path: Path, store_id: bytes, main: Environment, partitions: Parti
     That an environment lacks what the log holds is no finding: opening the store replays it. Nothing false is found
     beside a writer, because the log is read before any environment.
     """
+
+    def read() -> WalContent:
+        return read_beside(path, store_id, lambda: catalog.oldest_segment(main))
+
     try:
-        groups = read_beside(path, store_id, lambda: catalog.oldest_segment(main)).groups
+        wal = read()
+        rows = rows_by_environment(wal.groups)
+        applied = {main.name: (yield from _gap(path, main, rows.get(MAIN, EnvironmentRows())))}
+        for partition in partitions:
+            if partition.state is PartitionState.OPEN:
+                of_it = rows.get(partition.start_ms, EnvironmentRows())
+                with suppress(DamagedStore), partitions.lease(partition):  # found elsewhere
+                    applied[partition.name] = yield from _gap(path, partition.environment, of_it)
+        if max(applied.values()) > wal.position:
+            wal = read()  # it may have been written to since
+        for name, position in applied.items():
+            if position > wal.position:
+                ends = place_text(wal.position)
+                yield error("wal", name, f"has {place_text(position)} of the write-ahead log, which ends at {ends}")
     except DamagedStore as found:
         yield error("wal", str(found.path), found.reason)
-        return
     except FormatMismatch as found:
         yield error("wal", str(found.path), f"{found.field} is {found.found}, {found.expected} is known here", _LATER)
-        return
     except CorruptRecord:  # found elsewhere
         return
-    for start_ms, rows in rows_by_environment(groups).items():
-        if start_ms == MAIN:
-            yield from _gap(path, main, rows)
-            continue
-        partition = partitions.get(start_ms)
-        if partition is not None and partition.state is PartitionState.OPEN:
-            try:
-                with partitions.lease(partition):
-                    yield from _gap(path, partition.environment, rows)
-            except DamagedStore:  # found elsewhere
-                continue
 
 
-def _gap(path: Path, environment: Environment, rows: EnvironmentRows) -> Iterator[Finding]:
-    """The first log of an environment that ends before what the write-ahead log holds of it."""
+def _gap(path: Path, environment: Environment, rows: EnvironmentRows) -> Generator[Finding, None, int]:
+    """The first log of an environment that ends before what the write-ahead log holds of it; gives what is applied."""
+    applied = -1
     try:
         with environment.read() as raw:
             fields = catalog.fields_of(raw, APPLIED_KEY)
@@ -372,9 +377,10 @@ def _gap(path: Path, environment: Environment, rows: EnvironmentRows) -> Iterato
                         f"holds entry {gap[0]} of ledger {ledger.ledger_id} in {environment.name}, which ends at entry "
                         f"{gap[1]}: entries were lost",
                     )
-                    return
+                    break
     except (CorruptEntry, CorruptRecord, lmdb.Error, ValueError):
-        return
+        pass
+    return applied
 
 
 @dataclass(eq=False, repr=False)

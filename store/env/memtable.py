@@ -24,7 +24,7 @@ from ..codec.bits import BitChange, bits_of
 from ..codec.format import counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits
 from ..codec.run_lengths import BatchRun, ScatteredBatch, WholeRun, merged_runs
-from ..errors import StoreFailed
+from ..errors import DamagedStore, StoreFailed
 
 APPLIED_KEY = counter_key("wal_applied")
 """The record of the last group of the write-ahead log whose rows the environment has (`Memtable.position`)."""
@@ -204,6 +204,8 @@ class Publication:
         """True where memtables may have a part of a group: while its rows are added, for good where that broke off."""
         self.failed: StoreFailed | None = None
         """Why a group broke off."""
+        self.position: int | None = None
+        """The place of the last group of the log; None: another process writes it."""
 
     def refuse_torn(self) -> None:
         """Raise StoreFailed where memtables may have a part of a group. REQUIRES: the lock is held."""
@@ -322,6 +324,21 @@ def applied_position(raw: Reads) -> int:
     """The place of the last group of the write-ahead log that is applied; -1: none is. Raises CorruptRecord."""
     value = raw.get(APPLIED_KEY)
     return -1 if value is None else unpack_u64(unseal(APPLIED_KEY, value))
+
+
+def refuse_ahead(path: Path, raw: Reads, last: int | None) -> None:
+    """Raise DamagedStore for an environment that has applied what is behind the log's `last` group.
+
+    Invariant: LMDB is never ahead of the log. What was lost of the log may be of other environments.
+    """
+    applied = applied_position(raw)
+    if last is not None and applied > last:
+        raise DamagedStore(path, f"has {place_text(applied)} of the write-ahead log, which ends at {place_text(last)}")
+
+
+def place_text(position: int) -> str:
+    """A place in the log in words."""
+    return f"group {position & 0xFFFFFFFF} of segment {position >> 32}"
 
 
 def unapplied_runs(raw: Reads, ledger_id: int) -> Sequence[UnappliedRun]:

@@ -11,7 +11,16 @@ from typing import NamedTuple
 from ..errors import DamagedStore
 from ..files.directory import make_directory
 from ..files.system_errors import explained
-from .segment import Group, SegmentContent, SegmentFollower, file_name, numbers_in, read_segment, write_segment
+from .segment import (
+    Group,
+    SegmentContent,
+    SegmentFollower,
+    file_name,
+    numbers_in,
+    place_of,
+    read_segment,
+    write_segment,
+)
 
 DIRECTORY = "wal"
 """Name of the directory of segments, in the store's directory."""
@@ -31,6 +40,12 @@ class WalContent(NamedTuple):
     tail: SegmentContent | None
     oldest: int
     unflushed: dict[int, range]
+
+    @property
+    def position(self) -> int:
+        """The place of the last group, or, where there is none, before that of the next."""
+        number, sequence = (self.last + 1, 0) if self.tail is None else (self.last, len(self.tail.groups))
+        return place_of(number, sequence) - 1
 
 
 def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:

@@ -194,6 +194,7 @@ class WriteBatch(LogEnds):
         with publication.lock:  # all of a group, or nothing
             publication.torn = True
             if self.rows:
+                publication.position = position
                 for batch in self._batches.values():
                     batch.memtable.position = position
             for add in self.published:

@@ -182,3 +182,29 @@ def test_the_process_that_writes_the_store_does_not_look_at_its_own_log(open_sto
     assert list(store.check()) == []
     store.close()
     assert opened(store.path) == []
+
+
+@pytest.mark.parametrize("which", ["main", "partition"])
+def test_a_store_whose_log_lost_what_lmdb_has_is_a_finding_and_is_not_opened(
+    open_store: OpenStore, tmp_path: Path, which: str
+) -> None:
+    """The lost group may have had rows of other environments, which are nowhere then."""
+    store = open_store(config=CONFIG)
+    send(store, 3)
+    storage = store._engine.storage
+    partition = next(iter(storage.partitions))
+    with storage.partitions.lease(partition):
+        environment = storage.main if which == "main" else partition.environment
+        if which == "main":
+            store.documents.put("a", b"")
+        environment.apply()
+        copy_store(tmp_path / "store", tmp_path / "crashed")
+    assert opened(tmp_path / "crashed") == []
+    content = (tmp_path / "crashed" / SEGMENT).read_bytes()
+    last = max(at for at in range(FIRST_GROUP, len(content), 512) if any(content[at : at + 512]))
+    write_at(tmp_path / "crashed" / SEGMENT, last, bytes(512))
+    (finding,) = opened(tmp_path / "crashed")
+    assert (finding.code, finding.address) == ("wal", environment.name)
+    assert "of the write-ahead log, which ends at group" in finding.message
+    with pytest.raises(DamagedStore, match="which ends at group"):
+        DelayedStore.open(tmp_path / "crashed", CONFIG, clock=ManualClock(START_MS))
