@@ -280,6 +280,20 @@ def keys_left_out() -> None:
     _appending_without(lambda row: row.key[:1] == bytes([Table.KEY]))
 
 
+def _replaying_without(left_out: Callable[[Row], bool]) -> None:
+    _patch(opening, "add_row", lambda add: lambda memtable, row: None if left_out(row) else add(memtable, row))
+
+
+def deletions_forgotten() -> None:
+    """Opening does not delete what the write-ahead log says is deleted."""
+    _replaying_without(lambda row: row.kind == RowKind.DELETE)
+
+
+def bits_forgotten() -> None:
+    """Opening leaves out what the write-ahead log changes in a bitmap of entries."""
+    _replaying_without(lambda row: row.kind in (RowKind.UNITE, RowKind.SUBTRACT) and row.key[0] != Table.SEQUENCE)
+
+
 def apply(name: str) -> None:
     """Make this process's engine wrong in the way `name`."""
     globals()[name]()

@@ -9,6 +9,7 @@ from typing import Any
 
 import lmdb
 
+from duelog.sending.wal_segments import WalSegments
 from duelog.snapshot import writer
 from duelog.store.env import environment
 from duelog.store.env.environment import Environment
@@ -96,10 +97,16 @@ def released_before_sync() -> None:
     Environment.sync = sync_main_alone  # type: ignore[method-assign]
 
 
+def applies_before_the_log() -> None:
+    """With durability "relaxed", a commit of LMDB does not wait for the groups that it applies to be on disk."""
+    WalSegments.sync = lambda self: None  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     wrong.__name__: wrong
     for wrong in (
-        fires_before_sync, group_in_parts, main_not_synced, metadata_before_parts, no_directory_sync,
-        partition_not_synced, released_before_applying, released_before_sync, trash_before_record, wal_not_flushed,
+        applies_before_the_log, fires_before_sync, group_in_parts, main_not_synced, metadata_before_parts,
+        no_directory_sync, partition_not_synced, released_before_applying, released_before_sync, trash_before_record,
+        wal_not_flushed,
     )
 }  # fmt: skip

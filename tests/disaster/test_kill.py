@@ -165,6 +165,8 @@ MUTANTS = {
     "group_in_parts": ("wal.ended", "has no open ledger"),
     "numbers_left_out": (AMONG_NUMBERS_AT, "and as"),
     "keys_left_out": ("wal.before", "was sent with the key"),
+    "deletions_forgotten": ("delete.removed", "names a partition that is not in the catalog"),
+    "bits_forgotten": ("acks.before", "taken back"),
 }
 """Wrong engines of kill_mutants, where each is killed, and how the harness must complain."""
 

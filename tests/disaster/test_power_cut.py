@@ -96,6 +96,7 @@ MUTANTS = {
     "released_before_sync": ("power_work", 48, "relaxed", "wal.applied", 1),
     "group_in_parts": ("power_work", 48, "commit", "wal.ended", 1),
     "fires_before_sync": ("power_work", 48, "relaxed", "fire.before", 1),
+    "applies_before_the_log": ("power_work", 48, "relaxed", None, 1),
     "letter_apart": ("power_letters", 64, "commit", None, 1),
     "attempts_not_written": ("power_letters", 16, "commit", None, 1),
     "replaced_in_two_steps": ("power_keys", 24, "commit", None, 1),
