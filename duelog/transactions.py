@@ -6,7 +6,7 @@ whole or not at all, and the leader of the group decides whether they are stored
 not fired, whether a document is of the version that was read.
 
 What is held is taken in one order, as by every other call: the locks of deduplication keys, the gate of firing,
-acknowledgements, partitions.
+partitions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from duelog.store.wal.write_batch import WriteBatch
 from .delivery.position_set import group_by_ledger
 from .engine import Engine
 from .keyed_messages import KeyChanged
+from .sending.sender import Places
 from .sending.topic_sender import EncodedMessage
 from .subscription import Subscription
 from .topic import Topic
@@ -321,8 +322,7 @@ class Transaction:
         if keys or len(self._sends) > _FEW:
             self._send_batch(prepared, topics, owners, keys, now_ms)
         else:
-            for at, send in zip(owners.tolist(), self._sends, strict=True):
-                self._send(prepared, topics[at], send, now_ms)
+            self._send(prepared, topics, owners, now_ms)
         return prepared
 
     def _acknowledge(self, prepared: _Prepared) -> None:
@@ -341,16 +341,18 @@ class Transaction:
         entries = [
             (topic, state, group_by_ledger([each.message.position for each in acks])) for topic, state, acks in found
         ]
-        acknowledge = prepared.held.enter_context(self._engine.delivery.flusher.acknowledging(entries))
+        acknowledge = self._engine.delivery.flusher.acknowledging(entries)
 
         def unit(group: WriteBatch) -> None:
-            for _, state, acks in found:
+            fresh = acknowledge(group.main)
+            for (_, state, acks), of_subscription in zip(found, fresh, strict=True):
                 with state.lock:
                     for message, consumer in acks:
-                        if not state.holds(message, None if consumer is None else consumer._id):
+                        ledger_id, entry_id = message.position
+                        is_held = state.holds(message, None if consumer is None else consumer._id)
+                        if not is_held or entry_id not in of_subscription[ledger_id]:
                             where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
                             raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
-            fresh = acknowledge(group.main)
             counts = (sum(map(len, each.values())) for each in fresh)
             prepared.acknowledged = [
                 (topic, state, count) for (topic, state, _), count in zip(found, counts, strict=True)
@@ -409,20 +411,28 @@ class Transaction:
 
         prepared.units.append(unit)
 
-    def _send(self, prepared: _Prepared, topic: TopicState, send: _Send, now_ms: int) -> None:
-        due_ms, overridden = self._engine.policies.apply_one(send.topic, send.message[0], now_ms)
-        sending = self._engine.sending.sender.sending_one(topic, due_ms, send.message[1], now_ms)
-        work = prepared.held.enter_context(sending)
-        if overridden:
-            prepared.overridden.append(send.topic)
+    def _send(self, prepared: _Prepared, topics: Sequence[TopicState], owners: Places, now_ms: int) -> None:
+        policies, sender = self._engine.policies, self._engine.sending.sender
+        dues: list[int] = []
+        for each in self._sends:
+            due_ms, overridden = policies.apply_one(each.topic, each.message[0], now_ms)
+            dues.append(due_ms)
+            if overridden:
+                prepared.overridden.append(each.topic)
+        prepared.held.enter_context(sender.within_quota(topics, owners, np.array(dues, dtype=np.int64), now_ms))
+        works = [
+            prepared.held.enter_context(sender.sending_one(topics[at], due_ms, each.message[1], now_ms))
+            for at, due_ms, each in zip(owners.tolist(), dues, self._sends, strict=True)
+        ]
 
         def unit(group: WriteBatch) -> None:
-            prepared.values[send.result] = MessageId(*work(group))
+            for each, work in zip(self._sends, works, strict=True):
+                prepared.values[each.result] = MessageId(*work(group))
 
         prepared.units.append(unit)
 
     def _send_batch(
-        self, prepared: _Prepared, topics: Sequence[TopicState], owners: Any, keys: Mapping[int, bytes], now_ms: int
+        self, prepared: _Prepared, topics: Sequence[TopicState], owners: Places, keys: Mapping[int, bytes], now_ms: int
     ) -> None:
         dues = np.array([each.message[0] for each in self._sends], dtype=np.int64)
         bodies = [each.message[1] for each in self._sends]

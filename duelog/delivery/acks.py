@@ -2,7 +2,7 @@
 
 Owns the arithmetic and the serialised form of the bitmaps; forgets no acknowledgement for want of
 space: there is no cap on ranges or entries. Deliberately without storage and without a lock: the caller writes what
-``take_changes`` gives into one transaction, and holds the subscription's lock.
+``changes`` gives into one transaction, and holds the subscription's lock.
 
 Normal form, kept after every call:
 
@@ -108,7 +108,7 @@ class AckSet:
 
     @property
     def changed(self) -> bool:
-        """True if ``take_changes`` would return anything to write. O(1)."""
+        """True if ``changes`` may have anything to write. O(1)."""
         return self._mark_dirty or bool(self._dirty)
 
     def is_acked(self, position: Position) -> bool:
@@ -299,39 +299,33 @@ class AckSet:
     # -- persisting ----------------------------------------------------------------------------
 
     def take_changes(self) -> AckChanges:
-        """Return the changes since the last call, to write in one transaction; if that fails, ``untake`` them."""
+        """Return the changes to write, which count as written."""
         changes = self.changes()
-        self.took(changes)
+        self.wrote(changes)
         return changes
 
     def changes(self) -> AckChanges:
+        """Return what is to be written in one transaction; ``wrote`` says that it was."""
         acked: dict[int, BitChange] = {}
         for ledger_id in sorted(self._dirty):
             entries, stored = self._acked.get(ledger_id, _NONE), self._stored.get(ledger_id, _NONE)
-            if entries != stored:
+            if entries == stored:
+                self._dirty.discard(ledger_id)
+            else:
                 acked[ledger_id] = BitChange(entries - stored, stored - entries)
         return AckChanges(self._mark_dirty, self._mark_delete, acked)
 
-    def took(self, changes: AckChanges) -> None:
-        self._dirty.clear()
-        self._mark_dirty = False
-        self.wrote(changes)
-
-    def untake(self, changes: AckChanges) -> None:
-        """The write of ``changes`` failed: the next ``take_changes`` covers them again, at their newest state."""
-        self._dirty.update(changes.acked)
-        self._mark_dirty |= changes.mark_delete_changed
-        self._store({ledger_id: BitChange(each.taken, each.united) for ledger_id, each in changes.acked.items()})
-
     def wrote(self, changes: AckChanges) -> None:
-        """``changes``, of a copy, are on disk."""
-        self._store(changes.acked)
-
-    def _store(self, acked: Mapping[int, BitChange]) -> None:
-        for ledger_id, change in acked.items():
+        """``changes``, of this set or of a copy, are on disk; what has changed since is still to be written."""
+        for ledger_id, change in changes.acked.items():
             stored = BitMap(change.members(self._stored.pop(ledger_id, _NONE)))
             if stored:
                 self._stored[ledger_id] = stored
+            if stored == self._acked.get(ledger_id, _NONE):
+                self._dirty.discard(ledger_id)
+            else:
+                self._dirty.add(ledger_id)
+        self._mark_dirty = changes.mark_delete != self._mark_delete
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -159,7 +159,7 @@ class AttemptCounts:
     # -- persisting --------------------------------------------------------------------------------
 
     def changes(self) -> Blocks:
-        """Return the blocks to write. Call `took` when writing begins, `untake` if it fails."""
+        """Return the blocks to write; `wrote` says that they were."""
         found: Blocks = {}
         for ledger_id, block in self._dirty:
             rows = self._of_block(ledger_id, block)
@@ -169,11 +169,11 @@ class AttemptCounts:
             found[ledger_id, block] = pack_attempts(packed) if packed else None
         return found
 
-    def took(self, changes: Blocks) -> None:
-        self._dirty.difference_update(changes)
-
-    def untake(self, changes: Blocks) -> None:
-        self._dirty.update(changes)
+    def wrote(self, changes: Blocks) -> None:
+        """These blocks are on disk; those that have changed since are still to be written."""
+        if changes:
+            now = self.changes()
+            self._dirty.difference_update([block for block, rows in changes.items() if now.get(block, rows) == rows])
 
     def _of_block(self, ledger_id: int, block: int) -> dict[int, Failed]:
         of_ledger = self.failed.get(ledger_id, {})

@@ -101,7 +101,7 @@ class Sender:
         """
         if not len(batch):
             return MessageIds.run(0, 0, 0)
-        with self._within_quota([topic], None, batch, now_ms, refused=refused):
+        with self.within_quota([topic], None, batch.dues, now_ms, refused=refused):
             return self._send_pieces(topic, batch, now_ms, also)
 
     def _send_pieces(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None) -> MessageIds:
@@ -114,19 +114,19 @@ class Sender:
             topic.count_sent(len(piece))
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
 
-    def _within_quota(
+    def within_quota(
         self,
         topics: Sequence[TopicState],
         owners: Places | None,
-        batch: EncodedBatch,
+        dues: Int64s,
         now_ms: int,
         *,
         refused: bool = True,
     ) -> AbstractContextManager[None]:
-        """Hold the quotas of a batch while it is sent; `owners` as in `send_all`."""
+        """Hold the quotas of messages with these due times while they are sent; `owners` as in `send_all`."""
         if not self._policies.limits_pending:
             return nullcontext()
-        later = batch.dues > now_ms
+        later = dues > now_ms
         if owners is None:
             counts = [int(np.count_nonzero(later))]
         else:
@@ -184,7 +184,7 @@ class Sender:
         also: GroupAlso | None = None,
     ) -> Iterator[Work[MessageIds]]:
         """The unit of work of `send_all`, to be written within the block; what it sends is counted at its end."""
-        with self._within_quota(topics, owners, batch, now_ms), ExitStack() as leases:
+        with self.within_quota(topics, owners, batch.dues, now_ms), ExitStack() as leases:
             yield self._work(topics, owners, batch, now_ms, also, leases)
         self.count_sent(topics, owners, batch)
 
@@ -389,17 +389,18 @@ class Sender:
 
     @contextmanager
     def sending_one(self, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> Iterator[Work[tuple[int, int]]]:
-        """The unit of work of `send_one`, to be written within the block; what it sends is counted at its end."""
-        wanted = [Wanted(topic.topic_id, topic.name, 1)] if self._policies.limits_pending and due_ms > now_ms else []
-        with self._quotas.sending(wanted) if wanted else nullcontext():
-            partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=True)
-            if partition is None:
-                yield self._direct(topic, due_ms, body, now_ms, None)
-            else:
-                try:
-                    yield self._delayed(topic, partition, due_ms, body, None)
-                finally:
-                    self._partitions.end_append(partition)
+        """The unit of work of `send_one`, to be written within the block; what it sends is counted at its end.
+
+        REQUIRES: `within_quota`.
+        """
+        partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=True)
+        if partition is None:
+            yield self._direct(topic, due_ms, body, now_ms, None)
+        else:
+            try:
+                yield self._delayed(topic, partition, due_ms, body, None)
+            finally:
+                self._partitions.end_append(partition)
         topic.count_sent(1)
 
     def _partition_for(self, topic: TopicState, due_ms: int, now_ms: int, *, may_be_inline: bool) -> Partition | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from duelog.delivery.acks import AckChanges
-from duelog.delivery.attempt_counts import Blocks
+from duelog.delivery.acks import AckSet
 from duelog.delivery.delivery_log import DeliveryLog
 from duelog.store.clock import Clock
 from duelog.store.env.environment import Environment
@@ -47,7 +45,6 @@ class AckFlusher:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._flushing = threading.Lock()
         self._dirty: dict[int, SubscriptionState] = {}
         self._due_ms: int | None = None
 
@@ -87,25 +84,29 @@ class AckFlusher:
 
     def flush(self) -> None:
         """Write every change, many in one group. Raises StoreFull, StoreFailed; the changes then wait on."""
-        with self._flushing:
-            dirty: dict[int, SubscriptionState] = {}
-            taken: list[tuple[SubscriptionState, AckChanges, Blocks]] = []
+        with self._lock:
+            dirty = list(self._dirty.values())
+        if dirty:
+            reach("acks.before")
+        for start in range(0, len(dirty), _SUBSCRIPTIONS_A_GROUP):
+
+            def work(transaction: Transaction, start: int = start) -> None:
+                for subscription in dirty[start : start + _SUBSCRIPTIONS_A_GROUP]:
+                    if subscription.changed:
+                        _StagedAcks.of(subscription, transaction)
+
             try:
-                with self._lock:
-                    dirty, self._dirty, self._due_ms = self._dirty, {}, None
-                if dirty:
-                    self._write(dirty, taken)
+                self._main.write(work, makes_space=True)
             except BaseException:
-                for subscription, changes, attempts in taken:
-                    with subscription.lock:
-                        subscription.acks.untake(changes)
-                        subscription.attempts.untake(attempts)
-                with self._lock:
-                    self._dirty = {**dirty, **self._dirty}
-                    self._due_ms = self._due_ms if self._due_ms is not None else 0
+                self._due_ms = 0
                 raise
-            if self.log is not None and self.log.worn:
-                self.log.carry()
+        with self._lock:
+            for subscription in dirty:
+                if not subscription.changed:
+                    self._dirty.pop(subscription.record.subscription_id, None)
+            self._due_ms = self._clock.now_ms() + self._flush_ms if self._dirty else None
+        if self.log is not None and self.log.worn:
+            self.log.carry()
 
     def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Moves) -> None:
         """Acknowledge entries in the transaction in which `work` writes: all of it is durable, or nothing has changed.
@@ -113,65 +114,64 @@ class AckFlusher:
         `work` hears, for each of `acknowledged`, which entries are acknowledged by this call alone: of two calls with
         one entry, one moves it. Raises StoreFull, StoreFailed, InvalidArgument, and what `work` raises.
         """
-        with self.acknowledging(acknowledged) as unit:
-            self._main.write(lambda transaction: work(transaction, unit(transaction)), makes_space=True)
-
-    @contextmanager
-    def acknowledging(self, acknowledged: Sequence[Acknowledged]) -> Iterator[Work[Sequence[Mapping[int, BitMap]]]]:
-        """The unit of work that acknowledges entries, and gives those that it alone acknowledges.
-
-        To be written within the block, in which no flush runs: it could write acknowledgements as they were before.
-        """
-        with self._flushing:
-            staged: list[tuple[SubscriptionState, AckChanges]] = []
-            fresh: list[Mapping[int, BitMap]] = []
-            for topic, subscription, entries in acknowledged:
-                with subscription.lock:
-                    acks = subscription.acks.copy()
-                fresh.append(
-                    {
-                        ledger: acks.unacked(ledger, each.min(), each.max() + 1) & each
-                        for ledger, each in entries.items()
-                    }
-                )
-                for ledger_id, of_ledger in entries.items():
-                    acks.ack(ledger_id, of_ledger, topic.log)
-                staged.append((subscription, acks.take_changes()))
-
-            def committed() -> None:
-                for (topic, subscription, entries), (_, changes) in zip(acknowledged, staged, strict=True):
-                    with subscription.lock:
-                        subscription.acks.wrote(changes)
-                        subscription.acknowledge(entries, topic.log)
-
-            def unit(transaction: Transaction) -> Sequence[Mapping[int, BitMap]]:
-                for subscription, changes in staged:
-                    subscription.write_changes(transaction, changes)
-                transaction.after_commit(committed)
-                return fresh
-
-            reach("acks.before")
-            yield unit
-
-    def _write(
-        self, dirty: dict[int, SubscriptionState], taken: list[tuple[SubscriptionState, AckChanges, Blocks]]
-    ) -> None:
-        for subscription in dirty.values():
-            with subscription.lock:
-                acks, attempts = subscription.acks, subscription.attempts
-                if (acks.changed or attempts.changed) and not subscription.deleted:
-                    taken.append((subscription, acks.changes(), attempts.changes()))
-                    acks.took(taken[-1][1])
-                    attempts.took(taken[-1][2])
-        if not taken:
-            return
-
         reach("acks.before")
-        while taken:  # what is left in it is not written
+        unit = self.acknowledging(acknowledged)
+        self._main.write(lambda transaction: work(transaction, unit(transaction)), makes_space=True)
 
-            def work(transaction: Transaction) -> None:
-                for subscription, changes, attempts in taken[:_SUBSCRIPTIONS_A_GROUP]:
-                    subscription.write_changes(transaction, changes, attempts)
+    @staticmethod
+    def acknowledging(acknowledged: Sequence[Acknowledged]) -> Work[Sequence[Mapping[int, BitMap]]]:
+        """The unit of work that acknowledges entries, and gives those that it alone acknowledges."""
 
-            self._main.write(work, makes_space=True)
-            del taken[:_SUBSCRIPTIONS_A_GROUP]
+        def unit(transaction: Transaction) -> Sequence[Mapping[int, BitMap]]:
+            return [
+                _StagedAcks.of(subscription, transaction).acknowledge(transaction, topic, entries)
+                for topic, subscription, entries in acknowledged
+            ]
+
+        return unit
+
+
+class _StagedAcks:
+    """The acknowledgements of a subscription as a group leaves them. For the leader."""
+
+    def __init__(self, subscription: SubscriptionState, transaction: Transaction) -> None:
+        """Write what has changed in memory."""
+        self._subscription = subscription
+        with subscription.lock:
+            self._changes = [subscription.acks.changes()]
+            self._attempts = subscription.attempts.changes()
+        self._copy: AckSet | None = None
+        """Those of memory, and those that the group acknowledges."""
+        self._acknowledged: list[tuple[TopicState, Mapping[int, BitMap]]] = []
+        subscription.write_changes(transaction, self._changes[0], self._attempts)
+
+    @classmethod
+    def of(cls, subscription: SubscriptionState, transaction: Transaction) -> _StagedAcks:
+        """The one of the group, which has all that was acknowledged before a request of the group was queued."""
+        return transaction.stage(subscription, lambda: cls(subscription, transaction))
+
+    def acknowledge(
+        self, transaction: Transaction, topic: TopicState, entries: Mapping[int, BitMap]
+    ) -> Mapping[int, BitMap]:
+        """Write acknowledgements that memory hears of once they are durable; those that were none before."""
+        if self._copy is None:
+            with self._subscription.lock:
+                self._copy = self._subscription.acks.copy()
+            self._copy.wrote(self._changes[0])
+        acks = self._copy
+        fresh = {ledger: acks.unacked(ledger, each.min(), each.max() + 1) & each for ledger, each in entries.items()}
+        for ledger_id, of_ledger in entries.items():
+            acks.ack(ledger_id, of_ledger, topic.log)
+        self._changes.append(acks.take_changes())
+        self._subscription.write_changes(transaction, self._changes[-1])
+        self._acknowledged.append((topic, entries))
+        return fresh
+
+    def committed(self) -> None:
+        subscription = self._subscription
+        with subscription.lock:
+            for topic, entries in self._acknowledged:
+                subscription.acknowledge(entries, topic.log)
+            for changes in self._changes:
+                subscription.acks.wrote(changes)
+            subscription.attempts.wrote(self._attempts)

@@ -281,6 +281,11 @@ class SubscriptionState:
             self.attempts.forget(ledger_id, of_ledger)
         return sum(self.acks.ack(ledger_id, of_ledger, ledgers) for ledger_id, of_ledger in entries.items())
 
+    @property
+    def changed(self) -> bool:
+        """True if acknowledgements or attempts may not be on disk; for a subscription that is there."""
+        return not self.deleted and (self.acks.changed or self.attempts.changed)
+
     def holds(self, message: ReceivedMessage, consumer_id: int | None) -> bool:
         """Return whether a delivery is held by a consumer, None: by any. REQUIRES: the lock."""
         times, dispatcher = message.redelivery_count, self.dispatcher

@@ -16,7 +16,7 @@ from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.env.environment import Environment
-from duelog.topics.ack_flusher import AckFlusher
+from duelog.topics.topic_state import SubscriptionState
 from tests.conftest import START_MS, OpenStore, Plant
 from tests.duelog.consuming import payloads, payloads_of, received
 
@@ -142,7 +142,7 @@ def test_acknowledgements_of_a_flush_that_broke_off_are_written_by_the_next(
     """Changes taken to be written are not forgotten, nor which subscriptions have something to write."""
     with fired.topic("t").subscribe("s") as subscription:
         payloads(subscription)
-    plant(AckFlusher, "_write", KeyboardInterrupt(), after=False)
+    plant(SubscriptionState, "write_changes", KeyboardInterrupt(), after=False)
     with pytest.raises(KeyboardInterrupt):
         fired.flush()
     fired.close()

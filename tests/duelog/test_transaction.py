@@ -240,6 +240,16 @@ def test_policies_and_quotas_refuse_the_whole_transaction(store: DelayedStore, t
     assert list(topic.scheduled()) == list(store.topic("other").scheduled()) == []
 
 
+def test_messages_of_one_transaction_count_together_towards_a_quota(store: DelayedStore, topic: Topic) -> None:
+    """Also where what was pending is counted anew for one of them: each alone would have had a place."""
+    store.set_policies(Policies(max_pending=2), topic="t")
+    topic.cancel(topic.send(b"x", deliver_after=1))
+    with pytest.raises(QuotaExceeded), store.transaction() as transaction:
+        for delay in (1, 2, 3):
+            transaction.send("t", b"x", deliver_after=delay)
+    assert list(topic.scheduled()) == []
+
+
 def test_more_than_a_group_takes_is_refused_whole(open_store: OpenStore) -> None:
     """The error says how much that is."""
     store = open_store(config=StoreConfig(wal_bytes=1 << 20, max_message_bytes=1 << 18))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap
 
-from duelog.delivery.acks import AckSet
+from duelog.delivery.acks import AckChanges, AckSet
 from duelog.store.codec.bits import BitChange
 from duelog.store.codec.format import acked_key
 from duelog.store.errors import BrokenInvariant, InvalidArgument
@@ -18,8 +18,15 @@ from tests.proof import length
 
 
 def stored(rows: dict[int, bytes], mark: Position, acks: AckSet) -> Position:
-    """Write the changes of ``acks`` into ``rows`` as a cursor's table would; the mark-delete position on disk."""
-    changes = acks.take_changes()
+    """Write the changes of ``acks`` into ``rows``; the mark-delete position on disk."""
+    changes = acks.changes()
+    mark = written(rows, mark, changes)
+    acks.wrote(changes)
+    return mark
+
+
+def written(rows: dict[int, bytes], mark: Position, changes: AckChanges) -> Position:
+    """Write changes into ``rows`` as a cursor's table would; the mark-delete position on disk."""
     for ledger_id, change in changes.acked.items():
         key = acked_key(1, ledger_id)
         row = change.fields(key, rows.pop(ledger_id, None))
@@ -38,6 +45,7 @@ class AckMachine(RuleBasedStateMachine):
         self.acked: set[Position] = set()
         self.acks = AckSet(self.mark)
         self.rows: dict[int, bytes] = {}
+        self.on_the_way: AckChanges | None = None
         self.disk_mark = self.mark
 
     def _normalise(self) -> None:
@@ -141,19 +149,29 @@ class AckMachine(RuleBasedStateMachine):
         self.acked.clear()
         self.acks.reset(self.mark)
 
-    @rule(fails=st.booleans())
-    def commit(self, fails: bool) -> None:
-        if fails:
-            self.acks.untake(self.acks.take_changes())
-        else:
-            self.disk_mark = stored(self.rows, self.disk_mark, self.acks)
-            assert not self.acks.changed
-            assert not self.acks.take_changes()
-            again = AckSet.load(self.disk_mark, self.rows)
-            again._check(self.ledgers)
-            assert again.mark_delete == self.mark
-            assert not again.changed
-            assert {p for p in self.ledgers.positions() if p > self.mark and again.is_acked(p)} == self.acked
+    @rule()
+    def begin_to_write(self) -> None:
+        """Other operations come before the group is on disk; or it never is."""
+        self.on_the_way = self.acks.changes()
+
+    @rule()
+    def is_on_disk(self) -> None:
+        if self.on_the_way is not None:
+            self.disk_mark = written(self.rows, self.disk_mark, self.on_the_way)
+            self.acks.wrote(self.on_the_way)
+            self.on_the_way = None
+
+    @rule()
+    def commit(self) -> None:
+        self.on_the_way = None
+        self.disk_mark = stored(self.rows, self.disk_mark, self.acks)
+        assert not self.acks.changed
+        assert not self.acks.changes()
+        again = AckSet.load(self.disk_mark, self.rows)
+        again._check(self.ledgers)
+        assert again.mark_delete == self.mark
+        assert not again.changed
+        assert {p for p in self.ledgers.positions() if p > self.mark and again.is_acked(p)} == self.acked
 
     @rule(data=st.data())
     def window(self, data: st.DataObject) -> None:
