@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from inspect import Signature, signature
@@ -14,13 +15,15 @@ from typing import Any, NoReturn, TypeVar
 
 from duelog.delayed_store import DelayedStore
 from duelog.operations.face_table import FACE, NOT_OFFERED, Row
+from duelog.operations.operations import TRANSACTED
 from duelog.operations.wire import Disconnected, OnlyInProcess
 from duelog.operations.wire_client import Call, Connection, nobody
+from duelog.operations.wire_values import columns
 from duelog.sending.producer import Producer
 from duelog.store.clock import SystemClock
 from duelog.store.codec.body import encode_send
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
+from duelog.store.errors import ClosedError, InvalidArgument, InvalidMessage, UnknownSubscription
 from duelog.store.log.documents import Documents
 from duelog.store.message import Dedup, Message, ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
@@ -28,6 +31,7 @@ from duelog.store.position import MessageId, MessageIds, position_at
 from duelog.store.received_messages import ReceivedMessages
 from duelog.subscription import Subscription, SubscriptionAdmin
 from duelog.topic import Topic
+from duelog.transactions import Result, Transaction
 
 C = TypeVar("C", bound=type)
 
@@ -162,6 +166,9 @@ class ConnectedStore(DelayedStore):
             raise InvalidArgument("topic", topic.name, "a topic of another open store")
         return (topic.name, pair[1])
 
+    def transaction(self) -> Transaction:
+        return ConnectedTransaction(self)
+
     @property
     def documents(self) -> Documents:
         """Small durable records of the program's own, changed by compare-and-set."""
@@ -192,6 +199,64 @@ class ConnectedDocuments(Documents):
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+
+class ConnectedTransaction(Transaction):
+    """See `Transaction`. Its operations are asked for at its end, in one request, and are checked then."""
+
+    def __init__(self, store: ConnectedStore) -> None:
+        store._connection.check_process()
+        self._store_asked = store
+        self._asked: list[tuple[str, list[Any], dict[str, Any], float]] = []
+        self._results: list[Result[Any]] = []
+        self._ended = False
+
+    def _collect(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Result[Any]:
+        """Note an operation, and the result that it will have."""
+        self._check_begun()
+        _signature(getattr(Transaction, name)).bind(self, *given, **named)
+        arguments = [each.name if isinstance(each, ConnectedTopic) else each for each in given]
+        if isinstance(consumer := named.get("consumer"), ConnectedSubscription):
+            named["consumer"] = consumer._key
+        self._asked.append((name, arguments, named, time.monotonic()))
+        result = Result[Any](" ".join([name, *(str(each) for each in arguments[:1] if isinstance(each, str))]))
+        self._results.append(result)
+        return result
+
+    def _store(self) -> None:
+        now = time.monotonic()
+        operations = [
+            [name, list(map(columns, arguments)), _counting_from(named, now - at)]
+            for name, arguments, named, at in self._asked
+        ]
+        values = self._store_asked._ask(FACE["DelayedStore.transaction"], operations)
+        for result, value in zip(self._results, values, strict=True):
+            result._values.append(value)
+
+    def __repr__(self) -> str:
+        return f"<Transaction of {self._store_asked!r}{', ended' if self._ended else ''}>"
+
+
+def _collecting(name: str) -> Any:
+    @functools.wraps(getattr(Transaction, name))
+    def collect(self: ConnectedTransaction, *given: Any, **named: Any) -> Any:
+        result = self._collect(name, given, named)
+        return None if name == "ack" else result
+
+    return collect
+
+
+for _name in TRANSACTED:
+    setattr(ConnectedTransaction, _name, _collecting(_name))
+
+
+def _counting_from(named: dict[str, Any], seconds_ago: float) -> dict[str, Any]:
+    """The arguments of an operation, with a delay that began some time ago as it is now."""
+    delay = named.get("deliver_after")
+    if delay is None:
+        return named
+    left = max(duration_ms("deliver_after", delay, InvalidMessage) / 1_000 - seconds_ago, 0)
+    return {**named, "deliver_after": left}
 
 
 @from_table
@@ -296,7 +361,11 @@ def _sent(message_id: MessageId | None) -> MessageId:
 class ConnectedProducer(Producer):
     """See `Producer`."""
 
-    _ask = _ask
+    def _ask(self, row: Row, arguments: Iterable[object] = (), named: dict[str, Any] | None = None) -> Any:
+        numbered = named is not None and any(
+            named.get(each) is not None for each in ("sequence_id", "first_sequence_id")
+        )
+        return _ask(self, row._replace(repeated=row.repeated or numbered), arguments, named)
 
     def __init__(self, connection: Connection, topic: str, name: str) -> None:
         self._connection = connection

@@ -19,8 +19,8 @@ _OFFERED: dict[str, dict[Right, str]] = {
         _READ: "effective_policies",
         _CONSUME: "dead_letters requeue_dead_letters purge_dead_letters",
         _PRODUCE: "send_batch",
-        _ADMIN: "topics create_topics delete_topic set_policies update_policies policies all_policies remove_policies "
-        "accept_clock save_snapshots flush stats suspended partitions kept_by",
+        _ADMIN: "transaction topics create_topics delete_topic set_policies update_policies policies all_policies "
+        "remove_policies accept_clock save_snapshots flush stats suspended partitions kept_by",
     },
     "Documents": {_ADMIN: "get put delete items"},
     "Topic": {
@@ -34,7 +34,7 @@ _OFFERED: dict[str, dict[Right, str]] = {
     "SubscriptionAdmin": {_CONSUME: "peek skip expire reset pause resume stats"},
     "Subscription": {
         _CONSUME: "receive ack ack_cumulative nack extend nack_all retry_later dead_letter seek pause resume stats "
-        "active paused max_in_flight close"
+        "active paused max_in_flight holds close"
     },
 }
 
@@ -51,15 +51,13 @@ NOT_OFFERED: Mapping[str, str] = MappingProxyType(
 The store's `close`, from outside, closes the connection alone.
 """
 
-_REPEATED = {
-    *["Documents.get", "Documents.items", "Producer.last_sequence_id", "Producer.send", "Producer.send_batch"],
-    *["Topic.create", "Topic.cancel", "DelayedStore.flush", "DelayedStore.create_topics", "DelayedStore.set_policies"],
-    *["DelayedStore.topics", "DelayedStore.policies", "DelayedStore.all_policies", "DelayedStore.stats"],
-    *["DelayedStore.suspended", "DelayedStore.partitions", "DelayedStore.kept_by", "DelayedStore.dead_letters"],
-    *["SubscriptionAdmin.peek", "SubscriptionAdmin.stats", "SubscriptionAdmin.pause", "SubscriptionAdmin.resume"],
-    *["Subscription.receive", "Subscription.ack", "Subscription.ack_cumulative", "Subscription.pause"],
-    *["Subscription.resume", "Subscription.stats", "Subscription.active", "Subscription.paused"],
-    *["Subscription.max_in_flight", "Subscription.close"],
+_REPEATED: dict[str, str] = {
+    "DelayedStore": "topics create_topics policies all_policies dead_letters flush stats suspended partitions kept_by",
+    "Documents": "get items",
+    "Topic": "create cancel",
+    "Producer": "last_sequence_id",
+    "SubscriptionAdmin": "peek pause resume stats",
+    "Subscription": "receive ack ack_cumulative pause resume stats active paused max_in_flight holds close",
 }
 """Operations besides those that READ that may be done twice, with the same result for what is stored."""
 
@@ -80,7 +78,7 @@ class Row(NamedTuple):
 
 FACE: Mapping[str, Row] = MappingProxyType(
     {
-        f"{owner}.{method}": Row(owner, method, right, right is _READ or f"{owner}.{method}" in _REPEATED)
+        f"{owner}.{method}": Row(owner, method, right, right is _READ or method in _REPEATED[owner].split())
         for owner, rows in _OFFERED.items()
         for right, methods in rows.items()
         for method in methods.split()

@@ -109,14 +109,14 @@ class Waiter(Protocol):
         """False: the client has gone."""
 
 
-_TRANSACTED = ("send", "ack", "cancel", "cancel_key", "reschedule", "put_document", "delete_document")
+TRANSACTED = ("send", "ack", "cancel", "cancel_key", "reschedule", "put_document", "delete_document")
 """Operations of a `Transaction`."""
 
 
 def _in_transaction(transaction: Transaction, at: int, given: Mapping[str, Any]) -> Result[Any] | None:
     """Add an operation in JSON to a transaction. Raises InvalidArgument, with its place."""
-    if not isinstance(given, Mapping) or given.get("operation") not in _TRANSACTED:
-        expected = f'expected an object with "operation", one of {", ".join(_TRANSACTED)}'
+    if not isinstance(given, Mapping) or given.get("operation") not in TRANSACTED:
+        expected = f'expected an object with "operation", one of {", ".join(TRANSACTED)}'
         raise InvalidArgument(f"operations[{at}]", given, expected)
     arguments = {name: value for name, value in given.items() if name != "operation"}
     try:

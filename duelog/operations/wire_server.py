@@ -38,6 +38,7 @@ from duelog.store.limited_log import LimitedLog
 
 from . import wire_values
 from .face_table import FACE, Row
+from .operations import TRANSACTED
 from .wire import (
     CLOSING,
     ERROR,
@@ -122,18 +123,23 @@ class _Pool:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._free = 0
+        self._stopped = False
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have it done; `work` raises nothing."""
+        """Have it done, by the caller once the threads have been ended; `work` raises nothing."""
         with self._lock:
+            stopped = self._stopped
             self._free -= 1
-            if self._free < 0 and len(self._threads) < self._most:
+            if not stopped and self._free < 0 and len(self._threads) < self._most:
                 thread = threading.Thread(target=self._run, name="duelog-request", daemon=True)
                 with suppress(RuntimeError):  # none can be started: those that there are do it
                     thread.start()
                     self._threads.append(thread)
                     self._free += 1
-        self._work.put(work)
+            if not stopped:
+                self._work.put(work)
+        if stopped:
+            work()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -143,8 +149,10 @@ class _Pool:
 
     def stop(self) -> None:
         """End the threads, once they have done what there is."""
-        for _ in self._threads:
-            self._work.put(None)
+        with self._lock:
+            self._stopped = True
+            for _ in self._threads:
+                self._work.put(None)
         for thread in self._threads:
             thread.join()
 
@@ -466,7 +474,6 @@ class WireServer:
         if peer.events and self._selector is not None:
             self._selector.unregister(peer.socket)
         peer.socket.close()
-        self._peers.discard(peer)
         peer.waiting.gone = True
         peer.waiting.set()
         consumers, peer.consumers = list(peer.consumers.values()), {}
@@ -480,9 +487,9 @@ class WireServer:
             if operations is not None:
                 with suppress(DuelogError):
                     operations.close()
+            self._peers.discard(peer)
 
-        if consumers or operations is not None:
-            leave() if self._ended else self._pool.submit(leave)
+        leave() if self._ended or not (consumers or operations) else self._pool.submit(leave)
 
     def _detach(self, consumer: _Consumer, *, failed: bool = True) -> None:
         consumer.subscription.remove_waker(consumer.wake)
@@ -606,6 +613,8 @@ class WireServer:
                         peer.operations = self._operations(peer.waiting)
                     result = peer.operations.ask(name, named)
                 self._result(peer, number, result)
+            elif name == "DelayedStore.transaction":
+                self._answer(peer, number, RESULT, self._transact(peer, arguments))
             elif "numbers" in named:
                 self._answer(peer, number, RESULT, self._send_numbered(peer, row, target, arguments, named))
             else:
@@ -667,6 +676,23 @@ class WireServer:
             return getattr(owner, row.method)
         self._bind(row, member, [owner, *arguments], named)
         return member(owner, *arguments, **named)
+
+    def _transact(self, peer: _Peer, operations: list[Any]) -> list[Any]:
+        """Do operations of a transaction, each [method, arguments, named], together or not at all; their results."""
+        results = []
+        with self._store.transaction() as transaction:
+            for at, each in enumerate(operations):
+                match each:
+                    case [str(name), list(arguments), dict(named)] if name in TRANSACTED:
+                        method = getattr(transaction, name)
+                    case _:
+                        expected = f"expected [method, arguments, named], of {', '.join(TRANSACTED)}"
+                        raise InvalidArgument(f"operations[{at}]", each, expected)
+                if (consumer := named.get("consumer")) is not None:
+                    named["consumer"] = self._consumer(peer, [consumer]).subscription
+                self._bind(FACE["DelayedStore.transaction"], method, arguments, named)
+                results.append(method(*arguments, **named))
+        return [result and result.value for result in results]
 
     def _send_numbered(
         self, peer: _Peer, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]

@@ -25,6 +25,8 @@ from duelog.store.files import failpoints
 from tests.conftest import OpenStore
 from tests.duelog.store_state import records
 
+FACES = True
+
 CONFIG = StoreConfig(partition_ms=3_600_000, background=False)
 
 
@@ -209,6 +211,7 @@ def test_a_key_whose_message_the_transaction_moves_by_id_is_a_conflict(store: De
     assert [message.payload for message in topic.scheduled()] == [b"old"]
 
 
+@pytest.mark.inside
 def test_bad_input_is_refused_where_it_is_given(store: DelayedStore) -> None:
     """Or, where only the end can tell, with nothing stored."""
     transaction = store.transaction()
