@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from duelog.delayed_store import DelayedStore
-from duelog.operations.face_table import FACE, NOT_OFFERED, Row
-from duelog.operations.operations import TRANSACTED
+from duelog.operations.face_table import FACE, NOT_OFFERED, TRANSACTED, Row
 from duelog.operations.wire import Disconnected, OnlyInProcess
 from duelog.operations.wire_client import Call, Connection, nobody
 from duelog.operations.wire_values import columns

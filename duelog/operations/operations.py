@@ -20,6 +20,7 @@ from duelog.store.errors import ClosedError, ConsumerBusy, DelayTooLong, DuelogE
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.position import MessageId
 
+from .face_table import TRANSACTED
 from .json_form import to_json
 from .operation import Operation, Right, operation
 
@@ -107,10 +108,6 @@ class Waiter(Protocol):
 
     def wait(self, seconds: float | None) -> bool:
         """False: the client has gone."""
-
-
-TRANSACTED = ("send", "ack", "cancel", "cancel_key", "reschedule", "put_document", "delete_document")
-"""Operations of a `Transaction`."""
 
 
 def _in_transaction(transaction: Transaction, at: int, given: Mapping[str, Any]) -> Result[Any] | None:

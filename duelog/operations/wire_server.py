@@ -37,8 +37,7 @@ from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.limited_log import LimitedLog
 
 from . import wire_values
-from .face_table import FACE, Row
-from .operations import TRANSACTED
+from .face_table import FACE, TRANSACTED, Row
 from .wire import (
     CLOSING,
     ERROR,
