@@ -12,11 +12,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..operations.json_form import to_json
-from ..store.message import ReceivedMessage, ScheduledMessage
 from .values import iso_time
+
+if TYPE_CHECKING:
+    from ..store.message import ReceivedMessage, ScheduledMessage
 
 _PIPE_COLUMNS = 200
 """Width of a table that goes to a file or a program, where COLUMNS says nothing."""
@@ -208,6 +209,9 @@ def preview(payload: bytes) -> str:
 
 def message_json(message: ScheduledMessage | ReceivedMessage) -> dict[str, object]:
     """A message in JSON: ids as text, times in epoch ms and as ISO 8601."""
+    from ..operations.json_form import to_json
+    from ..store.message import ReceivedMessage
+
     found = to_json(message)
     shown = {name: found[name] for name in ("message_id", "topic")} | payload_fields(message.payload)
     shown |= {name: found[name] for name in ("key", "properties", "due_ms")} | {"due": iso_time(message.due_ms)}

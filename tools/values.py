@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ..store.errors import AlreadyOpen, InvalidArgument, StoreLocked
-from ..store.message import MAX_DUE_MS
 
 if TYPE_CHECKING:
     from .. import DelayedStore
@@ -26,6 +25,8 @@ MIN_DEAD_RATIO = 0.3
 
 _MOST_NAME_BYTES = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+"""The last of the year 9999."""
 _MILLISECONDS = re.compile(r"\d{1,20}", re.ASCII)
 
 
@@ -48,7 +49,7 @@ def time_ms(field: str, text: str) -> int:
         if moment.tzinfo is None:
             raise InvalidArgument(field, text, "has no zone and could mean any; add Z or an offset such as +01:00")
         ms = -((_EPOCH - moment) // timedelta(milliseconds=1))  # rounded up, so that nothing is early
-    if not 0 <= ms <= MAX_DUE_MS:
+    if not 0 <= ms <= _MAX_MS:
         raise InvalidArgument(field, text, "not in the years 1970 to 9999")
     return ms
 
@@ -70,7 +71,7 @@ def iso_time(ms: int) -> str:
     >>> iso_time(1_795_251_600_000), iso_time(1_500)
     ('2026-11-21T09:00:00Z', '1970-01-01T00:00:01.500Z')
     """
-    if not 0 <= ms <= MAX_DUE_MS:
+    if not 0 <= ms <= _MAX_MS:
         return str(ms)
     moment = _EPOCH + timedelta(milliseconds=ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}{f'.{ms % 1000:03d}' if ms % 1000 else ''}Z"

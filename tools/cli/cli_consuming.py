@@ -12,11 +12,10 @@ import typer
 
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
-from ..asking import asked
 from ..output import answer, message_json, message_line, say
 from ..values import iso_time, time_ms
 from .options import Create, Json, Store, SubscriptionName, TopicName
-from .place import Place, command_at_place
+from .place import Place, asked, command_at_place
 
 app = typer.Typer()
 

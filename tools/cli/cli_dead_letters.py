@@ -12,10 +12,10 @@ import typer
 
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
-from ..asking import asked
 from ..output import answer, payload_fields, payload_of, preview, write_json_lines, write_table
 from ..values import iso_time
 from .options import NOTHING, Given, Group, Json, Store, grouped
+from .place import asked
 
 app = typer.Typer(
     name="dead-letters",

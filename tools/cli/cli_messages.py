@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
-from ...store.message import due_at_ms
-from ...store.position import MessageId
-from ..asking import asked
 from ..output import (
     answer,
     message_json,
@@ -27,7 +24,10 @@ from ..output import (
 )
 from ..values import iso_time, properties_of, time_ms, time_range_ms
 from .options import Create, Json, Store, TopicName
-from .place import Place, command_at_place
+from .place import Place, asked, command_at_place
+
+if TYPE_CHECKING:
+    from ...store.position import MessageId
 
 app = typer.Typer()
 
@@ -76,7 +76,7 @@ def send(
     duelog send data reminders "pay the bill" --create --at 2026-12-01T09:00:00+01:00 --key order-17 --property shop=7
     ```
     """
-    deliver_at = None if at is None else due_at_ms("--at", time_ms("--at", at), allow_past=allow_past)
+    deliver_at = None if at is None else _due_ms(at, allow_past=allow_past)
     deliver_after = None if after is None else duration_seconds("--after", after)
     properties = properties_of(property_ or [])
     message: dict[str, Any] = {
@@ -227,7 +227,7 @@ def reschedule(
     """
     if (at is None) == (after is None):
         raise InvalidArgument("--at", at, "expected one of the two, --at or --after")
-    deliver_at = None if at is None else due_at_ms("--at", time_ms("--at", at), allow_past=False)
+    deliver_at = None if at is None else _due_ms(at, allow_past=False)
     deliver_after = None if after is None else duration_seconds("--after", after)
     wanted = [_id(each) for each in ids]
     with store.opened(writes=True) as there:
@@ -240,7 +240,15 @@ def reschedule(
         raise typer.Exit(1)
 
 
+def _due_ms(at: str, *, allow_past: bool) -> int:
+    from ...store.message import due_at_ms
+
+    return due_at_ms("--at", time_ms("--at", at), allow_past=allow_past)
+
+
 def _id(text: str) -> MessageId:
+    from ...store.position import MessageId
+
     try:
         return MessageId.parse(text)
     except InvalidArgument as error:

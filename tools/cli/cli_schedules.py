@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...operations.json_form import to_json
 from ...store.duration import duration_ms, duration_seconds
 from ...store.errors import InvalidArgument
-from ..asking import asked
 from ..output import answer, payload_fields, payload_of, preview, write_json, write_json_lines, write_table
 from ..values import iso_time, properties_of, time_ms
 from .cli_messages import content_of
 from .options import Json, Store
+from .place import asked
 
 if TYPE_CHECKING:
     from ... import Schedule
@@ -91,6 +90,8 @@ def add(
     duelog schedules add data reminders daily "wake up" --cron @daily --timezone Europe/Rome --count 30
     ```
     """
+    from ...operations.json_form import to_json
+
     wanted: dict[str, Any] = {
         "payload": to_json(content_of(payload)),
         "cron": cron,
@@ -135,6 +136,8 @@ def show(
     duelog schedules show data reminders daily --next 10
     ```
     """
+    from ...operations.json_form import to_json
+
     with asked(store, writes=False) as opened:
         found = [each for each in opened.schedules(topic) if each.name == name]
     if not found:

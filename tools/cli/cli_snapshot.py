@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..asking import asked
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_table
 from ..values import alone, iso_time
 from .options import Json, Store
+from .place import asked
 
 if TYPE_CHECKING:
     from ..snapshot_tool import FoundSnapshot, RebuildReport

@@ -15,12 +15,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...store.errors import InvalidArgument
-from ..asking import asked
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
 from ..values import alone, iso_time, open_to_write, require_store, time_ms, time_range_ms
 from .cli_messages import AllowPast
 from .options import Json, Master, Store, Stores, end_fleet, store_progress
-from .place import TOKEN
+from .place import TOKEN, asked
 
 if TYPE_CHECKING:
     from ..transfer.draining import Drained

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...operations.wire_client import Connection
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
-from ..asking import asked
 from ..output import (
     answer,
     printable,
@@ -37,6 +35,7 @@ from .options import (
     policy_values,
     store_progress,
 )
+from .place import asked
 
 if TYPE_CHECKING:
     from ..compact_store import CompactionReport, PartitionCompaction, Runner
@@ -249,6 +248,8 @@ def compact(
 
 def _have_adopted(store: Path) -> None:
     """Have the process that has a store open take over what was compacted, at once if it can be asked."""
+    from ...operations.wire_client import Connection
+
     client = Connection.to(store)
     if client is not None:
         with client:

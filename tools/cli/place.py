@@ -6,28 +6,25 @@ What is an address (`http://`, `https://`) is a server, anything else a director
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from ...operations.operation import Right
-from ...operations.operations import OPERATIONS, Asked
-from ...store.errors import InvalidArgument, UnknownSubscription
-from ...store.names import TopicName
+from ...store.errors import InvalidArgument
 from .options import as_command, grouped
+
+if TYPE_CHECKING:
+    from ...operations.operations import Asked
 
 C = TypeVar("C", bound=Callable[..., object])
 
 TOKEN = "DUELOG_TOKEN"
-
-_OF_BROKER = b"\xd1"
-"""First byte of an entry of the broker, which is imported for these alone: it takes longer than all the rest."""
 
 
 @dataclass
@@ -51,14 +48,22 @@ class StorePlace:
         Raises StoreLocked for a directory that is to change and is open elsewhere, ServerRefused.
         """
         if is_address(self.text):
+            from ...operations.operations import Asked
             from .server import Server
 
             yield Asked(Server(self.text, self.token, self.trust).ask)
             return
-        from ..asking import asked
+        from .client_names import Directory
 
         with asked(Path(self.text), writes=writes) as store:
-            yield _Directory(store.ask)
+            yield Directory(store.ask)
+
+
+def asked(path: Path, *, writes: bool, create: bool = False) -> AbstractContextManager[Asked]:
+    """See `asking.asked`, whose imports a command needs that asks, and no other."""
+    from ..asking import asked as ask
+
+    return ask(path, writes=writes, create=create)
 
 
 _Argument = typer.Argument(metavar="STORE", help="Directory of the store; left out with --server.", show_default=False)
@@ -122,60 +127,3 @@ def is_address(place: str) -> bool:
     (True, False)
     """
     return re.fullmatch(r"https?://[^\s/?#]+/?", place) is not None
-
-
-class _Directory(Asked):
-    """A store in a directory, which knows subscriptions by other names than clients do where those have `/` or `%`."""
-
-    def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        if OPERATIONS[name].right is Right.CONSUME and "subscription" in arguments:
-            arguments = {**arguments, "subscription": self._stored(name, **arguments)}
-        answer = super().ask(name, arguments)
-        if name == "scheduled":
-            return map(_as_sent, answer)
-        if name == "subscriptions":
-            return sorted(map(_shown, answer))
-        if name == "topic_figures":
-            subscriptions = [{**each, "name": _shown(each["name"])} for each in answer["subscriptions"]]
-            return {**answer, "subscriptions": subscriptions}
-        return answer
-
-    def _stored(self, name: str, *, topic: str, subscription: str, **_: object) -> str:
-        """Find a subscription's name. Raises UnknownSubscription with the name as it was given."""
-        from ...broker.lookup.topic_address import stored_subscription
-
-        try:
-            stored = stored_subscription(subscription)
-        except Exception as error:
-            raise InvalidArgument("SUBSCRIPTION", subscription, str(error)) from error
-        if name != "create_subscription" and stored not in super().ask("subscriptions", {"topic": topic}):
-            raise UnknownSubscription(str(TopicName.parse(topic)), subscription)
-        return stored
-
-
-def _shown(subscription: str) -> str:
-    from ...broker.lookup.topic_address import shown_subscription
-
-    return shown_subscription(subscription)
-
-
-def _as_sent(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as its client sent it, of an entry of the broker; a batch, and what cannot be read, as it is stored."""
-    from ...operations.json_form import from_json, to_json
-
-    payload = from_json(bytes, message["payload"], "payload")
-    if payload[:1] != _OF_BROKER:
-        return message
-    try:
-        from ...broker.operate.stored_blob import CodecMissing
-        from ..transfer.client_message import NotCarried, client_messages
-    except ModuleNotFoundError:  # duelog[broker] is not installed
-        return message
-    try:
-        found = client_messages(payload, message["key"], message["properties"])
-    except (NotCarried, CodecMissing):
-        return message
-    if len(found) != 1:
-        return message
-    (only,) = found
-    return {**message, "payload": to_json(only.content or b""), "key": only.key, "properties": only.properties}

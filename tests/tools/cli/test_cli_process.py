@@ -145,6 +145,7 @@ def test_the_examples_of_the_help_are_accepted(path: Path, tmp_path: Path, monke
     """Each example, run in order in one directory, ends with status 0."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "messages.jsonl").write_text('{"topic": "reminders", "payload": "pay"}\n')
+    (tmp_path / "operations.jsonl").write_text('{"operation": "put_document", "key": "order/17", "value": "paid"}\n')
     (tmp_path / "calendar.ics").write_text(calendar(DENTIST))
     assert run("init", "stores/a").exit_code == 0
     examples = []
