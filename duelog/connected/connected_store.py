@@ -19,7 +19,7 @@ from duelog.operations.wire import Disconnected, OnlyInProcess
 from duelog.operations.wire_client import Call, Connection, nobody
 from duelog.operations.wire_values import columns
 from duelog.sending.producer import Producer
-from duelog.store.clock import SystemClock
+from duelog.store.clock import StoreClock, SystemClock
 from duelog.store.codec.body import encode_send
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, InvalidArgument, InvalidMessage, UnknownSubscription
@@ -35,6 +35,7 @@ from duelog.transactions import Result, Transaction
 C = TypeVar("C", bound=type)
 
 _SENDING = signature(Topic.send)
+_CLOCK = StoreClock(SystemClock())
 
 
 def connect(
@@ -167,6 +168,10 @@ class ConnectedStore(DelayedStore):
 
     def transaction(self) -> Transaction:
         return ConnectedTransaction(self)
+
+    @property
+    def path(self) -> Path:
+        return Path(self._connection.place)
 
     @property
     def documents(self) -> Documents:
@@ -338,10 +343,10 @@ class ConnectedTopic(Topic):
         return ConnectedProducer(self._connection, self._target[0], name)
 
     def subscribe(self, name: str, **named: Any) -> Subscription:
-        return ConnectedSubscription(self._connection, "Topic.subscribe", self._target, name, **named)
+        return ConnectedSubscription(self._store, "Topic.subscribe", self._target, name, **named)
 
     def reader(self, *given: Any, **named: Any) -> Subscription:
-        return ConnectedSubscription(self._connection, "Topic.reader", self._target, *given, **named)
+        return ConnectedSubscription(self._store, "Topic.reader", self._target, *given, **named)
 
     def subscription(self, name: str) -> SubscriptionAdmin:
         if name not in self.subscriptions():
@@ -403,8 +408,10 @@ class ConnectedAdmin(SubscriptionAdmin):
 class ConnectedSubscription(Subscription):
     """See `Subscription`. A `receive` is one request, which is answered when messages are due."""
 
-    def __init__(self, connection: Connection, method: str, topic: tuple[str, ...], *given: Any, **named: Any) -> None:
+    def __init__(self, store: ConnectedStore, method: str, topic: tuple[str, ...], *given: Any, **named: Any) -> None:
         _signature(getattr(Topic, method.removeprefix("Topic."))).bind(None, *given, **named)
+        connection = store._connection
+        self._store = store
         self._connection = connection
         self._key = connection.next_number()
         self._target = (self._key,)
@@ -432,6 +439,20 @@ class ConnectedSubscription(Subscription):
     @property
     def closed(self) -> bool:
         return self._closed or self._connection.closed
+
+    @property
+    def clock(self) -> StoreClock:
+        """The clock of this machine, which the other process's follows too."""
+        return _CLOCK
+
+    def report_running(self, since_ms: Callable[[], int | None]) -> None:
+        """Do nothing: the store's figures know of no handlers in other processes."""
+
+    def acknowledging(self, message: ReceivedMessage) -> Transaction:
+        """Begin a transaction that acknowledges a message of this consumer."""
+        transaction = ConnectedTransaction(self._store)
+        transaction.ack(message, consumer=self)
+        return transaction
 
     @property
     def may_wait(self) -> bool:

@@ -40,10 +40,10 @@ _OFFERED: dict[str, dict[Right, str]] = {
 
 NOT_OFFERED: Mapping[str, str] = MappingProxyType(
     {
-        "DelayedStore": "path config clock on_topics tick check backup report_to",
+        "DelayedStore": "config clock on_topics tick check backup report_to",
         "Topic": "sender put",
         "Producer": "send_encoded",
-        "Subscription": "clock poll poll_columns polls_at_once add_waker remove_waker wait report_running",
+        "Subscription": "poll poll_columns polls_at_once add_waker remove_waker wait",
     }
 )
 """Names by class that only the process has that has the store open: its clock and what drives it, its files, callbacks.

@@ -221,7 +221,7 @@ def _extension(value: Any, others: list[Any] | None) -> Any:
         return msgpack.ExtType(RECEIVED, _received_columns(value))
     if kind is MessageIds:
         return msgpack.ExtType(ID_COLUMNS, pack(_runs(value.to_list())))
-    if kind is ReceivedMessage:
+    if isinstance(value, ReceivedMessage):
         return msgpack.ExtType(ONE_RECEIVED, _one_received(value))
     if _HOME.get(kind.__name__) == kind.__module__:
         return msgpack.ExtType(RECORD, pack([kind.__name__, _content(value)], others))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from duelog.store.message import ReceivedMessage
 
+from ..connected.connected_store import ConnectedSubscription
 from ..subscription import Subscription
 from ..transactions import Ack, Transaction
 
@@ -36,4 +37,6 @@ class TaskMessage(ReceivedMessage):
                 transaction.send("invoices", message.payload, deliver_after=86_400)
 
         """
+        if isinstance(self._consumer, ConnectedSubscription):
+            return self._consumer.acknowledging(self)
         return Transaction(self._consumer._engine, Ack(self, self._consumer))

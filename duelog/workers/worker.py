@@ -15,12 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self, TypeVar
 
-from duelog.store.clock import Monitor
+from duelog.store.clock import Clock, Monitor, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.names import TopicName
 
+from ..connected.connected_store import ConnectedStore, connect
 from ..delayed_store import DelayedStore
 from ..opening import stored_span_ms
 from .task_message import TaskMessage
@@ -61,10 +62,12 @@ class Worker:
         name: str = "worker",
         config: StoreConfig | None = None,
         drain: Duration = 30,
+        connect: bool = False,
     ) -> None:
         """Without opening anything yet.
 
-        store: an open one, which stays open; or a path, opened with `config` from `start` to `stop`; None: as it is.
+        store: an open or connected one, which stays so; or a path, opened with `config` from `start` to `stop`; None:
+        as it is. connect: connect to the process that has the store at that path open, in place of opening it.
         name: of the tasks' subscriptions, which the store keeps, where they have none of their own. drain: how long
         `stop` waits for what is running, seconds or a timedelta. Raises InvalidArgument.
         """
@@ -72,6 +75,7 @@ class Worker:
             raise InvalidArgument("store", store, "expected a DelayedStore or a path")
         if config is not None and isinstance(store, DelayedStore):
             raise InvalidArgument("config", config, "the store is open already")
+        self._connects = connect
         self.name = name
         self._drain_ms = duration_ms("drain", drain)
         self._given = store
@@ -80,6 +84,8 @@ class Worker:
         self._store: DelayedStore | None = None
         self._runners: list[TaskRunner] = []
         self._ending = ExitStack()
+        self._clock: Clock = SystemClock()
+        """That of the store, while it runs."""
         self._began_ms = 0
         self._left = 0
         """Messages that the last `stop` gave back."""
@@ -132,6 +138,10 @@ class Worker:
 
         return decorate
 
+    def connect_to(self, place: str | os.PathLike[str]) -> None:
+        """Have `start` connect to the process that has a store open, whatever store the worker was made with."""
+        self._given, self._connects = place, True
+
     # -- running -------------------------------------------------------------------------------------
 
     @property
@@ -151,6 +161,8 @@ class Worker:
             given = self._given
             if isinstance(given, DelayedStore):
                 store = given
+            elif self._connects:
+                store = undo.enter_context(connect(given))
             else:
                 span_ms = stored_span_ms(Path(given)) if self._config is None else None
                 config = self._config if span_ms is None else StoreConfig(partition_ms=span_ms)
@@ -168,8 +180,9 @@ class Worker:
                 timeout_ms = partial(_ack_timeout_ms, store, task)
                 in_loop = loop if task.is_coroutine else None
                 runners.append(TaskRunner(task, subscription, timeout_ms, self._monitor, in_loop))
+                self._clock = subscription.clock
             self._store, self._runners = store, runners
-            self._began_ms = store.clock.now_ms()
+            self._began_ms = self._clock.now_ms()
             tasks = ", ".join(map(str, self._tasks))
             _log.info("worker %s starts: duelog %s, store %s: %s", self.name, version("duelog"), store.path, tasks)
             for runner in runners:
@@ -195,18 +208,18 @@ class Worker:
                 return 0
             for runner in self._runners:
                 runner.stop()
-            deadline_ms = store.clock.now_ms() + self._drain_ms
+            deadline_ms = self._clock.now_ms() + self._drain_ms
             with self._monitor.lock:
                 self._asked = True
-                while self._busy and not self._hurry and store.clock.now_ms() < deadline_ms:
-                    store.clock.wait(self._monitor, deadline_ms)
+                while self._busy and not self._hurry and self._clock.now_ms() < deadline_ms:
+                    self._clock.wait(self._monitor, deadline_ms)
             with self._ending:
                 self._store = None
                 self._left = sum(runner.close() for runner in self._runners)
-                if not store.closed:
+                if not (store.closed or isinstance(store, ConnectedStore)):  # whose process flushes by itself
                     store.flush()
                 self._asked = self._hurry = False
-            took_s = (store.clock.now_ms() - self._began_ms) / 1000
+            took_s = (self._clock.now_ms() - self._began_ms) / 1000
         outcomes = sum((runner.outcomes for runner in self._runners), Counter[str]())
         done, failed = plural(outcomes["acknowledged"], "message"), plural(outcomes["failed"], "attempt")
         _log.info("worker %s ends after %g s: %s acknowledged, %s failed", self.name, took_s, done, failed)
@@ -233,7 +246,7 @@ class Worker:
             try:
                 with self._monitor.lock:
                     while not self._asked and all(runner.receiving for runner in runners):
-                        self.store.clock.wait(self._monitor, None)
+                        self._clock.wait(self._monitor, None)
             finally:
                 left = self.stop()
         for runner in runners:

@@ -13,6 +13,7 @@ import typer
 
 from ...store.errors import InvalidArgument
 from ..output import write_line
+from ..processes import Processes
 from ..values import alone
 from .options import Store, allow_every_descriptor
 
@@ -190,15 +191,22 @@ def worker(
             show_default=False,
         ),
     ],
+    connect: Annotated[
+        Path | None,
+        typer.Option("--connect", metavar="STORE", help="Connect to the process that has this store open."),
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="With --connect: how many processes run the tasks.")] = 1,
     log: Log = "info",
 ) -> None:
     """Run the tasks of a worker until SIGTERM or Ctrl-C; then what is running may end, and the rest is given back.
 
     How long it may take is the worker's `drain`; a second signal ends the waiting. Start and end are logged, each
     failure of a task as a warning, each message that is given up as an error, with the id that it had at first.
+    Of several processes, one that ends by itself is begun again after a second.
 
     ```
     duelog worker shop.tasks:worker
+    duelog worker shop.tasks:worker --connect data --processes 4
     ```
     """
     if log.upper() not in logging.getLevelNamesMapping():
@@ -207,7 +215,14 @@ def worker(
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=log.upper(), format=form)  # unless the program has seen to it
     allow_every_descriptor()
-    with alone("a worker opens the store itself: end it first, or run the tasks in that program (`Worker(store)`)"):
+    if connect is not None:
+        found.connect_to(connect)
+    elif processes > 1:
+        raise InvalidArgument("--processes", processes, "goes with --connect: one process has a store open")
+    if processes > 1:
+        Processes(found.run, processes).run()
+        return
+    with alone("a worker opens the store itself: end it first, run the tasks in that program, or --connect to it"):
         found.run()
 
 
