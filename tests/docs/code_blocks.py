@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.broker.clients.conftest import ServedStore, environment
+from tests.broker.clients.conftest import ServedStore
 from tests.packaging.tree import ROOT
 from tests.tools.command_line import run
 
@@ -69,18 +67,17 @@ def run_commands(text: str) -> int:
 
 
 def run_programs(text: str, folder: Path) -> None:
-    """Run the whole programs in their order, each as a process, against a broker on a free port; twice."""
-    pytest.importorskip("pulsar")
+    """Run the whole programs in their order, each as a process, beside `duelog serve`; twice."""
     broker = ServedStore(folder)
     broker.start()
     try:
         for _ in range(2):
             for name, program in programs(text).items():
-                (folder / name).write_text(program.replace("pulsar://localhost:6650", broker.url), encoding="utf-8")
+                served = program.replace('"data"', repr(str(folder / "store")))
+                (folder / name).write_text(served, encoding="utf-8")
                 done = subprocess.run(
                     [sys.executable, name],
                     cwd=folder,
-                    env=environment(),
                     stdout=subprocess.PIPE,
                     text=True,
                     check=True,

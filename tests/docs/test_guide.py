@@ -26,8 +26,8 @@ def test_every_python_block_of_a_page_runs_twice_in_one_directory(
 
 
 @pytest.mark.parametrize("page", [name for name, text in TEXTS.items() if programs(text)])
-def test_the_programs_of_a_page_run_twice_against_a_broker(page: str, tmp_path: Path) -> None:
-    """The web app sends and the worker receives; the broker then ends cleanly."""
+def test_the_programs_of_a_page_run_twice_beside_duelog_serve(page: str, tmp_path: Path) -> None:
+    """The web app sends and the worker receives; `duelog serve` then ends cleanly."""
     assert list(programs(TEXTS[page])) == ["web.py", "worker.py"]
     run_programs(TEXTS[page], tmp_path)
 
