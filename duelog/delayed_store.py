@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import EllipsisType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from duelog.markers.firing.suspensions import Suspension
 from duelog.store.clock import Clock, SystemClock
@@ -27,12 +27,16 @@ from .check.check_store import Finding, check
 from .engine import Engine, open_engine
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import Operations
+from .operations.wire_server import Admit
 from .stats import Keeper, PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
 from .transactions import Transaction
 from .upkeep.maintenance import TickResult
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class DelayedStore:
@@ -402,6 +406,15 @@ class DelayedStore:
         """Why the time partition that begins at `start_ms` is still there. O(topics in it). Raises InvalidArgument."""
         self._engine.check_open()
         return self._engine.figures.kept_by(start_ms)
+
+    def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None, admit: Admit) -> int:
+        """Take `duelog.connect` over TCP until the store is closed; the port, which the system chooses for 0.
+
+        tls: certificates, None: nothing is encrypted. admit: given a client's method ("token", "none") and credentials,
+        it gives what checks each of its requests (operations/wire_server.py); `duelog serve --listen` has that of the
+        broker. Raises InvalidArgument where the store has no control socket; OSError.
+        """
+        return self._engine.listen(host, port, tls, admit)
 
     def close(self) -> None:
         """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""

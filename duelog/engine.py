@@ -34,7 +34,7 @@ from duelog.store.wal.write_ahead_log import WriteAheadLog
 from .keyed_messages import KeyedMessages, TopicKeys
 from .metrics import Instruments, StoreMetrics, instruments
 from .opening import OpenState, Recovered, recover
-from .operations.wire_server import MakeOperations, WireServer
+from .operations.wire_server import Admit, MakeOperations, WireServer
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter
@@ -390,6 +390,13 @@ class Engine:
             config = self.storage.config
             server = WireServer(store, self.storage.path, operations, max(config.wal_bytes, config.max_message_bytes))
             self.control = server if server.start() else None
+
+    def listen(self, host: str, port: int, tls: object, admit: Admit) -> int:
+        """Take connections over TCP, as `DelayedStore.listen`. Raises InvalidArgument."""
+        self.check_writable()
+        if self.control is None:
+            raise InvalidArgument("control", self.storage.config.control, "the store takes no connections")
+        return self.control.listen(host, port, tls, admit)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0414 - so that they are exported
 from duelog.operations.wire import Disconnected as Disconnected
+from duelog.operations.wire import NotAllowed as NotAllowed
 from duelog.operations.wire import OnlyInProcess as OnlyInProcess
 from duelog.store.errors import AlreadyOpen as AlreadyOpen
 from duelog.store.errors import BrokenInvariant as BrokenInvariant

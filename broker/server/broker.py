@@ -30,6 +30,7 @@ from ..operate.topic_resource import TopicResource
 from ..operate.topic_stats import StatsResource, TopicFigures
 from ..protocol.loop_calls import Workers
 from ..security.authentication import authentication_of
+from ..security.wire_admission import WireAdmission
 from ..tenancy.namespace_policies import NamespacePolicies, PolicyStore
 from ..tenancy.namespaces import Namespaces
 from ..tenancy.rest_schemas import RestSchemas
@@ -66,8 +67,20 @@ def store_config(config: BrokerConfig, span_ms: int | None = None) -> StoreConfi
 class Broker(Service):
     """Serves an open store; the store stays its caller's."""
 
-    def __init__(self, store: DelayedStore, config: BrokerConfig, command: Sequence[str] = ()) -> None:
-        """command: what runs `duelog`, before its arguments, for jobs of administration; none: there are no jobs."""
+    def __init__(
+        self,
+        store: DelayedStore,
+        config: BrokerConfig,
+        command: Sequence[str] = (),
+        listen: tuple[str, int] | None = None,
+    ) -> None:
+        """command: what runs `duelog`, before its arguments, for jobs of administration; none: there are no jobs.
+
+        listen: host and port at which `duelog.connect` is served too.
+        """
+        self._listen_at = listen
+        self.address = ""
+        """Where `duelog.connect` is served."""
         super().__init__(config)
         self._command = command
         self._store = store
@@ -99,6 +112,12 @@ class Broker(Service):
         services.exposition.connections = lambda: (each.figures for each in listeners)
         services.exposition.connection_counts = lambda: listeners.counts
         services.urls[""] = await self._listen(listeners)
+        if self._listen_at is not None:
+            host, port = self._listen_at
+            tls = None if self._certificate is None else self._certificate.context
+            admission = WireAdmission(authentication, services.permissions, store.clock.now_ms)
+            bound = store.listen(host, port, tls=tls, admit=admission)
+            self.address = f"duelog{'' if tls is None else '+ssl'}://{host}:{bound}"
         ownership = services.ownership
         if ownership is not None:
             self._refresh(ownership.file.refresh, config.placement_refresh_seconds, services.placement_changed)

@@ -364,6 +364,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     tick = in_thread(duelog.DelayedStore.tick)
     save_snapshots = in_thread(duelog.DelayedStore.save_snapshots)
     flush = in_thread(duelog.DelayedStore.flush)
+    listen = in_thread(duelog.DelayedStore.listen)
     check = listed(duelog.DelayedStore.check)
     backup = in_thread(duelog.DelayedStore.backup)
     stats = in_thread(duelog.DelayedStore.stats)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from duelog.delayed_store import DelayedStore
 from duelog.operations.face_table import FACE, NOT_OFFERED, TRANSACTED, Row
 from duelog.operations.wire import Disconnected, OnlyInProcess
+from duelog.operations.wire_address import connecting, is_address
 from duelog.operations.wire_client import Call, Connection, nobody
 from duelog.operations.wire_values import columns
 from duelog.sending.producer import Producer
@@ -41,9 +42,15 @@ _CLOCK = StoreClock(SystemClock())
 def connect(
     place: str | os.PathLike[str],
     *,
+    token: str | None = None,
+    tls_trust: str | os.PathLike[str] | None = None,
     reconnect: Duration = 30,
 ) -> DelayedStore:
-    """Connect to the process of this machine that has the store in directory `place` open, as the same user or root.
+    """Connect to the process that has a store open, by its directory on this machine, or by its address.
+
+    place: the directory, as the same user or root; or `duelog://host:port`, `duelog+ssl://host:port`, where
+    `duelog serve --listen` listens. token: of the role that the client has there. tls_trust: a file of certificates in
+    PEM that are trusted; None: those of this machine.
 
     The store that is returned has the methods of `DelayedStore`, and so have its topics and subscriptions; what only
     that process has (its clock, `tick`, `check`, files, callbacks) raises OnlyInProcess. `close` closes the connection:
@@ -55,11 +62,19 @@ def connect(
     """
     if not isinstance(place, (str, os.PathLike)):
         raise InvalidArgument("place", place, "expected the path of a store")
-    path = Path(place).absolute()
-    connection = Connection.to(path, duration_ms("reconnect", reconnect) / 1_000)
-    if connection is None:
-        raise nobody(os.fspath(place))
-    return ConnectedStore(connection)
+    text, patience_s = os.fspath(place), duration_ms("reconnect", reconnect) / 1_000
+    if is_address(text):
+        make = connecting(text, None if tls_trust is None else Path(tls_trust))
+        credentials = ("none", b"") if token is None else ("token", token.encode())
+        connection = Connection(make, text, patience_s, credentials)
+        found = connection if connection.connect() else None
+    else:
+        if token is not None:
+            raise InvalidArgument("token", None, "goes with an address: a directory's own user is let in")
+        found = Connection.to(Path(place).absolute(), patience_s)
+    if found is None:
+        raise nobody(text)
+    return ConnectedStore(found)
 
 
 # -- methods made from the table -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .operation import Right
 
-_READ, _PRODUCE, _CONSUME, _ADMIN = Right
+_READ, _PRODUCE, _CONSUME, _ADMIN = Right.READ, Right.PRODUCE, Right.CONSUME, Right.ADMIN
 
 _OFFERED: dict[str, dict[Right, str]] = {
     "DelayedStore": {
@@ -40,7 +40,7 @@ _OFFERED: dict[str, dict[Right, str]] = {
 
 NOT_OFFERED: Mapping[str, str] = MappingProxyType(
     {
-        "DelayedStore": "config clock on_topics tick check backup report_to",
+        "DelayedStore": "config clock listen on_topics tick check backup report_to",
         "Topic": "sender put",
         "Producer": "send_encoded",
         "Subscription": "poll poll_columns polls_at_once add_waker remove_waker wait",

@@ -22,6 +22,8 @@ C = TypeVar("C", bound=Callable[..., object])
 class Right(Enum):
     """Permission that a caller needs in the namespace of the topic; ADMIN is that of the whole store."""
 
+    NONE = "none"
+    """Needed by nothing of the table: going on with what was allowed."""
     READ = "read"
     """Granted with either of PRODUCE and CONSUME."""
     PRODUCE = "produce"

@@ -9,7 +9,6 @@ numbers are the client's, from 1 on, different for as long as they are not answe
 from __future__ import annotations
 
 import os
-import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +66,10 @@ class OnlyInProcess(DuelogError):
         self.name = name
 
 
+class NotAllowed(DuelogError):
+    """The server refuses a client's credentials, or the role that they prove may not do this; nothing was done."""
+
+
 @contextmanager
 def address_in(directory: Path) -> Iterator[str]:
     """The socket's address, while the block runs: its path, or a shorter one where that is too long for a socket.
@@ -103,7 +106,7 @@ class Frames:
         """True if a frame has come in part."""
         return bool(self._head) or self._frame is not None
 
-    def receive(self, connection: socket.socket, buffer: memoryview) -> list[memoryview] | None:
+    def receive(self, connection: Any, buffer: memoryview) -> list[memoryview] | None:
         """Receive once; the bodies of the frames that are whole, which stand until the next call; None: the end.
 
         Raises OSError, InvalidArgument for a frame that is too long.

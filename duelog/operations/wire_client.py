@@ -86,8 +86,18 @@ class Call:
 class Connection:
     """A connection. A context manager; thread-safe; not to be used in a child process after fork."""
 
-    def __init__(self, connect: Callable[[], socket.socket | None], place: str, patience_s: float) -> None:
-        """connect: makes a socket, None: nobody serves. patience_s: how long it tries to connect again; 0: never."""
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        place: str,
+        patience_s: float,
+        credentials: tuple[str, bytes] | None = None,
+    ) -> None:
+        """connect: makes a socket, None: nobody serves. patience_s: how long it tries to connect again; 0: never.
+
+        credentials: their method, and themselves, of a connection over TCP.
+        """
+        self._credentials = credentials
         self.place = place
         self._make = connect
         self._patience_s = patience_s
@@ -99,7 +109,7 @@ class Connection:
         self._lock = threading.RLock()
         """Of writing, and of which socket there is."""
         self._changed = threading.Condition(self._lock)
-        self._socket: socket.socket | None = None
+        self._socket: Any = None
         self._frames = Frames(MOST_GREETING_BYTES)
         self._closing: Exception | None = None
         """The other end has said that it closes the store."""
@@ -131,6 +141,11 @@ class Connection:
             connection.settimeout(GREETED_WITHIN_S)
             self.facts = checked_greeting(_read(connection, frames))
             frames.most_bytes = 1 << 31
+            if self._credentials is not None:
+                connection.sendall(framed(wire_values.pack([1, "hello", [], list(self._credentials), {}])))
+                _, kind, value = _read(connection, frames)
+                if kind == ERROR:
+                    raise wire_values.error_of(value)
             connection.settimeout(None)
             for key, body in list(self._attached.items()):  # before anything else is asked
                 connection.sendall(framed(body))
@@ -202,7 +217,7 @@ class Connection:
             self._ready()
             self._calls[number] = call
             with suppress(OSError):  # the thread that reads finds out, and decides on what is under way
-                _send(self._socket, body)  # type: ignore[arg-type]  # it is ready
+                _send(self._socket, body)
         return call
 
     def _ready(self) -> None:
@@ -263,7 +278,7 @@ class Connection:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def _run(self, connection: socket.socket) -> None:
+    def _run(self, connection: Any) -> None:
         """Read answers until the connection is closed, or cannot be made again."""
         while True:
             reason = self._read_all(connection)
@@ -280,7 +295,7 @@ class Connection:
                 call.finish()
             if not (again and self._reconnect()):
                 break
-            connection = self._socket  # type: ignore[assignment]  # there is one: this thread alone takes it away
+            connection = self._socket
         with self._lock:
             self._reading = False
             left, self._calls = list(self._calls.values()), {}
@@ -289,7 +304,7 @@ class Connection:
             call.error = self._lost(call, "it cannot be connected to again")
             call.finish()
 
-    def _read_all(self, connection: socket.socket) -> str:
+    def _read_all(self, connection: Any) -> str:
         """Read answers; why there are no more."""
         frames, room = self._frames, buffer()
         while True:
@@ -335,7 +350,7 @@ class Connection:
     def _reconnect(self) -> bool:
         deadline, pause_s = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
         while not self._closed and time.monotonic() < deadline:
-            with suppress(Disconnected, InvalidArgument):
+            with suppress(Disconnected, InvalidArgument, Refused):
                 if self.connect():
                     return True
             time.sleep(pause_s)
@@ -385,7 +400,7 @@ def _socket_in(path: Path) -> socket.socket | None:
     return connection
 
 
-def _send(connection: socket.socket, body: bytes) -> None:
+def _send(connection: Any, body: bytes) -> None:
     """Send a frame, a long one without a copy of it."""
     if len(body) < _SHORT:
         connection.sendall(framed(body))
@@ -394,7 +409,7 @@ def _send(connection: socket.socket, body: bytes) -> None:
     connection.sendall(body)
 
 
-def _read(connection: socket.socket, frames: Frames) -> Any:
+def _read(connection: Any, frames: Frames) -> Any:
     """The next frame, of a connection that nobody else reads. Raises OSError, what the other end has said."""
     bodies: list[memoryview] | None = []
     while not bodies:

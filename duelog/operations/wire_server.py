@@ -25,7 +25,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from inspect import Signature, signature
 from pathlib import Path
@@ -38,21 +38,30 @@ from duelog.store.limited_log import LimitedLog
 
 from . import wire_values
 from .face_table import FACE, TRANSACTED, Row
+from .operation import Right
 from .wire import (
     CLOSING,
     ERROR,
     GREETED,
+    MOST_GREETING_BYTES,
     RESULT,
     SOCKET,
     VERSION,
     Disconnected,
     Frames,
+    NotAllowed,
     Refused,
     address_in,
     buffer,
     framed,
 )
 from .wire_values import columns, pack, pack_error, unpack
+
+Guard: TypeAlias = Callable[[Right, str | None], None]
+"""Raises NotAllowed where a client has not this right in the namespace of a topic, None: in the whole store."""
+
+Admit: TypeAlias = Callable[[str, bytes], Guard]
+"""What a client may do, by its method and credentials. In a thread that may wait. Raises NotAllowed."""
 
 Store: TypeAlias = Any
 Topic: TypeAlias = Any
@@ -174,7 +183,7 @@ class _Consumer:
 class _Peer:
     """One connection. What the server's thread alone uses stands first."""
 
-    def __init__(self, connection: socket.socket, most_bytes: int) -> None:
+    def __init__(self, connection: Any, most_bytes: int) -> None:
         self.socket = connection
         self.frames = Frames(most_bytes)
         self.consumers: dict[int, _Consumer] = {}
@@ -188,6 +197,9 @@ class _Peer:
         """Those that have come, and wait because others are under way."""
         self.since = time.monotonic()
         """When it last was as it should be: its answers read, its frames whole."""
+        self.admit: Admit | None = None
+        """Checks its credentials; None: that is done, or need not be."""
+        self.guard: Guard | None = None
         self.operations: ClientOperations | None = None
         self.waiting = Waiting()
         self.asking = threading.Lock()
@@ -218,7 +230,9 @@ class WireServer:
         self._timers: list[tuple[float, int, _Consumer]] = []
         self._timer_numbers = itertools.count()
         self._sockets: list[socket.socket] = []
-        """A pair that wakes the thread, then those that listen."""
+        """A pair that wakes the thread, then the one that listens."""
+        self._doors: dict[socket.socket, tuple[Callable[[socket.socket], Any] | None, Admit]] = {}
+        """Those that listen for clients from elsewhere."""
         self._selector: selectors.BaseSelector | None = None
         self._buffer = buffer()
         self._pool = _Pool(_THREADS)
@@ -253,6 +267,28 @@ class WireServer:
             self._close_sockets()
             return False
         return True
+
+    def listen(self, host: str, port: int, tls: Any, admit: Admit) -> int:
+        """Take clients at an address too, whose credentials `admit` checks; the port. Raises OSError.
+
+        tls: an SSLContext, None: nothing is encrypted.
+        """
+        listener = socket.create_server((host, port), backlog=128, family=_family(host))
+        listener.setblocking(False)
+        encrypt: Callable[[socket.socket], Any] | None = None
+        if tls is not None:
+            from .wire_tls import EncryptedPeer  # noqa: PLC0415 - ssl is much to import for stores that do without
+
+            encrypt = partial(EncryptedPeer, tls)
+        self._doors[listener] = (encrypt, admit)
+
+        def watch() -> None:
+            if self._selector is not None:
+                self._selector.register(listener, selectors.EVENT_READ, None)
+
+        self._later(watch)
+        bound: int = listener.getsockname()[1]
+        return bound
 
     def stop(self) -> None:
         """Take no more clients and no more requests; those that wait come to an end. Of the process that started it."""
@@ -289,7 +325,7 @@ class WireServer:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        for each in self._sockets:
+        for each in (*self._sockets, *self._doors):
             each.close()
 
     # -- the thread ------------------------------------------------------------------------------------
@@ -352,7 +388,7 @@ class WireServer:
                     while consumer.credits:
                         self._answer(peer, consumer.credits.popleft()[0], ERROR, _closing())
         for peer in [each for each in self._peers if now - each.since > STALLED_S]:
-            if peer.unread or peer.frames.begun:
+            if peer.unread or peer.frames.begun or peer.admit is not None:
                 _log.info("%s: a connection ends: its peer does not go on", self._path)
                 self._part(peer)
             else:
@@ -368,6 +404,10 @@ class WireServer:
             time.sleep(_PAUSE_S / 10)
             return
         connection.setblocking(False)
+        encrypt, admit = self._doors.get(listener, (None, None))
+        if admit is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         refusal = None if _is_trusted(connection) else "this user may not"
         if refusal is None and len(self._peers) >= MOST_CLIENTS:
             refusal = f"{MOST_CLIENTS} clients are connected; try again"
@@ -375,7 +415,9 @@ class WireServer:
             with connection, suppress(OSError):
                 connection.send(framed(wire_values.answer(0, ERROR, pack_error(Disconnected(refusal)))))
             return
-        peer = _Peer(connection, self._most_bytes)
+        most_bytes = self._most_bytes if admit is None else MOST_GREETING_BYTES
+        peer = _Peer(connection if encrypt is None else encrypt(connection), most_bytes)
+        peer.admit = admit
         self._peers.add(peer)
         facts = {
             "server": version("duelog"),
@@ -393,7 +435,7 @@ class WireServer:
         selector = self._selector
         if selector is None or peer.closed:
             return
-        wanted = selectors.EVENT_WRITE if peer.outbox else 0
+        wanted = selectors.EVENT_WRITE if peer.outbox and not getattr(peer.socket, "stuck", False) else 0
         if not (peer.held or peer.requests) and peer.under_way < MOST_REQUESTS and peer.unread < MOST_UNREAD_BYTES:
             wanted |= selectors.EVENT_READ
         if wanted != peer.events:
@@ -409,8 +451,10 @@ class WireServer:
         if not peer.frames.begun:
             peer.since = time.monotonic()
         try:
-            bodies = peer.frames.receive(peer.socket, self._buffer)
+            with peer.lock:  # an encrypted connection is read and written by one thread at a time
+                bodies = peer.frames.receive(peer.socket, self._buffer)
         except BlockingIOError:
+            self._flush(peer)
             return
         except OSError:
             bodies = None
@@ -419,9 +463,13 @@ class WireServer:
             return
         if bodies is None:
             self._part(peer)
-        elif bodies:
+            return
+        if bodies:
             peer.since = time.monotonic()
             self._take(peer, bodies)
+        pending = getattr(peer.socket, "pending", None)
+        if pending is not None and not peer.closed and (pending() or peer.outbox):
+            self._later(lambda: None if peer.closed else self._read(peer))  # which the selector does not tell
 
     def _take(self, peer: _Peer, bodies: Sequence[bytes | memoryview] = ()) -> None:
         """Take requests that have come; what is answered meanwhile is sent as one piece. Those too many wait."""
@@ -573,7 +621,12 @@ class WireServer:
         if self._stopping:
             self._answer(peer, number, ERROR, _closing())
             return
+        if peer.admit is not None:
+            self._pool.submit(lambda: self._admit(peer, number, name, arguments))
+            return
         try:
+            if peer.guard is not None:
+                peer.guard(*_need(name, target, arguments))
             quick = _QUICK.get(name)
             if quick is not None and quick(self, peer, number, target, arguments, named):
                 return
@@ -589,6 +642,20 @@ class WireServer:
             threading.Thread(target=work, name="duelog-receive", daemon=True).start()
             return
         self._pool.submit(lambda: self._do(peer, number, name, target, arguments, named))
+
+    def _admit(self, peer: _Peer, number: int, name: str, arguments: list[Any]) -> None:
+        """Check the credentials of a peer, without which nothing else is done."""
+        try:
+            match name, arguments:
+                case "hello", [str(method), bytes(credentials)] if peer.admit is not None:
+                    peer.guard = peer.admit(method, credentials)
+                case _:
+                    raise NotAllowed("credentials are missing: the first request is hello")
+        except BaseException as error:
+            self._fail(peer, number, "hello", error)
+            return
+        peer.frames.most_bytes, peer.admit = self._most_bytes, None
+        self._answer(peer, number, RESULT, None)
 
     def _do_long(self, peer: _Peer, number: int, *request: Any) -> None:
         try:
@@ -928,6 +995,22 @@ _QUICK: dict[str, Callable[[WireServer, _Peer, int, Any, Any, Any], bool]] = {
     "Subscription.close": WireServer._leave,
 }
 """What is begun in the server's thread; False: it is done as all else is."""
+
+
+def _need(name: str, target: list[Any], arguments: list[Any]) -> tuple[Right, str | None]:
+    """The right that a request needs, and the topic. A consumer's was looked at when it was attached."""
+    row = FACE.get(name)
+    if name in ("next", "drop", "Subscription.recall") or (row is not None and row.owner == "Subscription"):
+        return Right.NONE, None
+    if row is None or row.owner in ("DelayedStore", "Documents"):
+        if name == "DelayedStore.effective_policies" and arguments:
+            return Right.READ, str(arguments[0])
+        return Right.ADMIN, None
+    return row.right, str(target[0]) if target else None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 @cache

@@ -57,6 +57,10 @@ def serve(
     tls_key: TlsKey = None,
     placement: PlacementFile = None,
     name: Annotated[str | None, typer.Option(help="Which broker of --placement this one is.")] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve duelog.connect over TCP, encrypted with --tls-cert."),
+    ] = None,
     log: Log = "warning",
 ) -> None:
     """Serve a store to Apache Pulsar clients, until SIGTERM or Ctrl-C. Makes the store where there is none.
@@ -96,7 +100,18 @@ def serve(
         opened = DelayedStore.open(store, store_config(chosen, stored_span_ms(store)))
     with opened:
         command = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
-        asyncio.run(run_service(Broker(opened, chosen, command), lambda urls, web: _announce(store, urls, web)))
+        broker = Broker(opened, chosen, command, _address("--listen", listen))
+        asyncio.run(run_service(broker, lambda urls, web: _announce(store, (*urls, broker.address), web)))
+
+
+def _address(option: str, text: str | None) -> tuple[str, int] | None:
+    """HOST:PORT, the host of IPv6 in brackets. Raises InvalidArgument."""
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise InvalidArgument(option, text, "expected HOST:PORT")
+    return host.strip("[]"), int(port)
 
 
 def log_to_stderr(level: str) -> None:

@@ -239,7 +239,7 @@ def test_both_faces_have_the_same_methods_and_arguments(name: str) -> None:
         "remove_waker",
         "report_running",
     }
-    only_for_threads |= {"clock", "may_wait", "path", "config", "accept_clock", "closed", "sender"}
+    only_for_threads |= {"clock", "may_wait", "polls_at_once", "path", "config", "accept_clock", "closed", "sender"}
     sync_class, async_class = getattr(duelog, name), getattr(aio, name)
     for method in [method for method in dir(sync_class) if not method.startswith("_")]:
         if method in only_for_threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import duelog
 from duelog import DelayedStore, StoreConfig
 from tests.broker.security.certificates import write_pair
 from tests.tools.command_line import DUELOG, refused
@@ -102,6 +104,16 @@ def test_settings_that_cannot_be_are_one_line(tmp_path: Path) -> None:
         assert said.count("\n") == 1
     assert "no-such.toml" in refused("serve", tmp_path / "store", "--config", tmp_path / "no-such.toml")
     assert "--log='loud'" in refused("serve", tmp_path / "store", "--log", "loud")
+
+
+def test_duelog_connect_is_served_at_the_address_that_is_printed(tmp_path: Path) -> None:
+    """`--listen`; what is no address is refused in one line."""
+    with served(tmp_path / "store", "--port", 0, "--listen", "localhost:0") as (_, lines):
+        (place,) = re.findall(r" and (duelog://localhost:[0-9]+)$", lines[0].rstrip())
+        with duelog.connect(place) as connected:
+            connected.topic("t").send(b"x")
+    said = refused("serve", tmp_path / "store", "--port", 0, "--listen", "localhost")
+    assert "--listen='localhost': expected HOST:PORT" in said
 
 
 def test_a_store_with_partitions_of_another_span_is_served_as_it_is(tmp_path: Path) -> None:

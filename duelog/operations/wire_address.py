@@ -1,0 +1,65 @@
+"""Sockets to a server over TCP: `duelog://host:port`, encrypted as `duelog+ssl://host:port`."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from duelog.store.errors import InvalidArgument
+
+from .wire import Disconnected
+
+_ADDRESS = re.compile(r"duelog(\+ssl)?://(\[[^\]]+\]|[^/:@?#\s]+):([0-9]{1,5})/?")
+_WITHIN_S = 10.0
+
+
+def is_address(place: str) -> bool:
+    """Return True if a place is meant as an address.
+
+    >>> is_address("duelog://localhost:6700/"), is_address("data")
+    (True, False)
+    """
+    return place.startswith(("duelog://", "duelog+ssl://"))
+
+
+def connecting(place: str, trust: Path | None) -> Callable[[], Any]:
+    """Return what connects to an address; None from it: nobody listens. Raises InvalidArgument, Disconnected.
+
+    trust: certificates in PEM; None: those of this machine.
+    """
+    match = _ADDRESS.fullmatch(place)
+    if match is None:
+        raise InvalidArgument("place", place, "expected duelog://host:port or duelog+ssl://host:port")
+    encrypted, host, port = match[1] is not None, match[2].strip("[]"), int(match[3])
+    context = None
+    if encrypted:
+        import ssl  # noqa: PLC0415 - much to import for those that do without
+
+        from .wire_tls import EncryptedSocket  # noqa: PLC0415 - likewise
+
+        try:
+            context = ssl.create_default_context(cafile=trust)
+        except OSError as error:
+            raise InvalidArgument("tls_trust", str(trust), f"cannot be read: {error}") from error
+
+    def connect() -> Any:
+        try:
+            connection = socket.create_connection((host, port), _WITHIN_S)
+        except ConnectionRefusedError:
+            return None
+        except OSError as error:
+            raise Disconnected(f"{place}: cannot be reached: {error}") from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if context is None:
+            return connection
+        try:
+            return EncryptedSocket(context.wrap_socket(connection, server_hostname=host))
+        except OSError as error:
+            connection.close()
+            raise Disconnected(f"{place}: cannot be trusted: {error}") from error
+
+    return connect

@@ -1,0 +1,160 @@
+"""`duelog.connect` over TCP: tokens, permissions and certificates are the broker's; nothing is done before hello."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import duelog
+from duelog import DelayedStore, Message
+from duelog.broker.configuration import BrokerConfig
+from duelog.broker.security.authentication import authentication_of
+from duelog.broker.security.permissions import Action, Permissions
+from duelog.broker.security.wire_admission import WireAdmission
+from duelog.errors import Disconnected, InvalidArgument, NotAllowed
+from duelog.operations.wire import ERROR, framed
+from duelog.operations.wire_values import pack
+from tests.broker.security.certificates import write_pair
+from tests.broker.security.test_tokens import SECRET, token
+from tests.duelog.operations.test_wire import answer_of, ask
+
+
+class Granted:
+    """Grants of one namespace."""
+
+    def administrators(self, tenant: str) -> list[str]:
+        return []
+
+    def granted(self, namespace: str) -> dict[str, list[Action]]:
+        rights = {"sender": [Action.PRODUCE], "receiver": [Action.CONSUME]}
+        return rights if namespace == "public/default" else {}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DelayedStore]:
+    """A store that is open in this process, on the machine's clock."""
+    with DelayedStore.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def admission(store: DelayedStore, *, tokens: bool = True) -> WireAdmission:
+    """What a broker with tokens, and permissions, has."""
+    key = f"data:;base64,{base64.b64encode(SECRET).decode()}"
+    config = BrokerConfig(authentication_providers=("token",), token_secret_key=key) if tokens else BrokerConfig()
+    permissions = Permissions(Granted() if tokens else None, superusers=["root"])
+    return WireAdmission(authentication_of(config), permissions, store.clock.now_ms)
+
+
+def held(role: str, **claims: int) -> str:
+    """The token of a role."""
+    return token(**{"sub": role, **claims}).decode()  # type: ignore[arg-type]  # claims, not its other arguments
+
+
+def test_without_authentication_whoever_reaches_the_port_has_all_of_the_face(store: DelayedStore) -> None:
+    """As the broker's own port; batches, receiving, documents."""
+    port = store.listen("localhost", 0, admit=admission(store, tokens=False))
+    with duelog.connect(f"duelog://localhost:{port}/") as connected:
+        topic = connected.topic("t")
+        topic.send_batch([Message(b"x" * 100_000) for _ in range(20)])
+        with topic.subscribe("s") as consumer:
+            assert consumer.ack(consumer.receive(20, timeout=20)) == 20
+        connected.documents.put("k", b"v")
+        assert [each.name for each in connected.topics()] == [topic.name]
+
+
+def test_a_role_may_what_its_namespace_grants_it(store: DelayedStore) -> None:
+    """Sending, receiving, neither, everything; and which is said."""
+    place = f"duelog://localhost:{store.listen('localhost', 0, admit=admission(store))}"
+    with (
+        duelog.connect(place, token=held("sender")) as sender,
+        duelog.connect(place, token=held("receiver")) as receiver,
+        duelog.connect(place, token=held("root")) as root,
+    ):
+        sender.topic("t").send(b"x")
+        with pytest.raises(NotAllowed, match="role 'sender' may not consume in namespace public/default"):
+            sender.topic("t").subscribe("s")
+        with pytest.raises(NotAllowed, match="role 'sender' may not produce in namespace a/b"):
+            sender.topic("a/b/t").send(b"x")
+        with receiver.topic("t").subscribe("s") as consumer:
+            (message,) = consumer.receive(timeout=20)
+            assert consumer.ack(message) == 1
+        with pytest.raises(NotAllowed, match="role 'receiver' may not produce"):
+            receiver.topic("t").send(b"x")
+        for refused in (receiver.stats, lambda: receiver.documents.get("k"), lambda: list(receiver.topics())):
+            with pytest.raises(NotAllowed, match="may not do what concerns the whole store"):
+                refused()
+        assert root.stats().topics == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "credentials are missing"),
+        ("nonsense", "the token is refused"),
+        (held("root", exp=1), "expired"),
+    ],
+)
+def test_credentials_that_prove_nothing_are_refused(store: DelayedStore, given: str | None, said: str) -> None:
+    """At once, and not tried again."""
+    port = store.listen("localhost", 0, admit=admission(store))
+    with pytest.raises(NotAllowed, match=said):
+        duelog.connect(f"duelog://localhost:{port}", token=given)
+
+
+def test_nothing_is_done_for_a_peer_that_has_not_said_who_it_is(store: DelayedStore) -> None:
+    """It is told so; a long frame of it ends the connection."""
+    port = store.listen("localhost", 0, admit=admission(store))
+    with socket.create_connection(("localhost", port)) as peer:
+        peer.settimeout(20)
+        assert answer_of(peer)[0] == "duelog"
+        number, kind, error = ask(peer, 1, "Topic.send", ["t"], [b"x"], {})
+        assert (number, kind, str(error)) == (1, ERROR, "credentials are missing: the first request is hello")
+        peer.sendall(framed(pack([2, "hello", [], ["token", b"x" * 100_000], {}])))
+        assert "a frame has at most" in str(answer_of(peer)[2])
+    assert list(store.topics()) == []
+
+
+def test_an_encrypted_connection_is_trusted_by_its_certificate(store: DelayedStore, tmp_path: Path) -> None:
+    """Large batches both ways, by threads that read and write at once; without trust it is refused."""
+    certificate, key = write_pair(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    place = f"duelog+ssl://localhost:{store.listen('localhost', 0, tls=context, admit=admission(store))}"
+    with pytest.raises(Disconnected, match="cannot be trusted"):
+        duelog.connect(place, token=held("root"))
+    with duelog.connect(place, token=held("root"), tls_trust=certificate) as connected:
+        topic = connected.topic("t")
+        with topic.subscribe("s", type="shared") as consumer:
+
+            def send() -> None:
+                for number in range(5):
+                    topic.send_batch([Message(b"%d:%d" % (number, each) + b"x" * 5_000) for each in range(100)])
+
+            senders = [threading.Thread(target=send) for _ in range(3)]
+            for sender in senders:
+                sender.start()
+            found = 0
+            while found < 1_500:
+                batch = consumer.receive(500, timeout=20)
+                assert batch
+                found += consumer.ack(batch)
+            for sender in senders:
+                sender.join()
+
+
+def test_an_address_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    """So are a token for a directory, and an address where nobody listens."""
+    with pytest.raises(InvalidArgument, match=r"place='duelog://localhost': expected duelog://host:port"):
+        duelog.connect("duelog://localhost")
+    with pytest.raises(InvalidArgument, match="token=None: goes with an address"):
+        duelog.connect(tmp_path, token="x")
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(Disconnected, match="no process serves this store"):
+        duelog.connect(f"duelog://localhost:{port}")
