@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .transactions import Transaction
     from .upkeep.maintenance import TickResult
     from .upkeep.schedule import Schedule
+    from .workers.task_arguments import TaskFunction
     from .workers.task_message import TaskMessage
     from .workers.worker import Worker
 
@@ -74,6 +75,7 @@ __all__ = [
     "Subscription",
     "SubscriptionAdmin",
     "SystemClock",
+    "TaskFunction",
     "TaskMessage",
     "TickResult",
     "Topic",
@@ -124,6 +126,7 @@ _HOMES = {
     "duelog.subscription": ("Subscription", "SubscriptionAdmin"),
     "duelog.topic": ("Topic",),
     "duelog.transactions": ("Transaction",),
+    "duelog.workers.task_arguments": ("TaskFunction",),
     "duelog.workers.task_message": ("TaskMessage",),
     "duelog.topics.dead_letters": ("DeadLetter",),
     "duelog.topics.seeking": (

@@ -269,7 +269,6 @@ class Engine:
         self.documents = Documents(storage.main, self.check_open, self.check_writable)
         self._shutdown = Shutdown(
             [
-                self._stop_control,
                 self.sending.outbox.close,
                 self._stop,
                 self._join_control,
@@ -407,11 +406,9 @@ class Engine:
         """
         self._shutdown.run()
 
-    def _stop_control(self) -> None:
+    def _stop(self) -> None:
         if self.control is not None and not self.state.forked:
             self.control.stop()
-
-    def _stop(self) -> None:
         self.upkeep.maintenance.stopping = True
         if self.metrics is not None:
             self.metrics.close()

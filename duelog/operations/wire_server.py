@@ -692,8 +692,8 @@ class WireServer:
         if not isinstance(error, (DuelogError, OSError, MemoryError)):
             text = "%s: %s has met an error of duelog itself: %r"
             self._limited.log(logging.ERROR, text, self._path, name, error, error=error)
-        if self._stopping and name == "Topic.send" and type(error) is ClosedError:
-            error = _closing()  # the outbox has not taken it
+        if name == "Topic.send" and type(error) is ClosedError:
+            error = _closing()  # the outbox has not taken it, as the store is being closed
         self._answer(peer, number, ERROR, error)
 
     def _result(self, peer: _Peer, number: int, result: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from duelog.store.clock import Clock, Monitor, SystemClock
 from duelog.store.config import StoreConfig
@@ -24,12 +25,24 @@ from duelog.store.names import TopicName
 from ..connected.connected_store import ConnectedStore, connect
 from ..delayed_store import DelayedStore
 from ..opening import stored_span_ms
+from .task_arguments import TaskFunction, takes_a_message
 from .task_message import TaskMessage
 from .task_runner import Backoff, Task, TaskRunner, plural
 
 _log = logging.getLogger("duelog.worker")
 
 Handler = TypeVar("Handler", bound=Callable[[TaskMessage], Any])
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskDecorator(Protocol):
+    """Makes a task of a function: of a message, which stays as it is, or of arguments, which can be sent."""
+
+    @overload
+    def __call__(self, function: Handler, /) -> Handler: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
 
 
 class Worker:
@@ -89,6 +102,9 @@ class Worker:
         self._began_ms = 0
         self._left = 0
         """Messages that the last `stop` gave back."""
+        self._connecting = threading.Lock()
+        self._connection: tuple[int, DelayedStore | None] = (0, None)
+        """By which a process sends tasks that runs none, and which process that is."""
         self._changing = threading.Lock()
         """Held while it starts or stops."""
         self._monitor = Monitor()
@@ -106,8 +122,11 @@ class Worker:
         retries: int | None = 5,
         backoff: Backoff = 1,
         timeout: Duration | None = None,
-    ) -> Callable[[Handler], Handler]:
+    ) -> TaskDecorator:
         """Have the function or coroutine function below run for each message of `topic`, which need not exist.
+
+        It takes the message, in one parameter annotated as such or not at all; or arguments of its own, which JSON and
+        its annotations have: then it becomes a `TaskFunction`, whose `send` has a worker call it with them.
 
         subscription: None: the worker's name. concurrency: how many messages it runs at a time; it holds no others.
         retries: how often a message is run again before it is a dead letter; None: any number of times. Where
@@ -124,9 +143,13 @@ class Worker:
         end of the timeout. Raises InvalidArgument.
         """
 
-        def decorate(function: Handler) -> Handler:
+        def decorate(function: Any, /) -> Any:
             name = self.name if subscription is None else subscription
-            task = Task(function, topic, name, concurrency, retries, backoff, timeout)
+            made, handler = function, function
+            if inspect.isroutine(function) and not takes_a_message(function):
+                made = TaskFunction(function, lambda: self._sending().topic(topic))
+                handler = made.handler()
+            task = Task(handler, topic, name, concurrency, retries, backoff, timeout)
             of = TopicName.parse(topic)
             with self._changing:
                 if self._store is not None:
@@ -134,9 +157,20 @@ class Worker:
                 if any((TopicName.parse(each.topic), each.subscription) == (of, name) for each in self._tasks):
                     raise InvalidArgument("topic", topic, f"another task has its subscription {name!r}")
                 self._tasks.append(task)
-            return function
+            return made
 
         return decorate
+
+    def _sending(self) -> DelayedStore:
+        """The store that tasks are sent to: that of the worker, or while it is stopped a connection of this process."""
+        if self._store is not None or isinstance(self._given, DelayedStore) or not self._connects:
+            return self.store
+        with self._connecting:
+            pid, connection = self._connection
+            if connection is None or connection.closed or pid != os.getpid():
+                connection = connect(self._given)
+                self._connection = os.getpid(), connection
+        return connection
 
     def connect_to(self, place: str | os.PathLike[str]) -> None:
         """Have `start` connect to the process that has a store open, whatever store the worker was made with."""

@@ -83,6 +83,7 @@ WRITES: dict[type, dict[str, Call]] = {
         "set_policies": lambda it: it.store.set_policies(Policies(ttl_ms=5), topic="a"),
         "tick": lambda it: it.store.tick(),
         "transaction": lambda it: it.store.transaction(),
+        "listen": lambda it: it.store.listen("localhost", 0, admit=lambda *_: lambda *_: None),
         "update_policies": lambda it: it.store.update_policies(topic="a", ttl_ms=5),
     },
     Topic: {

@@ -19,7 +19,7 @@ NAMES = [
     "DuelogError", "Duplicate", "Failover", "Finding", "KeyShared", "LogPositions", "ManualClock", "Message",
     "MessageId", "MessageIds", "Occurrence", "Outcome", "Policies", "PublishedAt", "ReceivedMessage",
     "ReceivedMessages", "Schedule", "ScheduledMessage", "StoreConfig", "Subscription", "SubscriptionAdmin",
-    "SystemClock", "TaskMessage", "TickResult", "Topic", "TopicEvent", "Transaction", "Worker",
+    "SystemClock", "TaskFunction", "TaskMessage", "TickResult", "Topic", "TopicEvent", "Transaction", "Worker",
 ]  # fmt: skip
 """The names of `from duelog import ...`. A name that goes is a break, one that comes is a promise."""
 

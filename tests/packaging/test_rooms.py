@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"connected", "operations", "delivery", "topics", "sending", "upkeep", "check", "workers"},
     "survey": {"upkeep"},
     "check": {"upkeep", "survey"},
-    "workers": {"", "connected"},
+    "workers": {"", "connected", "upkeep"},
     "aio": {"", "delivery", "sending"},
     "broker": {"broker.lookup", "broker.protocol"},
     "broker.admin": {"broker.listing", "broker.lookup", "broker.protocol", "broker.security"},

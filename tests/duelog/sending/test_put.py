@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DUPLICATE, DelayedDeliveryPolicies, Message, MessageId, MessageIds, StoreConfig
+from duelog import DUPLICATE, DelayedDeliveryPolicies, Message, MessageId, StoreConfig
 from duelog.errors import (
     ClosedError,
     DelayTooLong,
@@ -180,13 +180,13 @@ def test_a_write_that_is_broken_off_is_told_and_what_is_put_after_it_is_written(
 ) -> None:
     """Those that were being written hear that they are in doubt; their number is stored by the next attempt."""
     store, heard = open_store(), Heard()
-    topic, send = store.topic("t"), store._engine.sending.sender.send_all
+    topic, send = store.topic("t"), store._engine.sending.sender.send_one
 
-    def broken_off(*_: object) -> MessageIds:
-        store._engine.sending.sender.send_all = send  # type: ignore[method-assign]
+    def broken_off(*_: object) -> MessageId:
+        store._engine.sending.sender.send_one = send  # type: ignore[method-assign]
         raise error
 
-    store._engine.sending.sender.send_all = broken_off  # type: ignore[assignment]
+    store._engine.sending.sender.send_one = broken_off  # type: ignore[assignment]
     topic.put(b"a", done=heard, numbers=("p", 7, 7))
     outcome = heard.outcomes(1)[0]
     assert isinstance(outcome, DuelogError)

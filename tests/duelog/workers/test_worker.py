@@ -964,7 +964,7 @@ def test_a_bad_task_is_refused_by_its_field(tmp_path: Path, field: str, options:
     with pytest.raises(InvalidArgument, match=f"^{field}="):
         worker.task(**{"topic": "t", **options})(print)
     with pytest.raises(InvalidArgument, match=r"^function="):
-        worker.task("t")(None)  # type: ignore[type-var]
+        worker.task("t")(None)  # type: ignore[call-overload]
     assert not (tmp_path / "s").exists()
 
 
