@@ -446,7 +446,7 @@ def _fill(path: Path, name: str, raw: Reads, memtable: Memtable, rows: Environme
     if not unapplied:
         return
     for _, row in unapplied.others:
-        add_row(memtable, row)
+        add_row(memtable.view, row)
     for ledger in unapplied.ledgers():
         _refuse_gap(path, name, raw, ledger)
         memtable.view.runs[ledger.ledger_id] = ledger.rows

@@ -238,10 +238,6 @@ class Memtable:
         """As `Unapplied.add_record`."""
         self.view.records[key] = entry
 
-    def change_bits(self, key: bytes, change: BitChange) -> None:
-        """As `Unapplied.change_bits`."""
-        self.view.change_bits(key, change)
-
 
 class Applied:
     """The part of a memtable that a transaction has applied."""
@@ -291,7 +287,7 @@ class ReadTransaction:
     def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied) -> None:
         self.raw = raw
         self.unapplied = unapplied
-        self.changed: Records | None = None
+        self.changed: dict[bytes, Entry] | None = None
         """Small records as a group under way leaves them, in place of what `unapplied` has."""
         self.cursor: Callable[[], lmdb.Cursor] = raw.cursor
         self.stat = raw.stat
@@ -361,7 +357,8 @@ def unapplied_records(
     start, limit = max(prefix, start), min(prefix + PAST, limit)
     records = raw.unapplied.records.between(start, limit)
     if raw.changed:
-        return overlaid(records, raw.changed.between(start, limit), _last_of)
+        changed = sorted(row for row in raw.changed.items() if start <= row[0] < limit)
+        return overlaid(records, iter(changed), _last_of)
     return records
 
 

@@ -89,13 +89,17 @@ class Transaction(LogEnds, ABC):
     def delete(self, key: bytes) -> bool:
         """Remove a small record; False when it is not there."""
 
-    @abstractmethod
     def bits(self, key: bytes) -> Bits:
         """Read the members of a record that is a bitmap; they are not to be changed. Raises CorruptRecord."""
+        return bits_of(key, self.get(key))
 
-    @abstractmethod
     def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
         """Change a record that is a bitmap; `before`: its members, where they were read."""
+        fields = change.fields(key, self.get(key))
+        if fields is None:
+            self.delete(key)
+        else:
+            self.put(key, fields)
 
     @abstractmethod
     def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
@@ -175,18 +179,6 @@ class LmdbTransaction(Transaction):
         if key[0] not in NOT_COPIED:
             self._lmdb.delete(copy_key(key))
         return bool(self._lmdb.delete(key))
-
-    def bits(self, key: bytes) -> Bits:
-        """Read the members of a record that is a bitmap."""
-        return bits_of(key, self.get(key))
-
-    def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
-        """Change a record that is a bitmap."""
-        fields = change.fields(key, self.get(key))
-        if fields is None:
-            self.delete(key)
-        else:
-            self.put(key, fields)
 
     def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
         """Store a run under a key that must be new, appended where it is past every other key.

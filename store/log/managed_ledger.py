@@ -165,7 +165,12 @@ class ManagedLedger:
 
     def entries_of(self, ledger_id: int) -> int | None:
         """Committed entries of a ledger; None when it is not in the list."""
-        return self.snapshot().entries_of(ledger_id)
+        view = self._view
+        tail = view.tail
+        if ledger_id >= tail.ledger_id:
+            return tail.entries if ledger_id == tail.ledger_id else None
+        info = view.by_id.get(ledger_id)
+        return None if info is None else info.entries
 
     def following(self, ledger_id: int) -> int | None:
         """The id of the first ledger after `ledger_id`, which need not be there itself; None past the last."""

@@ -24,7 +24,6 @@ from ..env.memtable import (
     Memtable,
     Reads,
     ReadTransaction,
-    Records,
     Unapplied,
     changed,
     fields_over,
@@ -47,7 +46,7 @@ class EnvironmentBatch(Transaction):
         self._group = group
         self._environment = environment
         self._reads: ReadTransaction | None = None
-        self._put = Records()
+        self._put: dict[bytes, Entry] = {}
         """Small records as the group leaves them."""
         self.start_ms = start_ms
         self.memtable = memtable
@@ -81,7 +80,7 @@ class EnvironmentBatch(Transaction):
         return self.raw.fields(key) if is_read else fields_over(key, None, entry)
 
     def bits(self, key: bytes) -> Bits:
-        """Read the members of a record that is a bitmap; they are not to be changed. Raises CorruptRecord."""
+        """Read the members of a record that is a bitmap."""
         entry = self._entry(key)
         return entry.united if isinstance(entry, BitChange) and entry.whole else bits_of(key, self.get(key))
 
@@ -97,7 +96,7 @@ class EnvironmentBatch(Transaction):
         return True
 
     def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
-        """Change a record that is a bitmap; `before`: its members, where they were read."""
+        """Change a record that is a bitmap, by rows that say which members."""
         if before is None:
             entry = changed(key, self._entry(key), change)
         else:
@@ -240,19 +239,19 @@ def single_rows(rows: Iterable[Row]) -> Iterator[Row]:
             yield row
 
 
-def add_row(memtable: Memtable | Unapplied, row: Row | BatchRow) -> None:
-    """Add a row of a group to the memtable of its environment, or to what is unapplied of it."""
+def add_row(unapplied: Unapplied, row: Row | BatchRow) -> None:
+    """Add a row of a group to what is unapplied of its environment."""
     if isinstance(row, BatchRow):
-        memtable.add_run(row.ledger_id, row.batch)
+        unapplied.add_run(row.ledger_id, row.batch)
     elif row.kind == RowKind.RUN:
         ledger_id, first = split_run_key(row.key)
-        memtable.add_run(ledger_id, WholeRun(first, first + HEADER.unpack_from(row.value)[4], row.value))
+        unapplied.add_run(ledger_id, WholeRun(first, first + HEADER.unpack_from(row.value)[4], row.value))
     elif row.kind == RowKind.RECORD:
-        memtable.add_record(row.key, bytes(row.value))
+        unapplied.add_record(row.key, bytes(row.value))
     elif row.kind == RowKind.DELETE:
-        memtable.add_record(row.key, None)
+        unapplied.add_record(row.key, None)
     else:
-        memtable.change_bits(row.key, bit_change(row))
+        unapplied.change_bits(row.key, bit_change(row))
 
 
 def bit_change(row: Row) -> BitChange:

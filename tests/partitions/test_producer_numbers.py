@@ -33,7 +33,7 @@ class Numbers:
         """A group of the write-ahead log with the numbers is durable."""
         self.memtable.position += 1
         for key, block in producers.blocks(topic_id, name, BitMap64(numbers)):
-            self.memtable.change_bits(key, BitChange(block, BitMap64()))
+            self.memtable.view.change_bits(key, BitChange(block, BitMap64()))
 
     def close(self) -> None:
         """Close the environment."""

@@ -246,8 +246,8 @@ def test_a_commit_applies_what_is_unapplied_with_its_place(opened: Environment, 
     for at in range(8):
         add(memtable, 7, at, 1)
     memtable.add_record(KEY, b"new")
-    memtable.change_bits(NUMBERS, BitChange(BitMap64([1, 5]), BitMap64()))
-    memtable.change_bits(NUMBERS, BitChange(BitMap64([9]), BitMap64()))
+    memtable.view.change_bits(NUMBERS, BitChange(BitMap64([1, 5]), BitMap64()))
+    memtable.view.change_bits(NUMBERS, BitChange(BitMap64([9]), BitMap64()))
     memtable.position = 77
     seen = opened.write(lambda transaction: transaction.get(KEY))
     assert seen == b"new"
@@ -278,7 +278,7 @@ def test_a_commit_that_fails_leaves_everything_unapplied(
     """It is applied by the next one, once."""
     add(memtable, 7, 0, 2)
     memtable.add_record(KEY, b"new")
-    memtable.change_bits(NUMBERS, BitChange(BitMap64([1]), BitMap64()))
+    memtable.view.change_bits(NUMBERS, BitChange(BitMap64([1]), BitMap64()))
 
     def refuse(transaction: Transaction) -> None:
         raise LookupError
@@ -333,7 +333,7 @@ class Views(RuleBasedStateMachine):
             self.record = b"%d" % self.memtable.position
             self.memtable.add_record(KEY, self.record)
             self.numbers.add(self.memtable.position)
-            self.memtable.change_bits(NUMBERS, BitChange(BitMap64([self.memtable.position]), BitMap64()))
+            self.memtable.view.change_bits(NUMBERS, BitChange(BitMap64([self.memtable.position]), BitMap64()))
 
     @rule(counts=st.dictionaries(st.sampled_from((7, 8)), st.integers(1, 4), min_size=1))
     def batch(self, counts: dict[int, int]) -> None:
@@ -444,7 +444,7 @@ def test_bits_that_are_changed_are_those_of_a_set(steps: list[Any]) -> None:
             elif step == "crash":
                 memtable.view = Unapplied.nothing()
                 for row in since:
-                    add_row(memtable, row)
+                    add_row(memtable.view, row)
             elif step == "delete":
                 batch.main.delete(BITS)
                 twin = None

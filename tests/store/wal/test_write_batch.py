@@ -119,7 +119,7 @@ def test_rows_that_are_read_back_fill_a_memtable_as_they_were_published(rig: Rig
     rig.batch.publish(1)
     again = Memtable(Publication(), LIMITS)
     for row in rows:
-        add_row(again, row)
+        add_row(again.view, row)
     assert again.view.records.items() == rig.main.view.records.items()
     assert again.view.runs == rig.main.view.runs
     assert HEADER.unpack_from(again.view.runs[5][0].value)[4] == 2
