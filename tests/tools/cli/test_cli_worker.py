@@ -44,7 +44,7 @@ def test_a_worker_from_a_shell_runs_until_it_is_told_to_stop(program: Path, sour
     """It does what is due; SIGTERM ends it with status 0, and what it did is acknowledged; it logs both, with times."""
     if source == "README.md":
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        (text,) = [block for block in blocks(readme, "python") if "@worker.task" in block]
+        text = next(block for block in blocks(readme, "python") if "@worker.task" in block)
         (program / "mails.py").write_text(text)
     command, pipe = [*DUELOG, "worker", "mails:worker"], subprocess.PIPE
     with subprocess.Popen(command, cwd=program, stdout=pipe, stderr=pipe, text=True) as running:
