@@ -84,7 +84,12 @@ class DelayedStore:
         if "\0" in str(where):
             raise InvalidArgument("path", path, "has a NUL character")
         with explained(where):
-            return cls(open_engine(where, config or StoreConfig(), clock or SystemClock(), read_only=read_only))
+            engine = open_engine(where, config or StoreConfig(), clock or SystemClock(), read_only=read_only)
+            if engine.shipping is not None:
+                from .replica.manifest_files import begin_shipping  # noqa: PLC0415 - only a store with a replica needs it
+
+                begin_shipping(engine, engine.shipping)
+            return cls(engine)
 
     @property
     def path(self) -> Path:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from duelog.delivery.delivery_log import DeliveryLog
 from duelog.markers.firing.firing import Firing
@@ -58,6 +59,9 @@ from .upkeep.reclaiming import Adopting, IdSweep, Trimming
 from .upkeep.recurring import Recurring
 from .upkeep.removal import Removal
 from .upkeep.scheduler import Scheduler, Wakeups
+
+if TYPE_CHECKING:
+    from .replica.shipping import Shipping
 
 _log = logging.getLogger("duelog.maintenance")
 
@@ -211,7 +215,8 @@ class Engine:
             self.policies.record(config)
         self.policies.warn_of(config)
 
-        wal_writer = None if storage.read_only else _wal_writer(recovered, self.waking, undo)
+        self.shipping = _shipping(storage, clock)
+        wal_writer = None if storage.read_only else _wal_writer(recovered, self.waking, self.shipping, undo)
         self.delivery = Delivery(recovered, self.topics, suspensions, self.waking, wal_writer, delivery_log)
         self.pending = Pending(storage, clock, self.delivery, self.policies)
         self.figures = Figures(
@@ -407,6 +412,8 @@ class Engine:
         self._shutdown.run()
 
     def _stop(self) -> None:
+        if self.shipping is not None:
+            self.shipping.stop_manifests()
         if self.control is not None and not self.state.forked:
             self.control.stop()
         self.upkeep.maintenance.stopping = True
@@ -480,18 +487,27 @@ def _nothing() -> None:
     """Stand in for waking a scheduler in a store without one."""
 
 
-def _wal_writer(recovered: Recovered, waking: Waking, undo: ExitStack) -> WalWriter:
+def _shipping(storage: Storage, clock: StoreClock) -> Shipping | None:
+    if storage.read_only or storage.config.replica is None:
+        return None
+    from .replica.shipping import open_shipping  # noqa: PLC0415 - only a store with a replica needs it
+
+    return open_shipping(storage.path, storage.store_id, storage.config, clock)
+
+
+def _wal_writer(recovered: Recovered, waking: Waking, shipping: Shipping | None, undo: ExitStack) -> WalWriter:
     storage = recovered.storage
     main, partitions = storage.main, storage.partitions
     segments = WalSegments(
         main,
         partitions,
-        WriteAheadLog(storage.path, storage.store_id, recovered.wal),
+        WriteAheadLog(storage.path, storage.store_id, recovered.wal, None if shipping is None else shipping.kept.keep),
         recovered.clock,
         storage.config,
         waking.wakeups.wake,
         unapplied=bool(recovered.memtable or partitions.unapplied()),
         background=waking.scheduler is not None,
+        follower=shipping,
     )
     wal_writer = main.log = WalWriter(main, recovered.memtable, segments, storage.config, storage.listeners)
     undo.callback(wal_writer.close)

@@ -15,6 +15,7 @@ from duelog.store.errors import DamagedStore as DamagedStore
 from duelog.store.errors import DelayTooLong as DelayTooLong
 from duelog.store.errors import DocumentChanged as DocumentChanged
 from duelog.store.errors import DuelogError as DuelogError
+from duelog.store.errors import ForkFound as ForkFound
 from duelog.store.errors import FormatMismatch as FormatMismatch
 from duelog.store.errors import HandlersHang as HandlersHang
 from duelog.store.errors import InvalidArgument as InvalidArgument
@@ -23,6 +24,9 @@ from duelog.store.errors import NoPermission as NoPermission
 from duelog.store.errors import PoliciesChanged as PoliciesChanged
 from duelog.store.errors import QuotaExceeded as QuotaExceeded
 from duelog.store.errors import ReadOnly as ReadOnly
+from duelog.store.errors import ReplicaDamaged as ReplicaDamaged
+from duelog.store.errors import ReplicaRefused as ReplicaRefused
+from duelog.store.errors import ReplicaUnreachable as ReplicaUnreachable
 from duelog.store.errors import ResourceShortage as ResourceShortage
 from duelog.store.errors import StoreBusy as StoreBusy
 from duelog.store.errors import StoreFailed as StoreFailed

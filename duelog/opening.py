@@ -225,10 +225,15 @@ def _create(path: Path, config: StoreConfig) -> Identity:
     finally:
         environment.close()
     move(staged, path / "main")
+    write_identity(path, identity)
+    return identity
+
+
+def write_identity(path: Path, identity: Identity) -> None:
+    """Write the STORE file, which makes a directory a store: what it needs is there. Raises OSError."""
     fields = {"format": STORE_VERSION, "store_id": identity.store_id.hex(), "partition_ms": identity.partition_ms}
     fields["crc"] = _checksum(fields)
     write_file(path / "STORE", json.dumps(fields).encode() + b"\n")
-    return identity
 
 
 def read_identity(path: Path, config: StoreConfig) -> Identity:

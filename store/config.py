@@ -54,7 +54,15 @@ def _ratio(name: str, value: object) -> None:
 
 def _durability(name: str, value: object) -> None:
     if not isinstance(value, str) or value not in get_args(Durability):
-        raise InvalidArgument(name, value, f"expected one of {', '.join(get_args(Durability))}")
+        text = f"expected one of {', '.join(get_args(Durability))}"
+        if value == "replicated":
+            text += "; no send waits for the copy yet: `replica` ships it within `ship_ms`"
+        raise InvalidArgument(name, value, text)
+
+
+def _optional_url(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or "://" not in value):
+        raise InvalidArgument(name, value, "expected a URL of object storage or None")
 
 
 def _optional_bool(name: str, value: object) -> None:
@@ -107,6 +115,9 @@ class StoreConfig:
     control: listen at a Unix socket in the store's directory, for commands of this user (`duelog send` and the like)
         while the store is open here. None: with the system clock yes, with a manual one no. It costs a thread that
         sleeps.
+    replica: where the store's copy is kept, ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``file:///directory``
+        (`duelog[replica]`); None: nowhere. What is sent, acknowledged and cancelled is there within `ship_ms` and one
+        put; a loss of the machine takes at most what was not. Credentials come from the environment, never from here.
     max_clock_jump_ms: firing stops with ClockJumped when the clock is found further forward than this at once; 30
         days; None: any jump is believed. It must be longer than any time for which the store lies closed or the
         machine sleeps, or it asks for ``accept_clock()`` after it.
@@ -172,6 +183,12 @@ class StoreConfig:
     run_entries: most entries of one run (one LMDB value), 1 to 65,535; 192, so that a batch of 1,000 spread over a
         week is one run a day. Longer runs take less disk and more reading for a single message.
     run_bytes: size at which a run is cut, 1 KiB to 1 GiB; 256 KiB. A larger message is a run of its own.
+    ship_ms: how long what is written may wait until it is put into `replica`; 1 s. Shorter loses less with the machine,
+        and costs a put each time.
+    ship_bytes: it is put sooner once it is this much, 64 KiB to 256 MiB; 4 MiB.
+    replica_keep_bytes: the most of the write-ahead log that is kept while `replica` cannot be reached; 1 GiB. Beyond it
+        the log goes on, and the copy with a new manifest: no restore reaches a moment between the two.
+    replica_retention_ms: how long every moment can be restored; 7 days, one at least.
     """
 
     # -- behaviour
@@ -182,6 +199,7 @@ class StoreConfig:
     cluster: str = _setting("standalone", _label)
     background: bool | None = _setting(None, _optional_bool)
     control: bool | None = _setting(None, _optional_bool)
+    replica: str | None = _setting(None, _optional_url)
     max_clock_jump_ms: OptionalMilliseconds = _integer(2_592_000_000, 1, _INT64_MAX, none=True)
 
     # -- defaults of a store that is made
@@ -214,6 +232,10 @@ class StoreConfig:
     map_bytes: int = _integer(16 * GIB, MIB, 64 * 1024 * GIB)
     run_entries: int = _integer(192, 1, 65_535)
     run_bytes: int = _integer(256 * KIB, KIB, GIB)
+    ship_ms: Milliseconds = _integer(1_000, 1, 3_600_000)
+    ship_bytes: int = _integer(4 * MIB, 64 * KIB, 256 * MIB)
+    replica_keep_bytes: int = _integer(GIB, MIB, _INT64_MAX)
+    replica_retention_ms: Milliseconds = _integer(604_800_000, 86_400_000, _INT64_MAX)
 
     def __post_init__(self) -> None:
         take_timedeltas(self)

@@ -293,3 +293,35 @@ class BrokenInvariant(DuelogError, AssertionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message} (a bug in duelog; please report it)")
+
+
+# -- the copy in object storage ----------------------------------------------------------------
+
+
+class _OfReplica(DuelogError):
+    """An error of a store's copy in object storage: `url`, its prefix, and the `reason`."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url}: {reason}")
+        self.url = url
+        self.reason = reason
+
+
+class ReplicaUnreachable(_OfReplica):
+    """Object storage gave no answer, or refused to. What was asked for may have been done."""
+
+
+class ReplicaRefused(_OfReplica):
+    """What lies under the prefix is not the copy of this store, or not of a format that is known."""
+
+
+class ForkFound(ReplicaRefused):
+    """Another process ships to the prefix, or has shipped what this store does not have."""
+
+
+class ReplicaDamaged(_OfReplica):
+    """An object of the copy is missing, or not as it was written: `name` says which."""
+
+    def __init__(self, url: str, name: str, reason: str) -> None:
+        super().__init__(url, f"{name} {reason}")
+        self.name = name

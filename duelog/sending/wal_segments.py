@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
@@ -28,7 +29,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import Row
+from duelog.store.wal.segment import Row, group_bytes
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 
@@ -101,6 +102,22 @@ _THREADS = 4
 """Threads that apply partitions side by side."""
 
 
+class LogFollower(Protocol):
+    """Hears of the log as it is written: a copy of the store elsewhere."""
+
+    def appended(self, size: int) -> None:
+        """A group of `size` bytes was appended."""
+        ...
+
+    def drain(self) -> None:
+        """Nothing is appended any more, and the segments are about to go."""
+        ...
+
+    def end(self) -> None:
+        """The log is closed."""
+        ...
+
+
 class WalSegments:
     """The segments of one store. For the leader of the WAL writer, but for `sync`, `flush_if_due` and questions."""
 
@@ -115,6 +132,7 @@ class WalSegments:
         *,
         unapplied: bool,
         background: bool,
+        follower: LogFollower | None = None,
     ) -> None:
         """`wake` is called when `due_ms` has come forward. `unapplied`: recovery has left rows to be applied.
 
@@ -134,6 +152,7 @@ class WalSegments:
         self._relaxed_ms = config.relaxed_ms
         self._wake = wake
         self._background = background
+        self._follower = follower
         self._recorded = wal.active is not None
         """True once the main environment records that the log was begun."""
         self._checkpoint: Checkpoint | None = None
@@ -185,6 +204,8 @@ class WalSegments:
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
         position = self._wal.append(rows, flush=flush)
         self._rows += weight
+        if self._follower is not None:
+            self._follower.appended(group_bytes(rows))
         if self._begun_ms is None:
             self._begun_ms = now_ms
             self._wake()
@@ -208,6 +229,18 @@ class WalSegments:
         """Have all groups be on disk where a commit that follows may tell of them. Raises StoreFailed."""
         if self._durability == "relaxed":
             self.flush()
+
+    def next_place(self) -> int:
+        """The place of the next group (`place_of`): what is before it is written. Any thread may ask."""
+        active = self._wal.active
+        return 0 if active is None else active.position
+
+    def oldest_segment(self) -> int:
+        """The first segment that is not applied, or the one that is to be begun. Any thread may ask."""
+        oldest, active = catalog.oldest_segment(self._main), self._wal.active
+        if oldest is None:
+            return 1 if active is None else active.number
+        return oldest
 
     def flush(self) -> None:
         """Wait until every group is on disk. Raises StoreFailed."""
@@ -328,11 +361,15 @@ class WalSegments:
 
     def end(self) -> None:
         """`apply_all`, and leave nothing of the log but an empty segment. Raises StoreFull, StoreFailed, OSError."""
+        if self._follower is not None:
+            self._follower.drain()
         self.apply_all()
         self._wal.leave_empty()
 
     def close(self) -> None:
         """Wait for the threads, and close the files."""
+        if self._follower is not None:
+            self._follower.end()
         if self._checkpoint is not None:
             self._checkpoint.cancel()
         self._wal.close()

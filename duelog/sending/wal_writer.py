@@ -225,6 +225,11 @@ class WalWriter:
 
     # -- segments and checkpoints ------------------------------------------------------------------
 
+    @property
+    def segments(self) -> WalSegments:
+        """The segments that groups go to, for who follows the log."""
+        return self._segments
+
     def sync(self) -> None:
         """Have all groups be on disk where a commit that follows may tell of them. Raises StoreFailed."""
         self._segments.sync()

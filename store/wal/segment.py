@@ -56,6 +56,9 @@ _CRC = struct.Struct("<I")
 _PLACE = struct.Struct("<Q")
 
 _GROUPS_AT = 4096
+_FIRST_BYTES = 16 * 1024
+"""Bytes that a reader of single groups reads first: most are no longer."""
+
 _ENDING_BYTES = SECTOR
 """Bytes kept for the group that ends a segment."""
 
@@ -113,6 +116,18 @@ class Group(NamedTuple):
             else:
                 copy = copy or bytes(content)  # slices of it are bytes
                 yield Row(kind, start_ms, copy[begin:middle], copy[middle:at])
+
+
+def group_of(number: int, sequence: int, rows: Sequence[Row]) -> Group:
+    """A group of rows, as it would be read from the place of `sequence` in the segment `number`."""
+    return Group(number, sequence, 0, len(rows), memoryview(_content_of(rows)))
+
+
+def _content_of(rows: Sequence[Row]) -> bytes:
+    parts: list[Buffer] = []
+    for kind, start_ms, key, value in rows:
+        parts += (_ROW.pack(kind, start_ms, len(key), len(value)), key, value)
+    return b"".join(parts)
 
 
 def group_bytes(rows: Sequence[Row]) -> int:
@@ -203,10 +218,7 @@ class Segment:
 
         No rows: the last. One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
         """
-        parts: list[Buffer] = []
-        for kind, start_ms, key, value in rows:
-            parts += (_ROW.pack(kind, start_ms, len(key), len(value)), key, value)
-        content = b"".join(parts)
+        content = _content_of(rows)
         header = _GROUP.pack(self.number, self._sequence, self._flushed, len(rows), len(content))
         crc = crc32(content, crc32(header, _seed(self._at, self._store_id)))
         group = b"".join((_CRC.pack(crc), header, content))
@@ -357,6 +369,49 @@ class SegmentFollower:
             return None
         self._at = _aligned(self._at + len(content))
         return group
+
+
+class SegmentReader:
+    """Reads the groups of a segment one by one, also while they are written, and keeps none. For one thread at a time.
+
+    The file stays open: renamed, it is the same one.
+    """
+
+    def __init__(self, path: Path, number: int, store_id: bytes) -> None:
+        """Raises FileNotFoundError."""
+        self._number = number
+        self._store_id = store_id
+        self._at = _GROUPS_AT
+        self.sequence = 0
+        """That of the next group."""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> Group | None:
+        """The next group, one without rows where the log goes on in the next segment; None: it is not there whole."""
+        head = _CRC.size + _GROUP.size
+        content = os.pread(self._descriptor, _FIRST_BYTES, self._at)
+        if len(content) < head:
+            return None
+        number, sequence, _, _, length = _GROUP.unpack_from(content, _CRC.size)
+        if number != self._number or sequence != self.sequence:
+            return None
+        if length > len(content) - head:
+            content += os.pread(self._descriptor, head + length - len(content), self._at + len(content))
+        group = read_group(content, 0, self._store_id, self._number, self._at)
+        if group is not None:
+            self._at = _aligned(self._at + head + length)
+            self.sequence += 1
+        return group
+
+    def look_again(self) -> None:
+        """Have the next read go to the disk: a page that was cached may be older than a write past the cache."""
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _aligned(at: int) -> int:

@@ -9,7 +9,7 @@ be there. No record: the log has not been begun, and nothing was lost with it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,12 +19,19 @@ from ..files.failpoints import reach
 from .segment import Row, Segment, capacity_of, empty_segment, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
 
+Keep = Callable[[list[int]], list[int]]
+
 
 class WriteAheadLog:
     """The log of a store open for writing. For one thread at a time, but `flush`."""
 
-    def __init__(self, path: Path, store_id: bytes, found: WalContent) -> None:
-        """`path` is the store's directory, `found` the content of its log when it was opened; groups go behind that."""
+    def __init__(self, path: Path, store_id: bytes, found: WalContent, keep: Keep | None = None) -> None:
+        """`path` is the store's directory, `found` the content of its log when it was opened; groups go behind that.
+
+        keep: of segments that are applied, puts aside those that are still needed, and returns the others. None: none
+        is, nor what was put aside before.
+        """
+        self._keep: Keep = keep or list
         self._directory = path / DIRECTORY
         self._store_id = store_id
         self._flushing = threading.Lock()
@@ -38,8 +45,10 @@ class WriteAheadLog:
             self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
         for unmade in self._directory.glob("*.tmp"):  # a crash left it
             unmade.unlink()
+        for kept in self._directory.glob("*.kept") if keep is None else ():
+            kept.unlink()
         numbers = numbers_in(self._directory)
-        self._spare = [number for number in numbers if number < found.oldest]
+        self._spare = self._keep([number for number in numbers if number < found.oldest])
         self._ended = [number for number in numbers if found.oldest <= number < found.last]
         """The segments that are needed before the active one."""
 
@@ -127,7 +136,7 @@ class WriteAheadLog:
 
     def release(self, number: int) -> None:
         """Free a segment and those before it, which are applied by the record too: their files may be used again."""
-        self._spare += [ended for ended in self._ended if ended <= number]
+        self._spare += self._keep([ended for ended in self._ended if ended <= number])
         self._ended = [ended for ended in self._ended if ended > number]
 
     def leave_empty(self) -> None:

@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 RUNBOOKS = PAGE.partition("\n## Runbooks\n")[2].partition("\n## ")[0]
 SOURCES = [path.read_text(encoding="utf-8") for floor in FLOORS for path in modules(ROOT / floor)]
 
-INTERNAL = {"_AtPath": "a base without errors of its own"}
+INTERNAL = dict.fromkeys(("_AtPath", "_OfReplica"), "a base without errors of its own")
 """Errors that no operator can meet, and why."""
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -59,10 +59,12 @@ class Twin(NamedTuple):
 class BusyStore:
     """The store and its twin."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path, seed: int, **settings: Any) -> None:
+        """`settings`: of the store, in place of those that a seed gives."""
         self.random = Random(seed)
         self.clock = ManualClock(START_MS)
-        self.config = config("none" if seed % 3 else "commit", SMALL_SEGMENT if seed % 2 else 64 << 20)
+        chosen = config("none" if seed % 3 else "commit", SMALL_SEGMENT if seed % 2 else 64 << 20)
+        self.config = replace(chosen, **settings)
         self.store = DelayedStore.open(path, self.config, clock=self.clock)
         self.done: dict[str, int] = {}
         """How often each kind of thing was done."""
@@ -73,6 +75,11 @@ class BusyStore:
         for topic in TOPICS:
             for name in SUBSCRIPTIONS:
                 self.store.topic(topic).subscribe(name).close()
+
+    def reopen(self) -> None:
+        """Close the store, and open it again."""
+        self.store.close()
+        self.store = DelayedStore.open(self.store.path, self.config, clock=self.clock)
 
     def twin(self) -> Twin:
         """A twin of the messages to be delivered now."""

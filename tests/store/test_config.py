@@ -27,6 +27,7 @@ DEFAULTS = {
     "cluster": "standalone",
     "background": None,
     "control": None,
+    "replica": None,
     "max_clock_jump_ms": 30 * 24 * 3600 * 1000,
     "retention_ms": 0,
     "retention_bytes": 0,
@@ -55,6 +56,10 @@ DEFAULTS = {
     "map_bytes": 16 * 1024**3,
     "run_entries": 192,
     "run_bytes": 256 * 1024,
+    "ship_ms": 1_000,
+    "ship_bytes": 4 * 1024 * 1024,
+    "replica_keep_bytes": 1024**3,
+    "replica_retention_ms": 7 * 24 * 3600 * 1000,
 }
 
 # field: (lowest, highest); None as highest means as high as int64 goes
@@ -85,10 +90,14 @@ RANGES: dict[str, tuple[int, int]] = {
     "map_bytes": (2**20, 2**46),
     "run_entries": (1, 65_535),
     "run_bytes": (1024, 2**30),
+    "ship_ms": (1, 3_600_000),
+    "ship_bytes": (64 * 1024, 256 * 2**20),
+    "replica_keep_bytes": (2**20, 2**63 - 1),
+    "replica_retention_ms": (86_400_000, 2**63 - 1),
 }
 
 OPTIONAL = {"ttl_ms", "ack_timeout_ms", "max_redeliveries", "dead_letter_topic", "background", "control",
-            "max_clock_jump_ms"}  # fmt: skip
+            "max_clock_jump_ms", "replica"}  # fmt: skip
 
 
 GOOD: list[tuple[str, object]] = [
@@ -97,6 +106,7 @@ GOOD: list[tuple[str, object]] = [
     *(("tracker_prune_ratio", value) for value in (0, 0.5, 1.0)),
     *(("durability", value) for value in get_args(Durability)),
     *((name, value) for name in ("background", "control") for value in (True, False)),
+    *(("replica", value) for value in ("s3://bucket/orders", "file:///copies/orders")),
     *(("dead_letter_topic", value) for value in ("dead", "persistent://shop/mail/dead")),
 ]
 
@@ -108,6 +118,8 @@ BAD: list[tuple[str, object]] = [
     *(("durability", value) for value in ("fsync", "Commit", True, ["commit"])),
     *(("cluster", value) for value in ("", "a\nb", 5)),
     *((name, value) for name in ("background", "control") for value in (1, "yes")),
+    *(("replica", value) for value in ("", "bucket/x", 7)),
+    *(("durability", value) for value in ("replicated",)),
     *(("dead_letter_topic", value) for value in ("", "a/b", "x" * 500, 7)),
 ]
 

@@ -31,6 +31,7 @@ from . import (
     cli_inspection,
     cli_messages,
     cli_policies,
+    cli_replica,
     cli_schedules,
     cli_serve,
     cli_snapshot,
@@ -258,7 +259,7 @@ def demo(
         raise typer.Exit(1)
 
 
-for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_serve):
+for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_replica, cli_serve):
     app.registered_commands += rooms.app.registered_commands
 app.command()(completion)
 app.command()(demo)
@@ -270,7 +271,7 @@ for also, name, same in (
     command_at_place(app, also, help=f"{help_}\n\nThe same as `duelog {name}`.")(same)
 
 GROUPS = (cli_topics.topics, cli_topics.subscriptions, cli_dead_letters.app, cli_policies.app, cli_schedules.app,
-          cli_snapshot.app)  # fmt: skip
+          cli_snapshot.app, cli_replica.group)  # fmt: skip
 REGISTERED: dict[str, CommandInfo | typer.Typer] = {
     each.name or str(getattr(each.callback, "__name__", "")): each for each in app.registered_commands
 }

@@ -1,0 +1,135 @@
+"""Reading the write-ahead log on from a place, beside the thread that writes it; and keeping what is not read yet.
+
+A segment that is applied would be used again. One that has groups to be shipped is put aside in wal/ as NUMBER.kept
+until the tail has passed it (`KeptSegments`), where recovery and readers do not look.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from duelog.store.files.directory import move
+from duelog.store.wal.segment import Group, SegmentReader, file_name, place_of
+from duelog.store.wal.wal_reader import DIRECTORY
+
+
+class LogLost(Exception):
+    """The log cannot be read on from a place: what follows it is gone."""
+
+
+def _kept_name(number: int) -> str:
+    return f"{number:012d}.kept"
+
+
+class KeptSegments:
+    """Segments of a store that are applied, and not shipped. Thread-safe."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        """`path`: of the store. All segments are needed until `passed` says which are not."""
+        self._directory = path / DIRECTORY
+        self._most_bytes = most_bytes
+        self._needed = 0
+        self._lock = threading.Lock()
+        self.lost = False
+        """True once segments were given up since they took more than `most_bytes`."""
+
+    def keep(self, numbers: Iterable[int]) -> list[int]:
+        """Put aside those of applied segments that are needed; the others, which may be used again."""
+        with self._lock:
+            free = [number for number in numbers if number < self._needed]
+            kept = [number for number in numbers if number >= self._needed]
+            for number in kept:
+                move(self._directory / file_name(number), self._directory / _kept_name(number))
+            if self.bytes > self._most_bytes:
+                self.lost = True
+                self._remove(1 << 62)
+            return free
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the segments put aside."""
+        size = 0
+        for path in self._directory.glob("*.kept"):
+            with suppress(FileNotFoundError):
+                size += path.stat().st_size
+        return size
+
+    def passed(self, needed: int) -> None:
+        """Remove those before the segment `needed`."""
+        with self._lock:
+            self._needed, self.lost = needed, False
+            self._remove(needed)
+
+    def _remove(self, needed: int) -> None:
+        for path in self._directory.glob("*.kept"):
+            if int(path.stem) < needed:
+                path.unlink(missing_ok=True)
+
+
+class LogTail:
+    """Reads the groups of a store's log from a place on. For one thread at a time."""
+
+    def __init__(self, path: Path, store_id: bytes, place: int) -> None:
+        """Begin at `place` (`place_of`), which need not be written yet. Raises LogLost."""
+        self._directory = path / DIRECTORY
+        self._store_id = store_id
+        self._reader: SegmentReader | None = None
+        self.last: Group | None = None
+        """The group before `place` in its segment."""
+        self._number, sequence = place >> 32, place & 0xFFFFFFFF
+        if sequence:
+            self._reader = self._open()
+            for _ in range(sequence):
+                self.last = self._reader.read()
+                if self.last is None:
+                    self.close()
+                    raise LogLost(f"segment {self._number} of the log ends before group {sequence}")
+
+    @property
+    def place(self) -> int:
+        """The place of the next group."""
+        return place_of(self._number, 0 if self._reader is None else self._reader.sequence)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        name = file_name(self._number)
+        return name, _kept_name(self._number), name  # it may be put aside between the looks
+
+    def _open(self) -> SegmentReader:
+        for name in self._names:
+            with suppress(FileNotFoundError):
+                return SegmentReader(self._directory / name, self._number, self._store_id)
+        raise LogLost(f"segment {self._number} of the log is gone")
+
+    def take(self, until: int, most_bytes: int) -> list[Group]:
+        """Read groups with rows before the place `until`, at most about `most_bytes`, one at least if there is any.
+
+        REQUIRES: everything before `until` is in the log. Raises LogLost.
+        """
+        groups: list[Group] = []
+        size = 0
+        while self.place < until and size < most_bytes:
+            if self._reader is None:
+                self._reader = self._open()
+            group = self._reader.read()
+            if group is None:
+                self._reader.look_again()
+                group = self._reader.read()
+            if group is None:
+                raise LogLost(f"group {self._reader.sequence} of segment {self._number} of the log cannot be read")
+            if group.row_count:
+                groups.append(group)
+                size += len(group.content)
+            else:
+                self.close()
+                self._number += 1
+        return groups
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

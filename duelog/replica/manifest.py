@@ -1,0 +1,99 @@
+"""A manifest: the files of a store as of one instant, and where in the log a restore from them goes on.
+
+It stands at the log object of its number: everything that the instant's files rely on lies in log objects up to that
+one, so it is put after it. Its files are LMDB environments, copied compacted. One is known by its partition, its
+generation and the last group that is applied in it, and lies in the bucket once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, Self
+from zlib import crc32
+
+from duelog.store.errors import ReplicaDamaged, ReplicaRefused
+
+from .bucket import Bucket, manifest_name
+
+FORMAT = 1
+MAIN_START = -1
+"""In place of a partition's start: the main environment."""
+
+
+class ReplicaFile(NamedTuple):
+    """A file of a manifest: the environment that it is a copy of, and the object that has it.
+
+    start_ms: of the partition, MAIN_START. applied: the place of the last group that is applied in it.
+    """
+
+    start_ms: int
+    generation: int
+    applied: int
+    name: str
+    size: int
+    crc: int
+
+    @property
+    def content(self) -> tuple[int, int, int]:
+        """What tells its content: two files of a store with the same are of the same records."""
+        return self.start_ms, self.generation, self.applied
+
+
+class Manifest(NamedTuple):
+    """What a manifest says.
+
+    seq: the log object that it stands at. first: the first log object that a restore applies; seq + 1: none before.
+    oldest: the segment whose groups, and those after it, are not all applied; None: the log was not begun.
+    next_place: groups from there on came after the instant. taken_ms: the store's time at the instant.
+    """
+
+    store_id: bytes
+    partition_ms: int
+    seq: int
+    first: int
+    oldest: int | None
+    next_place: int
+    taken_ms: int
+    files: tuple[ReplicaFile, ...]
+
+    def pack(self) -> bytes:
+        """The bytes of the object: JSON, with a checksum."""
+        fields: dict[str, Any] = {
+            "format": FORMAT,
+            "store_id": self.store_id.hex(),
+            "partition_ms": self.partition_ms,
+            "epoch": 1,
+            "seq": self.seq,
+            "first": self.first,
+            "oldest": self.oldest,
+            "next_place": self.next_place,
+            "taken_ms": self.taken_ms,
+            "files": [each._asdict() for each in self.files],
+        }
+        fields["crc"] = crc32(json.dumps(fields, sort_keys=True).encode())
+        return json.dumps(fields, indent=1).encode() + b"\n"
+
+    @classmethod
+    def unpack(cls, url: str, name: str, content: bytes) -> Self:
+        """Raises ReplicaDamaged, which names the object, ReplicaRefused for another format."""
+        try:
+            fields = json.loads(content)
+            crc, version = fields.pop("crc"), fields["format"]
+            if crc != crc32(json.dumps(fields, sort_keys=True).encode()):
+                raise ReplicaDamaged(url, name, "does not match its checksum")
+            if version != FORMAT:
+                raise ReplicaRefused(url, f"{name} is of format {version}, expected {FORMAT}")
+            files = tuple(ReplicaFile(**each) for each in fields["files"])
+            names = ("partition_ms", "seq", "first", "oldest", "next_place", "taken_ms")
+            return cls(bytes.fromhex(fields["store_id"]), files=files, **{each: fields[each] for each in names})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ReplicaDamaged(url, name, "cannot be read") from error
+
+
+def read_manifest(bucket: Bucket, seq: int) -> Manifest:
+    """Read the manifest of a number. Raises ReplicaDamaged, ReplicaRefused, ReplicaUnreachable."""
+    name = manifest_name(seq)
+    content = bucket.get(name)
+    if content is None:
+        raise ReplicaDamaged(bucket.url, name, "is missing")
+    return Manifest.unpack(bucket.url, name, content)

@@ -1,0 +1,101 @@
+"""Making the manifests of an open store: the files of an instant are copied into the bucket.
+
+A file is copied to the disk first, compacted, then uploaded; one at a time. One that the newest manifest has is not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from duelog.backup import PointInTime, describe
+from duelog.engine import Engine
+from duelog.store.clock import ManualClock
+from duelog.store.env.environment import Environment
+from duelog.store.env.held_read import HeldRead
+from duelog.store.env.memtable import applied_position
+from duelog.store.files.directory import make_directory
+from duelog.store.wal.segment import place_of
+
+from .bucket import FILES, Bucket
+from .manifest import MAIN_START, Manifest, ReplicaFile
+from .pruning import prune
+from .shipping import Draft, Shipping
+
+
+def begin_shipping(engine: Engine, shipping: Shipping) -> None:
+    """Have an open store ship its log from now on. Raises ReplicaRefused, with the store closed."""
+    try:
+        manifests = ManifestFiles(engine, shipping, shipping.bucket)
+        background = not isinstance(engine.clock.wrapped, ManualClock)
+        shipping.begin(engine.writer().segments, manifests, background=background)
+    except BaseException:
+        engine.close()
+        raise
+
+
+class ManifestFiles:
+    """Makes the manifests of an open store. For one thread at a time."""
+
+    def __init__(self, engine: Engine, shipping: Shipping, bucket: Bucket) -> None:
+        self._engine = engine
+        self._shipping = shipping
+        self._bucket = bucket
+
+    def draft(self, before: Manifest | None) -> Draft | None:
+        """Find an instant, and copy the files that `before` does not have; None: the store closes.
+
+        Raises ReplicaUnreachable, StoreBusy, StoreFull, DamagedStore.
+        """
+        engine = self._engine
+        known = {} if before is None else {each.content: each for each in before.files}
+        scratch = Path(tempfile.mkdtemp(prefix="replica-", dir=engine.storage.path / "staging"))
+        try:
+            with engine.backing_up, engine.upkeep.maintenance.deletions_held(), closing(PointInTime(engine)) as point:
+                files = []
+                for start_ms, generation, environment, read in _environments(engine.storage.main, point):
+                    if self._shipping.closing:
+                        return None
+                    applied = applied_position(read.raw)
+                    file = known.get((start_ms, generation, applied))
+                    files.append(file or self._copy(scratch, start_ms, generation, applied, environment, read))
+                return self._drafted(point, tuple(files))
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _drafted(self, point: PointInTime, files: tuple[ReplicaFile, ...]) -> Draft:
+        storage, oldest = self._engine.storage, point.oldest_segment
+        groups = [group for group in point.wal if oldest is not None and group.number >= oldest]
+        next_place = groups[-1].position + 1 if groups else place_of(oldest or 0, 0)
+        span_ms = storage.config.partition_ms
+        manifest = Manifest(storage.store_id, span_ms, 0, 0, oldest, next_place, point.taken_ms, files)
+        return Draft(manifest, needs_groups=bool(groups))
+
+    def _copy(
+        self, scratch: Path, start_ms: int, generation: int, applied: int, environment: Environment, read: HeldRead
+    ) -> ReplicaFile:
+        target = scratch / "copy"
+        make_directory(target)
+        environment.copy(target, read)
+        copied = target / "data.mdb"
+        size, crc = describe(copied)
+        label = "main" if start_ms == MAIN_START else f"{start_ms}-{generation}"
+        name = f"{FILES}/{label}-{max(applied, 0)}-{crc:08x}.mdb"
+        self._bucket.put(name, copied)
+        shutil.rmtree(target)
+        return ReplicaFile(start_ms, generation, applied, name, size, crc)
+
+    def prune(self, newest: Manifest, now_ms: int) -> None:
+        """Remove what no restore within the retention needs. Raises ReplicaUnreachable."""
+        prune(self._bucket, now_ms, self._engine.storage.config.replica_retention_ms, making=True)
+
+
+def _environments(main: Environment, point: PointInTime) -> Iterator[tuple[int, int, Environment, HeldRead]]:
+    """(start, generation, environment, its view) of each environment of the instant; each is held until the next."""
+    yield MAIN_START, 0, main, point.main
+    point.main.release()
+    for partition, environment, read in point.partitions():
+        yield partition.start_ms, int(environment.path.name[1:]), environment, read

@@ -1,0 +1,64 @@
+"""What a replica's prefix holds, and what of it no restore needs any more.
+
+Every moment of the retention can be restored: the newest manifest before it stays, those after it, the log objects from
+the first of them on, and their files. The newest manifest always stays. A file that no manifest names may belong to one
+that is being made: only who makes it removes those of less than a day.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from duelog.store.errors import ReplicaDamaged
+
+from .bucket import FILES, Bucket, log_name, manifest_name
+from .manifest import Manifest, read_manifest
+
+
+class Pruned(NamedTuple):
+    """How many objects were removed."""
+
+    manifests: int
+    log_objects: int
+    files: int
+
+
+def read_manifests(bucket: Bucket) -> tuple[list[Manifest], list[ReplicaDamaged]]:
+    """The manifests that can be read, by number, and what is wrong with the others. Raises ReplicaUnreachable."""
+    manifests: list[Manifest] = []
+    damaged: list[ReplicaDamaged] = []
+    for seq in bucket.manifests():
+        try:
+            manifests.append(read_manifest(bucket, seq))
+        except ReplicaDamaged as error:
+            damaged.append(error)
+    return manifests, damaged
+
+
+def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: bool = False) -> Pruned:
+    """Remove what lies before the retention. `making`: the caller makes the manifests, and none just now.
+
+    Raises ReplicaUnreachable.
+    """
+    manifests, _ = read_manifests(bucket)
+    if not manifests:
+        return Pruned(0, 0, 0)
+    old = [each for each in manifests if each.taken_ms <= now_ms - retention_ms]
+    begins = old[-1] if old else manifests[0]
+    kept = [each for each in manifests if each.seq >= begins.seq]
+    gone = [each for each in manifests if each.seq < begins.seq]
+    bucket.delete([manifest_name(each.seq) for each in gone])
+    needed = min([each.first for each in kept] + [each.seq for each in kept])
+    numbers = [seq for seq in bucket.numbers() if seq < needed]
+    bucket.delete([log_name(seq) for seq in numbers])
+    named = {file.name for each in kept for file in each.files}
+    young = datetime.now(UTC) - timedelta(days=0 if making else 1)
+    files = [
+        each.name
+        for each in bucket.listing(FILES)
+        if re.search(r"\.mdb$", each.name) and each.name not in named and each.modified <= young
+    ]
+    bucket.delete(files)
+    return Pruned(len(gone), len(numbers), len(files))

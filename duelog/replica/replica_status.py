@@ -1,0 +1,86 @@
+"""Where a copy stands, told from the bucket alone; and what a store's directory has that is not in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from duelog.store.errors import ReplicaDamaged, ReplicaRefused
+from duelog.store.wal.wal_reader import WalFollower
+
+from .bucket import FILES, LOG, Bucket, log_name
+from .identity import REPLICA, store_object
+from .log_object import unpack
+from .pruning import read_manifests
+
+
+class ReplicaStatus(NamedTuple):
+    """A copy. first_ms, last_ms: every moment between them can be restored, but for gaps; None: none can.
+
+    last_place: the last group that is shipped; 0: none is. behind_groups, behind_bytes: groups of the store that are
+    not shipped, None where no directory was asked about. damaged: manifests that cannot be read.
+    """
+
+    url: str
+    store_id: str
+    manifests: int
+    first_ms: int | None
+    manifest_ms: int | None
+    last_ms: int | None
+    last_place: int
+    log_objects: int
+    log_bytes: int
+    files: int
+    file_bytes: int
+    behind_groups: int | None
+    behind_bytes: int | None
+    damaged: tuple[str, ...]
+
+
+def shipped_to(path: Path) -> str | None:
+    """The prefix that the store in `path` ships to; None: to none."""
+    try:
+        url = json.loads((path / REPLICA).read_bytes())["url"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(url)
+
+
+def replica_status(bucket: Bucket, store: Path | None = None) -> ReplicaStatus:
+    """Look at a copy, and with `store` at the directory that ships to it. Raises ReplicaRefused, ReplicaUnreachable."""
+    identity = store_object(bucket)
+    if identity is None:
+        raise ReplicaRefused(bucket.url, "holds no copy of a store: there is no STORE")
+    manifests, damaged = read_manifests(bucket)
+    log, files = bucket.listing(LOG), bucket.listing(FILES)
+    seq = max((int(each.name.rpartition("/")[2]) for each in log), default=0)
+    content = bucket.read(seq) if seq else None
+    errors = [str(error) for error in damaged]
+    end, last_ms = 0, manifests[-1].taken_ms if manifests else None
+    if content is not None:
+        try:
+            last = unpack(bucket.url, log_name(seq), content)
+            end, last_ms = last.end, max(last.time_ms, last_ms or 0) if manifests else None
+        except ReplicaDamaged as error:
+            errors.append(str(error))
+    behind = None
+    if store is not None:
+        groups = WalFollower(store, identity[0]).follow()
+        behind = [len(group.content) for group in groups if group.position >= end]
+    return ReplicaStatus(
+        bucket.url,
+        identity[0].hex(),
+        len(manifests),
+        manifests[0].taken_ms if manifests else None,
+        manifests[-1].taken_ms if manifests else None,
+        last_ms,
+        max(end - 1, 0),
+        len(log),
+        sum(each.size for each in log),
+        len(files),
+        sum(each.size for each in files),
+        None if behind is None else len(behind),
+        None if behind is None else sum(behind),
+        tuple(errors),
+    )

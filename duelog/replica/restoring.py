@@ -1,0 +1,374 @@
+"""Restoring a store from its copy, as it was at a moment.
+
+The newest manifest at or before the moment gives files and the groups that were not applied in them: together what a
+crash at its instant would have left. They are put into a directory, and recovered as after a crash. The groups behind
+that, up to the moment, follow in slices: each is written as a segment with a number of its own, and recovered and
+applied likewise. So there is one way from a log to a store, that of opening.
+
+Where the log alone does not say it: the directory of a partition that comes into being is made before its slice, that
+of one whose deletion has ended goes; a generation that was adopted is not in the copy, the one before has all that it
+has; and a slice ends before a partition closes, as recovery passes over what is of a closed one.
+
+The store is built in DIR.restoring and moved to DIR at the end: a restore that was killed left nothing at DIR.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from duelog.opening import Identity, recover, write_identity
+from duelog.partitions.partition import partition_path
+from duelog.partitions.partition_set import build_partition
+from duelog.sending.wal_segments import Checkpoint
+from duelog.store.clock import SystemClock
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import PartitionRecord, PartitionState
+from duelog.store.config import MIB, StoreConfig
+from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused
+from duelog.store.files.directory import make_directory, move, remove_tree
+from duelog.store.files.system_errors import explained
+from duelog.store.wal.segment import MAIN, Group, Row, RowKind, group_of
+from duelog.store.wal.wal_reader import DIRECTORY, write_wal
+
+from .bucket import MANIFESTS, Bucket, log_name
+from .identity import store_object
+from .log_object import LogObject, crc_of, unpack
+from .manifest import MAIN_START, Manifest, ReplicaFile, read_manifest
+
+_SLICE_BYTES = 64 * MIB
+_MARK = "RESTORING"
+_PARTITIONS = fmt.prefix(fmt.Table.PARTITION)
+
+
+class Restored(NamedTuple):
+    """What was restored. place: the last group that it has; 0: none after the files. time_ms: it was written by then.
+
+    manifest_ms: when the files were taken. groups: how many were applied. passed_over: what was damaged of newer
+    manifests.
+    """
+
+    path: Path
+    place: int
+    time_ms: int
+    manifest_ms: int
+    groups: int
+    file_bytes: int
+    log_bytes: int
+    passed_over: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Log:
+    """The log objects of a restore, read one after another and checked against each other."""
+
+    bucket: Bucket
+    store_id: bytes
+    at_ms: int | None
+    group: int | None
+    bytes: int = 0
+    groups: int = 0
+    place: int = 0
+    time_ms: int = 0
+    _before: LogObject | None = None
+    _crc: int = 0
+
+    def read(self, manifest: Manifest) -> Iterator[Group]:
+        """All groups from the manifest's first object up to the moment.
+
+        Raises ReplicaDamaged, ForkFound; ReplicaRefused where groups before the moment were never shipped.
+        """
+        numbers = set(self.bucket.numbers(manifest.first))
+        last, seq = max(numbers, default=0), manifest.first
+        while seq <= last:
+            made = self._object(seq)
+            is_after = self.at_ms is not None and made.time_ms > self.at_ms
+            for group in made.groups:
+                of_files = group.position < manifest.next_place  # the files rely on it
+                if not of_files and (is_after or (self.group is not None and group.position > self.group)):
+                    return
+                self.groups += 1
+                self.place, self.time_ms = group.position, made.time_ms
+                yield group
+            if self.group is not None and made.end > max(self.group, manifest.next_place - 1):
+                return  # what follows need not be whole
+            seq += 1
+        if self.place < manifest.next_place - 1 and manifest.first <= manifest.seq:
+            raise ReplicaDamaged(self.bucket.url, log_name(seq), f"is missing: the files of {manifest.seq} rely on it")
+
+    def _object(self, seq: int) -> LogObject:
+        name = log_name(seq)
+        content = self.bucket.read(seq)
+        if content is None:
+            raise ReplicaDamaged(self.bucket.url, name, f"is missing{self._until()}")
+        try:
+            made = unpack(self.bucket.url, name, content)
+        except ReplicaDamaged as error:
+            raise ReplicaDamaged(self.bucket.url, name, error.reason.removeprefix(f"{name} ") + self._until()) from None
+        if made.store_id != self.store_id or made.seq != seq:
+            raise ReplicaRefused(self.bucket.url, f"{name} is of another store, or of another number")
+        if self._before is not None and made.prev_crc != self._crc:
+            raise ForkFound(self.bucket.url, f"{name} does not follow the object before it: two writers{self._until()}")
+        if self._before is not None:
+            self._refuse_gap(self._before, made)
+        self._before, self._crc = made, crc_of(content)
+        self.bytes += len(content)
+        return made
+
+    def _refuse_gap(self, before: LogObject, made: LogObject) -> None:
+        if made.begin != before.end:
+            at = f"{datetime.fromtimestamp(made.time_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+            raise ReplicaRefused(
+                self.bucket.url,
+                f"groups before {log_name(made.seq)} ({at}) were never shipped, and no manifest behind them is "
+                f"there{self._until()}",
+            )
+
+    def _until(self) -> str:
+        if not self.place:
+            return ""
+        return f"; --group {self.place} restores what is before it"
+
+
+def restore(
+    bucket: Bucket,
+    target: Path,
+    *,
+    at_ms: int | None = None,
+    group: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Restored:
+    """Restore a store into `target`, absent or empty: as it was at a time, after a group, or as new as can be.
+
+    progress: called with the bytes read so far. Raises InvalidArgument, ReplicaRefused, ReplicaDamaged,
+    ReplicaUnreachable, StoreFull.
+    """
+    found = store_object(bucket)
+    if found is None:
+        raise ReplicaRefused(bucket.url, "holds no copy of a store: there is no STORE")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InvalidArgument("DIR", str(target), "expected an empty directory, or none")
+    staged = target.with_name(target.name + ".restoring")
+    if staged.exists():
+        if not (staged / _MARK).exists():
+            raise InvalidArgument("DIR", str(target), f"{staged} is in the way, and is not of a restore")
+        remove_tree(staged)
+    passed_over: list[str] = []
+    for seq in reversed(bucket.manifests()):
+        try:
+            manifest = read_manifest(bucket, seq)
+            if (at_ms is not None and manifest.taken_ms > at_ms) or (
+                group is not None and manifest.next_place > group + 1
+            ):
+                continue
+            with explained(target):
+                restored = _Restore(bucket, staged, found, manifest, progress).run(at_ms, group)
+                (staged / _MARK).unlink()
+                if target.exists():
+                    target.rmdir()
+                move(staged, target)
+        except ReplicaDamaged as error:
+            if staged.exists():
+                remove_tree(staged)
+            if error.name.startswith("log/"):  # a manifest before needs it, too
+                raise
+            passed_over.append(str(error))
+            continue
+        except BaseException:
+            if staged.exists():
+                remove_tree(staged)
+            raise
+        return restored._replace(path=target, passed_over=tuple(passed_over))
+    if passed_over:
+        raise ReplicaDamaged(bucket.url, MANIFESTS, "has no manifest that is whole: " + "; ".join(passed_over))
+    wanted = "" if at_ms is None and group is None else " at or before that moment"
+    raise ReplicaRefused(bucket.url, f"has no manifest{wanted}: `duelog replica status` tells what can be restored")
+
+
+class _Restore:
+    """One restore from one manifest."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        path: Path,
+        identity: tuple[bytes, int],
+        manifest: Manifest,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._bucket = bucket
+        self._path = path
+        self._store_id, self._partition_ms = identity
+        self._manifest = manifest
+        self._progress = progress
+        self._read = 0
+        self._config = StoreConfig(partition_ms=self._partition_ms, background=False, control=False)
+        self._closed: set[int] = set()
+        """Partitions that a slice was cut for."""
+
+    def run(self, at_ms: int | None, group: int | None) -> Restored:
+        manifest, path = self._manifest, self._path
+        if manifest.store_id != self._store_id:
+            raise ReplicaRefused(self._bucket.url, f"the manifest at {manifest.seq} is of another store")
+        make_directory(path)
+        (path / _MARK).touch()
+        for name in ("partitions", "staging", "trash", DIRECTORY):
+            make_directory(path / name)
+        for file in manifest.files:
+            self._download(file)
+        write_identity(path, Identity(self._store_id, self._partition_ms))
+        log = _Log(self._bucket, self._store_id, at_ms, group, time_ms=manifest.taken_ms)
+        groups = log.read(manifest)
+        number = self._recover_instant(groups)
+        for slice_ in self._slices(self._left):
+            self._apply(slice_, number, number)
+            number += 1
+            self._tell(log)
+        self._clear_wal()
+        write_wal(path, self._store_id, [], number)
+        size = sum(file.size for file in manifest.files)
+        return Restored(path, log.place, log.time_ms, manifest.taken_ms, log.groups, size, log.bytes, ())
+
+    def _tell(self, log: _Log) -> None:
+        if self._progress is not None:
+            self._progress(self._read + log.bytes)
+
+    def _download(self, file: ReplicaFile) -> None:
+        name = f"g{file.generation:06d}"
+        directory = (
+            self._path / "main"
+            if file.start_ms == MAIN_START
+            else partition_path(self._path, file.start_ms, 1).with_name(name)
+        )
+        make_directory(directory.parent)
+        make_directory(directory)
+        pieces = self._bucket.download(file.name)
+        if pieces is None:
+            raise ReplicaDamaged(self._bucket.url, file.name, "is missing")
+        size = crc = 0
+        with (directory / "data.mdb").open("wb") as target:
+            for piece in pieces:
+                target.write(piece)
+                size, crc = size + len(piece), zlib.crc32(piece, crc)
+                self._read += len(piece)
+                if self._progress is not None:
+                    self._progress(self._read)
+        if (size, crc) != (file.size, file.crc):
+            raise ReplicaDamaged(self._bucket.url, file.name, "does not match the manifest's checksum")
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    def _recover_instant(self, groups: Iterator[Group]) -> int:
+        """Apply what the files lack of their instant, as it lay in the log; the number of the next segment."""
+        manifest, first = self._manifest, None
+        before: list[Group] = []
+        for group in groups:
+            if group.position >= manifest.next_place:
+                first = group
+                break
+            if manifest.oldest is not None and group.number >= manifest.oldest:
+                before.append(group)
+        self._left = _after(first, groups)
+        last = manifest.next_place >> 32
+        if manifest.oldest is not None:
+            self._clear_wal()
+            write_wal(self._path, self._store_id, before, manifest.oldest)
+        self._apply_log(max(last, *(group.number for group in before), 0) if before else last)
+        return last + 1
+
+    def _slices(self, groups: Iterator[Group]) -> Iterator[list[Group]]:
+        """Groups in slices that are applied one after another."""
+        waiting: list[Group] = []
+        size = 0
+        for group in groups:
+            closing = self._closing_in(group)
+            if waiting and (closing or size >= _SLICE_BYTES):
+                yield waiting
+                waiting, size = [], 0
+            self._closed |= closing
+            waiting.append(group)
+            size += len(group.content)
+        if waiting:
+            yield waiting
+
+    def _closing_in(self, group: Group) -> set[int]:
+        """The partitions that a group says for the first time to be closed."""
+        return {
+            start_ms
+            for start_ms, record in _partition_rows(group.rows())
+            if record.state is not PartitionState.OPEN and start_ms not in self._closed
+        }
+
+    def _apply(self, groups: list[Group], oldest: int, number: int) -> None:
+        """Apply groups that lie behind all that is applied, as the segment `number`."""
+        made = [self._adjusted(group, number, sequence) for sequence, group in enumerate(groups)]
+        self._clear_wal()
+        write_wal(self._path, self._store_id, made, oldest)
+        self._apply_log(number)
+
+    def _adjusted(self, group: Group, number: int, sequence: int) -> Group:
+        """A group at another place, with the generations of partitions that the restore has."""
+        rows = list(group.rows())
+        changed = False
+        for at, row in enumerate(rows):
+            if (found := _partition_row(row)) is None:
+                if row.start_ms == MAIN and row.kind == RowKind.DELETE and row.key.startswith(_PARTITIONS):
+                    self._remove(fmt.trailing_u64(row.key))
+                continue
+            start_ms, record = found
+            generation = self._generation(start_ms, record)
+            if generation != record.generation:
+                rows[at] = row._replace(value=record._replace(generation=generation).pack())
+                changed = True
+        if changed:
+            return group_of(number, sequence, rows)
+        return group._replace(number=number, sequence=sequence)
+
+    def _remove(self, start_ms: int) -> None:
+        """Remove the directory of a partition whose deletion has ended."""
+        directory = partition_path(self._path, start_ms, 1).parent
+        if directory.exists():
+            remove_tree(directory)
+
+    def _generation(self, start_ms: int, record: PartitionRecord) -> int:
+        """The generation of a partition that the restore has; its directory is made where it has none."""
+        directory = partition_path(self._path, start_ms, 1).parent
+        there = sorted(directory.glob("g*")) if directory.exists() else []
+        if there:
+            return int(there[-1].name[1:])
+        if record.state is not PartitionState.DELETING:
+            build_partition(self._path, directory, start_ms, record.end_ms, self._store_id, self._config.map_bytes)
+        return 1
+
+    def _apply_log(self, last: int) -> None:
+        """Recover the store, as after a crash, and apply its log, whose last segment is `last`."""
+        with ExitStack() as undo:
+            recovered = recover(self._path, self._config, SystemClock(), undo, read_only=False)
+            storage = recovered.storage
+            Checkpoint(storage.main, storage.partitions, last, lambda: None).finish()
+
+    def _clear_wal(self) -> None:
+        shutil.rmtree(self._path / DIRECTORY)
+        make_directory(self._path / DIRECTORY)
+
+
+def _after(first: Group | None, groups: Iterator[Group]) -> Iterator[Group]:
+    if first is not None:
+        yield first
+        yield from groups
+
+
+def _partition_row(row: Row) -> tuple[int, PartitionRecord] | None:
+    if row.start_ms == MAIN and row.kind == RowKind.RECORD and row.key.startswith(_PARTITIONS):
+        return fmt.trailing_u64(row.key), PartitionRecord.unpack(bytes(row.value))
+    return None
+
+
+def _partition_rows(rows: Iterator[Row]) -> Iterator[tuple[int, PartitionRecord]]:
+    return (found for row in rows if (found := _partition_row(row)) is not None)

@@ -1,0 +1,581 @@
+"""Shipping: the write-ahead log of an open store goes to its copy as it is written, one log object at a time.
+
+Order in the bucket. Log objects have dense numbers and are created if absent, one in flight. An object that got no
+answer is read back: it is there, or it is put again, the same bytes. Another's bytes under the number are a fork: this
+store ships no more. So what is in the log is decided by who creates a number, and by nothing else.
+
+Order on the disk. A group is shipped once it is flushed, so that a power cut takes nothing back that the copy has; a
+segment is used again once it is shipped (`KeptSegments`), as far as `replica_keep_bytes` allows. Where the log cannot
+be read on, it goes on from the oldest segment that is needed, and the gap stays: a manifest begins behind it.
+
+What happens to the copy never stops the store. Failures are logged, counted, and tried again; a refusal ends shipping.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from duelog.store.clock import Clock
+from duelog.store.config import GIB, StoreConfig
+from duelog.store.errors import DamagedStore, DuelogError, ForkFound, ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
+from duelog.store.files.system_errors import explained
+from duelog.store.limited_log import LimitedLog
+from duelog.store.wal.segment import place_of
+from duelog.store.wal.wal_reader import DIRECTORY
+
+from .bucket import AlreadyThere, Bucket, log_name
+from .identity import Shipped, claim, read_shipped
+from .log_object import LogObject, crc_of, unpack
+from .log_tail import KeptSegments, LogLost, LogTail
+from .manifest import Manifest, read_manifest
+
+_log = logging.getLogger("duelog.replica")
+
+MANIFEST_MS = 3_600_000
+"""A manifest is made so long after the one before, where anything was shipped since."""
+
+MANIFEST_BYTES = GIB
+"""It is made sooner once so much was shipped."""
+
+_RETRY_MS = 1_000
+_LONGEST_RETRY_MS = 30_000
+_DRAIN_S = 10.0
+"""How long a close waits for the copy; what is not shipped then is shipped after the next opening."""
+
+_SHIPPED_KEPT = 10_000
+"""Log objects whose ends are remembered, to tell where a manifest begins."""
+
+
+class Draft(NamedTuple):
+    """Files that lie in the bucket, of a manifest that is put once the log has all before `next_place`."""
+
+    manifest: Manifest
+    needs_groups: bool
+    """True where the log has groups that a restore from it applies."""
+
+
+class ManifestSource(Protocol):
+    """Makes manifests of an open store."""
+
+    def draft(self, before: Manifest | None) -> Draft | None:
+        """Copy what `before` does not have; None: broken off since the store closes."""
+        ...
+
+    def prune(self, newest: Manifest, now_ms: int) -> None:
+        """Remove what no restore needs any more."""
+        ...
+
+
+@dataclass(slots=True)
+class ShippingFigures:
+    """Counts of an open store's shipping. seconds: of puts that were stored."""
+
+    puts: int = 0
+    failures: int = 0
+    bytes: int = 0
+    manifests: int = 0
+    seconds: float = 0.0
+
+
+class ShippingState(NamedTuple):
+    """Where shipping stands. lag_ms: how long the oldest group that is not shipped has waited; 0: none does.
+
+    error: why shipping fails or has ended; None: it does not. ended: it is refused, and not tried again. seq: the last
+    log object. place: groups before it are shipped. manifest_ms: when the newest manifest was taken; None: there is
+    none. kept_bytes: of the log on disk, kept for the copy alone.
+    """
+
+    url: str
+    lag_ms: int
+    lag_bytes: int
+    lag_groups: int
+    error: str | None
+    ended: bool
+    seq: int
+    place: int
+    manifest_ms: int | None
+    kept_bytes: int
+    puts: int
+    failures: int
+    bytes: int
+    manifests: int
+    put_seconds: float
+
+
+class LogSource(Protocol):
+    """What shipping asks of the log's writer."""
+
+    def flush(self) -> None:
+        """Wait until every group is on disk."""
+        ...
+
+    def next_place(self) -> int:
+        """The place of the next group; what is before it is written."""
+        ...
+
+    def oldest_segment(self) -> int:
+        """The first segment that a crash would need."""
+        ...
+
+
+class Shipping:
+    """Ships the log of one open store. Thread-safe; one thread ships at a time."""
+
+    def __init__(self, path: Path, store_id: bytes, config: StoreConfig, clock: Clock, bucket: Bucket) -> None:
+        """`path` is the store's directory. Nothing is asked of the bucket yet. Raises ReplicaRefused."""
+        self._path = path
+        self._store_id = store_id
+        self._partition_ms = config.partition_ms
+        self._ship_ms = config.ship_ms
+        self._ship_bytes = config.ship_bytes
+        self._clock = clock
+        self.bucket = self._bucket = bucket
+        read_shipped(path, bucket.url)  # refuses one that cannot be read, before anything is begun
+        self.kept = KeptSegments(path, config.replica_keep_bytes)
+        self.figures = ShippingFigures()
+        self.error: DuelogError | None = None
+        self.ended = False
+        """True once shipping was refused, or the store is closed."""
+        self._log = LimitedLog(_log)
+
+        self._owner = uuid.uuid4().hex
+        self._source: LogSource | None = None
+        self._manifests: ManifestSource | None = None
+        self._working = threading.Lock()
+        """Held by the thread that ships."""
+        self._seq = 0
+        """The last log object that is stored."""
+        self._end = 0
+        """Where it ends."""
+        self._crc = 0
+        self._tail: LogTail | None = None
+        self._pending: tuple[LogObject, bytes] | None = None
+        """The object that is put next, or again; its bytes never change."""
+        self._marks: deque[tuple[int, int]] = deque()
+        """(time, place): every group before the place was written by then; those that are not shipped."""
+        self._ends: deque[tuple[int, int]] = deque(maxlen=_SHIPPED_KEPT)
+        """(number, end) of log objects that this opening has shipped."""
+        self.manifest: Manifest | None = None
+        """The newest."""
+        self._manifest_bytes = 0
+        """Bytes shipped since it was taken."""
+        self._draft: Draft | None = None
+        self._drafting: threading.Thread | None = None
+        self._draft_at_ms = 0
+        """Before that no manifest is tried again."""
+        self._begins_anew = False
+        """True from a gap of the log to the next manifest."""
+        self._gap_end = 0
+        """The place behind the last gap of the log."""
+
+        self._wake = threading.Condition()
+        self._waiting_bytes = self._waiting_groups = 0
+        self._since_ms: int | None = None
+        """When the first group came that is not shipped."""
+        self._closing = self._draining = self._stopping = False
+        """Set one after the other: no manifest is made; all is shipped; the thread ends."""
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    # -- the life of an opening --------------------------------------------------------------------
+
+    def begin(self, source: LogSource, manifests: ManifestSource, *, background: bool) -> None:
+        """Ship from now on, by a thread if `background`; else `step` does. Raises ReplicaRefused."""
+        self._source, self._manifests = source, manifests
+        with self._working:
+            try:
+                self._attach()
+            except ReplicaUnreachable as error:
+                self._failed(error)
+        if background:
+            self._thread = threading.Thread(target=self._run, name="duelog-replica", daemon=True)
+            self._thread.start()
+
+    def appended(self, size: int) -> None:
+        """Hear of a group that was appended. For the leader of the WAL writer."""
+        self._waiting_bytes += size
+        self._waiting_groups += 1
+        if self._since_ms is None or self._waiting_bytes >= self._ship_bytes > self._waiting_bytes - size:
+            with self._wake:
+                if self._since_ms is None:
+                    self._since_ms = self._clock.now_ms()
+                self._wake.notify_all()
+
+    def drain(self) -> None:
+        """Ship what there is, as nothing is appended any more; gives up after some seconds, or a failure."""
+        if self._thread is None:
+            with suppress(DuelogError):
+                self.step()
+            return
+        until = time.monotonic() + _DRAIN_S
+        with self._wake:
+            self._draining = True
+            self._wake.notify_all()
+            while not self._is_shipped() and not self.ended and self.error is None and time.monotonic() < until:
+                self._wake.wait(0.05)
+
+    def stop_manifests(self) -> None:
+        """Break off a manifest that is being made, and wait for its end. It holds the store's environments."""
+        self._closing = True
+        drafting = self._drafting
+        if drafting is not None and os.getpid() == self._process:
+            drafting.join()
+
+    @property
+    def closing(self) -> bool:
+        """True once no manifest is made any more."""
+        return self._closing
+
+    def end(self) -> None:
+        """End the thread. A second call does nothing."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread is not None and os.getpid() == self._process:
+            self._thread.join()
+        self.ended = True
+        if self._tail is not None:
+            self._tail.close()
+
+    def _is_shipped(self) -> bool:
+        source, tail = self._source, self._tail
+        return source is not None and tail is not None and self._pending is None and tail.place >= source.next_place()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            wait_ms: float | None = None
+            try:
+                self.step()
+                failures = 0
+            except DuelogError:
+                if self.ended:
+                    return
+                wait_ms = min(_RETRY_MS << min(failures, 8), _LONGEST_RETRY_MS)
+                failures += 1
+            except Exception as error:
+                self._refused(ReplicaRefused(self._bucket.url, f"shipping has failed: {error!r}"), error)
+                return
+            with self._wake:
+                self._wake.notify_all()
+                if self._stopping:
+                    return
+                if wait_ms is not None:
+                    self._wake.wait(wait_ms / 1000)
+                    continue
+                until = time.monotonic() + MANIFEST_MS / 1000
+                while not self._stopping and not self._draining and time.monotonic() < until:
+                    if self._waiting_bytes >= self._ship_bytes or self._draft is not None:
+                        break
+                    if self._since_ms is not None:  # a clock that was set back waits no longer
+                        due = time.monotonic() + self._ship_ms / 1000
+                        until = min(until, due)
+                    self._wake.wait(max(until - time.monotonic(), 0.001))
+                if self._draining and self._is_shipped():
+                    self._wake.wait_for(lambda: self._stopping)
+                    return
+
+    def step(self) -> None:
+        """Ship all that is there, and begin, put and prune manifests if it is time.
+
+        Raises ReplicaUnreachable, and ReplicaRefused, after which nothing is shipped any more.
+        """
+        with self._working:
+            if self.ended or self._source is None:
+                return
+            try:
+                with explained(self._path):
+                    if self._tail is None:
+                        self._attach()
+                    self._ship()
+                    self._care_for_manifests()
+            except ReplicaRefused as error:
+                self._refused(error)
+                raise
+            except DuelogError as error:
+                self._failed(error)
+                raise
+            if self.error is not None:
+                _log.warning("%s: the log is shipped again", self._bucket.url)
+            self.error = None
+
+    def _failed(self, error: DuelogError) -> None:
+        self.figures.failures += 1
+        self.error = error
+        self._log.log(logging.WARNING, "%s: nothing is shipped for now: %s", self._path, error)
+
+    def _refused(self, error: DuelogError, cause: BaseException | None = None) -> None:
+        self.figures.failures += 1
+        self.error, self.ended = error, True
+        _log.critical("%s: nothing is shipped any more: %s", self._path, error, exc_info=cause)
+        self.kept.passed(1 << 62)
+
+    # -- where the log stands ----------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        """Find the end of the log in the bucket, and begin there. Raises ReplicaRefused, ReplicaUnreachable."""
+        source, bucket = self._the_source(), self._bucket
+        shipped = claim(bucket, self._path, self._store_id, self._partition_ms)
+        manifests = bucket.manifests()
+        while manifests and self.manifest is None:
+            try:
+                self.manifest = read_manifest(bucket, manifests.pop())
+            except ReplicaDamaged as error:
+                _log.error("%s", error)
+        numbers = bucket.numbers(0 if self.manifest is None else self.manifest.seq)
+        self._seq = max(numbers, default=0 if self.manifest is None else self.manifest.seq)
+        start = None
+        if numbers:
+            start = self._go_on_after(numbers[-1], shipped, source.next_place())
+        owners = (*shipped.owners[-1:], self._owner)
+        Shipped(bucket.url, owners).write(self._path)
+        try:
+            if start is None:
+                raise LogLost("nothing of it was shipped")
+            self._tail = LogTail(self._path, self._store_id, start)
+        except LogLost as lost:
+            self._begin_anew(lost)
+        else:
+            self.kept.passed(start >> 32)
+        self._note_waiting()
+
+    def _go_on_after(self, seq: int, shipped: Shipped, next_place: int) -> int:
+        """Look at the last object of the log; the place from which on this store's groups follow it."""
+        content = self._bucket.read(seq)
+        if content is None:
+            raise ReplicaDamaged(self._bucket.url, log_name(seq), "is missing")
+        last = unpack(self._bucket.url, log_name(seq), content)
+        if last.owner not in shipped.owners:
+            raise ForkFound(
+                self._bucket.url,
+                f"{log_name(seq)} was shipped from elsewhere: another directory is open as this store, or was. "
+                "`duelog replica init` gives this one a new prefix",
+            )
+        if last.end > next_place:
+            raise ForkFound(
+                self._bucket.url,
+                f"{log_name(seq)} has groups up to {last.end}, the log in {self._path} ends at {next_place}: this "
+                "directory is older than its copy. Restore the copy, or give this one a new prefix",
+            )
+        self._crc, self._end = crc_of(content), last.end
+        return last.end
+
+    def _begin_anew(self, lost: LogLost) -> None:
+        """Go on from the oldest segment that is there, and begin with a manifest."""
+        source = self._the_source()
+        if self._seq:
+            _log.warning("%s: the copy goes on with a new manifest: %s", self._path, lost)
+        oldest = source.oldest_segment()
+        self.kept.passed(oldest)
+        if self._tail is not None:
+            self._tail.close()
+        self._tail = LogTail(self._path, self._store_id, place_of(oldest, 0))
+        self._end = self._gap_end = place_of(oldest, 0)
+        self._begins_anew, self._draft = True, None
+        self._marks.clear()
+
+    def _the_source(self) -> LogSource:
+        if self._source is None:
+            raise ReplicaRefused(self._bucket.url, "shipping was not begun")
+        return self._source
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    def _ship(self) -> None:
+        source = self._the_source()
+        self._mark(source)
+        while self._pending is not None or (self._marks and not self._stopping):
+            if self._pending is None:
+                self._pending = self._next_object()
+                if self._pending is None:
+                    continue
+            self._put(*self._pending)
+        self._note_waiting()
+
+    def _mark(self, source: LogSource) -> None:
+        """Note up to where the log is written by now."""
+        now_ms, place = self._clock.now_ms(), source.next_place()
+        last = self._marks[-1][1] if self._marks else self._tail.place if self._tail is not None else 0
+        if place > last:
+            source.flush()
+            self._marks.append((now_ms, place))
+            if len(self._marks) > _SHIPPED_KEPT:
+                self._marks.popleft()
+
+    def _next_object(self) -> tuple[LogObject, bytes] | None:
+        """Make the next object of the log; None: there are no groups up to the first mark."""
+        tail = self._tail
+        if tail is None:
+            return None
+        time_ms, until = self._marks[0]
+        try:
+            if self.kept.lost:
+                self._gap_end = 0
+                raise LogLost("it took more than replica_keep_bytes while it could not be shipped")
+            groups = tail.take(until, self._ship_bytes)
+        except LogLost as lost:
+            gap_end = self._gap_end
+            self._begin_anew(lost)
+            if self._gap_end == gap_end:  # the oldest segment cannot be read either
+                raise DamagedStore(self._path / DIRECTORY, str(lost)) from lost
+            self._mark(self._the_source())
+            return None
+        if tail.place >= until:
+            self._marks.popleft()
+        if not groups:
+            return None
+        end = groups[-1].position + 1
+        made = LogObject(self._store_id, 1, self._seq + 1, self._end, end, time_ms, self._crc, self._owner, groups)
+        return made, made.pack()
+
+    def _put(self, made: LogObject, content: bytes) -> None:
+        """Have an object be stored, or raise with it pending. Raises ForkFound, ReplicaUnreachable."""
+        begun = time.perf_counter()
+        try:
+            self._bucket.append(made.seq, content)
+        except AlreadyThere:
+            self._read_back(made, content)
+        except ReplicaUnreachable:
+            if not self._read_back(made, content):
+                raise
+            self.figures.failures += 1  # it was stored, and its answer lost
+        self.figures.puts += 1
+        self.figures.bytes += len(content)
+        self.figures.seconds += time.perf_counter() - begun
+        self._manifest_bytes += len(content)
+        self._seq, self._end, self._crc, self._pending = made.seq, made.end, crc_of(content), None
+        self._ends.append((made.seq, made.end))
+        self.kept.passed(made.end >> 32)  # the last one shipped stays: the next opening goes on in it
+
+    def _read_back(self, made: LogObject, content: bytes) -> bool:
+        """Return whether an object in doubt is stored. Raises ForkFound, ReplicaUnreachable."""
+        stored = self._bucket.read(made.seq)
+        if stored is None:
+            return False
+        if stored != content:
+            raise ForkFound(
+                self._bucket.url,
+                f"{log_name(made.seq)} was created by another writer: this store is open as {self._path} and elsewhere",
+            )
+        return True
+
+    def _note_waiting(self) -> None:
+        with self._wake:
+            self._waiting_bytes = self._waiting_groups = 0
+            self._since_ms = None  # before the look: a group that comes after it says so by itself
+            if not self._is_shipped():
+                self._since_ms = self._clock.now_ms()
+
+    # -- manifests ---------------------------------------------------------------------------------
+
+    def _care_for_manifests(self) -> None:
+        draft = self._draft
+        if draft is not None and self._is_before_gap(draft):
+            draft = self._draft = None
+        if draft is not None and self._tail is not None and self._tail.place >= draft.manifest.next_place:
+            self._put_manifest(draft)
+        if self._closing or self._draft is not None or not self._manifest_is_due():
+            return
+        if self._thread is None:
+            self._make_draft()
+            if self._draft is not None:
+                self._ship()
+                self._care_for_manifests()
+        elif self._drafting is None or not self._drafting.is_alive():
+            self._drafting = threading.Thread(target=self._make_draft, name="duelog-manifest", daemon=True)
+            self._drafting.start()
+
+    def _is_before_gap(self, draft: Draft) -> bool:
+        """Return whether a restore from a manifest would need groups that were never shipped."""
+        begins = place_of(draft.manifest.oldest or 0, 0) if draft.needs_groups else draft.manifest.next_place
+        return min(begins, draft.manifest.next_place) < self._gap_end
+
+    def _manifest_is_due(self) -> bool:
+        now_ms = self._clock.now_ms()
+        if now_ms < self._draft_at_ms:
+            return False
+        if self.manifest is None or self._begins_anew or self._manifest_bytes >= MANIFEST_BYTES:
+            return True
+        return self._seq > self.manifest.seq and now_ms >= self.manifest.taken_ms + MANIFEST_MS
+
+    def make_manifest(self) -> None:
+        """Have the next step make a manifest, whether it is time or not."""
+        self._manifest_bytes = MANIFEST_BYTES
+
+    def _make_draft(self) -> None:
+        """Copy files for a manifest. In a thread of its own, beside the one that ships."""
+        try:
+            if self._manifests is not None:
+                self._draft = self._manifests.draft(self.manifest)
+        except Exception as error:
+            self._draft_at_ms = self._clock.now_ms() + _LONGEST_RETRY_MS
+            self.figures.failures += 1
+            self._log.log(logging.ERROR, "%s: no manifest is made for now: %s", self._path, error)
+        with self._wake:
+            self._wake.notify_all()
+
+    def _put_manifest(self, draft: Draft) -> None:
+        first = self._seq + 1
+        if draft.needs_groups:
+            first = self._first_from(place_of(draft.manifest.oldest or 0, 0))
+        manifest = draft.manifest._replace(seq=self._seq, first=first)
+        self._bucket.put(f"snap/{self._seq:016d}", manifest.pack())
+        self.manifest, self._draft, self._begins_anew = manifest, None, False
+        self._manifest_bytes = 0
+        self.figures.manifests += 1
+        if self._manifests is not None:
+            self._manifests.prune(manifest, self._clock.now_ms())
+
+    def _first_from(self, place: int) -> int:
+        """The first log object that has groups from a place on."""
+        for seq, end in self._ends:
+            if end > place and seq == self._ends[0][0]:
+                break
+            if end > place:
+                return seq
+        seq = self._ends[0][0] if self._ends else self._seq + 1
+        while seq > 1 and (content := self._bucket.read(seq - 1)) is not None:
+            if unpack(self._bucket.url, log_name(seq - 1), content).end <= place:
+                break
+            seq -= 1
+        return seq
+
+    # -- figures -----------------------------------------------------------------------------------
+
+    def state(self) -> ShippingState:
+        """Where shipping stands now."""
+        figures, since_ms = self.figures, self._since_ms
+        error = None if self.error is None else str(self.error)
+        return ShippingState(
+            self._bucket.url,
+            0 if since_ms is None else max(self._clock.now_ms() - since_ms, 1),
+            self._waiting_bytes,
+            self._waiting_groups,
+            error,
+            error is not None and self.ended,
+            self._seq,
+            self._end,
+            None if self.manifest is None else self.manifest.taken_ms,
+            self.kept.bytes,
+            figures.puts,
+            figures.failures,
+            figures.bytes,
+            figures.manifests,
+            figures.seconds,
+        )
+
+
+def open_shipping(path: Path, store_id: bytes, config: StoreConfig, clock: Clock) -> Shipping:
+    """Prepare the shipping of a store with `replica`. Raises InvalidArgument, ReplicaRefused."""
+    return Shipping(path, store_id, config, clock, Bucket(config.replica or ""))

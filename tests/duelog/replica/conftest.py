@@ -1,0 +1,17 @@
+"""Fixtures of stores with a copy."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("obstore", reason="duelog[replica] is not installed")
+
+from tests.duelog.replica.faulty import FaultyBucket
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> FaultyBucket:
+    """The bucket of every store that is opened with a replica; nothing goes wrong with it unless told so."""
+    faulty = FaultyBucket()
+    monkeypatch.setattr("duelog.replica.shipping.Bucket", lambda url: faulty)
+    return faulty

@@ -1,0 +1,427 @@
+"""What is shipped, how doubts are settled, who is refused, and what a bucket that is down does to a store: nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
+from duelog.errors import ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnreachable
+from duelog.replica import identity
+from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, check_url, log_name
+from duelog.replica.log_object import LogObject, crc_of, unpack
+from duelog.replica.manifest import read_manifest
+from duelog.store.errors import ReplicaDamaged
+from tests.conftest import START_MS, OpenStore, present
+from tests.duelog.replica.faulty import URL, FaultyBucket, random_faults, restored, ship, shipping_of
+from tests.duelog.side_by_side import crashed
+from tests.proof import length
+
+CONFIG = StoreConfig(replica=URL, wal_bytes=24 << 10)
+PUTS = length("DUELOG_REPLICA_PUTS", 300, 10_000)
+
+
+def log_of(bucket: FaultyBucket) -> list[LogObject]:
+    """The log, each object checked against the one before."""
+    found: list[LogObject] = []
+    crc = None
+    for seq in bucket.numbers():
+        content = present(bucket.read(seq))
+        made = unpack(URL, log_name(seq), content)
+        assert made.seq == seq
+        if found:
+            assert (made.begin, made.prev_crc, seq) == (found[-1].end, crc, found[-1].seq + 1)
+        found.append(made)
+        crc = crc_of(content)
+    return found
+
+
+def waiting(store: DelayedStore) -> set[bytes]:
+    """The payloads that wait in topic a."""
+    return {bytes(message.payload) for message in store.topic("a").scheduled()}
+
+
+def of_copy(bucket: Bucket, path: Path) -> set[bytes]:
+    """The payloads that wait in a restored copy."""
+    restored(bucket, path)
+    with DelayedStore.open(path, clock=ManualClock(START_MS)) as store:
+        assert list(store.check(deep=True)) == []
+        return waiting(store)
+
+
+@pytest.mark.series
+def test_puts_that_go_wrong_put_each_group_into_the_log_once(bucket: FaultyBucket, open_store: OpenStore) -> None:
+    """Answers are lost, come late, or refuse what the client itself put: no group is missing, none is there twice."""
+    store = open_store(config=CONFIG)
+    bucket.faults = random_faults(7)
+    places = set()
+    while bucket.creations < PUTS:
+        store.topic("a").send(b"x", deliver_after=100)
+        places.add(shipping_of(store)._the_source().next_place() - 1)
+        ship(store)
+    shipped = [group.position for each in log_of(bucket) for group in each.groups]
+    assert len(set(shipped)) == len(shipped)
+    assert places <= set(shipped)
+
+
+@pytest.mark.parametrize("fault", ["lost", "late", "twice"])
+def test_a_put_whose_answer_is_lost_is_not_put_again(fault: str, bucket: FaultyBucket, open_store: OpenStore) -> None:
+    """The number is read back: the same bytes are there, or come meanwhile."""
+    store = open_store(config=CONFIG)
+    ship(store)
+    before = len(bucket.numbers())
+    bucket.faults = iter([fault])
+    store.topic("a").send(b"x", deliver_after=100)
+    ship(store)
+    assert len(log_of(bucket)) == before + 1
+    assert shipping_of(store).state().error is None
+
+
+def test_a_number_that_another_writer_took_is_a_fork(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Nothing is shipped any more, the store goes on, and every reader that comes later sees what was there."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send(b"1", deliver_after=100)
+    ship(store)
+    last = log_of(bucket)[-1]
+    bucket.put(log_name(last.seq + 1), last._replace(seq=last.seq + 1, owner="another").pack())
+    store.topic("a").send(b"2", deliver_after=100)
+    with pytest.raises(ForkFound, match=log_name(last.seq + 1)):
+        shipping_of(store).step()
+    assert shipping_of(store).state().ended
+    store.topic("a").send(b"3", deliver_after=100)
+    shipping_of(store).step()
+    assert len(bucket.numbers()) == last.seq + 1
+    with pytest.raises(ForkFound, match="two writers"):
+        restored(bucket, tmp_path / "restored")
+
+
+def test_a_copy_of_the_directory_is_refused(bucket: FaultyBucket, tmp_path: Path, clock: ManualClock) -> None:
+    """The original was opened since: only one of the two ships."""
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
+        store.topic("a").send(b"1", deliver_after=100)
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
+        store.topic("a").send(b"2", deliver_after=100)
+    with pytest.raises(ForkFound, match="shipped from elsewhere"):
+        DelayedStore.open(tmp_path / "copy", CONFIG, clock=clock)
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
+        assert waiting(store) == {b"1", b"2"}
+
+
+def test_a_directory_that_lies_behind_its_copy_is_refused(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """A file system was set back: what the copy has would get the ids of other messages."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send(b"1", deliver_after=100)
+    ship(store)
+    before = crashed(store, tmp_path / "before")
+    store.topic("a").send(b"2", deliver_after=100)
+    ship(store)
+    with pytest.raises(ForkFound, match="older than its copy"):
+        DelayedStore.open(before, CONFIG, clock=clock)
+
+
+def test_two_stores_do_not_share_a_prefix(bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path) -> None:
+    """Nor does a store ship to what is no copy at all."""
+    open_store(config=CONFIG)
+    with pytest.raises(ReplicaRefused, match="is the copy of store"):
+        open_store(tmp_path / "other", CONFIG)
+    for content, says in ((b"{}", "cannot be read"), (b'{"format": 9, "crc": 1}', "checksum")):
+        bucket.put(identity.STORE, content)
+        with pytest.raises(ReplicaRefused, match=says):
+            open_store(tmp_path / "third", CONFIG)
+
+
+def test_a_restored_store_ships_to_a_new_prefix_only(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the old one it would add another history."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send(b"1", deliver_after=100)
+    ship(store)
+    restored(bucket, tmp_path / "restored")
+    with pytest.raises(ForkFound, match="new prefix"):
+        open_store(tmp_path / "restored", CONFIG)
+    another = FaultyBucket()
+    monkeypatch.setattr("duelog.replica.shipping.Bucket", lambda url: another)
+    again = open_store(tmp_path / "restored", CONFIG)
+    again.topic("a").send(b"2", deliver_after=100)
+    ship(again)
+    assert of_copy(another, tmp_path / "twice") == {b"1", b"2"}
+
+
+def test_a_bucket_that_is_down_stops_nothing(
+    bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, open_store: OpenStore
+) -> None:
+    """The store opens, sends and closes; what was not shipped is kept beside the log until it is."""
+    bucket.is_down = True
+    sent = set()
+    for round_ in range(3):
+        store = open_store(config=CONFIG)
+        for number in range(60):
+            sent.add(b"%d-%d" % (round_, number))
+            store.topic("a").send(b"%d-%d" % (round_, number), deliver_after=1000 + 86_400 * (number % 5))
+            store._engine.writer().apply_all() if number % 20 == 19 else None
+        assert isinstance(shipping_of(store).error, ReplicaUnreachable)
+        store.close()
+    assert list((tmp_path / "store" / "wal").glob("*.kept"))
+    bucket.is_down = False
+    store = open_store(config=CONFIG)
+    ship(store)
+    assert shipping_of(store).error is None
+    assert of_copy(bucket, tmp_path / "restored") == sent
+    assert len(list((tmp_path / "store" / "wal").glob("*.kept"))) <= 1
+
+
+def test_a_log_that_outgrows_its_space_goes_on_behind_a_gap(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gap is told; what is before it and what is behind it can be restored, and nothing else is given for it."""
+    store = open_store(config=StoreConfig(replica=URL, wal_bytes=64 << 10, replica_keep_bytes=1 << 20))
+    store.topic("a").send(b"first", deliver_after=100)
+    ship(store)
+    first = log_of(bucket)[-1].end - 1
+    bucket.is_down = True
+    for number in range(40):
+        store.topic("a").send(b"%d" % number + bytes(50_000), deliver_after=100)
+    assert shipping_of(store).kept.lost
+    bucket.is_down = False
+    drafts, shipping = shipping_of(store)._manifests, shipping_of(store)
+    shipping._manifests = None
+    ship(store)
+    assert "goes on with a new manifest" in caplog.text
+    with pytest.raises(ReplicaRefused, match=f"never shipped.*--group {first} restores"):
+        restored(bucket, tmp_path / "in-gap")
+    restored(bucket, tmp_path / "before", group=first)
+    with DelayedStore.open(tmp_path / "before", clock=ManualClock(START_MS)) as old:
+        assert waiting(old) == {b"first"}
+    shipping._manifests, shipping._draft_at_ms = drafts, 0
+    ship(store)
+    assert of_copy(bucket, tmp_path / "behind") == waiting(store)
+
+
+def test_a_file_that_the_bucket_has_is_not_uploaded_again(
+    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Of ten days only those that were sent to."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send_batch([Message(b"x", deliver_after=86_400 * day + 1) for day in range(10)])
+    store._engine.writer().apply_all()
+    clock.advance(timedelta(hours=2))
+    ship(store)
+    before = {each.name for each in bucket.listing(FILES)}
+    store.topic("a").send(b"y", deliver_after=86_400 * 5)
+    store._engine.writer().apply_all()
+    clock.advance(timedelta(hours=2))
+    ship(store)
+    fresh = {each.name for each in bucket.listing(FILES)} - before
+    newest = read_manifest(bucket, bucket.manifests()[-1])
+    assert len(newest.files) == 11
+    assert [file.start_ms for file in newest.files if file.name in fresh] == [
+        START_MS // 86_400_000 * 86_400_000 + 5 * 86_400_000
+    ]
+
+
+def test_every_moment_of_the_retention_can_be_restored_and_the_rest_goes(
+    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Manifests, log objects and files before it are removed with a new manifest; the newest stays for ever."""
+    store = open_store(config=StoreConfig(replica=URL, replica_retention_ms=timedelta(days=2)))
+    ends: list[int] = []
+    for day in range(8):
+        store.topic("a").send(b"%d" % day, deliver_after=86_400 * 30)
+        ship(store)
+        ends.append(shipping_of(store).state().place - 1)
+        clock.advance(timedelta(days=1))
+    assert bucket.manifests()[0] > 3
+    assert bucket.numbers()[0] >= read_manifest(bucket, bucket.manifests()[0]).first - 1
+    named = {file.name for seq in bucket.manifests() for file in read_manifest(bucket, seq).files}
+    assert {each.name for each in bucket.listing(FILES)} == named
+    for day in (5, 6, 7):
+        restored(bucket, tmp_path / str(day), group=ends[day])
+        with DelayedStore.open(tmp_path / str(day), clock=clock) as old:
+            assert waiting(old) == {b"%d" % each for each in range(day + 1)}
+    with pytest.raises(ReplicaRefused, match="no manifest at or before"):
+        restored(bucket, tmp_path / "old", group=ends[0])
+
+
+def test_a_moment_is_restored_by_its_time(
+    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Groups that were written by then, and none that came after."""
+    store = open_store(config=CONFIG)
+    times = []
+    for number in range(5):
+        store.topic("a").send(b"%d" % number, deliver_after=86_400)
+        ship(store)
+        times.append(clock.now_ms())
+        clock.advance(1_000)
+    restored(bucket, tmp_path / "restored", at_ms=times[2] + 500)
+    with DelayedStore.open(tmp_path / "restored", clock=clock) as old:
+        assert waiting(old) == {b"0", b"1", b"2"}
+    with pytest.raises(ReplicaRefused, match="no manifest at or before"):
+        restored(bucket, tmp_path / "early", at_ms=START_MS - 1)
+
+
+def test_a_damaged_file_is_passed_over_for_the_manifest_before(
+    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """It is named, and the log makes up for it; with no manifest whole nothing is restored."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send(b"1", deliver_after=86_400)
+    ship(store)
+    clock.advance(timedelta(hours=2))
+    store.topic("a").send(b"2", deliver_after=86_400)
+    store.topic("b").send(b"")
+    store._engine.writer().apply_all()
+    clock.advance(timedelta(hours=2))
+    ship(store)
+    newest = read_manifest(bucket, bucket.manifests()[-1])
+    (main,) = [file.name for file in newest.files if "main" in file.name]
+    bucket.put(main, present(bucket.get(main))[:-1] + b"?")
+    found = restored(bucket, tmp_path / "restored")
+    assert main in found.passed_over[0]
+    with DelayedStore.open(tmp_path / "restored", clock=clock) as again:
+        assert waiting(again) == {b"1", b"2"}
+    bucket.delete([file.name for seq in bucket.manifests() for file in read_manifest(bucket, seq).files])
+    with pytest.raises(ReplicaDamaged, match="is missing"):
+        restored(bucket, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+def test_a_damaged_log_object_is_named_and_what_is_before_it_can_be_had(
+    damage: str, bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Nothing is restored as if it were not there, but on request."""
+    store = open_store(config=CONFIG)
+    for number in range(4):
+        store.topic("a").send(b"%d" % number, deliver_after=86_400)
+        ship(store)
+    objects = log_of(bucket)
+    name, before = log_name(objects[-2].seq), objects[-3].end - 1
+    if damage == "missing":
+        bucket.delete([name])
+    else:
+        content = present(bucket.get(name))
+        bucket.put(name, content[:150] + bytes((content[150] ^ 1,)) + content[151:])
+    with pytest.raises(ReplicaDamaged, match=f"{name} .*--group {before} restores"):
+        restored(bucket, tmp_path / "restored")
+    restored(bucket, tmp_path / "restored", group=before)
+    with DelayedStore.open(tmp_path / "restored", clock=clock) as again:
+        assert waiting(again) == {b"0", b"1"}
+
+
+def test_any_flipped_bit_of_a_log_object_is_seen(bucket: FaultyBucket, open_store: OpenStore) -> None:
+    """Its checksum covers all of it."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send(b"x", deliver_after=86_400)
+    ship(store)
+    content = present(bucket.read(bucket.numbers()[-1]))
+    for at in range(0, len(content), 7):
+        with pytest.raises(ReplicaDamaged):
+            unpack(URL, "log/1", content[:at] + bytes((content[at] ^ 1 << at % 8,)) + content[at + 1 :])
+
+
+def test_groups_are_flushed_before_they_are_shipped(bucket: FaultyBucket, open_store: OpenStore) -> None:
+    """With "relaxed" a power cut would else take back what the copy has."""
+    store = open_store(config=StoreConfig(replica=URL, durability="relaxed", relaxed_ms=60_000))
+    store.topic("a").send(b"x", deliver_after=86_400)
+    store.topic("a").send(b"y", deliver_after=86_400)
+    active = present(store._engine.writer().segments._wal.active)
+    flushed = []
+    bucket.before_creation = lambda name: flushed.append(active.is_flushed) if name.startswith(LOG) else None
+    assert not active.is_flushed
+    ship(store)
+    assert flushed == [True]
+
+
+def test_a_thread_ships_what_is_sent(bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within `ship_ms`, or at the close; a manifest is made beside it."""
+    put, made = threading.Event(), threading.Event()
+
+    def created(name: str) -> None:
+        if name.startswith(LOG):
+            put.set()
+
+    def put_manifest(name: str, content: bytes | Path) -> None:
+        original(name, content)
+        if name.startswith(MANIFESTS):
+            made.set()
+
+    bucket.before_creation, original = created, bucket.put
+    monkeypatch.setattr(bucket, "put", put_manifest)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(replica=URL, ship_ms=1), clock=SystemClock()) as store:
+        store.topic("a").send(b"1", deliver_after=86_400)
+        assert put.wait(30)
+        assert made.wait(30)
+        store.topic("a").send(b"2", deliver_after=86_400)
+    restored(bucket, tmp_path / "restored")
+    with DelayedStore.open(tmp_path / "restored") as again:
+        assert waiting(again) == {b"1", b"2"}
+
+
+class LyingBucket(FaultyBucket):
+    """A bucket that takes no notice of conditions."""
+
+    def create(self, name: str, content: bytes) -> None:
+        """Replace what is there."""
+        self.put(name, content)
+
+
+def test_a_bucket_that_lies_about_conditions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
+) -> None:
+    """By the probe, and by a store that is opened."""
+    with pytest.raises(ReplicaRefused, match="lies about conditions: 8 of 8"):
+        identity.probe(LyingBucket(), rounds=3, creators=8)
+    monkeypatch.setattr("duelog.replica.shipping.Bucket", lambda url: LyingBucket())
+    with pytest.raises(ReplicaRefused, match="second writer"):
+        open_store(config=CONFIG)
+    honest = FaultyBucket()
+    identity.probe(honest, rounds=3, creators=8)
+    assert honest.listing("probe") == []
+
+
+def test_credentials_are_neither_taken_in_a_url_nor_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an error says has none of what the environment keeps secret."""
+    for url in ("s3://AKIA:hidden@bucket/x", "s3://bucket/x?secret_access_key=hidden"):
+        with pytest.raises(InvalidArgument) as caught:
+            check_url("replica", url)
+        assert "hidden" not in str(caught.value)
+    for bad in ("bucket/x", "s3://bucket", "https://bucket/x", 5):
+        with pytest.raises(InvalidArgument):
+            check_url("replica", bad)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-in-a-path")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9/hidden-in-a-path")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with pytest.raises(ReplicaUnreachable) as unreachable:
+        Bucket("s3://bucket/x").get("STORE")
+    assert "hidden" not in str(unreachable.value)
+
+
+def test_a_store_without_a_copy_loads_nothing_of_it() -> None:
+    """Neither obstore nor the room."""
+    code = (
+        "import sys, tempfile, duelog\n"
+        "with tempfile.TemporaryDirectory() as path, duelog.DelayedStore.open(path) as store:\n"
+        "    store.topic('a').send(b'')\n"
+        "print([name for name in sys.modules if 'obstore' in name or 'duelog.replica' in name])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_send_cannot_wait_for_the_copy_yet() -> None:
+    """It is said, not silently weakened."""
+    with pytest.raises(InvalidArgument, match="no send waits for the copy yet"):
+        StoreConfig(durability="replicated")  # type: ignore[arg-type]

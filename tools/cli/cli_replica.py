@@ -1,0 +1,199 @@
+"""The commands `duelog replica init | status | prune` and `duelog restore`: the copy of a store in object storage."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...store.duration import duration_seconds
+from ...store.errors import InvalidArgument
+from ..output import answer, printable, progress_bar, say, size_text
+from ..values import iso_time, require_store, stored_identity, time_ms
+from .options import Json, Store, allow_every_descriptor
+
+app = typer.Typer()
+group = typer.Typer(
+    name="replica",
+    no_args_is_help=True,
+    help="The copy of a store in object storage: prepare its prefix, see where it stands, drop what is old.",
+)
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL", help="Prefix of the copy: s3://bucket/prefix, file:///directory ...", show_default=False
+    ),
+]
+
+
+@group.command("init")
+def init(
+    store: Store,
+    url: Url,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe/--no-probe", help="Have 32 writers create one object, 50 times: one must win each time."),
+    ] = True,
+    json_: Json = False,
+) -> None:
+    """Make an empty prefix the place of a store's copy; the store ships there once it is opened with `replica=URL`.
+
+    A bucket that lets two writers create one object is refused. So is a prefix that another store has, or that has a
+    log which this directory has not shipped: a copy of a store, or a restored one, takes a new prefix. Credentials come
+    from the environment (AWS_ACCESS_KEY_ID and the like).
+
+    ```
+    duelog replica init data s3://backups/orders
+    ```
+    """
+    from ...replica import identity
+    from ...replica.bucket import Bucket
+
+    require_store(store)
+    bucket = Bucket(url)
+    if probe:
+        identity.probe(bucket)
+    found = stored_identity(store)
+    identity.claim(bucket, store.absolute(), found.store_id, found.partition_ms)
+    answer({"url": url, "store_id": found.store_id.hex(), "probed": probe}, f"{url}: ready for {store}", json_=json_)
+
+
+@group.command("status")
+def status(
+    place: Annotated[
+        str,
+        typer.Argument(metavar="STORE|URL", help="Directory of the store, or prefix of its copy.", show_default=False),
+    ],
+    json_: Json = False,
+) -> None:
+    """Show which moments can be restored, and of a store how far its copy is behind. Exit status 1: damage was found.
+
+    ```
+    duelog replica status data
+    duelog replica status s3://backups/orders --json
+    ```
+    """
+    from ...replica.bucket import Bucket
+    from ...replica.replica_status import replica_status, shipped_to
+
+    store, url = None, place
+    if "://" not in place:
+        store = Path(place)
+        require_store(store)
+        shipped = shipped_to(store)
+        if shipped is None:
+            raise InvalidArgument("STORE", place, "has no copy: `duelog replica init` prepares one")
+        url = shipped
+    found = replica_status(Bucket(url), store)
+    if json_:
+        answer({**found._asdict(), "damaged": list(found.damaged)}, "", json_=True)
+    else:
+        reach = "nothing can be restored yet"
+        if found.first_ms is not None and found.last_ms is not None:
+            reach = f"{iso_time(found.first_ms)} to {iso_time(found.last_ms)}, last group {found.last_place}"
+        lines = {
+            "url": found.url,
+            "store": found.store_id,
+            "restorable": reach,
+            "manifests": f"{found.manifests:,}"
+            + ("" if found.manifest_ms is None else f", newest {iso_time(found.manifest_ms)}"),
+            "log": f"{found.log_objects:,} objects, {size_text(found.log_bytes)}",
+            "files": f"{found.files:,}, {size_text(found.file_bytes)}",
+        }
+        if found.behind_groups is not None:
+            lines["behind"] = f"{found.behind_groups:,} groups, {size_text(found.behind_bytes or 0)}"
+        for name, text in lines.items():
+            answer({}, f"{name + ':':<12}{text}", json_=False)
+        for text in found.damaged:
+            say(printable(text))
+    if found.damaged:
+        raise typer.Exit(1)
+
+
+@group.command("prune")
+def prune(
+    url: Url,
+    retention: Annotated[
+        str, typer.Option("--retention", metavar="DURATION", help="Every moment of it can still be restored.")
+    ] = "7d",
+    json_: Json = False,
+) -> None:
+    """Remove what no restore within the retention needs. A store that ships does so with each manifest.
+
+    The newest manifest always stays; of files that no manifest names those of the last day, too.
+
+    ```
+    duelog replica prune s3://backups/orders --retention 30d
+    ```
+    """
+    from ...replica.bucket import Bucket
+    from ...replica.identity import store_object
+    from ...replica.pruning import prune as run
+
+    bucket = Bucket(url)
+    if store_object(bucket) is None:
+        raise InvalidArgument("URL", url, "holds no copy of a store: there is no STORE")
+    retention_ms = math.ceil(1000 * duration_seconds("--retention", retention))
+    pruned = run(bucket, round(time.time() * 1000), retention_ms)
+    line = f"removed {pruned.manifests:,} manifests, {pruned.log_objects:,} log objects, {pruned.files:,} files"
+    answer(pruned._asdict(), line, json_=json_)
+
+
+@app.command("restore")
+def restore(
+    url: Url,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to make the store: an empty directory, or none.")
+    ],
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="As the store was then; else as new as can be.")
+    ] = None,
+    group_: Annotated[
+        int | None, typer.Option("--group", metavar="N", min=1, help="With the groups of the log up to this one.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look through what was restored, as `check --deep` does.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Restore a store from its copy. Exit status 1: --check has found something.
+
+    The newest manifest at or before the moment, then the log up to it. A damaged or missing file is named, and the
+    manifest before is taken. Where the log itself is damaged, or lacks groups, nothing is restored, and the line says
+    which --group restores what is before. The store is built in DIR.restoring; a restore that was killed is given
+    again. What was restored ships to a new prefix, not to this one.
+
+    ```
+    duelog restore s3://backups/orders data --at 2026-11-23T10:00Z --check
+    ```
+    """
+    from ...replica.bucket import Bucket
+    from ...replica.restoring import restore as run
+    from ..store_check import check_store
+
+    if at is not None and group_ is not None:
+        raise InvalidArgument("--group", group_, "not together with --at")
+    at_ms = None if at is None else time_ms("--at", at)
+    allow_every_descriptor()
+    with progress_bar("bytes", time_left=False) as progress:
+        restored = run(
+            Bucket(url), directory.absolute(), at_ms=at_ms, group=group_, progress=lambda done: progress(done, 0)
+        )
+    findings = check_store(directory, deep=True) if check else []
+    for text in restored.passed_over:
+        say(printable(f"passed over: {text}"))
+    for finding in findings:
+        say(printable(f"{finding.severity}: {finding.code}: {finding.address}: {finding.message}"))
+    size = size_text(restored.file_bytes + restored.log_bytes)
+    line = (
+        f"restored {directory} as of {iso_time(restored.time_ms)}, group {restored.place}: files of "
+        f"{iso_time(restored.manifest_ms)}, {restored.groups:,} groups, {size}"
+    )
+    fields = {**restored._asdict(), "path": str(directory), "passed_over": list(restored.passed_over)}
+    answer({**fields, "time": iso_time(restored.time_ms), "findings": len(findings)}, line, json_=json_)
+    if findings:
+        raise typer.Exit(1)
