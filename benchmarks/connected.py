@@ -101,7 +101,7 @@ def face(subject: str, work: str, n: int, directory: Path) -> dict[str, float]:
 
 def client(place: str, work: str, n: int, ready: Any, go: Any) -> None:
     """One of several processes: four threads that send, or one that receives."""
-    with duelog.connect(place) as store:
+    with duelog.connect(place, prefetch=500 if work == "receive singles" else 0) as store:
         topic = store.topic("t")
 
         def send() -> None:
@@ -238,7 +238,7 @@ def main(argv: list[str]) -> int:
                     text = f"{work}, {subject.label}"
                     results.target(text, 100 * rate / inside, _SHARES[work], "more", "% of the rate in one process")
         for work, limit in (("singles", 12_000), ("receive batches", 80_000), ("receive singles", 20_000)):
-            case = f"{work}, 4 processes"
+            case = f"{work}, 4 processes{', prefetch' if work == 'receive singles' else ''}"
             count = few * 4 if work == "singles" else n
             compare(results, case, f"{function}:several", {"work": work, "n": count}, [RATE], SOCKET)
             results.target(case, results.median(case, "socket", RATE.name), limit, "more", "messages/s")

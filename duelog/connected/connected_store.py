@@ -33,6 +33,8 @@ from duelog.subscription import Subscription, SubscriptionAdmin
 from duelog.topic import Topic
 from duelog.transactions import Result, Transaction
 
+from .pushed_messages import Acknowledging, PushedMessages
+
 C = TypeVar("C", bound=type)
 
 _SENDING = signature(Topic.send)
@@ -45,6 +47,7 @@ def connect(
     token: str | None = None,
     tls_trust: str | os.PathLike[str] | None = None,
     reconnect: Duration = 30,
+    prefetch: int = 0,
 ) -> DelayedStore:
     """Connect to the process that has a store open, by its directory on this machine, or by its address.
 
@@ -58,8 +61,15 @@ def connect(
 
     reconnect: for how long a connection that has ended is tried again, seconds or a timedelta. Subscriptions go on, and
     calls that may be made twice are made again: sends are numbered, so that each is stored once. Any other that
-    was under way raises Disconnected, which says what is in doubt. Raises Disconnected where nobody serves the store.
+    was under way raises Disconnected, which says what is in doubt.
+
+    prefetch: how many messages each subscription holds beyond those that `receive` has given, 0: none. They are pushed
+    ahead, and `ack` (without `durable`) sends together what it is given meanwhile, so that messages that are received
+    one by one cost no round trip each; others cannot have them meanwhile. Raises Disconnected where nobody serves the
+    store, NotAllowed.
     """
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        raise InvalidArgument("prefetch", prefetch, "expected an int of at least 0")
     if not isinstance(place, (str, os.PathLike)):
         raise InvalidArgument("place", place, "expected the path of a store")
     text, patience_s = os.fspath(place), duration_ms("reconnect", reconnect) / 1_000
@@ -74,7 +84,7 @@ def connect(
         found = Connection.to(Path(place).absolute(), patience_s)
     if found is None:
         raise nobody(text)
-    return ConnectedStore(found)
+    return ConnectedStore(found, prefetch)
 
 
 # -- methods made from the table -----------------------------------------------------------------------
@@ -133,9 +143,10 @@ class ConnectedStore(DelayedStore):
     _ask = _ask
     _target = ()
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, prefetch: int = 0) -> None:
         """Use `connect`."""
         self._connection = connection
+        self._prefetch = prefetch
         self._sender = f"connection-{os.urandom(8).hex()}"
         """Name of the producer of all that is sent."""
         self._sent: dict[str, int] = {}
@@ -436,6 +447,10 @@ class ConnectedSubscription(Subscription):
         """Numbers of the requests of `receive_unless`."""
         self._facts = connection.attach(method, topic, self._key, given, named)
         self.type = self._facts[2]
+        self._pushed = PushedMessages(self._push, store._prefetch) if store._prefetch else None
+        self._held: set[MessageId] = set()
+        """Positions of messages that were pushed and given to the program, and not acknowledged."""
+        self._acking: Acknowledging | None = None
 
     @property
     def topic(self) -> str:
@@ -486,9 +501,29 @@ class ConnectedSubscription(Subscription):
 
     def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[ReceivedMessage]:
         timeout_ms = None if timeout is None else duration_ms("timeout", timeout)
-        return self._received(self._credit(max_messages, timeout_ms))
+        if self._pushed is None or (timeout_ms == 0 and not self._pushed):
+            return self._received(self._credit(max_messages, timeout_ms))
+        return self._take(max_messages, timeout_ms, lambda: False)
+
+    def _take(self, max_messages: int, timeout_ms: int | None, stopped: Callable[[], bool]) -> list[ReceivedMessage]:
+        """Messages that were pushed."""
+        self._check()
+        if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
+            raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
+        timeout_s = None if timeout_ms is None else timeout_ms / 1_000
+        messages = [] if self._pushed is None else self._pushed.take(max_messages, timeout_s, stopped)
+        self._held.update(message.position for message in messages)
+        return messages
+
+    def _push(self, most: int, done: Callable[[Call], None]) -> None:
+        arguments = [most, None]
+        self._connection.start("Subscription.receive", self._target, arguments, repeated=True, done=done)
 
     def receive_unless(self, stopped: Callable[[], bool], max_messages: int = 1) -> list[ReceivedMessage]:
+        if self._pushed is not None:
+            while not (messages := self._take(max_messages, None, stopped)) and not stopped():
+                pass
+            return messages
         while True:
             with self._lock:  # so that `wake` finds the request, or `stopped` is asked after it
                 if stopped():
@@ -521,6 +556,9 @@ class ConnectedSubscription(Subscription):
 
     def wake(self) -> None:
         """Have every receiver of this subscription that waits in `receive_unless` look again."""
+        if self._pushed is not None:
+            self._pushed.wake()
+            return
         with self._lock:
             numbers = list(self._waiting)
         if numbers:
@@ -532,7 +570,25 @@ class ConnectedSubscription(Subscription):
     # -- what becomes of messages ----------------------------------------------------------------------
 
     def ack(self, messages: Any, *, durable: bool = False) -> int:
+        if self._pushed is not None and not durable:
+            positions = _places(messages)
+            positions = [positions] if isinstance(positions, MessageId) else positions
+            if isinstance(positions, list) and self._held.issuperset(positions):
+                before = len(self._held)
+                self._held.difference_update(positions)
+                self.ack_soon(positions)
+                return before - len(self._held)
+            if self._acking is not None:
+                self._acking.wait()
         return self._settle("ack", messages, {"durable": durable} if durable else {})
+
+    def ack_soon(self, positions: Sequence[MessageId]) -> None:
+        """Acknowledge together with others, and wait for no answer but in `close`. Raises what earlier ones did."""
+        self._check()
+        with self._lock:
+            if self._acking is None:
+                self._acking = Acknowledging(lambda positions: self._settle("ack", positions, {}))
+        self._acking.add(positions)
 
     def ack_cumulative(self, message: Any, *, durable: bool = False) -> int:
         return self._settle("ack_cumulative", message, {"durable": durable})
@@ -555,6 +611,8 @@ class ConnectedSubscription(Subscription):
     def close(self, *, failed: bool = True) -> None:
         if self._closed:
             return
+        if self._acking is not None:
+            self._acking.close()
         self._connection.detach(self._key)
         if not self._connection.closed:
             self._ask(FACE["Subscription.close"], (), {"failed": failed})

@@ -41,6 +41,7 @@ from duelog.store.message import ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
 
+from ..connected.connected_store import ConnectedSubscription
 from ..subscription import Subscription
 from .task_message import TaskMessage
 
@@ -189,6 +190,7 @@ class TaskRunner:
         self.error: BaseException | None = None
         """The error that ended receiving; None: it runs, or was stopped."""
         self._subscription = subscription
+        self._connected = subscription if isinstance(subscription, ConnectedSubscription) else None
         self._ack_timeout_ms = ack_timeout_ms
         self._monitor = monitor
         self._loop = loop
@@ -432,7 +434,10 @@ class TaskRunner:
             if spent:
                 self._bury(message, None)
             elif error is None:
-                self._subscription.ack(message)
+                if self._connected is None:
+                    self._subscription.ack(message)
+                else:  # nobody looks at the count, for which a thread would wait
+                    self._connected.ack_soon([message.position])
             else:
                 self._failed(message, error)
             outcome = "acknowledged" if error is None and not spent else "failed"

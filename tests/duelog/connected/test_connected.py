@@ -140,6 +140,43 @@ def test_a_store_on_a_manual_clock_is_reached_where_it_listens(tmp_path: Path) -
         assert [message.payload for message in consumer.receive()] == [b"x"]
 
 
+def test_messages_are_pushed_ahead_where_that_is_asked_for(store: DelayedStore) -> None:
+    """One by one without a round trip each; acknowledgements go together, and are there when it closes."""
+    store.topic("t").subscribe("s", type="shared").close()
+    store.topic("t").send_payloads([b"%d" % number for number in range(1_000)])
+    with duelog.connect(store.path, prefetch=100) as connected:
+        consumer = connected.topic("t").subscribe("s", type="shared")
+        found = []
+        for _ in range(950):
+            (message,) = consumer.receive(timeout=20)
+            found.append(message.payload)
+            assert consumer.ack(message) == 1
+        assert consumer.ack(message) == 0
+        held = store.topic("t").subscription("s").stats().unacknowledged
+        consumer.close(failed=False)
+    assert (found, held <= 200) == ([b"%d" % number for number in range(950)], True)
+    with store.topic("t").subscribe("s", type="shared") as other:
+        left = other.receive(100, timeout=20)
+        assert [(each.payload, each.redelivery_count) for each in left] == [
+            (b"%d" % number, 0) for number in range(950, 1_000)
+        ]
+        assert other.receive(timeout=0) == []
+
+
+def test_a_receiver_of_pushed_messages_waits_and_is_woken(store: DelayedStore) -> None:
+    """By a message that becomes due, by its time, by the end of its subscription."""
+    with duelog.connect(store.path, prefetch=10) as connected:
+        consumer = connected.topic("t").subscribe("s")
+        assert consumer.receive(timeout=0.01) == []
+        store.topic("t").send(b"x", deliver_after=0.05)
+        assert [message.payload for message in consumer.receive(5, timeout=20)] == [b"x"]
+        closing = threading.Timer(0.05, consumer.close)
+        closing.start()
+        with pytest.raises(ClosedError):
+            consumer.receive()
+        closing.join()
+
+
 def test_a_future_of_a_message_that_cannot_be_taken_is_none(connected: DelayedStore) -> None:
     """It is refused at the call, as in the process; the others come to their ids."""
     topic = connected.topic("t")
