@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from pyroaring import BitMap
 
 from duelog.broker.protocol.entry import MessageMetadata, header_for, pack
 from duelog.broker.protocol.fields import ENCODERS
@@ -26,7 +27,7 @@ from duelog.store.env.memtable import APPLIED_KEY
 from duelog.store.log import catalog
 from duelog.store.message import Message
 from duelog.store.wal import segment as segments
-from duelog.store.wal.segment import SEVERAL, Row, RowKind, Segment, file_name
+from duelog.store.wal.segment import MAIN, SEVERAL, Row, RowKind, Segment, file_name
 from duelog.store.wal.wal_reader import DIRECTORY
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
@@ -74,10 +75,10 @@ def test_the_pages_failed_deliveries_are_what_is_written() -> None:
 
 def test_the_pages_messages_found_by_name_are_what_is_written() -> None:
     """The record of a key, and that of two numbers."""
-    key, value = example(8)
+    key, value = example(9)
     assert key == sent_key(1, "order-17")
     assert value == fmt.seal(key, KeyRecord(START_MS, 7, 1, 0).pack())
-    key, value = example(9)
+    key, value = example(10)
     assert key == numbered_key(1, "p", 4)
     assert value == fmt.seal(key, pack_numbered([NumberedRow(2, START_MS, 7, 2)]))
 
@@ -95,7 +96,7 @@ def test_the_pages_marker_its_frontier_and_the_copy_of_that_are_what_is_written(
 
 
 def test_the_pages_segment_is_what_is_written(tmp_path: Path) -> None:
-    """Its header, a group of two rows, and one of a batch."""
+    """Its header, a group of two rows, one of a batch, and one of bits."""
     due_ms, body = encode_one(Message(b"pay", deliver_at=SENT_MS + 60_000), SENT_MS, 1_000)
     log, run = fmt.log_key(1), fmt.run_key(7, 0)
     rows = [
@@ -108,10 +109,17 @@ def test_the_pages_segment_is_what_is_written(tmp_path: Path) -> None:
     with closing(Segment(tmp_path, 5, bytes(range(16)), 1 << 20)) as segment:
         segment.append(rows, flush=True)
         segment.append([Row(RowKind.BATCH, SEVERAL, b"", batch.value)], flush=True)
+        cancelled, acked = fmt.block_key(fmt.Table.CANCELLED, 7, 0), fmt.acked_key(9, 3)
+        bits = [
+            Row(RowKind.UNITE, MAIN, cancelled, BitMap([1]).serialize()),
+            Row(RowKind.SUBTRACT, MAIN, acked, BitMap([4, 6]).serialize()),
+        ]
+        segment.append(bits, flush=True)
     content = (tmp_path / file_name(5)).read_bytes()
     assert content[:4096].rstrip(b"\0") == whole(4)
     assert content[4096:4608].rstrip(b"\0") == whole(5)
-    assert content[4608:].rstrip(b"\0") == whole(6)
+    assert content[4608:5120].rstrip(b"\0") == whole(6)
+    assert content[5120:].rstrip(b"\0") == whole(7).rstrip(b"\0")
     assert len(content) == 1 << 20
 
 
@@ -138,4 +146,4 @@ def test_the_pages_payload_of_a_client_is_what_the_broker_stores() -> None:
     """The header, and the blob as the client sent it."""
     metadata = MessageMetadata("p", 1, SENT_MS, partition_key="order-17")
     blob = join_blob(ENCODERS[MessageMetadata](metadata), b"pay")
-    assert whole(7) == pack(header_for(metadata, 1, is_batch=False), blob)
+    assert whole(8) == pack(header_for(metadata, 1, is_batch=False), blob)
