@@ -228,6 +228,7 @@ class Engine:
             self.delivery.inline,
             self.delivery.quarantine,
             clock,
+            self.shipping,
         )
         quotas = PendingQuotas(
             self.policies.effective,

@@ -82,6 +82,11 @@ FIRING_LAG = "duelog.firing.lag"
 COMMIT_DURATION = "duelog.commit.duration"
 COMMIT_ENTRIES = "duelog.commit.entries"
 COMMIT_REQUESTS = "duelog.commit.requests"
+REPLICA_LAG = "duelog.replica.lag"
+REPLICA_LAG_SIZE = "duelog.replica.lag.size"
+REPLICA_PUTS = "duelog.replica.puts"
+REPLICA_FAILURES = "duelog.replica.failures"
+REPLICA_MANIFEST_AGE = "duelog.replica.manifest.age"
 
 DELIVERED = (RECEIVED, REDELIVERED, ACKNOWLEDGED, DEAD_LETTERED, EXPIRED)
 """Counters of a subscription, each a field of its statistics of the name's last word."""
@@ -89,8 +94,11 @@ DELIVERED = (RECEIVED, REDELIVERED, ACKNOWLEDGED, DEAD_LETTERED, EXPIRED)
 OF_TOPICS = (SENT, *DELIVERED, DELAYED, BACKLOG, OLDEST, RUNNING, PENDING, INDEX)
 """Gauges, and counters read as gauges are, that a survey of the topics gives; one of the partitions has the others."""
 
-OBSERVED = frozenset((SENT, *DELIVERED))
+OBSERVED = frozenset((SENT, *DELIVERED, REPLICA_PUTS, REPLICA_FAILURES))
 """Counters that are read at collection: counting costs no call of an instrument."""
+
+OF_REPLICA = (REPLICA_LAG, REPLICA_LAG_SIZE, REPLICA_PUTS, REPLICA_FAILURES, REPLICA_MANIFEST_AGE)
+"""What is read of a store that has a copy; others report none of it."""
 
 _ENVIRONMENT = (*_STORE, "duelog.environment")
 
@@ -128,6 +136,11 @@ SPECS = (
     Spec(COMMIT_DURATION, "histogram", "s", _ENVIRONMENT, "Time of a group commit, its work included"),
     Spec(COMMIT_ENTRIES, "histogram", "{entry}", _ENVIRONMENT, "Entries (messages, markers) of a commit that has any"),
     Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers of a group commit"),
+    Spec(REPLICA_LAG, "gauge", "s", _STORE, "How long the oldest change not in the copy has waited; 0: none has"),
+    Spec(REPLICA_LAG_SIZE, "gauge", "By", _STORE, "Changes that are not in the copy"),
+    Spec(REPLICA_PUTS, "counter", "{object}", _STORE, "Log objects put into the copy"),
+    Spec(REPLICA_FAILURES, "counter", "{failure}", _STORE, "Tries to ship that failed, answers that were lost"),
+    Spec(REPLICA_MANIFEST_AGE, "gauge", "s", _STORE, "Time since the newest manifest of the copy was taken"),
 )  # fmt: skip
 
 
@@ -313,6 +326,8 @@ class StoreMetrics(StoreListener):
         """Return the present values of a gauge. Reading the same gauge again surveys the store again."""
         if name in (SUSPENDED, SUSPENDED_TIME):  # also where the store cannot be surveyed
             return self._suspended(name)
+        if name in OF_REPLICA:
+            return self._replica(name)
         with self._lock:
             if name not in self._survey:
                 try:
@@ -331,6 +346,20 @@ class StoreMetrics(StoreListener):
             Observation(len(values) if name == SUSPENDED else max(values), {**self._store, "duelog.task": task})
             for task, values in times.items()
         ]
+
+    def _replica(self, name: str) -> list[Observation]:
+        found = None if self._state.closed else self._figures.replica()
+        if found is None:
+            return []
+        values: dict[str, float] = {
+            REPLICA_LAG: found.lag_ms / 1000,
+            REPLICA_LAG_SIZE: found.lag_bytes,
+            REPLICA_PUTS: found.puts,
+            REPLICA_FAILURES: found.failures,
+        }
+        if found.manifest_age_ms is not None:
+            values[REPLICA_MANIFEST_AGE] = found.manifest_age_ms / 1000
+        return [Observation(values[name], self._store)] if name in values else []
 
     def _look(self) -> dict[str, list[Observation]]:
         observations: dict[str, list[Observation]] = {name: [] for name in OF_TOPICS}

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyroaring import BitMap
 
@@ -35,6 +35,9 @@ from .topics.seeking import first_due
 from .topics.topic_list import Topics
 from .topics.topic_state import DeliveryCounts, SubscriptionState, TopicState
 from .upkeep.quarantine import Quarantine
+
+if TYPE_CHECKING:
+    from .replica.shipping import Shipping
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,10 @@ class StoreStats:
     disk_bytes: the space that the files take, and the sum of its parts: disk_main_bytes, disk_partitions_bytes (with
     their snapshots), disk_wal_bytes and disk_attempts_bytes (files made in full before they are written to), and
     disk_other_bytes (what is being built or removed).
+    replica_lag_ms, replica_lag_bytes: of a store with `replica`, how long the oldest change that is not in the copy has
+    waited, and how much waits; 0: nothing does. replica_puts, replica_failures: of objects, since it was opened.
+    replica_manifest_age_ms: since the newest manifest; None: there is none. replica_error: why nothing is shipped now.
+    All are None where there is no replica.
     """
 
     topics: int
@@ -153,6 +160,23 @@ class StoreStats:
     disk_wal_bytes: int = 0
     disk_attempts_bytes: int = 0
     disk_other_bytes: int = 0
+    replica_lag_ms: int | None = None
+    replica_lag_bytes: int | None = None
+    replica_puts: int | None = None
+    replica_failures: int | None = None
+    replica_manifest_age_ms: int | None = None
+    replica_error: str | None = None
+
+
+class ReplicaFigures(NamedTuple):
+    """Where the shipping of a store with `replica` stands; `StoreStats` has its fields after `replica_`."""
+
+    lag_ms: int
+    lag_bytes: int
+    puts: int
+    failures: int
+    manifest_age_ms: int | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +222,7 @@ class Figures:
     _inline: InlineMessages
     _quarantined: Quarantine
     _clock: StoreClock
+    _shipping: Shipping | None = None
 
     def of_subscription(
         self, topic: TopicState, state: SubscriptionState, not_due: Mapping[int, BitMap] | None = None
@@ -377,8 +402,8 @@ class Figures:
                 for state in topic.followers:
                     delivered += state.counts
         counts = self._main.counts if self._main.log is None else self._main.log.counts
-        parts = disk_parts(self._path)
-        return StoreStats(
+        parts, replica = disk_parts(self._path), self.replica()
+        stats = StoreStats(
             topics,
             len(partitions),
             self._partitions.open_count(),
@@ -393,8 +418,35 @@ class Figures:
             tuple(self._firing.suspensions.all()),
             sent,
             *astuple(delivered),
-            **{f"disk_{part}_bytes": size for part, size in parts.items()},
         )
+        stats = replace(
+            stats,
+            disk_main_bytes=parts["main"],
+            disk_partitions_bytes=parts["partitions"],
+            disk_wal_bytes=parts["wal"],
+            disk_attempts_bytes=parts["attempts"],
+            disk_other_bytes=parts["other"],
+        )
+        if replica is None:
+            return stats
+        return replace(
+            stats,
+            replica_lag_ms=replica.lag_ms,
+            replica_lag_bytes=replica.lag_bytes,
+            replica_puts=replica.puts,
+            replica_failures=replica.failures,
+            replica_manifest_age_ms=replica.manifest_age_ms,
+            replica_error=replica.error,
+        )
+
+    def replica(self) -> ReplicaFigures | None:
+        """Where shipping stands; None: the store has no replica."""
+        if self._shipping is None:
+            return None
+        state = self._shipping.state()
+        taken_ms = state.manifest_ms
+        age_ms = None if taken_ms is None else max(self._clock.now_ms() - taken_ms, 0)
+        return ReplicaFigures(state.lag_ms, state.lag_bytes, state.puts, state.failures, age_ms, state.error)
 
     # -- why a partition is kept -------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class EngineFigures(engine.Instruments):
     def _series(self, spec: engine.Spec, store: engine.StoreMetrics) -> Iterable[tuple[Values, Any]]:
         if spec.kind == "histogram":
             return list(self._buckets[spec.name].series.items())
-        if spec.kind == "counter":
+        if spec.name in self._tallies:
             return list(self._tallies[spec.name].series.items())
         return [
             (tuple(str((each.attributes or {})[name]) for name in self._labels[spec.name]), each.value)

@@ -480,26 +480,31 @@ class Shipping:
     # -- manifests ---------------------------------------------------------------------------------
 
     def _care_for_manifests(self) -> None:
+        self._put_draft()
+        if self._closing or self._draft is not None or not self._manifest_is_due():
+            return
+        if self._thread is None:
+            self._make_draft()
+            self._ship()
+            self._put_draft()
+        elif self._drafting is None or not self._drafting.is_alive():
+            self._drafting = threading.Thread(target=self._make_draft, name="duelog-manifest", daemon=True)
+            self._drafting.start()
+
+    def _put_draft(self) -> None:
+        """Put the manifest whose files are in the bucket, once the log that they rely on is, too."""
         draft = self._draft
         if draft is not None and self._is_before_gap(draft):
             draft = self._draft = None
         if draft is not None and self._tail is not None and self._tail.place >= draft.manifest.next_place:
             self._put_manifest(draft)
-        if self._closing or self._draft is not None or not self._manifest_is_due():
-            return
-        if self._thread is None:
-            self._make_draft()
-            if self._draft is not None:
-                self._ship()
-                self._care_for_manifests()
-        elif self._drafting is None or not self._drafting.is_alive():
-            self._drafting = threading.Thread(target=self._make_draft, name="duelog-manifest", daemon=True)
-            self._drafting.start()
 
     def _is_before_gap(self, draft: Draft) -> bool:
         """Return whether a restore from a manifest would need groups that were never shipped."""
-        begins = place_of(draft.manifest.oldest or 0, 0) if draft.needs_groups else draft.manifest.next_place
-        return min(begins, draft.manifest.next_place) < self._gap_end
+        manifest = draft.manifest
+        if manifest.oldest is None:  # nothing was in the log
+            return False
+        return (place_of(manifest.oldest, 0) if draft.needs_groups else manifest.next_place) < self._gap_end
 
     def _manifest_is_due(self) -> bool:
         now_ms = self._clock.now_ms()
@@ -526,9 +531,8 @@ class Shipping:
             self._wake.notify_all()
 
     def _put_manifest(self, draft: Draft) -> None:
-        first = self._seq + 1
-        if draft.needs_groups:
-            first = self._first_from(place_of(draft.manifest.oldest or 0, 0))
+        begins = place_of(draft.manifest.oldest or 0, 0) if draft.needs_groups else draft.manifest.next_place
+        first = self._first_from(begins)  # some objects may have been put since the instant
         manifest = draft.manifest._replace(seq=self._seq, first=first)
         self._bucket.put(f"snap/{self._seq:016d}", manifest.pack())
         self.manifest, self._draft, self._begins_anew = manifest, None, False
@@ -538,14 +542,12 @@ class Shipping:
             self._manifests.prune(manifest, self._clock.now_ms())
 
     def _first_from(self, place: int) -> int:
-        """The first log object that has groups from a place on."""
-        for seq, end in self._ends:
-            if end > place and seq == self._ends[0][0]:
-                break
-            if end > place:
-                return seq
-        seq = self._ends[0][0] if self._ends else self._seq + 1
-        while seq > 1 and (content := self._bucket.read(seq - 1)) is not None:
+        """The first log object that has groups from a place on; the next one where none has."""
+        own = [seq for seq, end in self._ends if end > place]
+        seq = own[0] if own else self._seq + 1
+        if self._ends and seq > self._ends[0][0]:
+            return seq
+        while seq > 1 and (content := self._bucket.read(seq - 1)) is not None:  # put by an opening before
             if unpack(self._bucket.url, log_name(seq - 1), content).end <= place:
                 break
             seq -= 1

@@ -13,10 +13,13 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
 from duelog.errors import ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnreachable
+from duelog.metrics import OF_REPLICA
 from duelog.replica import identity
 from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, check_url, log_name
 from duelog.replica.log_object import LogObject, crc_of, unpack
-from duelog.replica.manifest import read_manifest
+from duelog.replica.manifest import Manifest, read_manifest
+from duelog.replica.manifest_files import ManifestFiles
+from duelog.replica.shipping import Draft
 from duelog.store.errors import ReplicaDamaged
 from tests.conftest import START_MS, OpenStore, present
 from tests.duelog.replica.faulty import URL, FaultyBucket, random_faults, restored, ship, shipping_of
@@ -425,3 +428,66 @@ def test_a_send_cannot_wait_for_the_copy_yet() -> None:
     """It is said, not silently weakened."""
     with pytest.raises(InvalidArgument, match="no send waits for the copy yet"):
         StoreConfig(durability="replicated")  # type: ignore[arg-type]
+
+
+def test_figures_tell_how_far_the_copy_is_behind(
+    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Statistics and metrics have the same figures; a store without a copy has none."""
+    store = open_store(config=CONFIG)
+    ship(store)
+    bucket.is_down = True
+    store.topic("a").send(b"x", deliver_after=86_400)
+    with pytest.raises(ReplicaUnreachable):
+        shipping_of(store).step()
+    clock.advance(5_000)
+    stats, metrics = store.stats(), present(store._engine.metrics)
+    assert stats.replica_lag_ms == 5_000
+    assert present(stats.replica_lag_bytes) > 0
+    assert (stats.replica_puts, stats.replica_failures, stats.replica_manifest_age_ms) == (0, 1, 5_000)
+    assert "is down" in present(stats.replica_error)
+    values = {name: [each.value for each in metrics.observe(name)] for name in OF_REPLICA}
+    assert list(values.values()) == [[5.0], [stats.replica_lag_bytes], [0], [1], [5.0]]
+    bucket.is_down = False
+    ship(store)
+    stats = store.stats()
+    assert (stats.replica_lag_ms, stats.replica_lag_bytes, stats.replica_puts, stats.replica_error) == (0, 0, 1, None)
+    plain = open_store(tmp_path / "plain")
+    assert plain.stats().replica_lag_ms is None
+    assert present(plain._engine.metrics).observe(OF_REPLICA[0]) == []
+
+
+def test_a_store_whose_log_is_not_begun_has_one_manifest(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """It can be restored, empty as it is."""
+    store = open_store(config=CONFIG)
+    for _ in range(3):
+        ship(store)
+    assert (bucket.manifests(), bucket.numbers()) == ([0], [])
+    restored(bucket, tmp_path / "restored")
+    assert open_store(tmp_path / "restored").stats().topics == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_shipped_between_an_instant_and_its_manifest_is_restored(
+    begun: bool, bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest is put long after its instant, where its files are large."""
+    store = open_store(config=CONFIG)
+    if begun:
+        store.topic("a").send(b"0", deliver_after=86_400)
+        store._engine.writer().apply_all()
+    make = ManifestFiles.draft
+
+    def draft(files: ManifestFiles, before: Manifest | None) -> Draft | None:
+        made = make(files, before)
+        for number in (b"1", b"2"):
+            store.topic("a").send(number, deliver_after=86_400)
+            shipping_of(store)._ship()
+        return made
+
+    monkeypatch.setattr(ManifestFiles, "draft", draft)
+    ship(store)
+    assert len(bucket.numbers()) >= 2
+    assert of_copy(bucket, tmp_path / "restored") == waiting(store)
