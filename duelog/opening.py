@@ -308,10 +308,11 @@ def open_main(
     return environment
 
 
-def refuse_lost_entries(main: Environment, partitions: PartitionSet) -> None:
+def refuse_lost_entries(main: Environment, partitions: PartitionSet) -> int:
     """Refuse a store in which a partition log ends before its frontier: entries that fired are gone.
 
-    It happens after a power cut with durability "none". Going on would give their ids out again. Raises DamagedStore.
+    Returns the latest due time that has fired, epoch ms. Entries are lost by a power cut with durability "none". Going
+    on would give their ids out again. Raises DamagedStore.
     """
     with main.read() as raw:
         begun = [row for row in catalog.frontiers(raw) if row[2].absorbed_end]
@@ -327,6 +328,7 @@ def refuse_lost_entries(main: Environment, partitions: PartitionSet) -> None:
                 f"ledger {record.ledger_id} of topic {topic_id} ends at entry {tail}, {record.absorbed_end} were there "
                 "when it last fired: entries were lost",
             )
+    return max((record.due_ms for _, _, record in begun), default=0)
 
 
 def _checksum(fields: dict[str, object]) -> int:
@@ -399,7 +401,7 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         else FollowedPartitionSet(path, main, config, identity.store_id, followed)
     )
     undo.callback(partitions.close)
-    wal, replay = WalContent([], 0, None, 1, {}), Replay(path, [])
+    wal, replay, fired_ms = WalContent([], 0, None, 1, {}), Replay(path, []), 0
     if not read_only:
         wal = read_wal(path, identity.store_id, catalog.oldest_segment(main))
         with explained(path):
@@ -413,9 +415,9 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     if not read_only:
         sweep(path, main)
         replay.fill_partitions(partitions)
-        refuse_lost_entries(main, partitions)
+        fired_ms = refuse_lost_entries(main, partitions)
     mark = main.get(fmt.counter_key(catalog.CLOCK))  # the log may hold it
-    store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
+    store_clock = StoreClock(clock, max(fired_ms, 0 if mark is None else fmt.unpack_u64(mark)))
     if not read_only:
         recount(path, identity.store_id, main, store_clock.now_ms())
     storage = Storage(path, identity.store_id, config, read_only, main, partitions, listeners)

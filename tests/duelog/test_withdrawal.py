@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +11,9 @@ import pytest
 from duelog import DelayedStore, ManualClock, Outcome, StoreConfig, Subscription, Topic
 from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
+from duelog.store.codec.format import counter_key
+from duelog.store.env.environment import Environment
+from duelog.store.log import catalog
 from tests.conftest import OpenStore
 from tests.model.driver import armed
 
@@ -34,8 +37,9 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(
     assert [message.payload for message in reader.receive(10)] == [b"x"]
 
 
+@pytest.mark.parametrize("mark_is_lost", [False, True])
 def test_a_fired_message_is_not_cancelled_after_an_opening_with_the_clock_set_back(
-    open_store: OpenStore, clock: ManualClock
+    open_store: OpenStore, clock: ManualClock, mark_is_lost: bool
 ) -> None:
     """No frontier is read of what is due later than everything that fired, by the store's time, not the machine's."""
     config = StoreConfig(partition_ms=3_600_000, max_clock_jump_ms=None)
@@ -47,6 +51,9 @@ def test_a_fired_message_is_not_cancelled_after_an_opening_with_the_clock_set_ba
     assert store.tick().fired == 1
     store.close()
     clock.set(clock.now_ms() - 59_000)
+    if mark_is_lost:
+        with closing(Environment(store.path / "main", name="main")) as main:
+            main.commit(lambda transaction: transaction.delete(counter_key(catalog.CLOCK)))
     topic = open_store(config=config).topic("t")
     assert topic.cancel_batch([fired, waits]) == [Outcome.FIRED, Outcome.CANCELLED]
 
