@@ -21,10 +21,10 @@ import lmdb
 from sortedcontainers import SortedSet
 
 from ..codec.bits import BitChange, bits_of
-from ..codec.format import counter_key, pack_u64, run_key, seal, unpack_u64, unseal
+from ..codec.format import copy_key, counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits
 from ..codec.run_lengths import BatchRun, ScatteredBatch, WholeRun, merged_runs
-from ..errors import DamagedStore, StoreFailed
+from ..errors import CorruptRecord, DamagedStore, StoreFailed
 
 APPLIED_KEY = counter_key("wal_applied")
 """The record of the last group of the write-ahead log whose rows the environment has (`Memtable.position`)."""
@@ -387,6 +387,16 @@ def overlaid(
         following = next(over, None)
 
 
+def _stored(raw: lmdb.Transaction, key: bytes) -> Fields:
+    """The fields that LMDB has of a record, its copy's where it is damaged: a change of bits holds up no checkpoint."""
+    copy = copy_key(key)
+    try:
+        value = raw.get(key)
+        return None if value is None else unseal(key, value)
+    except CorruptRecord:
+        return unseal(copy, raw.get(copy, b""))
+
+
 def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
     """Have a write transaction store what the memtable holds and it has not stored yet. Raises StoreFailed."""
     with memtable.publishing:  # all of a group, or nothing
@@ -397,7 +407,7 @@ def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
         return
     transaction.put(APPLIED_KEY, pack_u64(position))
     for key, entry in records:
-        fields = fields_over(key, transaction.raw.get(key) if isinstance(entry, BitChange) else None, entry)
+        fields = entry.fields(key, _stored(transaction.raw, key)) if isinstance(entry, BitChange) else entry
         if fields is None:
             transaction.delete(key)
         else:

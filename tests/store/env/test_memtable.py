@@ -421,6 +421,16 @@ Views.TestCase.settings = settings(
 TestViews = Views.TestCase
 
 
+def test_bits_are_changed_of_the_copy_where_the_record_is_damaged(opened: Environment, memtable: Memtable) -> None:
+    """Else no checkpoint would come to its end, and sends would stop with the segment."""
+    opened.commit(lambda transaction: transaction.change_bits(BITS, BitChange(BitMap([1]), BitMap())))
+    opened.commit(lambda transaction: transaction.raw.put(BITS, b"damaged"))
+    memtable.view.change_bits(BITS, BitChange(BitMap([2]), BitMap()))
+    opened.apply()
+    with opened.read() as raw:
+        assert BitMap.deserialize(present(catalog.fields_of(raw, BITS))) == BitMap([1, 2])
+
+
 BITS = block_key(Table.CANCELLED, 7, 0)
 SOME = st.sets(st.integers(0, 5)).map(BitMap)
 CHANGES = st.tuples(SOME, SOME).map(lambda both: BitChange(both[0], both[1] - both[0]))
