@@ -129,18 +129,21 @@ class WalWriter:
         units: list[Request] = []
         lone: list[Request] = []
         for request in requests:
+            work = request.work
             if self._main.failed is not None:
                 request.error = self._main.failed
-            elif isinstance(request.work, _Action):
+            elif type(work) is _Action:
                 try:
-                    request.work.call()
+                    work.call()
                     request.stored()
                 except Exception as error:
                     request.error = error
             elif self._closed:
                 request.error = ClosedError("store")
+            elif type(work) is _Change and work.alone:
+                lone.append(request)
             else:
-                (lone if isinstance(request.work, _Change) and request.work.alone else units).append(request)
+                units.append(request)
         for group in [units, *([request] for request in lone)]:
             left = group
             while left:

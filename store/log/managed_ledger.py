@@ -231,7 +231,8 @@ class ManagedLedger:
         transaction.insert_run(key, value, 1)
         if early:
             staged.due_by_ms = max(staged.due_by_ms, due_ms)
-        staged.took(1, len(value))
+        staged.next_entry = entry_id + 1
+        staged.bytes += len(value)
         staged.roll_if_full(transaction, now_ms)
         return ledger_id, entry_id
 
