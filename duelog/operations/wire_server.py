@@ -526,14 +526,16 @@ class WireServer:
         consumers, peer.consumers = list(peer.consumers.values()), {}
         operations = peer.operations
 
+        failed = not self._stopping  # what they hold counts as failed, but where the store is closed in order
+
         def leave() -> None:
             for consumer in consumers:
                 consumer.credits.clear()
                 with suppress(DuelogError):  # of a store that has failed, or is closed
-                    self._detach(consumer)
+                    self._detach(consumer, failed=failed)
             if operations is not None:
                 with suppress(DuelogError):
-                    operations.close()
+                    operations.close(failed=failed)
             self._peers.discard(peer)
 
         leave() if self._ended or not (consumers or operations) else self._pool.submit(leave)

@@ -290,11 +290,11 @@ def pack_error(error: BaseException) -> bytes:
     return pack([type(error).__name__, str(error) or type(error).__name__, facts])
 
 
-def error_of(content: Any) -> Exception:
+def error_of(content: Any) -> Any:
     """The error that `pack_error` wrote."""
     name, text, facts = content
     kind = _BUILTIN.get(name) or getattr(errors, name, None) or getattr(wire, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         return Refused(name, text)
     error = kind.__new__(kind, text)
     if issubclass(kind, errors.DuelogError):

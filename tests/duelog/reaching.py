@@ -37,9 +37,9 @@ class Reached(ConnectedStore):
         return self.inside.clock
 
     def close(self) -> None:
-        """The store with the connection: tests open it again."""
-        super().close()
+        """The store, and with it the connection: tests open it again."""
         self.inside.close()
+        super().close()
 
     def tick(self) -> TickResult:
         """As of the open store."""

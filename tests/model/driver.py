@@ -206,4 +206,4 @@ def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[Messag
 
 def copy_store(path: Path, target: Path) -> None:
     """The files as a crash of the process would leave them now. LMDB makes its lock files anew at opening."""
-    shutil.copytree(path, target, ignore=shutil.ignore_patterns("lock.mdb"))
+    shutil.copytree(path, target, ignore=shutil.ignore_patterns("lock.mdb", "CONTROL"))

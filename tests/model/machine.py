@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
     def _open(self, path: Path) -> None:
         if self.ever_back:  # the clock mark may be lost, by which messages were sent
             self._forward_to(self._sent_by_ms())
-        self.store = DelayedStore.open(path, self.config, clock=self.clock)
+        self.store = self._opened(path)
         metrics = self.store._engine.metrics
         assert metrics is not None
         metrics._shared = self.told = Told()  # type: ignore[assignment]
@@ -163,6 +163,14 @@ class Machine(RuleBasedStateMachine):
         self._same_policies()
         maintenance = self.store._engine.upkeep.maintenance
         maintenance.slice = functools.partial(self._slice, maintenance.slice)  # type: ignore[method-assign]
+
+    def _opened(self, path: Path) -> DelayedStore:
+        """Open the store; a connection to it does as well."""
+        return DelayedStore.open(path, self.config, clock=self.clock)
+
+    def _inside(self, consumer: Subscription) -> Subscription:
+        """Return the consumer of the open store: where the store is connected to, another object."""
+        return consumer
 
     def _same_policies(self) -> None:
         """Policies in force are those that the twin knows to be set, whatever the store was opened with."""

@@ -111,10 +111,11 @@ class DeliveryRules(SendingRules):
                 self.store.topic(topic).subscribe(name, type=kind, initial_position=initial)
             return
         face = self.store.topic(topic).subscribe(name, type=kind, initial_position=initial)
-        consumer = Consumer(face, twin, sub, face._id)
+        inside = self._inside(face)
+        consumer = Consumer(face, twin, sub, inside._id)
         sub.attach(kind, consumer.number)
-        settle = functools.partial(self._route, consumer, face._route)
-        face._route = settle  # type: ignore[method-assign]
+        settle = functools.partial(self._route, consumer, inside._route)
+        inside._route = settle  # type: ignore[method-assign]
         self.consumers.append(consumer)
 
     @only(STORING, HANDING_OUT, INLINE_DELAYS)
