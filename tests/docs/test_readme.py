@@ -51,7 +51,7 @@ def test_the_durability_table_says_what_each_setting_loses() -> None:
     assert re.findall(r'^\| `"(\w+)"`', README, re.MULTILINE) == list(get_args(Durability))
     testing = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     ((states, bad),) = re.findall(r"^\| `none` \| (\d+) \| (\d+) \|", testing, re.MULTILINE)
-    assert f"everything: of {states} simulated power cuts {bad} left an unusable file." in README
+    assert f"everything: of {states} simulated power cuts {bad} lost messages or left an unusable file." in README
     assert "For data that can be made again" in README
     assert "For data that can be made again." in " ".join((StoreConfig.__doc__ or "").split())
 
