@@ -24,7 +24,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from importlib.metadata import version
 from inspect import Signature, signature
@@ -204,9 +204,11 @@ class _Peer:
         self.waiting = Waiting()
         self.asking = threading.Lock()
         self.sequences: dict[int, Iterator[Any]] = {}
-        self.lock = threading.Lock()
-        """Of what follows."""
+        self.counting = threading.Lock()
         self.under_way = 0
+        """Requests that are not answered."""
+        self.lock = threading.Lock()
+        """Of what follows; held while something is sent."""
         self.outbox: deque[bytes] = deque()
         self.unread = 0
         self.closed = False
@@ -451,7 +453,8 @@ class WireServer:
         if not peer.frames.begun:
             peer.since = time.monotonic()
         try:
-            with peer.lock:  # an encrypted connection is read and written by one thread at a time
+            # An encrypted connection is read and written by one thread at a time.
+            with nullcontext() if type(peer.socket) is socket.socket else peer.lock:
                 bodies = peer.frames.receive(peer.socket, self._buffer)
         except BlockingIOError:
             self._flush(peer)
@@ -503,7 +506,7 @@ class WireServer:
         number = wire_values.number_of(body)
         if not number or body[0] != 0x95:
             raise error
-        with peer.lock:
+        with peer.counting:
             peer.under_way += 1
         self._answer(peer, number, ERROR, error)
 
@@ -556,7 +559,7 @@ class WireServer:
         self._answered(peer, [wire_values.answer(number, kind, body)])
 
     def _answered(self, peer: _Peer, bodies: list[bytes]) -> None:
-        with peer.lock:
+        with peer.counting:
             full = peer.under_way >= MOST_REQUESTS
             peer.under_way -= len(bodies)
         self._send(peer, *bodies)
@@ -618,7 +621,7 @@ class WireServer:
             case _:
                 expected = "expected [number, operation, target, arguments, named]"
                 raise InvalidArgument("request", request, expected)
-        with peer.lock:
+        with peer.counting:
             peer.under_way += 1
         if self._stopping:
             self._answer(peer, number, ERROR, _closing())
