@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Self, cast
 
 import duelog
+from duelog.connected.connected_store import ConnectedSubscription, ConnectedTopic
 from duelog.delivery.consumer_arguments import deadline_of
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.sending import producer
@@ -60,6 +61,8 @@ class Subscription(InThreads[duelog.Subscription]):
     async def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[duelog.ReceivedMessage]:
         """Receive messages that are due, at most `max_messages`; waits for the first. Cancelled, it gives them back."""
         subscription, loop = self._inner, asyncio.get_running_loop()
+        if isinstance(subscription, ConnectedSubscription):
+            return await asyncio.wrap_future(subscription.receive_async(max_messages, timeout))
         clock = subscription.clock
         deadline_ms = deadline_of(clock.now_ms(), timeout)
         woken = asyncio.Event()
@@ -200,6 +203,20 @@ class Topic(InThreads[duelog.Topic]):
         Sends that are awaited side by side share commits, and hold no threads.
         """
         dedup = Dedup.checked(dedup_key, dedup_for, replace)
+        if isinstance(self._inner, ConnectedTopic):
+            sent = self._inner.send_async(
+                payload,
+                deliver_at=deliver_at,
+                deliver_after=deliver_after,
+                key=key,
+                properties=properties,
+                allow_past=allow_past,
+                ttl=ttl,
+                dedup_key=dedup_key,
+                dedup_for=dedup_for,
+                replace=replace,
+            )
+            return await asyncio.wrap_future(sent)
         future: asyncio.Future[duelog.MessageId] = asyncio.get_running_loop().create_future()
         sender = self._inner.sender
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
@@ -304,6 +321,20 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     ) -> _Opening:
         """Open the store in directory `path`, or make one; await the result, or enter it with `async with`."""
         return _Opening(functools.partial(duelog.DelayedStore.open, path, config, clock=clock, read_only=read_only))
+
+    @classmethod
+    @explained_by(duelog.connect)
+    def connect(
+        cls,
+        place: str | os.PathLike[str],
+        *,
+        token: str | None = None,
+        tls_trust: str | os.PathLike[str] | None = None,
+        reconnect: Duration = 30,
+    ) -> _Opening:
+        """Connect to the process that has a store open; await the result, or enter it with `async with`."""
+        connect = functools.partial(duelog.connect, place, token=token, tls_trust=tls_trust, reconnect=reconnect)
+        return _Opening(connect)
 
     @property
     def sync(self) -> duelog.DelayedStore:

@@ -87,9 +87,14 @@ def in_thread(
 
     @functools.wraps(method)
     async def call(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._threads.run(method, self._inner, *args, **kwargs)
+        return await self._threads.run(_own(self, method), *args, **kwargs)
 
     return call
+
+
+def _own(face: InThreads[Any], method: Callable[Concatenate[Any, P], T]) -> Callable[P, T]:
+    """The method of this name that the object has: that of a connected store is another."""
+    return cast("Callable[P, T]", getattr(face._inner, method.__name__))
 
 
 def made_in_thread(
@@ -99,7 +104,7 @@ def made_in_thread(
 
     @functools.wraps(method)
     async def call(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> Face:
-        made = self._threads.start(method, self._inner, *args, **kwargs)
+        made = self._threads.start(_own(self, method), *args, **kwargs)
         try:
             return face(await asyncio.wrap_future(made), self._threads)
         except asyncio.CancelledError:
@@ -116,7 +121,7 @@ def iterated(
 
     @functools.wraps(method)
     def iterate(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        return self._threads.iterate(lambda: method(self._inner, *args, **kwargs))
+        return self._threads.iterate(lambda: _own(self, method)(*args, **kwargs))
 
     iterate.__doc__ = f"{inspect.getdoc(method)}\n\nFor `async for`; a page at a time is read in a thread."
     return iterate
@@ -129,7 +134,7 @@ def listed(
 
     @functools.wraps(method)
     async def call(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        return await self._threads.run(lambda: list(method(self._inner, *args, **kwargs)))
+        return await self._threads.run(lambda: list(_own(self, method)(*args, **kwargs)))
 
     call.__doc__ = f"{inspect.getdoc(method)}\n\nA list. One thread looks to the end, also if the await is cancelled."
     return call

@@ -505,6 +505,27 @@ class ConnectedSubscription(Subscription):
             return self._received(self._credit(max_messages, timeout_ms))
         return self._take(max_messages, timeout_ms, lambda: False)
 
+    def receive_async(self, max_messages: int = 1, timeout: Duration | None = None) -> Future[list[ReceivedMessage]]:
+        """Receive without waiting: a future of the messages; cancelled, what comes meanwhile is given back."""
+        timeout_ms = None if timeout is None else duration_ms("timeout", timeout)
+        future: Future[list[ReceivedMessage]] = Future()
+        self._check()
+
+        def done(call: Call) -> None:
+            if not future.set_running_or_notify_cancel():
+                if call.result:
+                    positions = _places(call.result)
+                    self._connection.start("Subscription.nack", self._target, [positions], {"delay": 0})
+            elif call.error is not None:
+                future.set_exception(call.error)
+            else:
+                future.set_result([] if call.result is None else call.result.to_list())
+
+        arguments = [max_messages, timeout_ms]
+        call = self._connection.start("Subscription.receive", self._target, arguments, repeated=True, done=done)
+        future.add_done_callback(lambda ended: self._recall([call.number]) if ended.cancelled() else None)
+        return future
+
     def _take(self, max_messages: int, timeout_ms: int | None, stopped: Callable[[], bool]) -> list[ReceivedMessage]:
         """Messages that were pushed."""
         self._check()

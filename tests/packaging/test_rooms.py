@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "survey": {"upkeep"},
     "check": {"upkeep", "survey"},
     "workers": {"", "connected", "upkeep"},
-    "aio": {"", "delivery", "sending"},
+    "aio": {"", "connected", "delivery", "sending"},
     "broker": {"broker.lookup", "broker.protocol"},
     "broker.admin": {"broker.listing", "broker.lookup", "broker.protocol", "broker.security"},
     "broker.consume": {"broker", "broker.lookup", "broker.protocol"},

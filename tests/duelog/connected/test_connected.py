@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import threading
@@ -11,7 +12,17 @@ from pathlib import Path
 import pytest
 
 import duelog
-from duelog import DelayedStore, Documents, ManualClock, Message, StoreConfig, Subscription, SubscriptionAdmin, Topic
+from duelog import (
+    DelayedStore,
+    Documents,
+    ManualClock,
+    Message,
+    StoreConfig,
+    Subscription,
+    SubscriptionAdmin,
+    Topic,
+    aio,
+)
 from duelog.connected import connected_store
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, OnlyInProcess
 from duelog.operations.face_table import FACE, NOT_OFFERED
@@ -185,3 +196,36 @@ def test_a_future_of_a_message_that_cannot_be_taken_is_none(connected: DelayedSt
     futures = [topic.send_async(b"%d" % number) for number in range(500)]
     ids = [future.result(20) for future in futures]
     assert ids == sorted(set(ids))
+
+
+def test_a_connected_store_for_asyncio(store: DelayedStore) -> None:
+    """Sends side by side, receivers that wait without a thread, a cancelled one that loses nothing, transactions."""
+
+    async def run() -> None:
+        async with aio.DelayedStore.connect(store.path) as connected:
+            topic = connected.topic("t")
+            async with await topic.subscribe("s") as consumer:
+                waiting = asyncio.ensure_future(consumer.receive(5))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                ids = await asyncio.gather(*(topic.send(b"%d" % number) for number in range(20)))
+                assert len(set(ids)) == 20
+                found: list[bytes] = []
+                while len(found) < 20:
+                    batch = await consumer.receive(20, timeout=20)
+                    found += [message.payload for message in batch]
+                    await consumer.ack(batch, durable=True)
+                assert sorted(found) == sorted(b"%d" % number for number in range(20))
+                async with connected.transaction() as transaction:
+                    transaction.send("t", b"x")
+                async for message in consumer:
+                    assert message.payload == b"x"
+                    break
+            assert [each.name async for each in connected.topics()] == [topic.name]
+            assert await connected.documents.put("k", b"v") == 1
+            assert (await topic.stats()).sent == 21
+        assert not store.closed
+
+    asyncio.run(run())
