@@ -8,6 +8,7 @@ asked again, and the others end with Disconnected, which says what is in doubt.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -16,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
-from duelog.store.errors import ClosedError, InvalidArgument
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 
 from . import wire_values
 from .wire import (
@@ -36,10 +38,25 @@ from .wire import (
     framed,
 )
 
+_log = logging.getLogger("duelog.connect")
+
 GREETED_WITHIN_S = 10.0
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
 _SHORT = 1 << 16
+
+
+_of_process: WeakSet[Connection] = WeakSet()
+
+
+def _close_all() -> None:
+    """Close a parent's connections in its child, so that the other end sees when the parent ends."""
+    for each in list(_of_process):
+        if each._socket is not None:
+            each._socket.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
 
 
 class Call:
@@ -73,7 +90,10 @@ class Call:
         """Have who waits for it go on."""
         self.ready.release()
         if self.done is not None:
-            self.done(self)
+            try:
+                self.done(self)
+            except Exception:
+                _log.exception("what hears of %s failed", self.name)
 
     def wait(self) -> Any:
         """The result. Raises what the other process raised; Disconnected."""
@@ -116,6 +136,7 @@ class Connection:
         self._reading = False
         self._closed = False
         self.facts: dict[str, Any] = {}
+        _of_process.add(self)
 
     @classmethod
     def to(cls, path: Path, patience_s: float = 0) -> Self | None:
@@ -350,7 +371,7 @@ class Connection:
     def _reconnect(self) -> bool:
         deadline, pause_s = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
         while not self._closed and time.monotonic() < deadline:
-            with suppress(Disconnected, InvalidArgument, Refused):
+            with suppress(DuelogError):
                 if self.connect():
                     return True
             time.sleep(pause_s)

@@ -521,9 +521,9 @@ class WireServer:
             if peer.closed:
                 return
             peer.closed = True
-        if peer.events and self._selector is not None:
-            self._selector.unregister(peer.socket)
-        peer.socket.close()
+            if peer.events and self._selector is not None:
+                self._selector.unregister(peer.socket)
+            peer.socket.close()  # while no other thread sends: its number is the next connection's
         peer.waiting.gone = True
         peer.waiting.set()
         consumers, peer.consumers = list(peer.consumers.values()), {}
