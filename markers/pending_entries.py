@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -59,16 +60,19 @@ class Outcome(Enum):
 
 
 class FoundEntries(NamedTuple):
-    """Entries of one partition log that a request names, and the rows of the request that do."""
+    """Entries of one partition log that a request names, and the rows of the request that do.
+
+    dues: none where nothing in the partition has fired, or is in memory. bodies: by row, where they were asked for, and
+    can be read.
+    """
 
     partition: Partition
     ledger_id: int
     rows: list[int]
     entries: list[int]
-    dues: list[int]
-    bodies: dict[int, bytes]
-    """By row, where they were asked for, and can be read."""
-    unreadable: list[CorruptEntry]
+    dues: Sequence[int] = ()
+    bodies: Mapping[int, bytes] = MappingProxyType({})
+    unreadable: Sequence[CorruptEntry] = ()
 
 
 class Destination(NamedTuple):
@@ -124,7 +128,13 @@ class PendingEntries:
         try:
             for ledger_id, rows in rows_of.items():
                 partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
-                if partition is not None:
+                if partition is None:
+                    continue
+                tail = None if bodies else self._far_tail(partition, log.topic_id, ledger_id)
+                if tail is not None:
+                    there = [row for row in rows if 0 <= ids[row].entry_id < tail]
+                    found.append(FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there]))
+                else:
                     self._partitions.acquire(partition)
                     leased.append(partition)
                     found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies))
@@ -132,6 +142,16 @@ class PendingEntries:
         finally:
             for partition in leased:
                 self._partitions.release(partition)
+
+    def _far_tail(self, partition: Partition, topic_id: int, ledger_id: int) -> int | None:
+        """Return the end of a log of a partition so far away that none of it has fired, or is in memory.
+
+        Nothing of such an entry has to be read to cancel it. None: the log is not known to be one.
+        """
+        if partition.state is not PartitionState.OPEN or not self._firing.is_far(partition.start_ms):
+            return None
+        log = partition.known_log(topic_id)
+        return None if log is None or log.ledger_id != ledger_id else log.ledger.entries
 
     def _existing(
         self,
@@ -291,8 +311,9 @@ class PendingEntries:
         return {row: MessageId(log.ledger_id, entry_id) for row, entry_id in entry_ids.items()}
 
     def _withdraw(self, topic_id: int, found: FoundEntries, cancelled: BitMap) -> None:
-        dues = dict(zip(found.entries, found.dues, strict=True))
-        self._firing.withdraw(found.partition.start_ms, topic_id, {entry_id: dues[entry_id] for entry_id in cancelled})
+        dues = dict(zip(found.entries, found.dues, strict=True)) if found.dues else {}
+        known = {entry_id: dues[entry_id] for entry_id in cancelled} if dues else None
+        self._firing.withdraw(found.partition.start_ms, topic_id, cancelled, known)
 
     # -- before the transaction ----------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyroaring import BitMap
+
 from ...partitions.partition import Partition
 from ...partitions.partition_set import PartitionSet
 from ...snapshot.writer import remove_snapshots
@@ -93,13 +95,21 @@ class Firing:
         """No message that is due later has fired, whenever that was. REQUIRES: `gate` held for reading."""
         return max(self._clock.mark_ms, self.recorded_ms)
 
-    def withdraw(self, start_ms: int, topic_id: int, dues: Mapping[int, int]) -> None:
-        """Entries, with their due times, are recorded as cancelled.
+    def is_far(self, start_ms: int) -> bool:
+        """True where nothing of a partition has fired, or is in memory. REQUIRES: `gate` held for reading."""
+        return start_ms > self.passed_ms and start_ms not in self.loaded.logs
+
+    def withdraw(self, start_ms: int, topic_id: int, entries: BitMap, dues: Mapping[int, int] | None) -> None:
+        """Entries are recorded as cancelled; `dues`: their due times, where they are known.
 
         REQUIRES: called as its commit ends, `gate` held for reading.
         """
         log = self.loaded.logs.get(start_ms, {}).get(topic_id)
-        if log is not None:
+        if log is None:
+            return
+        if dues is None:  # it has begun to load since
+            log.discard(entries)
+        else:
             log.withdraw(dues)
 
     def admitted(self, topic_id: int, count: int) -> None:

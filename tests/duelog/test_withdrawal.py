@@ -37,6 +37,53 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(
     assert [message.payload for message in reader.receive(10)] == [b"x"]
 
 
+def test_a_cancellation_in_a_day_far_away_opens_nothing(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of it has fired or is in memory; each opened the environment of the message's day, and read from it."""
+    config = StoreConfig(partition_ms=3_600_000, max_open_partitions=1, preload_ms=60_000)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        ids = [topic.send(b"%d" % hour, deliver_after=3_600 * hour) for hour in (1, 2, 2, 3)]
+        opened = store._engine.storage.partitions.open_count()
+        beyond = ids[1]._replace(entry_id=2)
+        monkeypatch.setattr(PendingEntries, "_existing", None)
+        outcomes = topic.cancel_batch([ids[0], ids[1], ids[1], beyond])
+        monkeypatch.undo()
+        cancelled = [Outcome.CANCELLED, Outcome.CANCELLED, Outcome.ALREADY_CANCELLED, Outcome.UNKNOWN]
+        assert outcomes == cancelled
+        assert store._engine.storage.partitions.open_count() == opened
+        clock.advance(3 * 3_600_000)
+        assert [message.payload for message in consumer.receive(10)] == [b"2", b"3"]
+
+
+def test_what_is_cancelled_as_its_day_begins_to_load_does_not_fire(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was far when it was located, without its due time, and is in memory when the cancellation is on disk."""
+    store = open_store(config=StoreConfig(partition_ms=3_600_000, preload_ms=3_600_000))
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        message_id = topic.send(b"x", deliver_after=2 * 3_600)
+        located = PendingEntries.located
+
+        @contextmanager
+        def then_load(*arguments: Any, **options: Any) -> Iterator[Any]:
+            with located(*arguments, **options) as found:
+                assert not found[0][0].dues
+                clock.advance(3_600_000)
+                while store._engine.delivery.firing.loaded.load(clock.now_ms()):
+                    pass
+                assert store._engine.delivery.firing.loaded.loaded_starts()
+                yield found
+
+        monkeypatch.setattr(PendingEntries, "located", then_load)
+        assert topic.cancel(message_id)
+        clock.advance(2 * 3_600_000)
+        assert consumer.receive(10) == []
+
+
 @pytest.mark.parametrize("mark_is_lost", [False, True])
 def test_a_fired_message_is_not_cancelled_after_an_opening_with_the_clock_set_back(
     open_store: OpenStore, clock: ManualClock, mark_is_lost: bool
