@@ -24,6 +24,7 @@ import pytest
 
 from benchmarks.peers.postgres_peer import PostgresPeer
 from duelog import DelayedStore, ManualClock, StoreConfig
+from tests.broker.clients.conftest import free_port
 from tests.conftest import OpenStore
 from tests.duelog.workers.test_worker import Log
 from tests.packaging.tree import ROOT
@@ -378,6 +379,72 @@ def test_fastapi_with_four_workers_says_at_once_in_one_line_what_the_cure_is(tmp
     assert CURE in said
 
 
+SERVE = (
+    "import sys; from duelog import DelayedStore; s = DelayedStore.open('data'); print(1, flush=True); sys.stdin.read()"
+)
+COMMAND = "from duelog.tools.cli.main import main; main()"
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")), reason="uvicorn is not installed"
+)
+def test_payment_cancels_in_four_web_processes_and_the_rest_times_out_in_two_workers(tmp_path: Path) -> None:
+    """Also after the process that has the store open was killed and begun again; all of them end in order."""
+    files("Several processes", tmp_path)
+    port = free_port()
+    web = [sys.executable, "-m", "uvicorn", "--workers", "4", "--port", str(port), "app:app"]
+    work = [sys.executable, "-c", COMMAND, "worker", "tasks:worker", "--connect", "data", "--processes", "2"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": tmp_path}
+
+    def serving() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", SERVE], **pipes)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        return process
+
+    served = serving()
+    with (
+        subprocess.Popen(web, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server,
+        subprocess.Popen(work, **pipes, stderr=subprocess.DEVNULL) as workers,
+    ):
+        assert server.stderr is not None
+        assert workers.stdout is not None
+        lines = iter(server.stderr.readline, "")
+        for _ in range(4):
+            next(line for line in lines if "startup complete" in line)
+
+        def post(path: str) -> bytes:
+            with urllib.request.urlopen(
+                urllib.request.Request(f"http://127.0.0.1:{port}/orders/{path}", method="POST"), timeout=60
+            ) as found:
+                return bytes(found.read())
+
+        try:
+            for number in range(8):
+                post(f"paid-{number}")
+            post("late?minutes=0")
+            assert workers.stdout.readline() == b"cancelled late\n"
+            served.kill()
+            served.communicate()
+            served = serving()
+            assert {post(f"paid-{number}/payment") for number in range(8)} == {b'{"in_time":true}'}
+            post("later?minutes=0")
+            while (
+                line := workers.stdout.readline()
+            ) == b"cancelled late\n":  # once more: its acknowledgement was killed
+                pass
+            assert line == b"cancelled later\n"
+        finally:
+            for process in (server, workers):
+                process.send_signal(signal.SIGTERM)
+            server.stderr.read()
+    served.communicate()
+    assert (server.returncode, workers.returncode, served.returncode) == (0, 0, 0)
+    with DelayedStore.open(tmp_path / "data") as store:
+        assert list(store.topic("order-timeouts").keys()) == []
+        assert list(store.check()) == []
+
+
 def _get(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=60) as answer:
         body: bytes = answer.read()
@@ -398,6 +465,7 @@ def test_every_recipe_is_run() -> None:
         "Rate limits": "paced",
         "FastAPI": "'FastAPI'",
         "gunicorn": "'gunicorn'",
+        "Several processes": "'Several processes'",
     }
     assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == list(used)
     assert [heading for heading, name in used.items() if name not in said] == []
