@@ -153,6 +153,11 @@ class ConnectedStore(DelayedStore):
         """The next number by topic."""
         self._numbering = threading.Lock()
 
+    @property
+    def place(self) -> str:
+        """The directory or address that it is connected to."""
+        return self._connection.place
+
     def number(self, topic: str, count: int = 1) -> int:
         """The first of some numbers that nothing else of this connection has."""
         with self._numbering:
@@ -197,6 +202,9 @@ class ConnectedStore(DelayedStore):
 
     @property
     def path(self) -> Path:
+        """The store's directory, where it is connected to by that."""
+        if is_address(self._connection.place):
+            raise OnlyInProcess("DelayedStore.path")
         return Path(self._connection.place)
 
     @property

@@ -218,7 +218,8 @@ class Worker:
             self._store, self._runners = store, runners
             self._began_ms = self._clock.now_ms()
             tasks = ", ".join(map(str, self._tasks))
-            _log.info("worker %s starts: duelog %s, store %s: %s", self.name, version("duelog"), store.path, tasks)
+            place = store.place if isinstance(store, ConnectedStore) else store.path
+            _log.info("worker %s starts: duelog %s, store %s: %s", self.name, version("duelog"), place, tasks)
             for runner in runners:
                 runner.start()
             self._ending = undo.pop_all()

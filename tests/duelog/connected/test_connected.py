@@ -25,6 +25,7 @@ from duelog import (
 )
 from duelog.connected import connected_store
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, OnlyInProcess
+from duelog.operations import wire_server
 from duelog.operations.face_table import FACE, NOT_OFFERED
 from duelog.sending.producer import Producer
 
@@ -196,6 +197,22 @@ def test_a_future_of_a_message_that_cannot_be_taken_is_none(connected: DelayedSt
     futures = [topic.send_async(b"%d" % number) for number in range(500)]
     ids = [future.result(20) for future in futures]
     assert ids == sorted(set(ids))
+
+
+def test_more_requests_than_may_be_under_way_and_more_bytes_than_the_outbox_takes_are_all_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not read on meanwhile; the order of the messages is that of the calls."""
+    monkeypatch.setattr(wire_server, "MOST_REQUESTS", 8)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(max_in_flight_bytes=2_000)) as store:
+        with duelog.connect(store.path) as connected, store.topic("t").subscribe("s") as consumer:
+            futures = [connected.topic("t").send_async(b"%d" % number + b"x" * 500) for number in range(300)]
+            ids = [future.result(20) for future in futures]
+            assert ids == sorted(set(ids))
+            received = consumer.receive(300, timeout=20)
+            assert [message.payload.partition(b"x")[0] for message in received] == [
+                b"%d" % number for number in range(300)
+            ]
 
 
 def test_a_connected_store_for_asyncio(store: DelayedStore) -> None:
