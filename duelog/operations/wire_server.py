@@ -175,6 +175,8 @@ class _Consumer:
         """Number of the request, most messages, epoch ms at which it ends."""
         self.lock = threading.Lock()
         """Held while one of them is answered."""
+        self.looks_at: float | None = None
+        """When the thread looks again by itself, by the monotonic clock."""
         self.wakes = False
         """True once the thread has been told to look."""
         self.wake: Callable[[], object] = self.lock.locked
@@ -370,10 +372,15 @@ class WireServer:
                 else:
                     self._accept(key.fileobj)  # type: ignore[arg-type]  # a socket
                 continue
-            if events & selectors.EVENT_WRITE:
-                self._flush(key.data)
-            if events & selectors.EVENT_READ:
-                self._read(key.data)
+            try:
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ:
+                    self._read(key.data)
+            except Exception as error:
+                text = "%s: a connection is ended by an error of duelog itself: %r"
+                self._limited.log(logging.ERROR, text, self._path, error, error=error)
+                self._part(key.data)
         self._woken = False
         while self._calls:
             self._calls.popleft()()
@@ -383,7 +390,10 @@ class WireServer:
             self._serve(consumer)
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            self._serve(heapq.heappop(self._timers)[2])
+            at, _, consumer = heapq.heappop(self._timers)
+            if consumer.looks_at == at:  # else an earlier one has taken its place
+                consumer.looks_at = None
+                self._serve(consumer)
         if self._stopping:
             for peer in list(self._peers):
                 for consumer in list(peer.consumers.values()):
@@ -926,11 +936,14 @@ class WireServer:
     def _look_again(self, consumer: _Consumer, seconds: float) -> None:
         if not isinstance(consumer.subscription.clock.wrapped, SystemClock):
             seconds = min(seconds, _MANUAL_PAUSE_S)
-        entry = (time.monotonic() + max(seconds, 0), next(self._timer_numbers), consumer)
-        if threading.current_thread() is self._thread:
-            heapq.heappush(self._timers, entry)
-        else:
-            self._later(lambda: heapq.heappush(self._timers, entry))
+        at = time.monotonic() + max(seconds, 0)
+
+        def note() -> None:
+            if consumer.looks_at is None or at < consumer.looks_at:
+                consumer.looks_at = at
+                heapq.heappush(self._timers, (at, next(self._timer_numbers), consumer))
+
+        note() if threading.current_thread() is self._thread else self._later(note)
 
     # -- consumers -------------------------------------------------------------------------------------
 

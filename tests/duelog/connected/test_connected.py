@@ -204,15 +204,16 @@ def test_more_requests_than_may_be_under_way_and_more_bytes_than_the_outbox_take
 ) -> None:
     """The server does not read on meanwhile; the order of the messages is that of the calls."""
     monkeypatch.setattr(wire_server, "MOST_REQUESTS", 8)
-    with DelayedStore.open(tmp_path / "store", StoreConfig(max_in_flight_bytes=2_000)) as store:
-        with duelog.connect(store.path) as connected, store.topic("t").subscribe("s") as consumer:
-            futures = [connected.topic("t").send_async(b"%d" % number + b"x" * 500) for number in range(300)]
-            ids = [future.result(20) for future in futures]
-            assert ids == sorted(set(ids))
-            received = consumer.receive(300, timeout=20)
-            assert [message.payload.partition(b"x")[0] for message in received] == [
-                b"%d" % number for number in range(300)
-            ]
+    with (
+        DelayedStore.open(tmp_path / "store", StoreConfig(max_in_flight_bytes=2_000)) as store,
+        duelog.connect(store.path) as connected,
+        store.topic("t").subscribe("s") as consumer,
+    ):
+        payloads = [b"%d" % number + b"x" * 500 for number in range(300)]
+        futures = [connected.topic("t").send_async(payload) for payload in payloads]
+        ids = [future.result(20) for future in futures]
+        assert ids == sorted(set(ids))
+        assert [message.payload for message in consumer.receive(300, timeout=20)] == payloads
 
 
 def test_a_connected_store_for_asyncio(store: DelayedStore) -> None:
@@ -246,3 +247,22 @@ def test_a_connected_store_for_asyncio(store: DelayedStore) -> None:
         assert not store.closed
 
     asyncio.run(run())
+
+
+def test_a_receiver_that_is_woken_often_leaves_one_look_to_come(store: DelayedStore, connected: DelayedStore) -> None:
+    """A look for each wake-up would fill the memory of a store whose topics change often."""
+    with connected.topic("t").subscribe("s", type="shared") as consumer:
+        (message,) = store.topic("t").send(b"x") and consumer.receive(timeout=20)
+        consumer.nack(message, delay=3_600)
+        waiting = threading.Thread(target=consumer.receive, args=[1, 5])
+        waiting.start()
+        for number in range(200):
+            store.topic("t").subscription("s").pause(None)
+            store.topic("t").subscription("s").resume()
+            assert connected.topic("t").exists(), number
+        control = store._engine.control
+        assert control is not None
+        assert len(control._timers) <= 20
+        store.topic("t").send(b"y")
+        waiting.join(20)
+        assert not waiting.is_alive()
