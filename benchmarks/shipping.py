@@ -1,0 +1,71 @@
+"""shipping: what a copy in object storage costs sends: the same sends with and without `replica`, in turns.
+
+Durable, 1 KiB, due over five days; one thread, 16 threads, batches of 1,000. The copy lies in memory (`memory:///`), so
+that the disk and the network are those of the store alone: what is measured is reading the log back, packing it, and
+the thread that does so beside those that send. Processor time is that of the whole process, threads included; its least
+is compared, as other programs on the machine add to it and never take from it.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from duelog import DelayedStore, StoreConfig
+
+from .harness.compare import Subject, compare
+from .harness.options import parse
+from .harness.plots import short
+from .harness.results import Measure, Results
+
+RATE = Measure("rate", "messages/s", show=short)
+CPU = Measure("processor", "us a message", "less", lambda value: f"{value:,.2f}")
+SUBJECTS = (Subject("plain", "no copy"), Subject("replica", "replica"))
+CASES = {"one thread": 1, "16 threads": 16, "batches of 1,000": 1_000}
+_DAY_S = 86_400
+_PAYLOAD = b"x" * 1_024
+_MOST_PERCENT = 5
+"""What shipping may cost, of sends in batches and by 16 threads."""
+
+
+def send(subject: str, case: str, n: int, directory: Path) -> dict[str, float]:
+    """Send `n` messages; the close, which ships what is left, is in the processor time."""
+    config = StoreConfig(replica="memory:///" if subject == "replica" else None)
+    begun_cpu = time.process_time()
+    with DelayedStore.open(directory / "store", config) as store:
+        topic = store.topic("t")
+        for day in range(5):
+            topic.send(_PAYLOAD, deliver_after=_DAY_S * (day + 1))
+        begun = time.perf_counter()
+        if case == "batches of 1,000":
+            for at in range(0, n, 1_000):
+                topic.send_payloads([_PAYLOAD] * 1_000, deliver_after=_DAY_S * (1 + at // 1_000 % 5))
+        else:
+            threads = CASES[case]
+
+            def some(thread: int) -> None:
+                for at in range(thread, n, threads):
+                    topic.send(_PAYLOAD, deliver_after=_DAY_S * (1 + at % 5))
+
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(some, range(threads)))
+        elapsed = time.perf_counter() - begun
+    return {"rate": n / elapsed, "processor": (time.process_time() - begun_cpu) * 1e6 / n}
+
+
+def main(argv: list[str]) -> int:
+    """Measure each case with and without a copy, and say what it costs."""
+    options = parse(argv, "shipping", __doc__, n=(20_000,), quick_n=(2_000,))
+    results = Results("shipping", options)
+    n = options.n[0]
+    for case in CASES:
+        messages = 10 * n if case.startswith("batches") else n
+        compare(results, case, "benchmarks.shipping:send", {"case": case, "n": messages}, (RATE, CPU), SUBJECTS)
+        found = [results.find(case, subject.key, CPU.name) for subject in SUBJECTS]
+        least = [min(series.values) for series in found if series is not None]
+        cost = 100 * (least[1] / least[0] - 1) if len(least) == len(SUBJECTS) else None
+        if case != "one thread":
+            results.target(f"{case}, shipping", cost, _MOST_PERCENT, "less", "% of the processor time of sends")
+    results.show()
+    return 0
