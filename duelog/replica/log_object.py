@@ -1,13 +1,17 @@
 """A log object: groups of the write-ahead log as they lie in object storage. docs/format.md, "Replica".
 
     object := magic:byte[8] version:u16 kind:u8 codec:u8 store_id:byte[16] epoch:u64 seq:u64 begin:u64 end:u64
-              time_ms:i64 prev_crc:u32 owner_length:u16 count:u32 owner group[count] crc:u32
-    group  := place:u64 rows:u32 length:u32 byte[length]
+              time_ms:i64 prev_crc:u32 owner_length:u16 count:u32 owner index[count] crc:u32 group*
+    index  := place:u64 at:u64 length:u32 crc:u32
 
-Little-endian. It has all groups with places from `begin` on, before `end`. `begin` is the `end` of the object before;
-another says that groups between the two were never shipped. `prev_crc` is the crc of the object before, 0 of the first.
-`time_ms`: every group was written by then. `owner` names one opening of the store. kind 1 are groups; 2 to 4 are kept
-for heartbeats, fences and resignations. codec 0: as they are.
+Little-endian. It has all groups with rows and places from `begin` on, before `end`. `begin` is the `end` of the object
+before; another says that groups between the two were never shipped. `prev_crc` is the crc of the object before, 0 of
+the first. `time_ms`: every group was written by then. `owner` names one opening of the store. kind 1 are groups; 2 to 4
+are kept for heartbeats, fences and resignations. codec 0: as they are.
+
+A group is the bytes that it has in its segment, from byte `at` on, with the checksum that its writer made;
+`crc` is that checksum again. So shipping reads no payload, and what is restored is what was sent: the checksum of the
+object covers all that lies before it, the groups cover themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import NamedTuple
 
 from duelog.store.codec.checksum import crc32
 from duelog.store.errors import ReplicaDamaged
-from duelog.store.wal.segment import Group, place_of
+from duelog.store.wal.segment import Group, RawGroup
 
 MAGIC = b"DUELOGLO"
 VERSION = 1
@@ -26,7 +30,7 @@ GROUPS = 1
 """Kind of an object that has groups."""
 
 _HEADER = struct.Struct("<8sHBB16sQQQQqIHI")
-_GROUP = struct.Struct("<QII")
+_INDEX = struct.Struct("<QQII")
 _CRC = struct.Struct("<I")
 
 
@@ -41,7 +45,7 @@ class LogObject(NamedTuple):
     time_ms: int
     prev_crc: int
     owner: str
-    groups: Sequence[Group]
+    raw: Sequence[RawGroup]
 
     def pack(self) -> bytes:
         """The bytes of the object."""
@@ -59,41 +63,50 @@ class LogObject(NamedTuple):
             self.time_ms,
             self.prev_crc,
             len(owner),
-            len(self.groups),
+            len(self.raw),
         )
-        parts: list[bytes | memoryview] = [header, owner]
-        for group in self.groups:
-            parts += (_GROUP.pack(group.position, group.row_count, len(group.content)), group.content)
-        content = b"".join(parts)
-        return content + _CRC.pack(crc32(content))
+        indices = [
+            _INDEX.pack(raw.position, raw.at, len(raw.content), _CRC.unpack_from(raw.content)[0]) for raw in self.raw
+        ]
+        head = b"".join((header, owner, *indices))
+        return b"".join((head, _CRC.pack(crc32(head)), *(raw.content for raw in self.raw)))
 
 
 def crc_of(content: bytes) -> int:
-    """The checksum that a packed object ends with."""
-    crc: int = _CRC.unpack_from(content, len(content) - _CRC.size)[0]
+    """The checksum of a packed object, which tells it from others: it covers the checksums of its groups."""
+    crc: int = _CRC.unpack_from(content, _head_bytes(content))[0]
     return crc
 
 
-def unpack(url: str, name: str, content: bytes) -> LogObject:
-    """Read a log object. Raises ReplicaDamaged, which names it."""
-    if len(content) < _HEADER.size + _CRC.size or content[:8] != MAGIC:
+def _head_bytes(content: bytes) -> int:
+    owner_length, count = _HEADER.unpack_from(content)[-2:]
+    return _HEADER.size + int(owner_length) + int(count) * _INDEX.size
+
+
+def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]:
+    """Read a log object, and verify its groups. Raises ReplicaDamaged, which names it."""
+    if len(content) < _HEADER.size or content[:8] != MAGIC:
         raise ReplicaDamaged(url, name, "is no log object")
-    if crc32(memoryview(content)[: -_CRC.size]) != crc_of(content):
+    head = _head_bytes(content)
+    if len(content) < head + _CRC.size or crc32(memoryview(content)[:head]) != crc_of(content):
         raise ReplicaDamaged(url, name, "does not match its checksum")
     _, version, kind, codec, store_id, epoch, seq, begin, end, time_ms, prev_crc, owner_length, count = (
         _HEADER.unpack_from(content)
     )
     if (version, kind, codec) != (VERSION, GROUPS, 0):
         raise ReplicaDamaged(url, name, f"is of version {version}, kind {kind}, codec {codec}: a later duelog reads it")
-    at = _HEADER.size + owner_length
-    owner = content[_HEADER.size : at].decode()
-    whole, groups = memoryview(content), []
-    for _ in range(count):
-        place, rows, length = _GROUP.unpack_from(content, at)
-        at += _GROUP.size
-        groups.append(Group(place >> 32, place & 0xFFFFFFFF, 0, rows, whole[at : at + length]))
+    owner = content[_HEADER.size : _HEADER.size + owner_length].decode()
+    whole, raws, groups = memoryview(content), [], []
+    at = head + _CRC.size
+    for number in range(count):
+        place, begins, length, crc = _INDEX.unpack_from(content, _HEADER.size + owner_length + number * _INDEX.size)
+        raw = RawGroup(place, begins, 0, whole[at : at + length])
+        group = raw.verified(store_id)
+        if group is None or group.position != place or _CRC.unpack_from(raw.content)[0] != crc:
+            raise ReplicaDamaged(url, name, f"does not match its checksum, in group {place}")
         at += length
-    return LogObject(store_id, epoch, seq, begin, end, time_ms, prev_crc, owner, groups)
-
-
-__all__ = ["GROUPS", "MAGIC", "VERSION", "LogObject", "crc_of", "place_of", "unpack"]
+        raws.append(raw)
+        groups.append(group)
+    if at != len(content):
+        raise ReplicaDamaged(url, name, f"has {len(content)} bytes, not {at}")
+    return LogObject(store_id, epoch, seq, begin, end, time_ms, prev_crc, owner, raws), groups

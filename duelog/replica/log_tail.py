@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from duelog.store.files.directory import move
-from duelog.store.wal.segment import Group, SegmentReader, file_name, place_of
+from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
 
@@ -77,7 +77,7 @@ class LogTail:
         self._directory = path / DIRECTORY
         self._store_id = store_id
         self._reader: SegmentReader | None = None
-        self.last: Group | None = None
+        self.last: RawGroup | None = None
         """The group before `place` in its segment."""
         self._number, sequence = place >> 32, place & 0xFFFFFFFF
         if sequence:
@@ -104,12 +104,12 @@ class LogTail:
                 return SegmentReader(self._directory / name, self._number, self._store_id)
         raise LogLost(f"segment {self._number} of the log is gone")
 
-    def take(self, until: int, most_bytes: int) -> list[Group]:
+    def take(self, until: int, most_bytes: int) -> list[RawGroup]:
         """Read groups with rows before the place `until`, at most about `most_bytes`, one at least if there is any.
 
         REQUIRES: everything before `until` is in the log. Raises LogLost.
         """
-        groups: list[Group] = []
+        groups: list[RawGroup] = []
         size = 0
         while self.place < until and size < most_bytes:
             if self._reader is None:

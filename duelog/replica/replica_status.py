@@ -60,7 +60,7 @@ def replica_status(bucket: Bucket, store: Path | None = None) -> ReplicaStatus:
     end, last_ms = 0, manifests[-1].taken_ms if manifests else None
     if content is not None:
         try:
-            last = unpack(bucket.url, log_name(seq), content)
+            last, _ = unpack(bucket.url, log_name(seq), content)
             end, last_ms = last.end, max(last.time_ms, last_ms or 0) if manifests else None
         except ReplicaDamaged as error:
             errors.append(str(error))

@@ -87,9 +87,9 @@ class _Log:
         numbers = set(self.bucket.numbers(manifest.first))
         last, seq = max(numbers, default=0), manifest.first
         while seq <= last:
-            made = self._object(seq)
+            made, groups = self._object(seq)
             is_after = self.at_ms is not None and made.time_ms > self.at_ms
-            for group in made.groups:
+            for group in groups:
                 of_files = group.position < manifest.next_place  # the files rely on it
                 if not of_files and (is_after or (self.group is not None and group.position > self.group)):
                     return
@@ -102,13 +102,13 @@ class _Log:
         if self.place < manifest.next_place - 1 and manifest.first <= manifest.seq:
             raise ReplicaDamaged(self.bucket.url, log_name(seq), f"is missing: the files of {manifest.seq} rely on it")
 
-    def _object(self, seq: int) -> LogObject:
+    def _object(self, seq: int) -> tuple[LogObject, list[Group]]:
         name = log_name(seq)
         content = self.bucket.read(seq)
         if content is None:
             raise ReplicaDamaged(self.bucket.url, name, f"is missing{self._until()}")
         try:
-            made = unpack(self.bucket.url, name, content)
+            made, groups = unpack(self.bucket.url, name, content)
         except ReplicaDamaged as error:
             raise ReplicaDamaged(self.bucket.url, name, error.reason.removeprefix(f"{name} ") + self._until()) from None
         if made.store_id != self.store_id or made.seq != seq:
@@ -119,7 +119,7 @@ class _Log:
             self._refuse_gap(self._before, made)
         self._before, self._crc = made, crc_of(content)
         self.bytes += len(content)
-        return made
+        return made, groups
 
     def _refuse_gap(self, before: LogObject, made: LogObject) -> None:
         if made.begin != before.end:

@@ -355,7 +355,7 @@ class Shipping:
         content = self._bucket.read(seq)
         if content is None:
             raise ReplicaDamaged(self._bucket.url, log_name(seq), "is missing")
-        last = unpack(self._bucket.url, log_name(seq), content)
+        last, _ = unpack(self._bucket.url, log_name(seq), content)
         if last.owner not in shipped.owners:
             raise ForkFound(
                 self._bucket.url,
@@ -548,7 +548,7 @@ class Shipping:
         if self._ends and seq > self._ends[0][0]:
             return seq
         while seq > 1 and (content := self._bucket.read(seq - 1)) is not None:  # put by an opening before
-            if unpack(self._bucket.url, log_name(seq - 1), content).end <= place:
+            if unpack(self._bucket.url, log_name(seq - 1), content)[0].end <= place:
                 break
             seq -= 1
         return seq

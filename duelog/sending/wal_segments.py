@@ -29,7 +29,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import Row, group_bytes
+from duelog.store.wal.segment import Row
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 
@@ -202,10 +202,12 @@ class WalSegments:
         """
         now_ms = self._clock.now_ms()
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
+        active = self._wal.active
+        used = 0 if active is None else active.used
         position = self._wal.append(rows, flush=flush)
         self._rows += weight
-        if self._follower is not None:
-            self._follower.appended(group_bytes(rows))
+        if self._follower is not None and active is not None:
+            self._follower.appended(active.used - used)
         if self._begun_ms is None:
             self._begun_ms = now_ms
             self._wake()

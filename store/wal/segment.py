@@ -35,7 +35,7 @@ from ..codec.bodies import Buffer
 from ..codec.checksum import crc32
 from ..codec.run_lengths import logs_in
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
-from .segment_file import SECTOR, SegmentFile, make_file
+from .segment_file import MOST_DIRECT_BYTES, SECTOR, SegmentFile, make_file
 
 SEGMENT_VERSION = 3
 """Version of a segment that is begun; 3 has rows DELETE and SUBTRACT, and rows UNITE of entry ids."""
@@ -371,10 +371,23 @@ class SegmentFollower:
         return group
 
 
+class RawGroup(NamedTuple):
+    """A group as it lies in a segment: its place, the byte that it begins at, its row count, and all of its bytes."""
+
+    position: int
+    at: int
+    row_count: int
+    content: bytes | memoryview
+
+    def verified(self, store_id: bytes) -> Group | None:
+        """The group that it is; None: its bytes are not those that were written."""
+        return read_group(bytes(self.content), 0, store_id, self.position >> 32, self.at)
+
+
 class SegmentReader:
     """Reads the groups of a segment one by one, also while they are written, and keeps none. For one thread at a time.
 
-    The file stays open: renamed, it is the same one.
+    The file stays open: renamed, it is the same one. A large group is not verified: its checksum stays with it.
     """
 
     def __init__(self, path: Path, number: int, store_id: bytes) -> None:
@@ -386,22 +399,24 @@ class SegmentReader:
         """That of the next group."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self) -> Group | None:
+    def read(self) -> RawGroup | None:
         """The next group, one without rows where the log goes on in the next segment; None: it is not there whole."""
         head = _CRC.size + _GROUP.size
         content = os.pread(self._descriptor, _FIRST_BYTES, self._at)
         if len(content) < head:
             return None
-        number, sequence, _, _, length = _GROUP.unpack_from(content, _CRC.size)
+        number, sequence, _, row_count, length = _GROUP.unpack_from(content, _CRC.size)
         if number != self._number or sequence != self.sequence:
             return None
-        if length > len(content) - head:
-            content += os.pread(self._descriptor, head + length - len(content), self._at + len(content))
-        group = read_group(content, 0, self._store_id, self._number, self._at)
-        if group is not None:
-            self._at = _aligned(self._at + head + length)
-            self.sequence += 1
-        return group
+        size = head + length
+        content = content[:size] if size <= len(content) else os.pread(self._descriptor, size, self._at)
+        raw = RawGroup(place_of(number, sequence), self._at, row_count, content)
+        is_direct = size <= MOST_DIRECT_BYTES  # written past the page cache, which may have an older page
+        if len(content) < size or (is_direct and raw.verified(self._store_id) is None):
+            return None
+        self._at = _aligned(self._at + size)
+        self.sequence += 1
+        return raw
 
     def look_again(self) -> None:
         """Have the next read go to the disk: a page that was cached may be older than a write past the cache."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..files.directory import InPlace, move
 
 SECTOR = 512
-_MOST_DIRECT_BYTES = 64 * 1024
+MOST_DIRECT_BYTES = 64 * 1024
 _PIECE_BYTES = 1024 * 1024
 """Bytes that one call writes of a new file: one call for all of a large one takes several times as long."""
 
@@ -51,7 +51,7 @@ class SegmentFile:
         self._direct = -1
         try:
             self._in_place = InPlace(path)
-            self._buffer = memoryview(mmap.mmap(-1, _MOST_DIRECT_BYTES))  # begins at a page, as the disk wants it
+            self._buffer = memoryview(mmap.mmap(-1, MOST_DIRECT_BYTES))  # begins at a page, as the disk wants it
             self._direct = _open_direct(path)
         except BaseException:
             self.close()
@@ -80,7 +80,7 @@ class SegmentFile:
     def _write_direct(self, content: bytes, at: int) -> bool:
         """Write past the page cache; False, with nothing written, where that cannot be done."""
         length = -(-len(content) // SECTOR) * SECTOR
-        if self._direct < 0 or length > _MOST_DIRECT_BYTES:
+        if self._direct < 0 or length > MOST_DIRECT_BYTES:
             return False
         self._buffer[: len(content)] = content
         self._buffer[len(content) : length] = bytes(length - len(content))

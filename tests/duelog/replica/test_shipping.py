@@ -36,7 +36,7 @@ def log_of(bucket: FaultyBucket) -> list[LogObject]:
     crc = None
     for seq in bucket.numbers():
         content = present(bucket.read(seq))
-        made = unpack(URL, log_name(seq), content)
+        made, _ = unpack(URL, log_name(seq), content)
         assert made.seq == seq
         if found:
             assert (made.begin, made.prev_crc, seq) == (found[-1].end, crc, found[-1].seq + 1)
@@ -68,7 +68,7 @@ def test_puts_that_go_wrong_put_each_group_into_the_log_once(bucket: FaultyBucke
         store.topic("a").send(b"x", deliver_after=100)
         places.add(shipping_of(store)._the_source().next_place() - 1)
         ship(store)
-    shipped = [group.position for each in log_of(bucket) for group in each.groups]
+    shipped = [group.position for each in log_of(bucket) for group in each.raw]
     assert len(set(shipped)) == len(shipped)
     assert places <= set(shipped)
 
