@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,10 @@ _TIMEOUTS: dict[str, Any] = {"timeout": "30s", "connect_timeout": "5s", "allow_h
 _NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
 _LONGEST_REASON = 300
+
+
+Content = bytes | Sequence[bytes | memoryview]
+"""The content of an object, whole or in parts."""
 
 
 class AlreadyThere(Exception):
@@ -90,7 +94,7 @@ class Bucket:
 
     # -- the log -----------------------------------------------------------------------------------
 
-    def append(self, seq: int, content: bytes) -> None:
+    def append(self, seq: int, content: Content) -> None:
         """Create the log object of a number. Raises AlreadyThere; ReplicaUnreachable: it may be there, or come yet."""
         self.create(log_name(seq), content)
 
@@ -113,7 +117,7 @@ class Bucket:
 
     # -- files -------------------------------------------------------------------------------------
 
-    def create(self, name: str, content: bytes) -> None:
+    def create(self, name: str, content: Content) -> None:
         """Create an object that is not there. Raises as `append`."""
         try:
             with self._answered():
@@ -124,7 +128,7 @@ class Bucket:
         except NotImplementedError as error:
             raise InvalidArgument("replica", self.url, "this store cannot create an object if absent") from error
 
-    def put(self, name: str, content: bytes | Path) -> None:
+    def put(self, name: str, content: Content | Path) -> None:
         """Create or replace an object, by a file in parts where it is large."""
         with self._answered():
             self._api.put(self._store, name, content)

@@ -34,6 +34,10 @@ _INDEX = struct.Struct("<QQII")
 _CRC = struct.Struct("<I")
 
 
+Parts = Sequence[bytes | memoryview]
+"""Bytes in parts, which are not copied together."""
+
+
 class LogObject(NamedTuple):
     """The content of a log object."""
 
@@ -47,8 +51,8 @@ class LogObject(NamedTuple):
     owner: str
     raw: Sequence[RawGroup]
 
-    def pack(self) -> bytes:
-        """The bytes of the object."""
+    def pack(self) -> Parts:
+        """The bytes of the object, in parts that follow each other; the first has all but the groups."""
         owner = self.owner.encode()
         header = _HEADER.pack(
             MAGIC,
@@ -69,16 +73,16 @@ class LogObject(NamedTuple):
             _INDEX.pack(raw.position, raw.at, len(raw.content), _CRC.unpack_from(raw.content)[0]) for raw in self.raw
         ]
         head = b"".join((header, owner, *indices))
-        return b"".join((head, _CRC.pack(crc32(head)), *(raw.content for raw in self.raw)))
+        return [head + _CRC.pack(crc32(head)), *(raw.content for raw in self.raw)]
 
 
-def crc_of(content: bytes) -> int:
+def crc_of(content: bytes | memoryview) -> int:
     """The checksum of a packed object, which tells it from others: it covers the checksums of its groups."""
     crc: int = _CRC.unpack_from(content, _head_bytes(content))[0]
     return crc
 
 
-def _head_bytes(content: bytes) -> int:
+def _head_bytes(content: bytes | memoryview) -> int:
     owner_length, count = _HEADER.unpack_from(content)[-2:]
     return _HEADER.size + int(owner_length) + int(count) * _INDEX.size
 

@@ -20,6 +20,10 @@ class LogLost(Exception):
     """The log cannot be read on from a place: what follows it is gone."""
 
 
+_USED_AGAIN = 2
+"""Segments that stay, once they are shipped, for the log to use again."""
+
+
 def _kept_name(number: int) -> str:
     return f"{number:012d}.kept"
 
@@ -38,14 +42,18 @@ class KeptSegments:
 
     def keep(self, numbers: Iterable[int]) -> list[int]:
         """Put aside those of applied segments that are needed; the others, which may be used again."""
+        numbers = list(numbers)
         with self._lock:
             free = [number for number in numbers if number < self._needed]
             kept = [number for number in numbers if number >= self._needed]
+            for number in self._passed():
+                move(self._directory / _kept_name(number), self._directory / file_name(number))
+                free.append(number)
             for number in kept:
                 move(self._directory / file_name(number), self._directory / _kept_name(number))
             if self.bytes > self._most_bytes:
                 self.lost = True
-                self._remove(1 << 62)
+                self._remove_all()
             return free
 
     @property
@@ -58,15 +66,28 @@ class KeptSegments:
         return size
 
     def passed(self, needed: int) -> None:
-        """Remove those before the segment `needed`."""
+        """Remove those before the segment `needed`, but for the last two: they are used again."""
         with self._lock:
-            self._needed, self.lost = needed, False
-            self._remove(needed)
+            self.lost = False
+            if needed > self._needed:
+                self._needed = needed
+                for number in self._passed()[:-_USED_AGAIN]:
+                    (self._directory / _kept_name(number)).unlink(missing_ok=True)
 
-    def _remove(self, needed: int) -> None:
+    def give_up(self) -> None:
+        """Remove all, and keep none any more."""
+        with self._lock:
+            self._needed = 1 << 62
+            self._remove_all()
+
+    def _passed(self) -> list[int]:
+        """The segments that are put aside and not needed any more, ascending."""
+        there = sorted(int(path.stem) for path in self._directory.glob("*.kept"))
+        return [number for number in there if number < self._needed]
+
+    def _remove_all(self) -> None:
         for path in self._directory.glob("*.kept"):
-            if int(path.stem) < needed:
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 class LogTail:

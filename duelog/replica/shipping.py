@@ -34,7 +34,7 @@ from duelog.store.wal.wal_reader import DIRECTORY
 
 from .bucket import AlreadyThere, Bucket, log_name
 from .identity import Shipped, claim, read_shipped
-from .log_object import LogObject, crc_of, unpack
+from .log_object import LogObject, Parts, crc_of, unpack
 from .log_tail import KeptSegments, LogLost, LogTail
 from .manifest import Manifest, read_manifest
 
@@ -158,7 +158,7 @@ class Shipping:
         """Where it ends."""
         self._crc = 0
         self._tail: LogTail | None = None
-        self._pending: tuple[LogObject, bytes] | None = None
+        self._pending: tuple[LogObject, Parts] | None = None
         """The object that is put next, or again; its bytes never change."""
         self._marks: deque[tuple[int, int]] = deque()
         """(time, place): every group before the place was written by then; those that are not shipped."""
@@ -319,7 +319,7 @@ class Shipping:
         self.figures.failures += 1
         self.error, self.ended = error, True
         _log.critical("%s: nothing is shipped any more: %s", self._path, error, exc_info=cause)
-        self.kept.passed(1 << 62)
+        self.kept.give_up()
 
     # -- where the log stands ----------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ class Shipping:
             if len(self._marks) > _SHIPPED_KEPT:
                 self._marks.popleft()
 
-    def _next_object(self) -> tuple[LogObject, bytes] | None:
+    def _next_object(self) -> tuple[LogObject, Parts] | None:
         """Make the next object of the log; None: there are no groups up to the first mark."""
         tail = self._tail
         if tail is None:
@@ -439,7 +439,7 @@ class Shipping:
         made = LogObject(self._store_id, 1, self._seq + 1, self._end, end, time_ms, self._crc, self._owner, groups)
         return made, made.pack()
 
-    def _put(self, made: LogObject, content: bytes) -> None:
+    def _put(self, made: LogObject, content: Parts) -> None:
         """Have an object be stored, or raise with it pending. Raises ForkFound, ReplicaUnreachable."""
         begun = time.perf_counter()
         try:
@@ -451,19 +451,20 @@ class Shipping:
                 raise
             self.figures.failures += 1  # it was stored, and its answer lost
         self.figures.puts += 1
-        self.figures.bytes += len(content)
+        size = sum(map(len, content))
+        self.figures.bytes += size
         self.figures.seconds += time.perf_counter() - begun
-        self._manifest_bytes += len(content)
-        self._seq, self._end, self._crc, self._pending = made.seq, made.end, crc_of(content), None
+        self._manifest_bytes += size
+        self._seq, self._end, self._crc, self._pending = made.seq, made.end, crc_of(content[0]), None
         self._ends.append((made.seq, made.end))
         self.kept.passed(made.end >> 32)  # the last one shipped stays: the next opening goes on in it
 
-    def _read_back(self, made: LogObject, content: bytes) -> bool:
+    def _read_back(self, made: LogObject, content: Parts) -> bool:
         """Return whether an object in doubt is stored. Raises ForkFound, ReplicaUnreachable."""
         stored = self._bucket.read(made.seq)
         if stored is None:
             return False
-        if stored != content:
+        if stored != b"".join(content):
             raise ForkFound(
                 self._bucket.url,
                 f"{log_name(made.seq)} was created by another writer: this store is open as {self._path} and elsewhere",

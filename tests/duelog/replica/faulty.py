@@ -9,7 +9,7 @@ from random import Random
 import obstore.store
 
 from duelog import Clock, DelayedStore, StoreConfig
-from duelog.replica.bucket import Bucket
+from duelog.replica.bucket import Bucket, Content
 from duelog.replica.restoring import Restored, restore
 from duelog.replica.shipping import Shipping
 from duelog.store.errors import ReplicaUnreachable
@@ -31,7 +31,7 @@ class FaultyBucket(Bucket):
         self.is_down = False
         self.creations = 0
         self.before_creation: Callable[[str], None] = lambda name: None
-        self._late: list[tuple[str, bytes]] = []
+        self._late: list[tuple[str, Content]] = []
 
     def arrive(self) -> None:
         """Have what is late be stored, unless another was there before."""
@@ -40,7 +40,7 @@ class FaultyBucket(Bucket):
             if self.get(name) is None:
                 super().put(name, content)
 
-    def create(self, name: str, content: bytes) -> None:
+    def create(self, name: str, content: Content) -> None:
         """Create an object, or fail as the next fault says."""
         self.before_creation(name)
         if self.is_down:

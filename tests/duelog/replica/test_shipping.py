@@ -15,7 +15,7 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
 from duelog.errors import ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnreachable
 from duelog.metrics import OF_REPLICA
 from duelog.replica import identity
-from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, check_url, log_name
+from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_url, log_name
 from duelog.replica.log_object import LogObject, crc_of, unpack
 from duelog.replica.manifest import Manifest, read_manifest
 from duelog.replica.manifest_files import ManifestFiles
@@ -182,7 +182,7 @@ def test_a_bucket_that_is_down_stops_nothing(
     ship(store)
     assert shipping_of(store).error is None
     assert of_copy(bucket, tmp_path / "restored") == sent
-    assert len(list((tmp_path / "store" / "wal").glob("*.kept"))) <= 1
+    assert len(list((tmp_path / "store" / "wal").glob("*.kept"))) <= 3
 
 
 def test_a_log_that_outgrows_its_space_goes_on_behind_a_gap(
@@ -356,7 +356,7 @@ def test_a_thread_ships_what_is_sent(bucket: FaultyBucket, tmp_path: Path, monke
         if name.startswith(LOG):
             put.set()
 
-    def put_manifest(name: str, content: bytes | Path) -> None:
+    def put_manifest(name: str, content: Content | Path) -> None:
         original(name, content)
         if name.startswith(MANIFESTS):
             made.set()
@@ -376,7 +376,7 @@ def test_a_thread_ships_what_is_sent(bucket: FaultyBucket, tmp_path: Path, monke
 class LyingBucket(FaultyBucket):
     """A bucket that takes no notice of conditions."""
 
-    def create(self, name: str, content: bytes) -> None:
+    def create(self, name: str, content: Content) -> None:
         """Replace what is there."""
         self.put(name, content)
 
