@@ -22,6 +22,7 @@ from pyroaring import BitMap
 from ...opening import StoreLock
 from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name
+from ...replica.identity import REPLICA
 from ...store.codec import format as fmt
 from ...store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ...store.env.environment import Environment
@@ -69,6 +70,9 @@ def repair_store(path: Path, output: Path) -> RepairReport:
         identity = stored_identity(path)
         if not check_store(path, deep=True):
             return account.report
+        if (path / REPLICA).exists():  # what is changed here is not in the log
+            (path / REPLICA).unlink()
+            account.say("the store has no copy any more: `duelog replica init` gives it a new prefix")
         try:
             _Repair(path, identity.store_id, identity.partition_ms, account).run()
         except (DamagedStore, CorruptRecord) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
+from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig, SystemClock
 from duelog.errors import ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnreachable
 from duelog.metrics import OF_REPLICA
 from duelog.replica import identity
@@ -21,6 +21,7 @@ from duelog.replica.manifest import Manifest, read_manifest
 from duelog.replica.manifest_files import ManifestFiles
 from duelog.replica.shipping import Draft
 from duelog.store.errors import ReplicaDamaged
+from duelog.tools.repair.repair_store import repair_store
 from tests.conftest import START_MS, OpenStore, present
 from tests.duelog.replica.faulty import URL, FaultyBucket, random_faults, restored, ship, shipping_of
 from tests.duelog.side_by_side import crashed
@@ -491,3 +492,18 @@ def test_what_is_shipped_between_an_instant_and_its_manifest_is_restored(
     ship(store)
     assert len(bucket.numbers()) >= 2
     assert of_copy(bucket, tmp_path / "restored") == waiting(store)
+
+
+def test_a_repaired_store_ships_to_its_prefix_no_more(
+    bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What repair changes is in no group of the log: a restore would lack it."""
+    path = tmp_path / "store"
+    with DelayedStore.open(path, CONFIG, clock=clock) as store:
+        store.topic("a").send(b"x", deliver_after=86_400)
+    damage = Finding("error", "lost-record", "main", "is missing", "repair")
+    monkeypatch.setattr("duelog.tools.repair.repair_store.check_store", lambda path, deep: [damage])
+    report = repair_store(path, tmp_path / "discarded.jsonl")
+    assert any("new prefix" in action for action in report.actions)
+    with pytest.raises(ForkFound, match="was repaired"):
+        DelayedStore.open(path, CONFIG, clock=clock)

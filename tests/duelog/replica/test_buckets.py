@@ -1,0 +1,170 @@
+"""The port against real stores: a directory, memory, and an S3 server; the same calls, the same outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import obstore.store
+import pytest
+
+from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.errors import ReplicaUnreachable
+from duelog.replica.bucket import AlreadyThere, Bucket
+from duelog.replica.identity import probe
+from tests.conftest import START_MS, in_threads, present
+from tests.duelog.replica.faulty import restored, ship
+from tests.proof import length
+from tests.tools.command_line import json_of, ok, run
+
+ROUNDS = length("DUELOG_REPLICA_RACES", 5, 50)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A bucket on a server that speaks S3."""
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    import boto3  # noqa: PLC0415 - comes with moto
+    from moto.server import ThreadedMotoServer  # noqa: PLC0415
+
+    with pytest.MonkeyPatch.context() as patched:
+        server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        variables = {"ACCESS_KEY_ID": "AKIAEXAMPLE", "SECRET_ACCESS_KEY": "not-to-be-shown", "REGION": "us-east-1",
+                     "ENDPOINT_URL": f"http://{host}:{port}"}  # fmt: skip
+        for name, value in variables.items():
+            patched.setenv(f"AWS_{name}", value)
+        boto3.client("s3", endpoint_url=variables["ENDPOINT_URL"], region_name="us-east-1").create_bucket(
+            Bucket="backups"
+        )
+        yield "s3://backups/copies"
+        server.stop()
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
+    """An empty prefix."""
+    if request.param == "memory":
+        return Bucket("memory:///", obstore.store.MemoryStore())
+    if request.param == "directory":
+        return Bucket((tmp_path / "copy").as_uri())
+    return Bucket(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
+
+
+def test_of_two_creators_of_a_number_one_is_refused(bucket: Bucket) -> None:
+    """And what the first wrote stays."""
+    bucket.append(1, b"first")
+    with pytest.raises(AlreadyThere):
+        bucket.append(1, b"second")
+    assert (bucket.read(1), bucket.read(2)) == (b"first", None)
+
+
+def test_many_creators_at_once_have_one_winner_each_time(bucket: Bucket) -> None:
+    """The probe finds nothing wrong, and leaves nothing."""
+    probe(bucket, rounds=ROUNDS, creators=8)
+    assert bucket.listing("probe") == []
+
+
+def test_numbers_are_listed_from_one_on(bucket: Bucket) -> None:
+    """In order, and none of anything else."""
+    assert bucket.numbers() == []
+    for seq in (3, 1, 12, 2):
+        bucket.append(seq, [b"a", memoryview(b"bc")])
+    bucket.put("log/other", b"")
+    assert bucket.numbers() == [1, 2, 3, 12]
+    assert bucket.numbers(3) == [3, 12]
+    assert bucket.read(12) == b"abc"
+
+
+def test_files_are_put_listed_downloaded_and_removed(bucket: Bucket, tmp_path: Path) -> None:
+    """A large one by parts; one that is not there is passed over."""
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * 50_000)
+    bucket.put("files/large.mdb", path)
+    assert b"".join(present(bucket.download("files/large.mdb"))) == path.read_bytes()
+    assert [(each.name, each.size) for each in bucket.listing("files")] == [("files/large.mdb", 12_800_000)]
+    bucket.delete(["files/large.mdb", "files/other.mdb"])
+    assert bucket.listing("files") == []
+    assert bucket.download("files/large.mdb") is None
+
+
+def test_a_store_is_shipped_and_restored(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each of them."""
+    monkeypatch.setattr("duelog.replica.shipping.Bucket", lambda url: bucket)
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(replica="memory:///"), clock=clock) as store:
+        for number in range(20):
+            store.topic("a").send(b"%d" % number, deliver_after=86_400 * number)
+            ship(store)
+    assert restored(bucket, tmp_path / "restored").groups > 20
+    with DelayedStore.open(tmp_path / "restored", clock=clock) as again:
+        assert list(again.check(deep=True)) == []
+        assert again.stats().pending == 19
+
+
+def test_creators_in_threads_make_a_log_without_gaps(bucket: Bucket) -> None:
+    """Each takes the next number that it finds free; every entry is there once."""
+    entries: list[bytes] = []
+
+    def create(thread: int) -> None:
+        for number in range(5):
+            content, seq = b"%d-%d" % (thread, number), 1
+            entries.append(content)
+            while True:
+                try:
+                    bucket.append(seq, content)
+                    break
+                except AlreadyThere:
+                    seq += 1
+
+    in_threads([lambda thread=thread: create(thread) for thread in range(4)])  # type: ignore[misc]
+    assert bucket.numbers() == list(range(1, 21))
+    assert sorted(present(bucket.read(seq)) for seq in bucket.numbers()) == sorted(entries)
+
+
+def test_the_commands_prepare_show_restore_and_prune(s3: str, tmp_path: Path) -> None:
+    """With a real server, and without a word of a credential."""
+    url, store = f"{s3}/commands", tmp_path / "store"
+    ok("init", store)
+    assert json_of("replica", "init", store, url)["probed"] is True
+    with DelayedStore.open(store, StoreConfig(replica=url)) as opened:
+        opened.topic("a").send(b"1", deliver_after=86_400)
+        opened.topic("a").send(b"2")
+    status = json_of("replica", "status", store)
+    assert (status["behind_groups"], status["manifests"] <= 1, status["damaged"]) == (0, True, [])
+    with DelayedStore.open(store, StoreConfig(replica=url)) as opened:
+        while opened.stats().replica_manifest_age_ms is None:
+            present(opened._engine.shipping).step()
+        end = present(opened._engine.shipping).state().place - 1
+    found = json_of("restore", url, tmp_path / "restored", "--check")
+    assert (found["findings"], found["place"] >= end) == (0, True)
+    assert "restored" in ok("restore", url, tmp_path / "group", "--group", end)
+    assert "restorable:" in ok("replica", "status", url)
+    assert json_of("replica", "prune", url, "--retention", "1d") == {"manifests": 0, "log_objects": 0, "files": 0}
+    ok("init", tmp_path / "other")
+    refusals = [
+        run("replica", "init", tmp_path / "other", url),
+        run("replica", "init", tmp_path / "restored", url),
+        run("replica", "status", tmp_path / "other"),
+        run("replica", "status", f"{s3}/nothing"),
+        run("restore", url, tmp_path / "restored"),
+        run("restore", url, tmp_path / "early", "--at", "2020-01-01T00:00:00Z"),
+        run("restore", url, tmp_path / "both", "--at", "2020-01-01T00:00:00Z", "--group", 5),
+        run("restore", "s3://AKIA:not-to-be-shown@b/x", tmp_path / "x"),
+        run("replica", "prune", "bucket/x"),
+    ]
+    for each in refusals:
+        assert (each.exit_code, each.stdout, each.stderr.count("\n")) == (2, "", 1), each.stderr
+        assert "not-to-be-shown" not in each.stderr
+
+
+def test_a_server_that_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, without the client's own retries."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-shown")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with pytest.raises(ReplicaUnreachable):
+        Bucket("s3://b/x").append(1, b"")
+    assert run("replica", "status", "s3://b/x").exit_code == 2
