@@ -14,16 +14,21 @@ from pathlib import Path
 from duelog.backup import PointInTime, describe
 from duelog.engine import Engine
 from duelog.store.clock import ManualClock
+from duelog.store.config import MIB
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.env.memtable import applied_position
 from duelog.store.files.directory import make_directory
+from duelog.store.files.system_errors import require_space
 from duelog.store.wal.segment import place_of
 
 from .bucket import FILES, Bucket
 from .manifest import MAIN_START, Manifest, ReplicaFile
 from .pruning import prune
 from .shipping import Draft, Shipping
+
+_KEPT_BYTES = 64 * MIB
+"""Bytes of the disk that a copy leaves to sends."""
 
 
 def begin_shipping(engine: Engine, shipping: Shipping) -> None:
@@ -78,6 +83,7 @@ class ManifestFiles:
         self, scratch: Path, start_ms: int, generation: int, applied: int, environment: Environment, read: HeldRead
     ) -> ReplicaFile:
         target = scratch / "copy"
+        require_space(scratch, environment.file_bytes() + _KEPT_BYTES, "to copy a file for the replica")
         make_directory(target)
         environment.copy(target, read)
         copied = target / "data.mdb"

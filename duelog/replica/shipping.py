@@ -194,7 +194,10 @@ class Shipping:
         with self._working:
             try:
                 self._attach()
-            except ReplicaUnreachable as error:
+            except ReplicaRefused:
+                self.ended = True
+                raise
+            except DuelogError as error:  # of the copy, which never keeps the store from being opened
                 self._failed(error)
         if background:
             self._thread = threading.Thread(target=self._run, name="duelog-replica", daemon=True)
@@ -335,11 +338,10 @@ class Shipping:
                 _log.error("%s", error)
         numbers = bucket.numbers(0 if self.manifest is None else self.manifest.seq)
         self._seq = max(numbers, default=0 if self.manifest is None else self.manifest.seq)
-        start = None
+        start, owner = None, ""
         if numbers:
-            start = self._go_on_after(numbers[-1], shipped, source.next_place())
-        owners = (*shipped.owners[-1:], self._owner)
-        Shipped(bucket.url, owners).write(self._path)
+            start, owner = self._go_on_after(numbers[-1], shipped, source.next_place())
+        Shipped(bucket.url, (owner, self._owner) if owner else (self._owner,)).write(self._path)
         try:
             if start is None:
                 raise LogLost("nothing of it was shipped")
@@ -350,8 +352,8 @@ class Shipping:
             self.kept.passed(start >> 32)
         self._note_waiting()
 
-    def _go_on_after(self, seq: int, shipped: Shipped, next_place: int) -> int:
-        """Look at the last object of the log; the place from which on this store's groups follow it."""
+    def _go_on_after(self, seq: int, shipped: Shipped, next_place: int) -> tuple[int, str]:
+        """Look at the last object of the log; the place from which on this store's groups follow it, and its owner."""
         content = self._bucket.read(seq)
         if content is None:
             raise ReplicaDamaged(self._bucket.url, log_name(seq), "is missing")
@@ -369,7 +371,7 @@ class Shipping:
                 "directory is older than its copy. Restore the copy, or give this one a new prefix",
             )
         self._crc, self._end = crc_of(content), last.end
-        return last.end
+        return last.end, last.owner
 
     def _begin_anew(self, lost: LogLost) -> None:
         """Go on from the oldest segment that is there, and begin with a manifest."""

@@ -202,7 +202,7 @@ class WalSegments:
         """
         now_ms = self._clock.now_ms()
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
-        active = self._wal.active
+        active = None if self._follower is None else self._wal.active
         used = 0 if active is None else active.used
         position = self._wal.append(rows, flush=flush)
         self._rows += weight

@@ -507,3 +507,29 @@ def test_a_repaired_store_ships_to_its_prefix_no_more(
     assert any("new prefix" in action for action in report.actions)
     with pytest.raises(ForkFound, match="was repaired"):
         DelayedStore.open(path, CONFIG, clock=clock)
+
+
+def test_a_store_that_is_opened_again_and_again_is_no_fork(
+    bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Openings that ship nothing do not make the one forgotten that shipped last."""
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
+        store.topic("a").send(b"1", deliver_after=86_400)
+    for _ in range(4):
+        DelayedStore.open(tmp_path / "store", CONFIG, clock=clock).close()
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
+        store.topic("a").send(b"2", deliver_after=86_400)
+        ship(store)
+    assert of_copy(bucket, tmp_path / "restored") == {b"1", b"2"}
+
+
+def test_a_damaged_end_of_the_log_does_not_keep_a_store_from_being_opened(
+    bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Shipping says what is wrong; the store sends."""
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
+        store.topic("a").send(b"1", deliver_after=86_400)
+    bucket.put(log_name(bucket.numbers()[-1]), b"?")
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
+        store.topic("a").send(b"2", deliver_after=86_400)
+        assert "is no log object" in present(store.stats().replica_error)
