@@ -116,10 +116,16 @@ def test_what_is_sent_while_the_server_is_killed_is_there_once(tmp_path: Path) -
 
 
 CONSUMER = """
-import json, sys
+import json, sys, time
 sys.path.append({root!r})
 import duelog
-with duelog.connect({path!r}, reconnect=60) as store, store.topic("t").subscribe("s", type="shared") as consumer:
+def connected():
+    while True:
+        try:
+            return duelog.connect({path!r}, reconnect=60)
+        except duelog.errors.Disconnected:  # the server is being begun again
+            time.sleep(0.02)
+with connected() as store, store.topic("t").subscribe("s", type="shared") as consumer:
     for message in consumer:
         print(json.dumps([message.payload.decode(), message.redelivery_count]), flush=True)
         consumer.ack(message, durable=True)
