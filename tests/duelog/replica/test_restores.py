@@ -1,6 +1,6 @@
 """Restores at random groups of a busy store are what the store was then: each is drained against a twin of it.
 
-`DUELOG_RESTORES=200` has so many made instead of 12. Half of all puts go wrong: their answers are lost or late, or they
+`DUELOG_RESTORES=200` has so many made instead of 28. Half of all puts go wrong: their answers are lost or late, or they
 are refused. A seed makes the story, so what fails can be repeated.
 """
 
@@ -15,7 +15,7 @@ from tests.duelog.busy_store import BusyStore, Twin, assert_is
 from tests.duelog.replica.faulty import URL, FaultyBucket, random_faults, restored, ship, shipping_of
 from tests.proof import length
 
-RESTORES = length("DUELOG_RESTORES", 12, 200)
+RESTORES = length("DUELOG_RESTORES", 28, 200)
 A_STORE = 4
 """Restores of one store."""
 
