@@ -412,6 +412,12 @@ class DelayedStore:
         self._engine.check_open()
         return self._engine.figures.kept_by(start_ms)
 
+    def _forget_numbers(self, topic: str, producers: Iterable[str]) -> None:
+        """Forget the numbers of connections that have ended."""
+        found = self._engine.topics.find(TopicName.parse(topic))
+        if found is not None:
+            self._engine.sending.producers.forget(found, producers)
+
     def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None, admit: Admit) -> int:
         """Take `duelog.connect` over TCP until the store is closed; the port, which the system chooses for 0.
 

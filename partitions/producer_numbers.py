@@ -62,9 +62,9 @@ def split_key(key: bytes) -> tuple[int, str, int]:
     return fmt.leading_u32(key), key[5:-8].decode(), trailing_u64(key)
 
 
-def remove(transaction: Transaction, topic_id: int) -> None:
-    """Forget the numbers of a topic's producers."""
-    prefix = fmt.prefix(Table.SEQUENCE, topic_id)
+def remove(transaction: Transaction, topic_id: int, producer: str | None = None) -> None:
+    """Forget the numbers of a producer of a topic, None: of all its producers."""
+    prefix = fmt.prefix(Table.SEQUENCE, topic_id) if producer is None else fmt.sequence_prefix(topic_id, producer)
     for key, _ in list(catalog.rows(transaction.raw, prefix)):
         transaction.delete(key)
 

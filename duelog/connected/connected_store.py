@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from duelog.delayed_store import DelayedStore
 from duelog.operations.face_table import FACE, NOT_OFFERED, TRANSACTED, Row
-from duelog.operations.wire import Disconnected, OnlyInProcess
+from duelog.operations.wire import CONNECTION, LONGEST_RECONNECT_S, Disconnected, OnlyInProcess
 from duelog.operations.wire_address import connecting, is_address
 from duelog.operations.wire_client import Call, Connection, nobody
 from duelog.operations.wire_values import columns
@@ -59,7 +59,7 @@ def connect(
     that process has (its clock, `tick`, `check`, files, callbacks) raises OnlyInProcess. `close` closes the connection:
     what was received and not acknowledged is handed out again, as when this process ends.
 
-    reconnect: for how long a connection that has ended is tried again, seconds or a timedelta. Subscriptions go on, and
+    reconnect: for how long a connection that has ended is tried again, at most 5 minutes. Subscriptions go on, and
     calls that may be made twice are made again: sends are numbered, so that each is stored once. Any other that
     was under way raises Disconnected, which says what is in doubt.
 
@@ -73,6 +73,8 @@ def connect(
     if not isinstance(place, (str, os.PathLike)):
         raise InvalidArgument("place", place, "expected the path of a store")
     text, patience_s = os.fspath(place), duration_ms("reconnect", reconnect) / 1_000
+    if patience_s > LONGEST_RECONNECT_S:
+        raise InvalidArgument("reconnect", reconnect, f"expected at most {LONGEST_RECONNECT_S} s")
     if is_address(text):
         make = connecting(text, None if tls_trust is None else Path(tls_trust))
         credentials = ("none", b"") if token is None else ("token", token.encode())
@@ -147,7 +149,7 @@ class ConnectedStore(DelayedStore):
         """Use `connect`."""
         self._connection = connection
         self._prefetch = prefetch
-        self._sender = f"connection-{os.urandom(8).hex()}"
+        self._sender = f"{CONNECTION}{os.urandom(8).hex()}"
         """Name of the producer of all that is sent."""
         self._sent: dict[str, int] = {}
         """The next number by topic."""

@@ -29,6 +29,12 @@ RESULT, ERROR, MORE, LAST = range(4)
 CLOSING = "Closing"
 """Name of the error by which a process that closes its store answers what it has not begun to do."""
 
+CONNECTION = "connection-"
+"""Beginning of the names of producers under which connections number what they send."""
+
+LONGEST_RECONNECT_S = 300
+"""For so long a client may try to connect again."""
+
 HEAD = struct.Struct(">I")
 MOST_GREETING_BYTES = 1 << 16
 CHUNK = 1 << 18

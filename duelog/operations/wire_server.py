@@ -41,6 +41,7 @@ from .face_table import FACE, TRANSACTED, Row
 from .operation import Right
 from .wire import (
     CLOSING,
+    CONNECTION,
     ERROR,
     GREETED,
     MOST_GREETING_BYTES,
@@ -85,6 +86,9 @@ LAST_ANSWER_S = 2.0
 
 FRAME_BYTES = 1 << 20
 """Largest frame, besides a whole group of the write-ahead log."""
+
+FORGET_S = 600.0
+"""How long the numbers of a connection's sends are known after it has ended: a client may come back for less."""
 
 _THREADS = 16
 _AT_ONCE = 64
@@ -190,6 +194,8 @@ class _Peer:
         self.frames = Frames(most_bytes)
         self.consumers: dict[int, _Consumer] = {}
         self.topics: OrderedDict[str, Topic] = OrderedDict()
+        self.producers: set[tuple[str, str]] = set()
+        """Topics and names under which it has numbered what it sent."""
         self.events = 0
         """What the selector looks for; 0: it is not in the selector."""
         self.held = False
@@ -237,6 +243,8 @@ class WireServer:
         """A pair that wakes the thread, then the one that listens."""
         self._doors: dict[socket.socket, tuple[Callable[[socket.socket], Any] | None, Admit]] = {}
         """Those that listen for clients from elsewhere."""
+        self._ended_producers: deque[tuple[float, set[tuple[str, str]]]] = deque()
+        """When the producers of connections that have ended are forgotten, by the monotonic clock."""
         self._selector: selectors.BaseSelector | None = None
         self._buffer = buffer()
         self._pool = _Pool(_THREADS)
@@ -363,6 +371,8 @@ class WireServer:
     def _turn(self, selector: selectors.BaseSelector, woken: socket.socket) -> None:
         now = time.monotonic()
         timeout = max(self._timers[0][0] - now, 0) if self._timers else (_PAUSE_S if self._peers else None)
+        if timeout is None and self._ended_producers:
+            timeout = max(self._ended_producers[0][0] - now, 0)
         for key, events in selector.select(timeout):
             if key.data is None:
                 if key.fileobj is woken:
@@ -394,6 +404,8 @@ class WireServer:
             if consumer.looks_at == at:  # else an earlier one has taken its place
                 consumer.looks_at = None
                 self._serve(consumer)
+        if self._ended_producers and self._ended_producers[0][0] <= now and not self._stopping:
+            self._forget(now)
         if self._stopping:
             for peer in list(self._peers):
                 for consumer in list(peer.consumers.values()):
@@ -536,6 +548,8 @@ class WireServer:
             peer.socket.close()  # while no other thread sends: its number is the next connection's
         peer.waiting.gone = True
         peer.waiting.set()
+        if peer.producers:
+            self._ended_producers.append((time.monotonic() + FORGET_S, peer.producers))
         consumers, peer.consumers = list(peer.consumers.values()), {}
         operations = peer.operations
 
@@ -783,12 +797,38 @@ class WireServer:
         match named.pop("numbers"), target:
             case [str(producer), int(first)], [name] if first >= 0 and row.name in encoders:
                 topic = self._topic(peer, name)
+                self._use(peer, topic, [producer])
                 encode = getattr(topic.sender, encoders[row.name])
                 self._bind(row, encode, arguments, named)
                 encoded, now_ms = encode(*arguments, **named)
                 ids = topic.producer(producer).send_encoded(encoded, now_ms, first, keep_ids=False)
                 return columns(ids) if None not in ids else ids
         raise InvalidArgument("numbers", target, "expected [name of a producer, first number], of a batch")
+
+    def _use(self, peer: _Peer, topic: Topic, numbers: Any) -> None:
+        """Note a producer of a connection, whose numbers are forgotten some time after it has ended."""
+        is_own = isinstance(numbers, (list, tuple)) and numbers and str(numbers[0]).startswith(CONNECTION)
+        if is_own and len(peer.producers) < MOST_CONSUMERS:
+            peer.producers.add((topic.name, str(numbers[0])))
+
+    def _forget(self, until: float) -> None:
+        """Forget the numbers of connections that ended before, and have not come back."""
+        used = {each for peer in self._peers for each in list(peer.producers)}
+        names: dict[str, list[str]] = {}
+        while self._ended_producers and self._ended_producers[0][0] <= until:
+            _, ended = self._ended_producers.popleft()
+            for topic, name in ended - used:
+                names.setdefault(topic, []).append(name)
+
+        def forget() -> None:
+            for topic, producers in names.items():
+                try:
+                    self._store._forget_numbers(topic, producers)
+                except DuelogError as error:  # they stay, some bytes each
+                    self._limited.log(logging.WARNING, "%s: numbers of connections stay: %s", self._path, error)
+
+        if names:
+            self._pool.submit(forget)
 
     @staticmethod
     def _bind(row: Row, method: Callable[..., object], arguments: list[Any], named: dict[str, Any]) -> None:
@@ -821,6 +861,7 @@ class WireServer:
             return False
         topic = self._topic(peer, target[0])
         numbers = named.pop("numbers", None)
+        self._use(peer, topic, numbers)
         given = {**named, "numbers": None if numbers is None else tuple(numbers)}
         if not topic.put(arguments[0], **given, token=(peer, number), done=self._outcomes, wait=False):
             peer.held = True

@@ -17,6 +17,7 @@ from duelog.partitions import producer_numbers
 from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.codec.bits import BitChange
 from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import GroupWriter, WriteBatch
@@ -215,6 +216,19 @@ class Producers:
                         stored, self._main, self._writer, topic.topic_id, name
                     )
         return known
+
+    def forget(self, topic: TopicState, names: Iterable[str]) -> None:
+        """Forget the numbers of producers that send no more, whose ids are not kept."""
+        forgotten = list(names)
+        with topic.producers_lock:
+            for name in forgotten:
+                topic.producers.pop(name, None)
+
+        def work(transaction: Transaction) -> None:
+            for name in forgotten:
+                producer_numbers.remove(transaction, topic.topic_id, name)
+
+        self._main.write(work, alone=True, makes_space=True)  # alone: none of their rows is unapplied
 
     def last(self, topic: TopicState, name: str) -> int:
         return _last(self._stored(topic.topic_id, name)) if self._writer is None else self.of(topic, name).last

@@ -27,7 +27,10 @@ from duelog.connected import connected_store
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, OnlyInProcess
 from duelog.operations import wire_server
 from duelog.operations.face_table import FACE, NOT_OFFERED
+from duelog.partitions.producer_numbers import split_key
 from duelog.sending.producer import Producer
+from duelog.store.codec.format import Table
+from tests.conftest import applied
 
 BASES = {each.__name__: each for each in (DelayedStore, Documents, Topic, Producer, Subscription, SubscriptionAdmin)}
 
@@ -266,3 +269,34 @@ def test_a_receiver_that_is_woken_often_leaves_one_look_to_come(store: DelayedSt
         store.topic("t").send(b"y")
         waiting.join(20)
         assert not waiting.is_alive()
+
+
+def test_the_numbers_of_a_connection_that_does_not_come_back_are_forgotten(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one that is there, and of producers that a program names, are not."""
+    monkeypatch.setattr(wire_server, "FORGET_S", 0.05)
+    store.topic("t").producer("mine").send(Message(b"x"))
+    with duelog.connect(store.path) as stays:
+        stays.topic("t").send(b"x")
+        for _ in range(5):
+            with duelog.connect(store.path) as comes:
+                comes.topic("t").send(b"x")
+                comes.topic("t").send_batch([Message(b"y"), Message(b"z", deliver_after=60)])
+        for _ in range(2_000):
+            names = producers(store)
+            if len(names) == 2:
+                break
+            threading.Event().wait(0.005)
+        assert "mine" in names
+        assert len(names) == 2
+        assert stays.topic("t").send(b"x")
+    assert store.topic("t").producer_number("mine") == 0
+
+
+def producers(store: DelayedStore) -> set[str]:
+    """The producers of topic `t` whose numbers are stored."""
+    applied(store)
+    with store._engine.storage.main.read() as raw:
+        keys = [bytes(key) for key, _ in raw.cursor()]
+    return {split_key(key)[1] for key in keys if key[0] == Table.SEQUENCE}
