@@ -183,7 +183,7 @@ class _Consumer:
         """When the thread looks again by itself, by the monotonic clock."""
         self.wakes = False
         """True once the thread has been told to look."""
-        self.wake: Callable[[], object] = self.lock.locked
+        self.wake: Callable[[], object] = bool
 
 
 class _Peer:
@@ -703,11 +703,7 @@ class WireServer:
                 peer.sequences.pop(arguments[0], None)
                 self._answer(peer, number, RESULT, None)
             elif row is None:
-                with peer.asking:
-                    if peer.operations is None:
-                        peer.operations = self._operations(peer.waiting)
-                    result = peer.operations.ask(name, named)
-                self._result(peer, number, result)
+                self._result(peer, number, self._ask(peer, name, named))
             elif name == "DelayedStore.transaction":
                 self._answer(peer, number, RESULT, self._transact(peer, arguments))
             elif "numbers" in named:
@@ -716,6 +712,17 @@ class WireServer:
                 self._result(peer, number, self._call(peer, row, target, arguments, named))
         except BaseException as error:
             self._fail(peer, number, name, error)
+
+    def _ask(self, peer: _Peer, name: str, named: dict[str, Any]) -> object:
+        """Do an operation of the command line, one at a time: they may wait, and share a consumer."""
+        if not peer.asking.acquire(blocking=False):
+            raise InvalidArgument("operation", name, "another of this connection is being done")
+        try:
+            if peer.operations is None:
+                peer.operations = self._operations(peer.waiting)
+            return peer.operations.ask(name, named)
+        finally:
+            peer.asking.release()
 
     def _fail(self, peer: _Peer, number: int, name: str, error: BaseException) -> None:
         if not isinstance(error, (DuelogError, OSError, MemoryError)):
@@ -747,7 +754,7 @@ class WireServer:
         self._answered(peer, [wire_values.items_answer(number, page, more=more)])
 
     def _topic(self, peer: _Peer, name: object) -> Topic:
-        """A topic by name, the same object for the last that were asked for."""
+        """A topic by name, the same object each time for some."""
         topic = peer.topics.get(name) if isinstance(name, str) else None
         if topic is None:
             topic = self._store.topic(name)

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, SystemClock, Topic
-from duelog.errors import ClosedError, Disconnected, UnknownTopic
+from duelog.errors import ClosedError, Disconnected, InvalidArgument, UnknownTopic
 from duelog.markers.firing.suspensions import Suspension
 from duelog.operations import wire_server, wire_values
 from duelog.operations.operation import Right
@@ -410,6 +410,24 @@ def test_closing_the_store_ends_clients_that_wait(store: DelayedStore, client: C
         client.ask("receive", {})
     closer.join()
     assert control_of(store)._peers == set()
+
+
+def test_an_operation_of_the_command_line_that_waits_keeps_no_thread_of_the_pool_from_others(
+    store: DelayedStore, client: Connection
+) -> None:
+    """A second one of its connection is refused; other requests are answered."""
+    client.ask("subscribe", {"topic": "t", "subscription": "s", "create": True})
+    waiting = client.start("receive", (), (), {"timeout": 20})
+    refused = None
+    while refused is None:  # the thread of the one that waits has to begin
+        try:
+            client.ask("figures", {})
+        except InvalidArgument as error:
+            refused = error
+    assert "another of this connection is being done" in str(refused)
+    assert client.call("Topic.exists", ["t"]) is True
+    store.topic("t").send(b"x")
+    assert len(waiting.wait()) == 1
 
 
 # -- bounds ----------------------------------------------------------------------------------------
