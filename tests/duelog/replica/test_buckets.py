@@ -136,6 +136,8 @@ def test_the_commands_prepare_show_restore_and_prune(s3: str, tmp_path: Path) ->
     with DelayedStore.open(store, StoreConfig(replica=url)) as opened:
         while opened.stats().replica_manifest_age_ms is None:
             present(opened._engine.shipping).step()
+        figures = json_of("stats", store)
+        assert (figures["replica_lag_ms"] is not None, figures["replica_error"]) == (True, None)
         end = present(opened._engine.shipping).state().place - 1
     found = json_of("restore", url, tmp_path / "restored", "--check")
     assert (found["findings"], found["place"] >= end) == (0, True)
