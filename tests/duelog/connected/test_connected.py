@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -300,3 +301,30 @@ def producers(store: DelayedStore) -> set[str]:
     with store._engine.storage.main.read() as raw:
         keys = [bytes(key) for key, _ in raw.cursor()]
     return {split_key(key)[1] for key in keys if key[0] == Table.SEQUENCE}
+
+
+def test_a_call_whose_answer_was_lost_is_decided_or_says_what_is_in_doubt(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send by its number, what only looks by asking again; a send with a key is the caller's to decide."""
+    send = wire_server.WireServer._send_data
+
+    def cut_off(server: Any, peer: Any, _: bytes) -> None:
+        """The next answer ends its connection instead."""
+        monkeypatch.setattr(wire_server.WireServer, "_send_data", send)
+        server._later(lambda: server._part(peer))
+
+    with duelog.connect(store.path) as connected:
+        topic = connected.topic("t")
+        topic.create()
+        monkeypatch.setattr(wire_server.WireServer, "_send_data", cut_off)
+        with pytest.raises(Disconnected) as caught:
+            topic.send(b"x", dedup_key="k", deliver_after=60)
+        assert (caught.value.in_doubt, caught.value.stored) == ("Topic.send", False)
+        monkeypatch.setattr(wire_server.WireServer, "_send_data", cut_off)
+        assert topic.find("k") is not None
+        monkeypatch.setattr(wire_server.WireServer, "_send_data", cut_off)
+        with pytest.raises(Disconnected) as caught:
+            topic.send(b"y")
+        assert (caught.value.in_doubt, caught.value.stored) == (None, True)
+    assert store.topic("t").stats().sent == 2
