@@ -48,7 +48,7 @@ _PARTITIONS = fmt.prefix(fmt.Table.PARTITION)
 
 
 class Restored(NamedTuple):
-    """What was restored. place: the last group that it has; 0: none after the files. time_ms: it was written by then.
+    """What was restored. place: it has the groups up to this one; 0: none. time_ms: it was written by then.
 
     manifest_ms: when the files were taken. groups: how many were applied. passed_over: what was damaged of newer
     manifests.
@@ -85,7 +85,8 @@ class _Log:
         Raises ReplicaDamaged, ForkFound; ReplicaRefused where groups before the moment were never shipped.
         """
         numbers = set(self.bucket.numbers(manifest.first))
-        last, seq = max(numbers, default=0), manifest.first
+        last, seq, read = max(numbers, default=0), manifest.first, -1
+        self.place = max(manifest.next_place - 1, 0)
         while seq <= last:
             made, groups = self._object(seq)
             is_after = self.at_ms is not None and made.time_ms > self.at_ms
@@ -94,12 +95,13 @@ class _Log:
                 if not of_files and (is_after or (self.group is not None and group.position > self.group)):
                     return
                 self.groups += 1
-                self.place, self.time_ms = group.position, made.time_ms
+                read, self.time_ms = group.position, made.time_ms
+                self.place = max(self.place, read)
                 yield group
             if self.group is not None and made.end > max(self.group, manifest.next_place - 1):
                 return  # what follows need not be whole
             seq += 1
-        if self.place < manifest.next_place - 1 and manifest.first <= manifest.seq:
+        if read < manifest.next_place - 1 and manifest.first <= manifest.seq:
             raise ReplicaDamaged(self.bucket.url, log_name(seq), f"is missing: the files of {manifest.seq} rely on it")
 
     def _object(self, seq: int) -> tuple[LogObject, list[Group]]:

@@ -228,8 +228,8 @@ class Shipping:
 
     def stop_manifests(self) -> None:
         """Break off a manifest that is being made, and wait for its end. It holds the store's environments."""
-        self._closing = True
-        drafting = self._drafting
+        with self._wake:
+            self._closing, drafting = True, self._drafting
         if drafting is not None and os.getpid() == self._process:
             drafting.join()
 
@@ -491,8 +491,11 @@ class Shipping:
             self._ship()
             self._put_draft()
         elif self._drafting is None or not self._drafting.is_alive():
-            self._drafting = threading.Thread(target=self._make_draft, name="duelog-manifest", daemon=True)
-            self._drafting.start()
+            drafting = threading.Thread(target=self._make_draft, name="duelog-manifest", daemon=True)
+            with self._wake:  # `stop_manifests` finds it running, or it is not begun
+                if not self._closing:
+                    drafting.start()
+                    self._drafting = drafting
 
     def _put_draft(self) -> None:
         """Put the manifest whose files are in the bucket, once the log that they rely on is, too."""

@@ -19,7 +19,7 @@ from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_
 from duelog.replica.log_object import LogObject, crc_of, unpack
 from duelog.replica.manifest import Manifest, read_manifest
 from duelog.replica.manifest_files import ManifestFiles
-from duelog.replica.shipping import Draft
+from duelog.replica.shipping import Draft, Shipping
 from duelog.store.errors import ReplicaDamaged
 from duelog.tools.repair.repair_store import repair_store
 from tests.conftest import START_MS, OpenStore, present
@@ -533,3 +533,47 @@ def test_a_damaged_end_of_the_log_does_not_keep_a_store_from_being_opened(
     with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
         store.topic("a").send(b"2", deliver_after=86_400)
         assert "is no log object" in present(store.stats().replica_error)
+
+
+def test_a_restore_from_files_alone_says_which_groups_it_has(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """All that was shipped, though it read none; restored with that group it is the same."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send(b"1", deliver_after=86_400)
+    store._engine.writer().apply_all()
+    ship(store)
+    found = restored(bucket, tmp_path / "restored")
+    assert found.groups == 0
+    assert found.place >= shipping_of(store).state().place - 1
+    restored(bucket, tmp_path / "again", group=found.place)
+    assert waiting(open_store(tmp_path / "again")) == {b"1"}
+
+
+def test_a_manifest_that_is_about_to_be_made_does_not_break_a_close(
+    bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is made and not begun, or running; the close waits for it in either case."""
+    starting, closing = threading.Event(), threading.Event()
+    stop = Shipping.stop_manifests
+
+    class Slow(threading.Thread):
+        """A thread for manifests that is started as the close looks for it."""
+
+        def start(self) -> None:
+            """Begin, once the close is under way."""
+            if self.name == "duelog-manifest":
+                starting.set()
+                closing.wait(0.2)
+            super().start()
+
+    def stopping(shipping: Shipping) -> None:
+        closing.set()
+        stop(shipping)
+
+    monkeypatch.setattr("duelog.replica.shipping.threading.Thread", Slow)
+    monkeypatch.setattr(Shipping, "stop_manifests", stopping)
+    store = DelayedStore.open(tmp_path / "store", StoreConfig(replica=URL))
+    assert starting.wait(30)
+    store.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("duelog-manifest")]
