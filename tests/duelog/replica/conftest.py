@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("obstore", reason="duelog[replica] is not installed")
-
 from tests.duelog.replica.faulty import FaultyBucket
 
 
