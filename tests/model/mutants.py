@@ -6,7 +6,7 @@ Each breaks one rule of delivery, and wraps the engine instead of copying it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,13 @@ from duelog.partitions.partition import Partition
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.stats import Figures
 from duelog.store.codec.frontier import HELD
+from duelog.store.errors import TransactionConflict
 from duelog.store.log.managed_ledger import ManagedLedger, Segment, _StagedLog
 from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.policy.policies import EffectivePolicies, of_config
 from duelog.store.policy.policy_records import STORE_SCOPE
 from duelog.store.position import MessageId
+from duelog.store.wal.write_batch import WriteBatch
 from duelog.subscription import Subscription
 from duelog.topics import seeking
 from duelog.topics.dead_letters import DeadLetters
@@ -46,10 +48,11 @@ from duelog.topics.inline import InlineMessages
 from duelog.topics.producer_state import ProducerState
 from duelog.topics.topic_list import Topics
 from duelog.topics.topic_state import SubscriptionState, TopicState
+from duelog.transactions import _Prepared
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import Timetable
 
-from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
+from .drawing import HANDING_OUT, INLINE_DELAYS, STORING, TAKING_BACK
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
@@ -321,14 +324,14 @@ def forgets_what_it_passed_over(patch: Patch) -> None:
 
 @broken(TAKING_BACK)
 def drops_what_comes_in_behind_the_frontier(patch: Patch) -> None:
-    """An admitted entry that the frontier has passed is taken for fired."""
-    admit = PendingLog._admit
+    """An entry that comes in behind the frontier is taken for fired."""
+    hear = PendingLog.hear
 
-    def ahead_alone(self: PendingLog, entries: Any, dues: Any) -> None:
-        ahead = ~self.frontier.passes(entries, dues)
-        admit(self, entries[ahead], dues[ahead])
+    def ahead_alone(self: PendingLog, first_entry: int, dues: Any) -> None:
+        entries = np.arange(first_entry, first_entry + len(dues), dtype=np.uint32)
+        hear(self, first_entry, np.where(self.frontier.passes(entries, dues), HELD, dues))
 
-    patch.setattr(PendingLog, "_admit", ahead_alone)
+    patch.setattr(PendingLog, "hear", ahead_alone)
 
 
 @broken(TAKING_BACK)
@@ -422,6 +425,18 @@ def counts_what_waits_as_backlog(patch: Patch) -> None:
     """A message that is not yet visible in the main log is not pending, and is backlog."""
     _blind_to_what_waits(patch, Figures, "of_topic")
     _blind_to_what_waits(patch, StoreMetrics, "_look")
+
+
+@broken(STORING)
+def stores_half_of_a_transaction(patch: Patch) -> None:
+    """Where one operation cannot be, the others are stored."""
+
+    def go_on(self: _Prepared, group: WriteBatch) -> None:
+        for unit in self.units:
+            with suppress(TransactionConflict):
+                unit(group)
+
+    patch.setattr(_Prepared, "__call__", go_on)
 
 
 KINDS: dict[str, SubscriptionType] = {"ignores_keys": "key_shared", "serves_every_failover_consumer": "failover"}

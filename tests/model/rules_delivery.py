@@ -348,7 +348,7 @@ class DeliveryRules(SendingRules):
         assert count == consumer.twin.ack_cumulative(place, self.twin.now_ms)
         self._acked(consumer.topic, consumer.twin, count, durable)
 
-    @precondition(lambda self: self.consumers)
+    @only(STORING)
     @rule(
         which=PICK,
         acks=st.lists(PICK, max_size=3),
@@ -361,7 +361,7 @@ class DeliveryRules(SendingRules):
         self, which: int, acks: list[int], topic: str, specs: list[Spec], cancels: list[int], required: bool
     ) -> None:
         """Acknowledge, cancel, send and count in one transaction: all of it, or nothing where one cannot be."""
-        consumer, name = pick(self.consumers, which), self._topic(topic)
+        consumer, name = pick(self.consumers, which) if self.consumers else None, self._topic(topic)
         twin = self.twin.topics.get(name)
         if twin is None:
             return
@@ -369,42 +369,47 @@ class DeliveryRules(SendingRules):
         drawn, dues = self._drawn(name, specs)
         asked = self._asked(name, cancels) if self.ids else None
         ids = [] if asked is None else asked[1]
-        items = [pick(consumer.received, number) for number in acks] if consumer.received else []
+        items = [pick(consumer.received, number) for number in acks] if consumer and consumer.received else []
         transaction = self.store.transaction()
-        transaction.ack([message for _, _, message in items], consumer=consumer.face)
+        transaction.ack([message for _, _, message in items], consumer=consumer.face if consumer else None)
         cancelled = [transaction.cancel(name, message_id, required=required) for message_id in ids]
         sent = [
             transaction.send(name, each.payload, deliver_at=each.deliver_at, key=each.key, ttl=each.ttl)
             for each in drawn
         ]
         document = self.store.documents.get("transactions")
-        transaction.put_document("transactions", b"%d" % self.transactions)
+        put = transaction.put_document("transactions", b"%d" % self.transactions)
         outcomes = [outcome(self.twin, twin, message_id) for message_id in ids]
         may_be = [each in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED) for each in outcomes]
+        held = consumer is None or all(consumer.twin.holds(consumer.number, *each) for each in items)
         error: type[Exception] | None = None
         if dues is None:
             error = DelayTooLong
         elif self._over_quota(name, dues):
             error = QuotaExceeded
-        elif (required and not all(may_be)) or not all(consumer.twin.holds(consumer.number, *each) for each in items):
+        elif not held or (required and not all(may_be)):
             error = TransactionConflict
-        if error is not None:
-            with pytest.raises(error), transaction:
+        raised: type[Exception] | None = None
+        try:
+            with transaction:
                 pass
+        except (DelayTooLong, QuotaExceeded, TransactionConflict) as refused:
+            raised = type(refused)
+        assert raised is error
+        if error is not None:
             assert self.store.documents.get("transactions") == document
             if dues is None:
                 self._refused(name, drawn)
             elif error is TransactionConflict:
                 self._adopt_left_over()
             return
-        with transaction:
-            pass
         assert dues is not None
+        assert self.store.documents.get("transactions") == (b"%d" % self.transactions, put.value)
         self.transactions += 1
         assert [each.value for each in cancelled] == may_be
         self._cancelled(twin, ids)
         self._sent(twin, self._twins(name, drawn, dues, [each.value for each in sent], self.twin.now_ms))
-        if items:
+        if consumer and items:
             self._acked(consumer.topic, consumer.twin, consumer.twin.ack([place for place, _, _ in items]), False)
             consumer.twin.save()
 
