@@ -215,7 +215,7 @@ class PointInTime:
 
 
 def _registrations(groups: Iterable[Group], applied: int) -> Unapplied:
-    """What groups that are not applied to the main environment say of which partitions there are."""
+    """Read which partitions there are from groups that are not applied to the main environment."""
     unapplied, prefix = Unapplied.nothing(), fmt.prefix(fmt.Table.PARTITION)
     for group in groups:
         if group.position > applied:

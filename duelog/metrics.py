@@ -98,7 +98,7 @@ OBSERVED = frozenset((SENT, *DELIVERED, REPLICA_PUTS, REPLICA_FAILURES))
 """Counters that are read at collection: counting costs no call of an instrument."""
 
 OF_REPLICA = (REPLICA_LAG, REPLICA_LAG_SIZE, REPLICA_PUTS, REPLICA_FAILURES, REPLICA_MANIFEST_AGE)
-"""What is read of a store that has a copy; others report none of it."""
+"""Gauges of a store that has a copy; others report none of them."""
 
 _ENVIRONMENT = (*_STORE, "duelog.environment")
 

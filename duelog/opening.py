@@ -438,7 +438,7 @@ class Replay:
                 _fill(self._path, main.name, raw, memtable, rows)
 
     def fill_partitions(self, partitions: PartitionSet) -> None:
-        """What is of a partition that has closed, or is gone, was applied. Raises as `fill_main`."""
+        """Fill the memtables of partitions; rows of one that is closed or gone were applied. Raises as `fill_main`."""
         for start_ms, rows in self._rows.items():
             partition = partitions.get(start_ms)
             if partition is not None and partition.state is PartitionState.OPEN:

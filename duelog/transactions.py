@@ -49,7 +49,7 @@ _ATTEMPTS = 16
 
 
 class Result(Generic[T]):
-    """What an operation of a transaction has come to, once that is stored."""
+    """The result of one operation of a transaction, once that is stored."""
 
     def __init__(self, operation: str) -> None:
         self.operation = operation

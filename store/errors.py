@@ -312,7 +312,7 @@ class ReplicaUnreachable(_OfReplica):
 
 
 class ReplicaRefused(_OfReplica):
-    """What lies under the prefix is not the copy of this store, or not of a format that is known."""
+    """The prefix has no copy of this store, or one of a format that is not known."""
 
 
 class ForkFound(ReplicaRefused):

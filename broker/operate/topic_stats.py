@@ -74,7 +74,7 @@ _NONE_OF_READER: Mapping[str, Any] = {
 _NONE_OF_CONSUMER = _zeros(
     "chunkedMessageRate avgMessagesPerEntry lastAckedTimestamp lastConsumedTimestamp lastConsumedFlowTimestamp"
 )
-"""What this broker has not."""
+"""Fields that this broker has nothing for."""
 
 
 @dataclass(eq=False)

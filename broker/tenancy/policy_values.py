@@ -20,7 +20,7 @@ Fields = dict[str, Any]
 """Fields of `Policies`; None: not set."""
 
 Set = Policies | EffectivePolicies
-"""What is set at a scope, or in force there."""
+"""Shows a policy that is set at a scope, or in force there."""
 
 Shown = Callable[[Set, EffectivePolicies], Any]
 """Writes what is set, which is told with what is in force; None: it is not set."""

@@ -127,7 +127,7 @@ class Connection:
         self._attached: dict[int, bytes] = {}
         """Requests that attach consumers, by the consumer's number: made again after each new connection."""
         self._lock = threading.RLock()
-        """Of writing, and of which socket there is."""
+        """Held to write, and to change the socket."""
         self._changed = threading.Condition(self._lock)
         self._socket: Any = None
         self._frames = Frames(MOST_GREETING_BYTES)

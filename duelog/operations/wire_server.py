@@ -62,7 +62,7 @@ Guard: TypeAlias = Callable[[Right, str | None], None]
 """Raises NotAllowed where a client has not this right in the namespace of a topic, None: in the whole store."""
 
 Admit: TypeAlias = Callable[[str, bytes], Guard]
-"""What a client may do, by its method and credentials. In a thread that may wait. Raises NotAllowed."""
+"""Says what a client may do, by its method and credentials. In a thread that may wait. Raises NotAllowed."""
 
 Store: TypeAlias = Any
 Topic: TypeAlias = Any
@@ -197,7 +197,7 @@ class _Peer:
         self.producers: set[tuple[str, str]] = set()
         """Topics and names under which it has numbered what it sent."""
         self.events = 0
-        """What the selector looks for; 0: it is not in the selector."""
+        """Events that the selector looks for; 0: it is not in the selector."""
         self.held = False
         """True while it is not read because something that it asked for has no capacity."""
         self.corked: list[bytes] | None = None
@@ -216,7 +216,7 @@ class _Peer:
         self.under_way = 0
         """Requests that are not answered."""
         self.lock = threading.Lock()
-        """Of what follows; held while something is sent."""
+        """Held to change the fields below, and while something is sent."""
         self.outbox: deque[bytes] = deque()
         self.unread = 0
         self.closed = False
@@ -1060,7 +1060,7 @@ _QUICK: dict[str, Callable[[WireServer, _Peer, int, Any, Any, Any], bool]] = {
     "Subscription.ack": WireServer._ack,
     "Subscription.close": WireServer._leave,
 }
-"""What is begun in the server's thread; False: it is done as all else is."""
+"""Requests that are begun in the server's thread; False: it is done as all else is."""
 
 
 def _need(name: str, target: list[Any], arguments: list[Any]) -> tuple[Right, str | None]:

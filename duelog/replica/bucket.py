@@ -186,7 +186,7 @@ def manifest_name(seq: int) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says in its first line, without any value that the environment keeps secret."""
+    """The first line of an error, without any value that the environment keeps secret."""
     text = str(error).partition("\n")[0]
     for name, value in os.environ.items():
         if _SECRET.search(name.upper()) and len(value) > 3:

@@ -35,12 +35,12 @@ class ReplicaFile(NamedTuple):
 
     @property
     def content(self) -> tuple[int, int, int]:
-        """What tells its content: two files of a store with the same are of the same records."""
+        """Tells its content: two files of a store with the same are of the same records."""
         return self.start_ms, self.generation, self.applied
 
 
 class Manifest(NamedTuple):
-    """What a manifest says.
+    """The content of a manifest.
 
     seq: the log object that it stands at. first: the first log object that a restore applies; seq + 1: none before.
     oldest: the segment whose groups, and those after it, are not all applied; None: the log was not begun.

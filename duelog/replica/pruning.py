@@ -1,4 +1,4 @@
-"""What a replica's prefix holds, and what of it no restore needs any more.
+"""Pruning: removes from a replica's prefix what no restore needs any more.
 
 Every moment of the retention can be restored: the newest manifest before it stays, those after it, the log objects from
 the first of them on, and their files. The newest manifest always stays. A file that no manifest names may belong to one

@@ -48,7 +48,7 @@ _PARTITIONS = fmt.prefix(fmt.Table.PARTITION)
 
 
 class Restored(NamedTuple):
-    """What was restored. place: it has the groups up to this one; 0: none. time_ms: it was written by then.
+    """The result of a restore. place: it has the groups up to this one; 0: none. time_ms: it was written by then.
 
     manifest_ms: when the files were taken. groups: how many were applied. passed_over: what was damaged of newer
     manifests.

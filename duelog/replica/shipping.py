@@ -112,7 +112,7 @@ class ShippingState(NamedTuple):
 
 
 class LogSource(Protocol):
-    """What shipping asks of the log's writer."""
+    """The questions that shipping asks the log's writer."""
 
     def flush(self) -> None:
         """Wait until every group is on disk."""

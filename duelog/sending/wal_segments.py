@@ -172,7 +172,7 @@ class WalSegments:
         return self._recorded and self._takes(size, rows)
 
     def fits_reserve(self, size: int) -> bool:
-        """As `fits`, with the end of the segment that other groups leave free: where no segment can be begun."""
+        """Return whether it fits with the end that other groups leave free: where no segment can be begun."""
         return self._recorded and self._is_short and self._wal.fits(size)
 
     def _takes(self, size: int, rows: int) -> bool:

@@ -96,7 +96,7 @@ class WalWriter:
         return value
 
     def change(self, work: Callable[[Transaction], T], *, alone: bool, makes_space: bool) -> T:
-        """As `write`, of the main environment; see `Environment.write`."""
+        """Run `work` on the main environment, as `write` does; see `Environment.write`."""
         value: T = self._queue.run(_Change(work, alone=alone, makes_space=makes_space))
         return value
 

@@ -147,7 +147,7 @@ def pack_groups(dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, i
 def pack_message(
     key: bytes, base_ms: int, due_ms: int, body: bytes, replaced: tuple[int, int] | None = None, *, early: bool = False
 ) -> bytes:
-    """As `pack_messages` of one, without numpy, which would cost more than the rest of it."""
+    """Pack one message as `pack_messages` does, without numpy, which would cost more than the rest of it."""
     flags, offset = FLAG_EARLY if early else 0, due_ms - base_ms
     if replaced is not None:
         flags |= FLAG_CONDITIONAL

@@ -77,14 +77,14 @@ Fields = bytes | None
 """The fields of a small record; None: it is deleted."""
 
 Entry = Fields | BitChange
-"""What is unapplied of a small record: its fields, or a change of those that LMDB has."""
+"""The unapplied part of a small record: its fields, or a change of those that LMDB has."""
 
 ABSENT = b"absent"
 """Stands for nothing unapplied, where None is a deletion; told by identity."""
 
 
 def changed(key: bytes, entry: Entry, change: BitChange) -> BitChange:
-    """What is unapplied of a record once a change of its bits follows."""
+    """The unapplied part of a record once a change of its bits follows."""
     if entry is ABSENT:
         return change
     if not isinstance(entry, BitChange):
@@ -126,7 +126,7 @@ class Records:
             self._unsorted.append(key)
 
     def get(self, key: bytes, default: Entry) -> Entry:
-        """What is unapplied of a record; `default`: nothing is."""
+        """The unapplied part of a record; `default`: there is none."""
         return self._entries.get(key, default)
 
     def items(self) -> list[tuple[bytes, Entry]]:
@@ -235,7 +235,7 @@ class Memtable:
         self.view.runs.setdefault(ledger_id, []).append(run)
 
     def add_record(self, key: bytes, entry: Entry) -> None:
-        """As `Unapplied.add_record`."""
+        """Add a record, as `Unapplied.add_record` does."""
         self.view.records[key] = entry
 
 
@@ -351,7 +351,7 @@ def applied_rows(raw: Reads) -> lmdb.Transaction:
 def unapplied_records(
     raw: Reads, prefix: bytes, start: bytes = b"", limit: bytes = PAST
 ) -> Iterator[tuple[bytes, Entry]]:
-    """What is unapplied of small records whose keys begin with `prefix`, from `start` on, before `limit`, in order."""
+    """Iterate over the unapplied parts of records whose keys begin with `prefix`, in [start, limit), in order."""
     if not isinstance(raw, ReadTransaction):
         return iter(())
     start, limit = max(prefix, start), min(prefix + PAST, limit)

@@ -75,7 +75,7 @@ class Transaction(LogEnds, ABC):
     @property
     @abstractmethod
     def raw(self) -> Reads:
-        """What the environment holds, what this transaction has changed of small records too."""
+        """A view of the environment, with the small records that this transaction has changed."""
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:

@@ -53,7 +53,7 @@ class EnvironmentBatch(Transaction):
 
     @property
     def raw(self) -> ReadTransaction:
-        """What the environment holds, with the small records of the units of work so far."""
+        """A view of the environment, with the small records of the units of work so far."""
         if self._reads is None:
             if self._environment is None:
                 raise BrokenInvariant("a group reads a partition")
@@ -69,7 +69,7 @@ class EnvironmentBatch(Transaction):
         return self._group.to(start_ms, memtable)
 
     def _entry(self, key: bytes) -> Entry:
-        """What the units so far have made of a small record, and what was unapplied before them."""
+        """The unapplied part of a small record, with the changes of the units so far."""
         entry = self._put.get(key, ABSENT)
         return self.memtable.view.records.get(key, ABSENT) if entry is ABSENT else entry
 
