@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.postgres_peer import PostgresPeer
 from duelog import DelayedStore, ManualClock, StoreConfig
 from tests.broker.clients.conftest import free_port
 from tests.conftest import OpenStore
@@ -141,6 +140,9 @@ class Databases:
         self._server: Any = None
         if kind == "POSTGRESQL":
             pytest.importorskip("psycopg")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.syspath_prepend(ROOT)
+                from benchmarks.peers.postgres_peer import PostgresPeer  # noqa: PLC0415 - beside the package, not in it
             missing = PostgresPeer.missing()
             if missing is not None:
                 pytest.skip(missing)

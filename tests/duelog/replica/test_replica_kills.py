@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -14,10 +13,10 @@ import pytest
 
 from duelog import DelayedStore, StoreConfig
 from duelog.replica.bucket import Bucket
+from tests.disaster.running import module
 from tests.duelog.replica.faulty import restored
-from tests.packaging.tree import ROOT
 from tests.proof import length
-from tests.tools.command_line import ok
+from tests.tools.command_line import DUELOG, ok
 
 pytestmark = [pytest.mark.kill, pytest.mark.series]
 
@@ -38,11 +37,10 @@ def held(path: Path, url: str | None = None) -> dict[str, set[int]]:
         return {"waiting": set(waiting), "due": set(due)}
 
 
-def killed(arguments: list[str], lines: int) -> list[str]:
-    """Run a program, kill it after it has printed so many lines; those that it printed."""
-    with subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    ) as process:
+def killed(store: Path, url: str, begin: int, lines: int) -> list[str]:
+    """Run a program that ships, kill it after it has printed so many lines; those that it printed."""
+    command = module("tests.duelog.replica.shipping_child", str(store), url, str(begin))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         printed = [line.strip() for _, line in zip(range(lines), process.stdout, strict=False)]
@@ -62,8 +60,7 @@ def test_a_process_that_is_killed_ships_on_from_where_it_was(seed: int, tmp_path
     acknowledged: set[int] = set()
     begin = 0
     for _ in range(min(A_STORE, KILLS)):
-        script = ["-m", "tests.duelog.replica.shipping_child", str(store), url, str(begin)]
-        printed = killed(script, random.randrange(20, 300))
+        printed = killed(store, url, begin, random.randrange(20, 300))
         stored |= {int(line) for line in printed if line.isdecimal()}
         acknowledging |= {int(line.split()[1]) for line in printed if line.startswith("acknowledging")}
         acknowledged |= {int(line.split()[1]) for line in printed if line.startswith("acknowledged")}
@@ -80,12 +77,12 @@ def test_a_process_that_is_killed_ships_on_from_where_it_was(seed: int, tmp_path
 def test_a_restore_that_is_killed_is_given_again(tmp_path: Path) -> None:
     """Nothing is at its directory before it is whole."""
     url, store = (tmp_path / "copy").as_uri(), tmp_path / "store"
-    killed(["-m", "tests.duelog.replica.shipping_child", str(store), url, "1"], 400)
+    killed(store, url, 1, 400)
     found = held(store, url)
     random, target = Random(5), tmp_path / "restored"
     for _ in range(max(KILLS // 4, 3)):
-        command = [sys.executable, "-m", "duelog.tools.cli.main", "restore", url, str(target)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        command = [*DUELOG, "restore", url, str(target)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 process.wait(random.uniform(0.3, 1.2))
             except subprocess.TimeoutExpired:
