@@ -42,7 +42,7 @@ from .topics.topic_state import SubscriptionState, TopicState
 T = TypeVar("T")
 
 _FEW = 8
-"""Messages without keys that are sent one by one: 8 take as long as a batch of any number."""
+"""Up to so many messages without keys are appended one by one, which a batch is too much work for."""
 
 _ATTEMPTS = 16
 """How often the messages of deduplication keys are looked up that others change meanwhile."""
@@ -124,9 +124,10 @@ class Transaction:
 
     A context manager, for `async with` too. An exception in the block stores nothing. At its end all is checked by one
     thread, alone, and written as one group of the write-ahead log: then it is as durable as the store's `durability`
-    says, whole. Otherwise an error is raised, and nothing is stored but topics that did not exist: TransactionConflict
-    (the operation, and the reason), or what the operation raises alone (DelayTooLong, QuotaExceeded, UnknownTopic,
-    StoreFull, StoreFailed ...); InvalidArgument where all of it is more than a group takes (`StoreConfig.wal_bytes`).
+    says, whole. Otherwise an error is raised, and nothing is stored but topics and days that were new:
+    TransactionConflict (the operation, and the reason), or what the operation raises alone (DelayTooLong,
+    QuotaExceeded, UnknownTopic, StoreFull, StoreFailed ...); InvalidArgument where all of it is more than a group takes
+    (`StoreConfig.wal_bytes`).
 
     Others see it whole within a topic, and two topics microseconds apart. It reads nothing itself, and keeps nobody
     waiting while the block runs. Its operations do not see one another: what it sends it cannot cancel. Not
@@ -277,17 +278,17 @@ class Transaction:
         else:
             reason = "its message was rescheduled or cancelled by its id, by this transaction or others"
             raise TransactionConflict("a deduplication key", reason)
+        for result, value in prepared.values.items():
+            result._values.append(value)
         for topic, subscription, count in prepared.acknowledged:
             with subscription.lock:
                 subscription.counts.acknowledged += count
-            engine.delivery.flusher.acknowledged(topic, subscription, moved_ledger=True)
+            engine.delivery.flusher.acknowledged_in_group(topic, subscription)
             topic.changed()
         for name in prepared.overridden:
             engine.policies.stored(name, 1)
         if self._documents:
             engine.storage.main.flush()
-        for result, value in prepared.values.items():
-            result._values.append(value)
 
     def _prepare(self, held: ExitStack) -> _Prepared:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""

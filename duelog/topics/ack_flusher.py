@@ -79,6 +79,16 @@ class AckFlusher:
         if moved_ledger:
             self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
 
+    def acknowledged_in_group(self, topic: TopicState, subscription: SubscriptionState) -> None:
+        """A group has written acknowledgements (`acknowledging`): see to their attempts, and that ledgers are trimmed.
+
+        It writes nothing, so that what is stored is not told as an error: the tick does.
+        """
+        now_ms = self._clock.now_ms()
+        if self.mark(subscription, now_ms):
+            self._wake()
+        self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
+
     def due_ms(self) -> int | None:
         return self._due_ms
 

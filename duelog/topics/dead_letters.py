@@ -306,7 +306,7 @@ class DeadLetters:
         if entries:
             self._flusher.acknowledge_with(entries, counted)
         for topic, subscription, _ in entries:
-            self._flusher.acknowledged(topic, subscription, moved_ledger=True)
+            self._flusher.acknowledged_in_group(topic, subscription)
         return count
 
     def _entries_of(self, letters: Iterable[DeadLetter]) -> list[Acknowledged]:

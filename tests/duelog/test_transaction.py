@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -18,10 +19,12 @@ from duelog.errors import (
     QuotaExceeded,
     ReadOnly,
     StoreFailed,
+    StoreFull,
     TransactionConflict,
     UnknownTopic,
 )
 from duelog.store.files import failpoints
+from duelog.topics.ack_flusher import AckFlusher
 from tests.conftest import OpenStore
 from tests.duelog.store_state import records
 
@@ -285,6 +288,29 @@ def test_a_disk_that_fails_leaves_nothing_half_done(open_store: OpenStore, store
     store = open_store(config=CONFIG)
     assert payloads(received(store)) == [b"m"]
     assert [message.payload for message in store.topic("t").scheduled()] == [b"there"]
+
+
+def test_what_a_group_has_stored_is_no_error_though_acknowledgements_cannot_be_flushed(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a transaction, and of a dead letter: who is told so would do it again."""
+    store = open_store(config=replace(CONFIG, ack_flush_ms=0))
+    store.topic("t").send_payloads([b"1", b"2"])
+    consumer = store.topic("t").subscribe("s", type="shared")
+    first, second = consumer.receive(2, timeout=0)
+
+    def fail(_: AckFlusher) -> None:
+        raise StoreFull(store.path, "planted")
+
+    monkeypatch.setattr(AckFlusher, "flush", fail)
+    with store.transaction() as transaction:
+        transaction.ack(first)
+        sent = transaction.send("next", b"x", deliver_after=60)
+    consumer.dead_letter(second, "poison")
+    monkeypatch.undo()
+    assert store.topic("next").state(sent.value) == "scheduled"
+    assert [letter.payload for letter in store.dead_letters()] == [b"2"]
+    assert store.topic("t").subscription("s").stats().backlog == 0
 
 
 def test_a_read_only_store_begins_no_transaction(open_store: OpenStore, store: DelayedStore) -> None:
