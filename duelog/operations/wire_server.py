@@ -248,7 +248,7 @@ class WireServer:
         self._selector: selectors.BaseSelector | None = None
         self._buffer = buffer()
         self._pool = _Pool(_THREADS)
-        self._long = 0
+        self._long = threading.Semaphore(MOST_CONSUMERS)
         """Threads of requests that wait for messages."""
         self._limited = LimitedLog(_log)
         self._thread = threading.Thread(target=self._run, name="duelog-control", daemon=True)
@@ -663,12 +663,15 @@ class WireServer:
             self._fail(peer, number, name, error)
             return
         if name == "receive":  # of `Operations`: it may wait for long
-            if self._long >= MOST_CONSUMERS:
+            if not self._long.acquire(blocking=False):
                 self._answer(peer, number, ERROR, Disconnected("too many wait for messages; try again"))
                 return
-            self._long += 1
-            work = lambda: self._do_long(peer, number, target, arguments, named)  # noqa: E731
-            threading.Thread(target=work, name="duelog-receive", daemon=True).start()
+            work = partial(self._do_long, peer, number, target, arguments, named)
+            try:
+                threading.Thread(target=work, name="duelog-receive", daemon=True).start()
+            except RuntimeError as error:  # none can be started
+                self._long.release()
+                self._answer(peer, number, ERROR, Disconnected(f"{error}; try again"))
             return
         self._pool.submit(lambda: self._do(peer, number, name, target, arguments, named))
 
@@ -690,7 +693,7 @@ class WireServer:
         try:
             self._do(peer, number, "receive", *request)
         finally:
-            self._long -= 1
+            self._long.release()
 
     def _do(self, peer: _Peer, number: int, name: str, target: Any, arguments: Any, named: Any) -> None:
         """Do a request and answer it; raises nothing."""
