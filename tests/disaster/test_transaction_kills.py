@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 
 from duelog import DelayedStore, Message, StoreConfig
 from duelog.errors import ClosedError, TransactionConflict
+from tests.conftest import in_threads
 from tests.disaster.fork_server import serve
 from tests.disaster.kill_series import KILLED, Server
 from tests.disaster.working import say
@@ -98,9 +99,7 @@ def run(request: dict[str, Any]) -> None:
                 if outcomes["moved"] % 4 == 0:
                     say("moved", 1)
 
-    for number in range(WORKERS):
-        threading.Thread(target=work, args=[number], daemon=True).start()
-    time.sleep(60)
+    in_threads(partial(work, number) for number in range(WORKERS))
 
 
 def move(store: DelayedStore, messages: list[Any], chance: random.Random) -> None:
