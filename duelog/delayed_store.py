@@ -27,7 +27,7 @@ from .check.check_store import Finding, check
 from .engine import Engine, open_engine
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import Operations
-from .operations.wire_server import Admit
+from .operations.wire_peer import Admit
 from .stats import Keeper, PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
@@ -422,7 +422,7 @@ class DelayedStore:
         """Take `duelog.connect` over TCP until the store is closed; the port, which the system chooses for 0.
 
         tls: certificates, None: nothing is encrypted. admit: given a client's method ("token", "none") and credentials,
-        it gives what checks each of its requests (operations/wire_server.py); `duelog serve --listen` has that of the
+        it gives what checks each of its requests (operations/wire_peer.py); `duelog serve --listen` has that of the
         broker. Raises InvalidArgument where the store has no control socket; OSError.
         """
         return self._engine.listen(host, port, tls, admit)

@@ -35,7 +35,9 @@ from duelog.store.wal.write_ahead_log import WriteAheadLog
 from .keyed_messages import KeyedMessages, TopicKeys
 from .metrics import Instruments, StoreMetrics, instruments
 from .opening import OpenState, Recovered, recover
-from .operations.wire_server import Admit, MakeOperations, WireServer
+from .operations.wire_calls import MakeOperations
+from .operations.wire_peer import Admit
+from .operations.wire_server import WireServer
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter
@@ -393,8 +395,8 @@ class Engine:
             wanted = not isinstance(self.clock.wrapped, ManualClock)
         if wanted and not self.storage.read_only and self.control is None:
             config = self.storage.config
-            server = WireServer(store, self.storage.path, operations, max(config.wal_bytes, config.max_message_bytes))
-            self.control = server if server.start() else None
+            most_bytes = max(config.wal_bytes, config.max_message_bytes)
+            self.control = WireServer.start(store, self.storage.path, operations, most_bytes)
 
     def listen(self, host: str, port: int, tls: object, admit: Admit) -> int:
         """Take connections over TCP, as `DelayedStore.listen`. Raises InvalidArgument."""

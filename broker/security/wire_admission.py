@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...operations.operation import Right
 from ...operations.wire import NotAllowed
-from ...operations.wire_server import Guard
+from ...operations.wire_calls import Guard
 from ...store.names import TopicName
 from .authentication import Authentication, InvalidCredentials
 from .permissions import Action, Permissions

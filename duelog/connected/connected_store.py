@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from duelog.delayed_store import DelayedStore
-from duelog.operations.face_table import FACE, NOT_OFFERED, TRANSACTED, Row
+from duelog.operations.face_table import FACE, NOT_OFFERED, Row
+from duelog.operations.transacted import TRANSACTED
 from duelog.operations.wire import CONNECTION, LONGEST_RECONNECT_S, Disconnected, OnlyInProcess
 from duelog.operations.wire_address import connecting, is_address
 from duelog.operations.wire_client import Call, Connection, nobody
@@ -247,28 +248,28 @@ class ConnectedTransaction(Transaction):
     def __init__(self, store: ConnectedStore) -> None:
         store._connection.check_process()
         self._store_asked = store
-        self._asked: list[tuple[str, list[Any], dict[str, Any], float]] = []
+        self._asked: list[tuple[dict[str, Any], float]] = []
         self._results: list[Result[Any]] = []
         self._ended = False
 
     def _collect(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Result[Any]:
         """Note an operation, and the result that it will have."""
         self._check_begun()
-        _signature(getattr(Transaction, name)).bind(self, *given, **named)
-        arguments = [each.name if isinstance(each, ConnectedTopic) else each for each in given]
-        if isinstance(consumer := named.get("consumer"), ConnectedSubscription):
-            named["consumer"] = consumer._key
-        self._asked.append((name, arguments, named, time.monotonic()))
-        result = Result[Any](" ".join([name, *(str(each) for each in arguments[:1] if isinstance(each, str))]))
+        arguments = _signature(getattr(Transaction, name)).bind(self, *given, **named).arguments
+        del arguments["self"]
+        if isinstance(topic := arguments.get("topic"), ConnectedTopic):
+            arguments["topic"] = topic.name
+        if isinstance(consumer := arguments.get("consumer"), ConnectedSubscription):
+            arguments["consumer"] = consumer._key
+        self._asked.append(({"operation": name, **arguments}, time.monotonic()))
+        about = [text for text in list(arguments.values())[:1] if isinstance(text, str)]
+        result = Result[Any](" ".join([name, *about]))
         self._results.append(result)
         return result
 
     def _store(self) -> None:
         now = time.monotonic()
-        operations = [
-            [name, list(map(columns, arguments)), _counting_from(named, now - at)]
-            for name, arguments, named, at in self._asked
-        ]
+        operations = [_counting_from(asked, now - at) for asked, at in self._asked]
         values = self._store_asked._ask(FACE["DelayedStore.transaction"], operations)
         for result, value in zip(self._results, values, strict=True):
             result._values.append(value)
@@ -290,13 +291,12 @@ for _name in TRANSACTED:
     setattr(ConnectedTransaction, _name, _collecting(_name))
 
 
-def _counting_from(named: dict[str, Any], seconds_ago: float) -> dict[str, Any]:
-    """The arguments of an operation, with a delay that began some time ago as it is now."""
-    delay = named.get("deliver_after")
-    if delay is None:
-        return named
-    left = max(duration_ms("deliver_after", delay, InvalidMessage) / 1_000 - seconds_ago, 0)
-    return {**named, "deliver_after": left}
+def _counting_from(asked: dict[str, Any], seconds_ago: float) -> dict[str, Any]:
+    """An operation on the wire, with a delay that began some time ago as it is now."""
+    found = {name: columns(value) for name, value in asked.items()}
+    if (delay := found.get("deliver_after")) is not None:
+        found["deliver_after"] = max(duration_ms("deliver_after", delay, InvalidMessage) / 1_000 - seconds_ago, 0)
+    return found
 
 
 @from_table

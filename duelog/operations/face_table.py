@@ -62,10 +62,6 @@ _REPEATED: dict[str, str] = {
 """Operations besides those that READ that may be done twice, with the same result for what is stored."""
 
 
-TRANSACTED = ("send", "ack", "cancel", "cancel_key", "reschedule", "put_document", "delete_document")
-"""Operations of a `Transaction`."""
-
-
 class Row(NamedTuple):
     """One operation: a method, or a property, of a class of the face."""
 

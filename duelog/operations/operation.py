@@ -71,15 +71,19 @@ class Operation:
         result = self.call(operations, arguments)
         return map(to_json, result) if self.streamed else to_json(result)
 
-    def call(self, operations: object, arguments: Mapping[str, Any]) -> Any:
-        """Do it with arguments in JSON; the result as the method returns it. Raises InvalidArgument."""
+    def call(self, operations: object, arguments: Mapping[str, Any], *, in_json: bool = True) -> Any:
+        """Do it with arguments by name, in JSON or as they are; the result as the method returns it.
+
+        Raises InvalidArgument.
+        """
         try:
             self.signature.bind(**arguments)
         except TypeError as error:
             raise InvalidArgument("arguments", dict(arguments), f"{self.name}: {error}") from None
-        kinds = self.parameters
-        given = {name: from_json(kinds[name], value, name) for name, value in arguments.items()}
-        return getattr(operations, self.name)(**given)
+        if in_json:
+            kinds = self.parameters
+            arguments = {name: from_json(kinds[name], value, name) for name, value in arguments.items()}
+        return getattr(operations, self.name)(**arguments)
 
     def ask(self, ask: Callable[[str, Mapping[str, object]], Any], *given: object, **named: object) -> Any:
         """Have it done elsewhere, by a function that takes and gives JSON; the result as the method returns it."""

@@ -20,9 +20,9 @@ from duelog.store.errors import ClosedError, ConsumerBusy, DelayTooLong, DuelogE
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.position import MessageId
 
-from .face_table import TRANSACTED
 from .json_form import to_json
 from .operation import Operation, Right, operation
+from .transacted import transact
 
 if TYPE_CHECKING:
     from duelog.store.clock import Clock
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
     from ..topics.seeking import SeekTarget
-    from ..transactions import Result, Transaction
+    from ..transactions import Transaction
     from ..upkeep.maintenance import TickResult
     from ..upkeep.schedule import Schedule
 
@@ -108,20 +108,6 @@ class Waiter(Protocol):
 
     def wait(self, seconds: float | None) -> bool:
         """False: the client has gone."""
-
-
-def _in_transaction(transaction: Transaction, at: int, given: Mapping[str, Any]) -> Result[Any] | None:
-    """Add an operation in JSON to a transaction. Raises InvalidArgument, with its place."""
-    if not isinstance(given, Mapping) or given.get("operation") not in TRANSACTED:
-        expected = f'expected an object with "operation", one of {", ".join(TRANSACTED)}'
-        raise InvalidArgument(f"operations[{at}]", given, expected)
-    arguments = {name: value for name, value in given.items() if name != "operation"}
-    try:
-        method = getattr(type(transaction), given["operation"])
-        result: Result[Any] | None = Operation(method, Right.ADMIN).call(transaction, arguments)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"operations[{at}].{error.field}", error.value, error.reason) from None
-    return result
 
 
 class Operations:
@@ -240,9 +226,7 @@ class Operations:
     @operation(Right.ADMIN)
     def transaction(self, operations: list[dict[str, Any]]) -> list[Any]:
         """Do all of these, or none: {"operation": NAME, ...} with arguments as of `Transaction`; their results."""
-        with self._store.transaction() as transaction:
-            results = [_in_transaction(transaction, at, each) for at, each in enumerate(operations)]
-        return [None if result is None else result.value for result in results]
+        return transact(self._store.transaction(), operations, in_json=True)
 
     @operation(Right.PRODUCE)
     def send(

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from duelog import DelayedStore
-from duelog.operations import wire_server, wire_values
+from duelog.operations import wire_calls, wire_peer, wire_server, wire_values
 from duelog.operations.face_table import FACE
 from duelog.operations.wire import HEAD, address_in, framed
 from tests.duelog.operations.test_wire import answer_of
@@ -48,11 +48,11 @@ def test_the_bounds_are_those_of_the_code() -> None:
     """The table's figures."""
     table = dict(re.findall(r"^\| ([a-z][^|]*) \| (.*) \|$", PAGE.partition("## Bounds")[2], re.MULTILINE))
     assert table["connections at a time"].startswith(f"{wire_server.MOST_CLIENTS:,};")
-    assert table["requests under way in a connection"] == f"{wire_server.MOST_REQUESTS:,}"
-    assert table["answers that a peer has not read"].startswith(f"{wire_server.MOST_UNREAD_BYTES >> 20} MiB;")
-    stalled, last = wire_server.STALLED_S, wire_server.LAST_ANSWER_S
+    assert table["requests under way in a connection"] == f"{wire_peer.MOST_REQUESTS:,}"
+    assert table["answers that a peer has not read"].startswith(f"{wire_peer.MOST_UNREAD_BYTES >> 20} MiB;")
+    stalled, last = wire_peer.STALLED_S, wire_server.LAST_ANSWER_S
     assert table["a frame without its end, or answers not read"].startswith(f"{stalled:.0f} s; {last:.0f} s")
-    assert table["consumers, credits of one"] == f"{wire_server.MOST_CONSUMERS:,}"
+    assert table["consumers, credits of one"] == f"{wire_calls.MOST_CONSUMERS:,}"
 
 
 def test_every_extension_type_stands_on_the_page() -> None:

@@ -57,14 +57,15 @@ class ConnectedMachine(EngineMachine):
 
     def _opened(self, path: Path) -> DelayedStore:
         self.patch.setattr(
-            "duelog.operations.wire_server._AT_ONCE", 100
+            "duelog.operations.wire_calls._AT_ONCE", 100
         )  # a `receive` is one look, as the rules know it
         return ReachedWithPut(DelayedStore.open(path, replace(self.config, control=True), clock=self.clock))
 
     def _inside(self, consumer: Subscription) -> Subscription:
         assert isinstance(consumer, ConnectedSubscription)
         control = present(self.store._engine.control)
-        (found,) = (peer.consumers[consumer._key] for peer in control._peers if consumer._key in peer.consumers)
+        held = (peer.calls.consumers.get(consumer._key) for peer in control._peers)
+        (found,) = (each for each in held if each is not None)
         return found.subscription  # type: ignore[no-any-return]  # the server's, which names no class of the face
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import sys
 from pathlib import Path
@@ -120,15 +122,41 @@ def tx(
     duelog tx data operations.jsonl
     ```
     """
-    from ..transfer.transaction_lines import operations_in
-
+    operations = []
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
-        operations = operations_in(lines)
+        for number, line in enumerate(lines, 1):
+            try:
+                if not line.isspace():
+                    operations.append(_operation(line))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"line {number}: {error.field}", error.value, error.reason) from None
     with asked(store, writes=True) as opened:
         results = opened.transaction(operations)
     names = [each["operation"] for each in operations]
     rows = [{"operation": name, "result": result} for name, result in zip(names, results, strict=True)]
     _show(rows, [f"{each['operation']}  {printable(str(each['result']))}" for each in rows], json_)
+
+
+def _operation(line: bytes) -> dict[str, Any]:
+    """An operation as people write it, with its values in JSON as `Operations.transaction` takes them."""
+    from ..transfer.import_lines import payload_of, time_of
+
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("line", line.strip(), f"no JSON: {error}") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("operation"), str):
+        raise InvalidArgument("line", fields, 'expected a JSON object with "operation"')
+    content = {"send": "payload", "put_document": "value"}.get(fields["operation"])
+    operation = {name: value for name, value in fields.items() if name not in (content, f"{content}_base64")}
+    if content is not None:
+        operation[content] = base64.b64encode(payload_of(fields, content)).decode()
+    if "deliver_at" in fields:
+        operation["deliver_at"] = time_of(fields, "deliver_at", time_ms)
+    for name in ("deliver_after", "dedup_for", "ttl"):
+        if name in fields:
+            operation[name] = time_of(fields, name, duration_seconds)
+    return operation
 
 
 def content_of(text: str | None) -> bytes:

@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,8 +25,9 @@ from duelog import (
 )
 from duelog.connected import connected_store
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, OnlyInProcess
-from duelog.operations import wire_server
+from duelog.operations import wire_calls, wire_peer
 from duelog.operations.face_table import FACE, NOT_OFFERED
+from duelog.operations.wire_peer import WirePeer
 from duelog.partitions.producer_numbers import split_key
 from duelog.sending.producer import Producer
 from duelog.store.codec.format import Table
@@ -207,7 +207,7 @@ def test_more_requests_than_may_be_under_way_and_more_bytes_than_the_outbox_take
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server does not read on meanwhile; the order of the messages is that of the calls."""
-    monkeypatch.setattr(wire_server, "MOST_REQUESTS", 8)
+    monkeypatch.setattr(wire_peer, "MOST_REQUESTS", 8)
     with (
         DelayedStore.open(tmp_path / "store", StoreConfig(max_in_flight_bytes=2_000)) as store,
         duelog.connect(store.path) as connected,
@@ -266,7 +266,7 @@ def test_a_receiver_that_is_woken_often_leaves_one_look_to_come(store: DelayedSt
             assert connected.topic("t").exists(), number
         control = store._engine.control
         assert control is not None
-        assert len(control._timers) <= 20
+        assert len(control._loop._timers) <= 20
         store.topic("t").send(b"y")
         waiting.join(20)
         assert not waiting.is_alive()
@@ -276,7 +276,7 @@ def test_the_numbers_of_a_connection_that_does_not_come_back_are_forgotten(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of one that is there, and of producers that a program names, are not."""
-    monkeypatch.setattr(wire_server, "FORGET_S", 0.05)
+    monkeypatch.setattr(wire_calls, "FORGET_S", 0.05)
     store.topic("t").producer("mine").send(Message(b"x"))
     with duelog.connect(store.path) as stays:
         stays.topic("t").send(b"x")
@@ -295,6 +295,20 @@ def test_the_numbers_of_a_connection_that_does_not_come_back_are_forgotten(
     assert store.topic("t").producer_number("mine") == 0
 
 
+def test_nothing_is_kept_of_a_transaction_or_a_topic_that_a_client_has_used(
+    store: DelayedStore, connected: DelayedStore
+) -> None:
+    """Signatures are those of classes: of methods of an object they would keep the object."""
+
+    def use(name: str) -> int:
+        connected.topic(name).send_batch([Message(b"x"), Message(b"y")])
+        with connected.transaction() as transaction:
+            transaction.send(name, b"z")
+        return wire_calls._signature.cache_info().currsize
+
+    assert use("t") == use("u") == use("v")
+
+
 def producers(store: DelayedStore) -> set[str]:
     """The producers of topic `t` whose numbers are stored."""
     applied(store)
@@ -307,23 +321,23 @@ def test_a_call_whose_answer_was_lost_is_decided_or_says_what_is_in_doubt(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A send by its number, what only looks by asking again; a send with a key is the caller's to decide."""
-    send = wire_server.WireServer._send_data
+    send = WirePeer._send_data
 
-    def cut_off(server: Any, peer: Any, _: bytes) -> None:
+    def cut_off(peer: WirePeer, _: bytes) -> None:
         """The next answer ends its connection instead."""
-        monkeypatch.setattr(wire_server.WireServer, "_send_data", send)
-        server._later(lambda: server._part(peer))
+        monkeypatch.setattr(WirePeer, "_send_data", send)
+        peer._service.loop.later(peer.part)
 
     with duelog.connect(store.path) as connected:
         topic = connected.topic("t")
         topic.create()
-        monkeypatch.setattr(wire_server.WireServer, "_send_data", cut_off)
+        monkeypatch.setattr(WirePeer, "_send_data", cut_off)
         with pytest.raises(Disconnected) as caught:
             topic.send(b"x", dedup_key="k", deliver_after=60)
         assert (caught.value.in_doubt, caught.value.stored) == ("Topic.send", False)
-        monkeypatch.setattr(wire_server.WireServer, "_send_data", cut_off)
+        monkeypatch.setattr(WirePeer, "_send_data", cut_off)
         assert topic.find("k") is not None
-        monkeypatch.setattr(wire_server.WireServer, "_send_data", cut_off)
+        monkeypatch.setattr(WirePeer, "_send_data", cut_off)
         with pytest.raises(Disconnected) as caught:
             topic.send(b"y")
         assert (caught.value.in_doubt, caught.value.stored) == (None, True)

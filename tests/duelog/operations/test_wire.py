@@ -26,7 +26,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, SystemClock, Topic
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, UnknownTopic
 from duelog.markers.firing.suspensions import Suspension
-from duelog.operations import wire_server, wire_values
+from duelog.operations import wire_peer, wire_server, wire_values
 from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
 from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, framed
@@ -210,7 +210,8 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
     """It closes the parent's sockets, and to end there does not take the parent's away."""
     child = os.fork()
     if not child:
-        closed = all(each.fileno() == -1 for each in control_of(store)._sockets)
+        control = control_of(store)
+        closed = all(each.fileno() == -1 for each in (*control._listeners, control._loop._waker))
         store.close()
         os._exit(0 if closed else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -455,20 +456,22 @@ def test_so_many_clients_and_no_more(store: DelayedStore, monkeypatch: pytest.Mo
 def test_a_peer_that_leaves_a_frame_unfinished_is_dropped_and_a_silent_one_is_not(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of what it began is done."""
-    monkeypatch.setattr(wire_server, "STALLED_S", 0.05)
+    """Nothing of what it began is done. It is found out also while another waits for messages for long."""
+    monkeypatch.setattr(wire_peer, "STALLED_S", 0.05)
     monkeypatch.setattr(wire_server, "_PAUSE_S", 0.02)
-    with raw(store.path) as silent, raw(store.path) as client:
+    with raw(store.path) as silent, raw(store.path) as client, raw(store.path) as waits:
+        ask(waits, 1, "Topic.subscribe", ["w"], [1, "s"], {})
+        waits.sendall(framed(wire_values.pack([2, "Subscription.receive", [1], [1, 60_000], {}])))
         client.sendall(framed(wire_values.pack([1, "Topic.create", ["t"], [], {}]))[:-1])
         assert answer_of(client) is None
-        assert ask(silent, 1, "topics", [], [], {})[2] == []
+        assert ask(silent, 1, "Topic.exists", ["t"], [], {})[2] is False
 
 
 def test_a_client_that_does_not_read_is_dropped(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answers are not kept for ever, and others are answered meanwhile; more requests are not read."""
-    monkeypatch.setattr(wire_server, "STALLED_S", 0.1)
+    monkeypatch.setattr(wire_peer, "STALLED_S", 0.1)
     monkeypatch.setattr(wire_server, "_PAUSE_S", 0.02)
-    monkeypatch.setattr(wire_server, "MOST_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(wire_peer, "MOST_UNREAD_BYTES", 1 << 20)
     topic = store.topic("t")
     sent = topic.send(b"x" * 1_000_000, deliver_after=3600)
     with raw(store.path) as client:
@@ -511,20 +514,20 @@ OPENED = """
 import os, signal, socket, sys
 sys.path.append({root!r})
 from duelog import DelayedStore
-from duelog.operations import wire_server
+from duelog.operations.wire_peer import WirePeer
 from duelog.operations.operations import Operations
 point = {point!r}
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 if point == "before":
     Operations.send = lambda self, topic, payload, create: die()
-send = wire_server.WireServer._send_data
-def killed(server, peer, data):
+send = WirePeer._send_data
+def killed(peer, data):
     if b"message_id" in data and point != "before":
         if point == "middle":
-            send(server, peer, data[:len(data) // 2])
+            send(peer, data[:len(data) // 2])
         die()
-    send(server, peer, data)
-wire_server.WireServer._send_data = killed
+    send(peer, data)
+WirePeer._send_data = killed
 store = DelayedStore.open({path!r})
 print("open", flush=True)
 sys.stdin.read()

@@ -1,0 +1,614 @@
+"""The calls of one connection to an open store: begun as they come, answered as they are ready, in any order.
+
+The server's thread does itself what waits for nothing: messages put into the outbox, messages that are due,
+acknowledgements in memory. All else is done by threads of a pool. A `receive` is a credit: it is answered when messages
+are due, or its time is over; nothing is asked again meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from inspect import Signature, signature
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from duelog.store.clock import SystemClock
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
+from duelog.store.limited_log import LimitedLog
+
+from . import wire_values
+from .face_table import FACE, Row
+from .operation import Right
+from .transacted import transact
+from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
+from .wire_loop import WireLoop
+from .wire_values import columns, pack, pack_error
+
+Guard: TypeAlias = Callable[[Right, str | None], None]
+"""Raises NotAllowed where a client has not this right in the namespace of a topic, None: in the whole store."""
+
+Store: TypeAlias = Any
+Topic: TypeAlias = Any
+Subscription: TypeAlias = Any
+"""Objects of the face, which stands above the engine, and this module below it."""
+
+MOST_CREDITS = 1_024
+"""Of one consumer, not answered."""
+
+MOST_CONSUMERS = 1_024
+MOST_SEQUENCES = 64
+
+FORGET_S = 600.0
+"""How long the numbers of a connection's sends are known after it has ended: a client may come back for less."""
+
+_AT_ONCE = 64
+_MOST_RECEIVED_BYTES = 4 << 20
+_TOPICS = 256
+_MANUAL_PAUSE_S = 0.02
+_CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
+_SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
+         "numbers"}  # fmt: skip
+
+_log = logging.getLogger("duelog.control")
+
+
+class ClientOperations(Protocol):
+    """The operations of one client: `Operations`, which stands above the engine."""
+
+    def ask(self, name: str, arguments: Mapping[str, object]) -> object: ...
+    def close(self, *, failed: bool = True) -> None: ...
+
+
+MakeOperations: TypeAlias = "Callable[[Waiting], ClientOperations]"
+"""Makes the operations of a client, which waits in the given way."""
+
+
+class Answering(Protocol):
+    """The connection, as far as its calls know it."""
+
+    def answer(self, number: int, kind: int, value: object) -> None: ...
+    def answered(self, bodies: Sequence[bytes]) -> None: ...
+    def hold(self, *, held: bool) -> None: ...
+
+
+class Waiting(threading.Event):
+    """How a thread waits for a client's messages: until it is woken, or the client goes."""
+
+    gone = False
+    wake = threading.Event.set
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """False: the client has gone."""
+        super().wait(seconds)
+        return not self.gone
+
+
+class Service:
+    """The store that connections ask, and what they share."""
+
+    def __init__(self, store: Store, path: Path, operations: MakeOperations, most_bytes: int) -> None:
+        """most_bytes: of a frame. Raises OSError."""
+        self.store = store
+        self.path = path
+        self.operations = operations
+        self.most_bytes = most_bytes
+        self.loop = WireLoop(lambda error: self.log_error("a turn has failed", error))
+        self.buffer = buffer()
+        """For the frames of all connections, which one thread reads."""
+        self.closing = False
+        """True once the store is being closed: nothing more is begun."""
+        self.long = threading.Semaphore(MOST_CONSUMERS)
+        """Threads of requests that wait for messages."""
+        self.log = LimitedLog(_log)
+        self.producers = Counter[tuple[str, str]]()
+        """Connections by the topics and names under which they have numbered what they sent."""
+
+    def log_error(self, text: str, error: BaseException) -> None:
+        """Log an error of duelog itself."""
+        self.log.log(logging.ERROR, "%s: %s by an error of duelog itself: %r", self.path, text, error, error=error)
+
+    def forget(self, producers: set[tuple[str, str]]) -> None:
+        """Forget the numbers of a connection that has ended, and has not come back."""
+        names: dict[str, list[str]] = {}
+        for topic, name in producers:
+            if not self.producers[topic, name]:
+                names.setdefault(topic, []).append(name)
+
+        def forget() -> None:
+            for topic, ended in names.items():
+                try:
+                    self.store._forget_numbers(topic, ended)
+                except DuelogError as error:  # they stay, some bytes each
+                    self.log.log(logging.WARNING, "%s: numbers of connections stay: %s", self.path, error)
+
+        if names and not self.closing:
+            self.loop.pool.submit(forget)
+
+
+class _Consumer:
+    """A consumer of a client, and the credits that this has given."""
+
+    def __init__(self, calls: WireCalls, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.credits: deque[tuple[int, int, int | None]] = deque()
+        """Number of the request, most messages, epoch ms at which it ends."""
+        self._calls = calls
+        self._lock = threading.Lock()
+        """Held while one of them is answered."""
+        self._looks_at: float | None = None
+        """When the thread looks again by itself, by the monotonic clock."""
+        self._wakes = False
+        """True once the thread has been told to look."""
+        subscription.add_waker(self._wake)
+
+    def _wake(self) -> None:
+        if not self._wakes and self.credits:
+            self._wakes = True
+            self._calls.service.loop.later(self._woken)
+
+    def _woken(self) -> None:
+        self._wakes = False
+        self.serve()
+
+    def serve(self) -> None:
+        """Answer credits with what is due. Of the thread."""
+        if self.credits:
+            self._calls.in_thread_or_pool(self.subscription, self._answer_credits)
+
+    def _answer_credits(self) -> None:
+        subscription, answering = self.subscription, self._calls.answering
+        with self._lock:
+            while self.credits:
+                number, most, deadline_ms = self.credits[0]
+                try:
+                    batch, again_ms = self._due(most)
+                except BaseException as error:
+                    self.credits.popleft()
+                    self._calls.fail(number, "Subscription.receive", error)
+                    continue
+                now_ms = subscription.clock.now_ms()
+                is_over = deadline_ms is not None and now_ms >= deadline_ms
+                if batch is not None or is_over or not subscription.may_wait:
+                    self.credits.popleft()
+                    answering.answer(number, RESULT, batch)
+                    continue
+                again = [ms for ms in (deadline_ms, again_ms) if ms is not None]
+                if again:
+                    self._look_again((min(again) - now_ms) / 1_000)
+                return
+
+    def _due(self, most: Any) -> tuple[Any, int | None]:
+        """Messages that are due, None: none are; and when to look again."""
+        poll = self.subscription.poll_columns
+        messages, again_ms = poll(_fewer(most, _AT_ONCE))
+        if not messages:
+            return None, again_ms
+        if len(messages) == _AT_ONCE < most:  # payloads may be large: how many more is told by the first
+            size = sum(map(len, messages.payloads)) // _AT_ONCE + 1
+            further = min(most - _AT_ONCE, _MOST_RECEIVED_BYTES // size - _AT_ONCE)
+            with suppress(DuelogError):  # some are handed out; what stops the store is raised when it is asked again
+                messages += poll(further)[0] if further > 0 else []
+        return messages, None
+
+    def _look_again(self, seconds: float) -> None:
+        if not isinstance(self.subscription.clock.wrapped, SystemClock):
+            seconds = min(seconds, _MANUAL_PAUSE_S)
+        at, loop = time.monotonic() + max(seconds, 0), self._calls.service.loop
+
+        def note() -> None:
+            if self._looks_at is None or at < self._looks_at:
+                self._looks_at = at
+                loop.at(at, lambda: self._look(at))
+
+        note() if loop.is_here else loop.later(note)
+
+    def _look(self, at: float) -> None:
+        if self._looks_at == at:  # else an earlier one has taken its place
+            self._looks_at = None
+            self.serve()
+
+    def recall(self, numbers: Sequence[int]) -> int:
+        """End credits by the numbers of their requests: they are answered with no messages; how many."""
+        with self._lock:
+            ended = [each for each in self.credits if each[0] in numbers]
+            for each in ended:
+                self.credits.remove(each)
+        for each in ended:
+            self._calls.answering.answer(each[0], RESULT, None)
+        return len(ended)
+
+    def end_credits(self, error: DuelogError) -> None:
+        """Answer those that wait with an error."""
+        while self.credits:
+            self._calls.answering.answer(self.credits.popleft()[0], ERROR, error)
+
+    def detach(self, *, failed: bool = True) -> None:
+        """Close the subscription; see `Subscription.close`."""
+        self.subscription.remove_waker(self._wake)
+        with self._lock:
+            self.subscription.close(failed=failed)
+
+
+class WireCalls:
+    """The calls of one connection, and what they have made: consumers, sequences, producers."""
+
+    def __init__(self, service: Service, answering: Answering) -> None:
+        self.service = service
+        self.answering = answering
+        self.guard: Guard | None = None
+        """Checks each call; None: the client may do everything."""
+        self.consumers: dict[int, _Consumer] = {}
+        self._left = False
+        self._attaching = threading.Lock()
+        self._topics: OrderedDict[str, Topic] = OrderedDict()
+        self._producers: set[tuple[str, str]] = set()
+        """Topics and names under which it has numbered what it sent."""
+        self._sequences: dict[int, Iterator[Any]] = {}
+        self._operations: ClientOperations | None = None
+        self._waiting = Waiting()
+        self._asking = threading.Lock()
+
+    # -- beginning and end, of the thread --------------------------------------------------------------
+
+    def begin(self, number: int, name: str, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> None:
+        """Begin a call, which is answered now or later."""
+        try:
+            if self.guard is not None:
+                self.guard(*_need(name, target, arguments))
+            quick = _QUICK.get(name)
+            if quick is not None and quick(self, number, target, arguments, named):
+                return
+        except BaseException as error:
+            self.fail(number, name, error)
+            return
+        if name == "receive":  # of `Operations`: it may wait for long
+            if not self.service.long.acquire(blocking=False):
+                self.answering.answer(number, ERROR, Disconnected("too many wait for messages; try again"))
+                return
+            work = partial(self._do_long, number, target, arguments, named)
+            try:
+                threading.Thread(target=work, name="duelog-receive", daemon=True).start()
+            except RuntimeError as error:  # none can be started
+                self.service.long.release()
+                self.answering.answer(number, ERROR, Disconnected(f"{error}; try again"))
+            return
+        self.service.loop.pool.submit(lambda: self._do(number, name, target, arguments, named))
+
+    def stop_waiting(self) -> None:
+        """Have calls that wait for messages come to their end; from any thread."""
+        self._waiting.gone = True
+        self._waiting.set()
+        for consumer in list(self.consumers.values()):
+            self.service.loop.later(partial(consumer.end_credits, closing()))
+
+    def leave(self, ended: Callable[[], object]) -> None:
+        """Hand to others what its consumers hold; `ended` is called then."""
+        self._waiting.gone = True
+        self._waiting.set()
+        service = self.service
+        with self._attaching:
+            self._left = True
+            consumers, self.consumers = list(self.consumers.values()), {}
+        producers, self._producers = self._producers, set()
+        if producers:
+            service.producers.subtract(producers)
+            service.loop.at(time.monotonic() + FORGET_S, lambda: service.forget(producers))
+        failed = not service.closing  # what they hold counts as failed, but where the store is closed in order
+
+        def leave() -> None:
+            for consumer in consumers:
+                consumer.credits.clear()
+                with suppress(DuelogError):  # of a store that has failed, or is closed
+                    consumer.detach(failed=failed)
+            if self._operations is not None:
+                with suppress(DuelogError):
+                    self._operations.close(failed=failed)
+            ended()
+
+        service.loop.pool.submit(leave) if consumers or self._operations else leave()
+
+    def in_thread_or_pool(self, subscription: Subscription, work: Callable[[], None]) -> None:
+        """Do what looks at messages: here, or where that may wait for a disk in the pool."""
+        work() if subscription.polls_at_once else self.service.loop.pool.submit(work)
+
+    # -- what may wait, in a thread of the pool --------------------------------------------------------
+
+    def _do_long(self, number: int, *request: Any) -> None:
+        try:
+            self._do(number, "receive", *request)
+        finally:
+            self.service.long.release()
+
+    def _do(self, number: int, name: str, target: Any, arguments: Any, named: Any) -> None:
+        """Do a call and answer it; raises nothing."""
+        try:
+            row = FACE.get(name)
+            if name == "next":
+                items = self._sequences[arguments[0]] if arguments and arguments[0] in self._sequences else iter(())
+                self._page(number, arguments[0], items)
+            elif name == "drop":
+                self._sequences.pop(arguments[0], None)
+                self.answering.answer(number, RESULT, None)
+            elif row is None:
+                self._result(number, self._ask(name, named))
+            elif name == "DelayedStore.transaction":
+                self.answering.answer(number, RESULT, self._transact(arguments))
+            elif "numbers" in named:
+                self.answering.answer(number, RESULT, self._send_numbered(row, target, arguments, named))
+            else:
+                self._result(number, self._call(row, target, arguments, named))
+        except BaseException as error:
+            self.fail(number, name, error)
+
+    def _ask(self, name: str, named: dict[str, Any]) -> object:
+        """Do an operation of the command line, one at a time: they may wait, and share a consumer."""
+        if not self._asking.acquire(blocking=False):
+            raise InvalidArgument("operation", name, "another of this connection is being done")
+        try:
+            if self._operations is None:
+                self._operations = self.service.operations(self._waiting)
+            return self._operations.ask(name, named)
+        finally:
+            self._asking.release()
+
+    def fail(self, number: int, name: str, error: BaseException) -> None:
+        """Answer a call with an error; one of duelog itself is logged."""
+        if not isinstance(error, (DuelogError, OSError, MemoryError)):
+            self.service.log_error(f"{name} is broken off", error)
+        if name == "Topic.send" and type(error) is ClosedError:
+            error = closing()  # the outbox has not taken it, as the store is being closed
+        self.answering.answer(number, ERROR, error)
+
+    def _result(self, number: int, result: Any) -> None:
+        if isinstance(result, Iterator):
+            if len(self._sequences) >= MOST_SEQUENCES:
+                reason = f"{MOST_SEQUENCES} at most; read them to the end"
+                raise InvalidArgument("sequences", len(self._sequences), reason)
+            self._sequences[number] = result
+            self._page(number, number, result)
+        else:
+            self.answering.answer(number, RESULT, columns(result))
+
+    def _page(self, number: int, sequence: int, items: Iterator[Any]) -> None:
+        try:
+            page, more = wire_values.pages(items)
+        except BaseException:
+            self._sequences.pop(sequence, None)
+            raise
+        if not more:
+            self._sequences.pop(sequence, None)
+        self.answering.answered([wire_values.items_answer(number, page, more=more)])
+
+    def _topic(self, name: object) -> Topic:
+        """A topic by name, the same object each time for some."""
+        topic = self._topics.get(name) if isinstance(name, str) else None
+        if topic is None:
+            topic = self.service.store.topic(name)
+            if isinstance(name, str):
+                self._topics[name] = topic
+                while len(self._topics) > _TOPICS:
+                    with suppress(KeyError):
+                        self._topics.popitem(last=False)
+        return topic
+
+    def _consumer(self, target: list[Any]) -> _Consumer:
+        consumer = self.consumers.get(target[0]) if target and isinstance(target[0], int) else None
+        if consumer is None:
+            raise ClosedError("subscription")
+        return consumer
+
+    def _call(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
+        owner = self._owner(row, target)
+        member = getattr(type(owner), row.method)
+        if isinstance(member, property):
+            return getattr(owner, row.method)
+        arguments = [owner, *arguments]
+        _bind(row.name, member, arguments, named)
+        return member(*arguments, **named)
+
+    def _transact(self, operations: list[Any]) -> list[Any]:
+        for each in operations:
+            if isinstance(each, dict) and each.get("consumer") is not None:
+                each["consumer"] = self._consumer([each["consumer"]]).subscription
+        return transact(self.service.store.transaction(), operations, in_json=False)
+
+    def _send_numbered(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Send a batch whose messages are numbered: [name of a producer, first number] in `numbers`."""
+        encoders = {"Topic.send_batch": "encode", "Topic.send_payloads": "encode_payloads"}
+        match named.pop("numbers"), target:
+            case [str(producer), int(first)], [name] if first >= 0 and row.name in encoders:
+                topic = self._topic(name)
+                self._use(topic, [producer])
+                encode = getattr(type(topic.sender), encoders[row.name])
+                arguments = [topic.sender, *arguments]
+                _bind(row.name, encode, arguments, named)
+                encoded, now_ms = encode(*arguments, **named)
+                ids = topic.producer(producer).send_encoded(encoded, now_ms, first, keep_ids=False)
+                return columns(ids) if None not in ids else ids
+        raise InvalidArgument("numbers", target, "expected [name of a producer, first number], of a batch")
+
+    def _use(self, topic: Topic, numbers: Any) -> None:
+        """Note a producer of the connection, whose numbers are forgotten some time after it has ended."""
+        if not (isinstance(numbers, (list, tuple)) and numbers and str(numbers[0]).startswith(CONNECTION)):
+            return
+        producer = topic.name, str(numbers[0])
+        with self._attaching:
+            if producer not in self._producers and len(self._producers) < MOST_CONSUMERS and not self._left:
+                self._producers.add(producer)
+                self.service.producers[producer] += 1
+
+    def _owner(self, row: Row, target: list[Any]) -> Any:
+        match row.owner, target:
+            case "DelayedStore", []:
+                return self.service.store
+            case "Documents", []:
+                return self.service.store.documents
+            case "Topic", [name]:
+                return self._topic(name)
+            case "Producer", [topic, name]:
+                return self._topic(topic).producer(name)
+            case "SubscriptionAdmin", [topic, name]:
+                return self._topic(topic).subscription(name)
+            case "Subscription", [_]:
+                return self._consumer(target).subscription
+        raise InvalidArgument("target", target, f"{row.name} has another")
+
+    # -- what waits for nothing, in the thread ---------------------------------------------------------
+
+    def _put(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        """Send one message by the outbox: [payload], and by name what `Topic.send` takes, and its numbers."""
+        if len(arguments) != 1 or len(target) != 1 or not named.keys() <= _SENT:
+            return False
+        topic = self._topic(target[0])
+        numbers = named.pop("numbers", None)
+        self._use(topic, numbers)
+        given = {**named, "numbers": None if numbers is None else tuple(numbers), "done": _outcomes}
+        if not topic.put(arguments[0], **given, token=(self.answering, number), wait=False):
+            self.answering.hold(held=True)
+
+            def put() -> None:
+                try:
+                    topic.put(arguments[0], **given, token=(self.answering, number))
+                except BaseException as error:
+                    self.fail(number, "Topic.send", error)
+                self.service.loop.later(lambda: self.answering.hold(held=False))
+
+            self.service.loop.pool.submit(put)
+        return True
+
+    def _receive(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        """Take a credit: [most messages, ms until it ends or None]."""
+        consumer = self._consumer(target)
+        match arguments:
+            case [most, None]:
+                deadline_ms = None
+            case [most, int(timeout_ms)]:
+                deadline_ms = consumer.subscription.clock.now_ms() + max(timeout_ms, 0)
+            case _:
+                raise InvalidArgument("arguments", arguments, "expected [most messages, ms or nil]")
+        if len(consumer.credits) >= MOST_CREDITS:
+            raise InvalidArgument("credits", len(consumer.credits), "too many are not answered")
+        consumer.credits.append((number, most, deadline_ms))
+        consumer.serve()
+        return True
+
+    def _recall(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        consumer = self._consumer(target)
+        recall = lambda: self.answering.answer(number, RESULT, consumer.recall(arguments))  # noqa: E731 - it is passed on
+        self.in_thread_or_pool(consumer.subscription, recall)
+        return True
+
+    def _ack(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        """Acknowledge without waiting for the disk."""
+        if len(arguments) != 1 or named:
+            return False
+        self.answering.answer(number, RESULT, self._consumer(target).subscription.ack(arguments[0]))
+        return True
+
+    # -- consumers -------------------------------------------------------------------------------------
+
+    def _subscribe(self, number: int, target: Any, arguments: Any, named: Any, *, method: str) -> bool:
+        """Attach a consumer, which the client knows by the number that it gives: [number, ...]."""
+
+        def attach() -> None:
+            try:
+                key, *rest = arguments
+                if not isinstance(key, int) or key in self.consumers or len(self.consumers) >= MOST_CONSUMERS:
+                    raise InvalidArgument("consumer", key, f"expected another number, of {MOST_CONSUMERS} consumers")
+                subscription: Subscription = self._call(FACE[method], target, rest, named)
+                consumer = _Consumer(self, subscription)
+                with self._attaching:
+                    is_late = self._left
+                    if not is_late:
+                        self.consumers[key] = consumer
+                if is_late:
+                    consumer.detach()
+                facts = [subscription.topic, subscription.name, subscription.type, subscription.durable]
+                self.answering.answer(number, RESULT, facts)
+            except BaseException as error:
+                self.fail(number, method, error)
+
+        self.service.loop.pool.submit(attach)
+        return True
+
+    def _unsubscribe(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        consumer = self.consumers.pop(target[0], None) if target and isinstance(target[0], int) else None
+        failed = named.get("failed", True) is not False
+
+        def leave() -> None:
+            try:
+                if consumer is not None:
+                    consumer.end_credits(ClosedError(f"subscription {consumer.subscription.name!r}"))
+                    consumer.detach(failed=failed)
+                self.answering.answer(number, RESULT, None)
+            except BaseException as error:
+                self.fail(number, "Subscription.close", error)
+
+        self.service.loop.pool.submit(leave)
+        return True
+
+
+_QUICK: dict[str, Callable[[WireCalls, int, Any, Any, Any], bool]] = {
+    "Topic.send": WireCalls._put,
+    "Topic.subscribe": partial(WireCalls._subscribe, method="Topic.subscribe"),
+    "Topic.reader": partial(WireCalls._subscribe, method="Topic.reader"),
+    "Subscription.receive": WireCalls._receive,
+    "Subscription.recall": WireCalls._recall,
+    "Subscription.ack": WireCalls._ack,
+    "Subscription.close": WireCalls._unsubscribe,
+}
+"""Calls that are begun in the server's thread; False: it is done as all else is."""
+
+
+def _outcomes(results: list[tuple[tuple[Answering, int], Any]]) -> None:
+    """Answer sends that became durable together: one piece of data a connection."""
+    answers: dict[Answering, list[bytes]] = {}
+    for (answering, number), outcome in results:
+        if isinstance(outcome, Exception):
+            body = wire_values.answer(number, ERROR, pack_error(outcome))
+        else:  # of a duplicate: it is stored, its id not known
+            body = wire_values.answer(number, RESULT, pack(outcome) if isinstance(outcome, tuple) else b"\xc0")
+        answers.setdefault(answering, []).append(body)
+    for answering, bodies in answers.items():
+        answering.answered(bodies)
+
+
+def _need(name: str, target: list[Any], arguments: list[Any]) -> tuple[Right, str | None]:
+    """The right that a call needs, and the topic. A consumer's was looked at when it was attached."""
+    row = FACE.get(name)
+    if name in ("next", "drop", "Subscription.recall") or (row is not None and row.owner == "Subscription"):
+        return Right.NONE, None
+    if row is None or row.owner in ("DelayedStore", "Documents"):
+        if name == "DelayedStore.effective_policies" and arguments:
+            return Right.READ, str(arguments[0])
+        return Right.ADMIN, None
+    return row.right, str(target[0]) if target else None
+
+
+@cache
+def _signature(method: Callable[..., object]) -> Signature:
+    return signature(method)
+
+
+def _bind(name: str, method: Callable[..., object], arguments: list[Any], named: dict[str, Any]) -> None:
+    """Raises InvalidArgument for arguments that a method, with its object, does not take."""
+    try:
+        _signature(method).bind(*arguments, **named)
+    except TypeError as error:
+        raise InvalidArgument("arguments", [*arguments[1:], named], f"{name}: {error}") from None
+
+
+def _fewer(most: Any, limit: int) -> Any:
+    """At most so many; what is no number is refused where it is used."""
+    return min(most, limit) if isinstance(most, int) and not isinstance(most, bool) else most
+
+
+def closing() -> Refused:
+    """The error that answers what a process that closes its store has not begun."""
+    return Refused(CLOSING, _CLOSING_MESSAGE)

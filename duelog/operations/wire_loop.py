@@ -1,0 +1,154 @@
+"""The thread that serves all connections of an open store, what other threads have it do, and those of a pool.
+
+It waits for sockets alone. What may wait for a disk is done by a few threads, begun as they are needed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+_THREADS = 16
+
+Ready = Callable[[int], object]
+"""Called in the thread with the events that a socket is ready for."""
+
+
+class WireLoop:
+    """The thread, from `start` to `end`. Other threads may call `later`, `submit`, `end`."""
+
+    def __init__(self, failed: Callable[[Exception], object]) -> None:
+        """failed: hears in the thread of an error of what it did, which goes on. Raises OSError."""
+        self.selector = selectors.DefaultSelector()
+        """Sockets with the `Ready` of each. Of the thread."""
+        self._failed = failed
+        self._calls: deque[Callable[[], object]] = deque()
+        self._woken = False
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+        self._ended = False
+        self._wakes, self._waker = socket.socketpair()
+        for end in (self._wakes, self._waker):
+            end.setblocking(False)
+        self.selector.register(self._wakes, selectors.EVENT_READ, self._drain)
+        self.pool = _Pool(_THREADS)
+        self._thread = threading.Thread(target=self._run, name="duelog-control", daemon=True)
+
+    def start(self) -> None:
+        """Raises RuntimeError: no thread can be started."""
+        self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """True in the thread."""
+        return threading.get_ident() == self._thread.ident
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Have something done by the thread, soon."""
+        self._calls.append(call)
+        self._wake()
+
+    def at(self, time_s: float, call: Callable[[], object]) -> None:
+        """Have something done by the thread at a time of the monotonic clock. Of the thread."""
+        heapq.heappush(self._timers, (time_s, next(self._numbers), call))
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            with suppress(OSError):  # full: it is woken anyway; closed
+                self._waker.send(b"x")
+
+    def _drain(self, _: int) -> None:
+        with suppress(BlockingIOError):
+            while self._wakes.recv(1 << 12):
+                pass
+
+    def _run(self) -> None:
+        while not self._ended:
+            try:
+                self._turn()
+            except Exception as error:
+                self._failed(error)
+
+    def _turn(self) -> None:
+        timeout = max(self._timers[0][0] - time.monotonic(), 0) if self._timers else None
+        if self._calls:  # left by one that has raised
+            timeout = 0
+        for key, events in self.selector.select(timeout):
+            key.data(events)
+        self._woken = False
+        while self._calls:
+            self._calls.popleft()()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    def end(self, last: Callable[[], object]) -> None:
+        """End the threads of the pool, once they have done what there is; then the thread, after `last`."""
+        self.pool.stop()
+
+        def stop() -> None:
+            self._ended = True
+            last()
+
+        self.later(stop)
+        self._thread.join()
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open. REQUIRES: the thread was not started, has ended, or is the parent's after fork."""
+        self._ended = True
+        self.selector.close()
+        self._wakes.close()
+        self._waker.close()
+
+
+class _Pool:
+    """Threads that do what may wait, begun as they are needed."""
+
+    def __init__(self, most: int) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._most = most
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._free = 0
+        self._stopped = False
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have it done, by the caller once the threads have been ended; `work` raises nothing."""
+        with self._lock:
+            stopped = self._stopped
+            self._free -= 1
+            if not stopped and self._free < 0 and len(self._threads) < self._most:
+                thread = threading.Thread(target=self._run, name="duelog-request", daemon=True)
+                with suppress(RuntimeError):  # none can be started: those that there are do it
+                    thread.start()
+                    self._threads.append(thread)
+                    self._free += 1
+            if not stopped:
+                self._work.put(work)
+        if stopped:
+            work()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            with self._lock:
+                self._free += 1
+
+    def stop(self) -> None:
+        """End the threads, once they have done what there is."""
+        with self._lock:
+            self._stopped = True
+            for _ in self._threads:
+                self._work.put(None)
+        for thread in self._threads:
+            thread.join()

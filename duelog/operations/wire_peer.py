@@ -1,0 +1,301 @@
+"""One connection to an open store: requests are cut out of what comes, and answers go out, both within bounds.
+
+The server's thread reads. Answers are sent by whoever has them; what the socket does not take, the thread sends later.
+A peer costs no more than its bounds: bytes of a frame, requests that are not answered, answers that it does not read.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeAlias
+
+from duelog.store.errors import InvalidArgument
+
+from . import wire_values
+from .wire import ERROR, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed, framed
+from .wire_calls import Guard, Service, WireCalls, closing
+from .wire_values import pack, pack_error, unpack
+
+Admit: TypeAlias = Callable[[str, bytes], Guard]
+"""Says what a client may do, by its method and credentials. In a thread that may wait. Raises NotAllowed."""
+
+MOST_REQUESTS = 1_024
+"""Requests of a connection that are not answered; further ones are not read."""
+
+MOST_UNREAD_BYTES = 16 << 20
+"""Bytes of answers that a peer has not read; its requests are not read meanwhile."""
+
+STALLED_S = 30.0
+"""How long a peer may leave its answers unread, or a frame without its end."""
+
+_log = logging.getLogger("duelog.control")
+
+
+class WirePeer:
+    """One connection. The fields that the server's thread alone uses stand first."""
+
+    def __init__(self, service: Service, connection: Any, admit: Admit | None, ended: Callable[[], object]) -> None:
+        """connection: a socket that does not wait. admit: None: its client need prove nothing.
+
+        ended: called once nothing of it is left.
+        """
+        self._service = service
+        self._socket = connection
+        self._frames = Frames(service.most_bytes if admit is None else MOST_GREETING_BYTES)
+        self._admit = admit
+        self._ended = ended
+        self._is_encrypted = type(connection) is not socket.socket
+        self._events = 0
+        """Events that the selector looks for; 0: it is not in the selector."""
+        self._held = False
+        """True while it is not read because something that it asked for has no capacity."""
+        self._corked: list[bytes] | None = None
+        self._requests: deque[bytes | memoryview] = deque()
+        """Those that have come, and wait because others are under way."""
+        self._since = time.monotonic()
+        """When it last was as it should be: its answers read, its frames whole."""
+        self.calls = WireCalls(service, self)
+        self._counting = threading.Lock()
+        self.under_way = 0
+        """Requests that are not answered."""
+        self._lock = threading.Lock()
+        """Held to change the fields below, and while something is sent."""
+        self._outbox: deque[bytes] = deque()
+        self.unread = 0
+        self.closed = False
+
+    # -- of the thread ---------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Have the selector look for what is wanted now."""
+        if self.closed:
+            return
+        selector = self._service.loop.selector
+        wanted = selectors.EVENT_WRITE if self._outbox and not getattr(self._socket, "stuck", False) else 0
+        if not (self._held or self._requests) and self.under_way < MOST_REQUESTS and self.unread < MOST_UNREAD_BYTES:
+            wanted |= selectors.EVENT_READ
+        if wanted != self._events:
+            if not self._events:
+                selector.register(self._socket, wanted, self._on_events)
+            elif not wanted:
+                selector.unregister(self._socket)
+            else:
+                selector.modify(self._socket, wanted, self._on_events)
+            self._events = wanted
+
+    def _on_events(self, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._flush()
+            if events & selectors.EVENT_READ:
+                self._read()
+        except Exception as error:
+            self._service.log_error("a connection is ended", error)
+            self.part()
+
+    def _read(self) -> None:
+        if self.closed:
+            return
+        if not self._frames.begun:
+            self._since = time.monotonic()
+        try:
+            with self._lock if self._is_encrypted else nullcontext():  # it is read and written by one thread at a time
+                bodies = self._frames.receive(self._socket, self._service.buffer)
+        except BlockingIOError:
+            self._flush()
+            return
+        except OSError:
+            bodies = None
+        except InvalidArgument as error:
+            self._refuse(error)
+            return
+        if bodies is None:
+            self.part()
+            return
+        if bodies:
+            self._since = time.monotonic()
+            self._take(bodies)
+        if self._is_encrypted and not self.closed and (self._socket.pending() or self._outbox):
+            self._service.loop.later(self._read)  # which the selector does not tell
+
+    def _take(self, bodies: Sequence[bytes | memoryview] = ()) -> None:
+        """Take requests that have come; what is answered meanwhile is sent as one piece. Those too many wait."""
+        self._corked = []
+        broken: InvalidArgument | None = None
+        waiting = self._requests
+        try:
+            waiting += bodies
+            while waiting and not (self.closed or self._held) and self.under_way < MOST_REQUESTS:
+                body = waiting.popleft()
+                try:
+                    request = unpack(body)
+                except InvalidArgument as error:
+                    self._refuse_one(body, error)
+                    continue
+                self._request(request)
+            for at, body in enumerate(waiting):
+                waiting[at] = bytes(body)  # the buffer is used again
+        except InvalidArgument as error:
+            broken = error
+        finally:
+            corked, self._corked = self._corked, None
+            if corked:
+                self._send_data(b"".join(corked))
+        if broken is not None:
+            self._refuse(broken)
+        self.watch()
+
+    def _request(self, request: Any) -> None:
+        """Begin to do a request. Raises InvalidArgument for what is none."""
+        match request:
+            case [int(number), str(name), list(target), list(arguments), dict(named)] if 0 < number < 1 << 62:
+                pass
+            case _:
+                expected = "expected [number, operation, target, arguments, named]"
+                raise InvalidArgument("request", request, expected)
+        with self._counting:
+            self.under_way += 1
+        if self._service.closing:
+            self.answer(number, ERROR, closing())
+        elif self._admit is not None:
+            self._service.loop.pool.submit(lambda: self._let_in(number, name, arguments))
+        else:
+            self.calls.begin(number, name, target, arguments, named)
+
+    def _refuse_one(self, body: bytes | memoryview, error: InvalidArgument) -> None:
+        """Answer a request whose arguments cannot be read. Raises InvalidArgument if it is none."""
+        number = wire_values.number_of(body)
+        if not number or body[0] != 0x95:
+            raise error
+        with self._counting:
+            self.under_way += 1
+        self.answer(number, ERROR, error)
+
+    def _refuse(self, error: InvalidArgument) -> None:
+        """End a connection whose stream is of no use any more."""
+        self.say(0, ERROR, error)
+        self.part()
+
+    def end_if_stalled(self, now: float) -> None:
+        """End it where its peer does not go on."""
+        if now - self._since <= STALLED_S:
+            return
+        if self.unread or self._frames.begun or self._admit is not None:
+            _log.info("%s: a connection ends: its peer does not go on", self._service.path)
+            self.part()
+        self._since = now
+
+    def part(self) -> None:
+        """End it: what its consumers hold is handed to others."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self._events:
+                self._service.loop.selector.unregister(self._socket)
+            self._socket.close()  # while no other thread sends: its number is the next connection's
+        self.calls.leave(self._ended)
+
+    def close_socket(self) -> None:
+        """Close what is the parent's, in a child after fork."""
+        self._socket.close()
+
+    def hold(self, *, held: bool) -> None:
+        """Read nothing more, or go on."""
+        self._held = held
+        if not held:
+            self._take()
+
+    # -- answers, from any thread ----------------------------------------------------------------------
+
+    def _let_in(self, number: int, name: str, arguments: list[Any]) -> None:
+        """Check its credentials, without which nothing else is done."""
+        try:
+            match name, arguments:
+                case "hello", [str(method), bytes(credentials)] if self._admit is not None:
+                    self.calls.guard = self._admit(method, credentials)
+                case _:
+                    raise NotAllowed("credentials are missing: the first request is hello")
+        except BaseException as error:
+            self.calls.fail(number, "hello", error)
+            return
+        self._frames.most_bytes, self._admit = self._service.most_bytes, None
+        self.answer(number, RESULT, None)
+
+    def answer(self, number: int, kind: int, value: object) -> None:
+        """Answer a request."""
+        try:
+            body = pack_error(value) if isinstance(value, BaseException) else pack(value)
+        except BaseException as error:
+            kind, body = ERROR, pack_error(error)
+        self.answered([wire_values.answer(number, kind, body)])
+
+    def answered(self, bodies: Sequence[bytes]) -> None:
+        """Send the answers of as many requests."""
+        with self._counting:
+            full = self.under_way >= MOST_REQUESTS
+            self.under_way -= len(bodies)
+        self._send(*bodies)
+        if full:
+            self._service.loop.later(self._take)
+
+    def say(self, number: int, kind: int, error: BaseException) -> None:
+        """Send what is no answer."""
+        self._send(wire_values.answer(number, kind, pack_error(error)))
+
+    def greet(self, greeting: list[object]) -> None:
+        """Send the first frame, and read requests. Of the thread."""
+        self._send(pack(greeting))
+        self.watch()
+
+    def _send(self, *bodies: bytes) -> None:
+        data = b"".join(map(framed, bodies))
+        if self._corked is not None and self._service.loop.is_here:
+            self._corked.append(data)
+            return
+        self._send_data(data)
+
+    def _send_data(self, data: bytes) -> None:
+        """Send frames. What the socket does not take is sent as it does."""
+        with self._lock:
+            if self.closed:
+                return
+            if not self._outbox:
+                try:
+                    data = data[self._socket.send(data) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    data = b""  # it is gone, which reading tells
+                if not data:
+                    return
+                self._since = time.monotonic()
+            self._outbox.append(data)
+            self.unread += len(data)
+        self._service.loop.later(self.watch)
+
+    def _flush(self) -> None:
+        with self._lock:
+            try:
+                while self._outbox:
+                    data = self._outbox[0]
+                    taken = self._socket.send(data)
+                    self._since = time.monotonic()
+                    self.unread -= taken
+                    if taken < len(data):
+                        self._outbox[0] = data[taken:]
+                        break
+                    self._outbox.popleft()
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._outbox.clear()
+                self.unread = 0
+        self._take()
