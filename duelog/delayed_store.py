@@ -28,7 +28,7 @@ from .engine import Engine, open_engine
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import Operations
 from .operations.wire_peer import Admit
-from .stats import Keeper, PartitionStats, StoreStats
+from .stats import Keeper, Overview, PartitionStats, StoreStats, TopicPage
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
@@ -391,6 +391,40 @@ class DelayedStore:
         self._engine.check_open()
         with explained(self.path):
             return self._engine.figures.of_store()
+
+    def overview(self) -> Overview:
+        """The store at a glance, at a bounded cost: for what asks again and again."""
+        self._engine.check_open()
+        with explained(self.path):
+            return self._engine.census.overview()
+
+    def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]:
+        """Count the pending messages of a topic, or of all, that are due in each of `bars` steps from `start_ms` on.
+
+        Those due before count in the first bar. A step finer than a partition's span is exact to the minute; else each
+        partition counts in the bar in which its middle lies. At a bounded cost, as `overview`: of a large store counts
+        may be a while old. Raises InvalidArgument: also for a step finer than a partition far ahead; UnknownTopic.
+        """
+        self._engine.check_open()
+        with explained(self.path):
+            return self._engine.census.timeline(start_ms, step_ms, bars, topic)
+
+    def topic_rows(
+        self, search: str = "", *, sort: str = "name", descending: bool = False, offset: int = 0, limit: int = 50
+    ) -> TopicPage:
+        """List topics whose names contain `search`, in whatever case, by a field of `TopicRow`: a page of them.
+
+        At a bounded cost, as `overview`. Raises InvalidArgument.
+        """
+        self._engine.check_open()
+        with explained(self.path):
+            return self._engine.census.topic_rows(search, sort, descending, offset, limit)
+
+    def calendar(self) -> list[PartitionStats]:
+        """The time partitions, by start, as `partitions`, at a bounded cost as `overview`."""
+        self._engine.check_open()
+        with explained(self.path):
+            return self._engine.census.partitions()
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
         """Have metrics counted by instruments of one's own as well, until what is returned is closed."""

@@ -32,6 +32,7 @@ from duelog.store.policy.pending_quotas import PendingQuotas
 from duelog.store.position import MessageId, Position
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
+from .census import Census
 from .keyed_messages import KeyedMessages, TopicKeys
 from .metrics import Instruments, StoreMetrics, instruments
 from .opening import OpenState, Recovered, recover
@@ -231,6 +232,18 @@ class Engine:
             self.delivery.quarantine,
             clock,
             self.shipping,
+        )
+        self.census = Census(
+            path,
+            storage.main,
+            storage.partitions,
+            self.topics,
+            self.delivery.firing,
+            self.delivery.inline,
+            clock,
+            listeners,
+            self.figures,
+            config.partition_ms,
         )
         quotas = PendingQuotas(
             self.policies.effective,

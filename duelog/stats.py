@@ -180,6 +180,75 @@ class ReplicaFigures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Overview:
+    """A store at a glance, for a page that is looked at all the time (duelog/census.py says how old a figure may be).
+
+    partitions_counted: of `partitions`, those whose messages are counted in `pending` so far. oldest_due_ms: when the
+    oldest message of a backlog was due (epoch ms); None: there is none. sent_per_s, received_per_s: over the last ten
+    seconds in which it was asked. late_median_ms, late_99_ms: how late the messages fired last were; None: none was,
+    since it was first asked. disk_parts: bytes by the parts of `StoreStats`. The rest is as in `StoreStats` and
+    `SubscriptionStats`.
+    """
+
+    topics: int
+    partitions: int
+    partitions_counted: int
+    pending: int
+    backlog: int
+    unacknowledged: int
+    oldest_due_ms: int | None
+    subscriptions: int
+    consumers: int
+    sent: int
+    sent_per_s: float
+    received_per_s: float
+    received: int
+    redelivered: int
+    acknowledged: int
+    dead_lettered: int
+    expired: int
+    fired: int
+    late_median_ms: int | None
+    late_99_ms: int | None
+    index_bytes: int
+    open_partitions: int
+    loaded_partitions: int
+    disk_bytes: int
+    disk_parts: dict[str, int]
+    suspended: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """A topic in a list of many, its subscriptions added up; names as in `TopicStats` and `SubscriptionStats`.
+
+    oldest_due_ms: when the oldest message of a backlog was due (epoch ms); None: there is none.
+    """
+
+    name: str
+    pending: int
+    inline: int
+    backlog: int
+    unacknowledged: int
+    oldest_due_ms: int | None
+    subscriptions: int
+    consumers: int
+    sent: int
+    received: int
+    dead_lettered: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPage:
+    """Some of the topics that were found. total: how many were found; known: how many the store has."""
+
+    total: int
+    known: int
+    rows: tuple[TopicRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSurvey:
     """A topic among all that are surveyed at once.
 

@@ -31,6 +31,7 @@ from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import runs
+from ..store.message import MAX_DUE_MS
 from ..store.position import Position, position_at
 from .reader import Unacknowledged
 from .waiting import Stretch, WaitingEntries
@@ -197,6 +198,11 @@ class TopicDelayTracker:
         """How many those are. O(log n) once they are indexed."""
         with self._asking(start, now_ms):
             return self._waiting.count_after(now_ms)
+
+    def dues(self, start: Position, now_ms: int) -> Int64s:
+        """Due times of those, in no order."""
+        with self._asking(start, now_ms):
+            return self._waiting.dues_between(now_ms, MAX_DUE_MS)
 
     def listed(self, start: Position, now_ms: int, start_ms: int, limit_ms: int) -> list[Position]:
         """Where those lie that are due in [start_ms, limit_ms), by due time and then in log order."""

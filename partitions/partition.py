@@ -82,6 +82,8 @@ class Partition:
         self.listener: Listener | None = None
         self.dues_read = 0
         """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
+        self.received = 0
+        """Entries appended by this process."""
         self.keeps_pages = False
         """True where written pages stay in the page cache, also once its environment is opened (`stop_evicting`)."""
         self._scanned: Path | None = None
@@ -296,6 +298,7 @@ class Partition:
     def _heard_one(self, log: PartitionLog, first: int, due_ms: int) -> None:
         log.registered = True
         log.ledger.entries = first + 1
+        self.received += 1
         if self.listener is not None:
             self.listener(log, first, np.array((due_ms,), dtype=np.int64))
 
@@ -303,6 +306,7 @@ class Partition:
         """Have memory know that entries of a log are durable. For the leader, in the order of appends."""
         log.registered = True
         log.ledger.entries = first + len(dues)
+        self.received += len(dues)
         listener = self.listener
         if listener is not None:
             listener(log, first, dues)

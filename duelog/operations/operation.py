@@ -38,9 +38,11 @@ class Operation:
     process imports what its own operation names, and not the engine.
     """
 
-    def __init__(self, method: Callable[..., object], right: Right) -> None:
+    def __init__(self, method: Callable[..., object], right: Right, looks: bool = False) -> None:
         self.name = method.__name__
         self.right = right
+        self.looks = looks
+        """It changes nothing: a role that may only look may ask for it, and a page may ask again and again."""
         self.streamed = str(method.__annotations__["return"]).startswith("Iterator[")
         """The result is a sequence that is made while it is read."""
         self._method = method
@@ -105,11 +107,14 @@ def _face_names(method: Callable[..., object]) -> dict[str, Any]:
     }
 
 
-def operation(right: Right) -> Callable[[C], C]:
-    """Declare a method as an operation. REQUIRES: its annotations are names of its module or of `_face_names`."""
+def operation(right: Right, *, looks: bool = False) -> Callable[[C], C]:
+    """Declare a method as an operation; one that READs looks.
+
+    REQUIRES: its annotations are names of its module or of `_face_names`.
+    """
 
     def declare(method: C) -> C:
-        method.operation = Operation(method, right)  # type: ignore[attr-defined]
+        method.operation = Operation(method, right, looks or right is Right.READ)  # type: ignore[attr-defined]
         return method
 
     return declare

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from duelog.store.config import StoreConfig
     from duelog.store.policy.policies import EffectivePolicies, Policies, PolicyValue
 
-    from ..stats import PartitionStats, StoreStats, TopicStats
+    from ..stats import Keeper, Overview, PartitionStats, StoreStats, TopicPage, TopicStats
     from ..subscription import Subscription
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
@@ -63,6 +63,13 @@ class Store(Protocol):
     def delete_topic(self, name: str) -> None: ...
     def stats(self) -> StoreStats: ...
     def partitions(self) -> list[PartitionStats]: ...
+    def kept_by(self, start_ms: int) -> list[Keeper]: ...
+    def overview(self) -> Overview: ...
+    def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]: ...
+    def topic_rows(
+        self, search: str = "", *, sort: str = "name", descending: bool = False, offset: int = 0, limit: int = 50
+    ) -> TopicPage: ...
+    def calendar(self) -> list[PartitionStats]: ...
     def tick(self) -> TickResult: ...
     def flush(self) -> None: ...
     def save_snapshots(self) -> int: ...
@@ -216,7 +223,7 @@ class Operations:
         """Hand out again."""
         self._store.topic(topic).subscription(subscription).resume()
 
-    @operation(Right.CONSUME)
+    @operation(Right.CONSUME, looks=True)
     def peek(self, topic: str, subscription: str, count: int) -> Iterator[ReceivedMessage]:
         """Look at the first messages that are due and not acknowledged."""
         return iter(self._store.topic(topic).subscription(subscription).peek(count))
@@ -286,6 +293,48 @@ class Operations:
     ) -> Iterator[ScheduledMessage]:
         """List messages that are not due, by due time."""
         return self._store.topic(topic).scheduled(start_ms, end_ms, limit)
+
+    @operation(Right.READ)
+    def scheduled_page(
+        self,
+        topic: str,
+        start_ms: int | None = None,
+        end_ms: int | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        payload_bytes: int = 256,
+    ) -> dict[str, Any]:
+        """List those as `scheduled`, a page of them; its `next` is the `after` of the page that follows, None: the end.
+
+        Of each payload come the first bytes, and `bytes` says how many there are.
+        """
+        behind = None
+        if after is not None:
+            due, _, place = after.partition(":")
+            if not due.isdecimal():
+                raise InvalidArgument("after", after, "expected `next` of the page before")
+            start_ms, behind = int(due), MessageId.parse(place)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_RECEIVED:
+            raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_RECEIVED}")
+        found = list(self._store.topic(topic).scheduled(start_ms, end_ms, limit + 1, after=behind))
+        more = found[limit - 1] if len(found) > limit else None
+        return {
+            "messages": [_shortened(each, payload_bytes) for each in found[:limit]],
+            "next": more and f"{more.due_ms}:{more.message_id}",
+        }
+
+    @operation(Right.READ)
+    def message(self, topic: str, message_id: MessageId) -> dict[str, Any]:
+        """Look one up: its state, its place in the main log once it has fired, and itself unless it is gone."""
+        target = self._store.topic(topic)
+        state = target.state(message_id)
+        position = None if state == "unknown" else target.position_of(message_id)
+        found = target.get(message_id)
+        return {
+            "state": state,
+            "position": to_json(position),
+            "message": None if found is None else _shortened(found, len(found.payload)),
+        }
 
     @operation(Right.PRODUCE)
     def cancel(self, topic: str, ids: Sequence[MessageId]) -> list[str]:
@@ -371,7 +420,7 @@ class Operations:
 
     # -- figures, upkeep, policies ---------------------------------------------------------------------
 
-    @operation(Right.ADMIN)
+    @operation(Right.ADMIN, looks=True)
     def figures(self) -> StoreStats:
         return self._store.stats()
 
@@ -379,9 +428,34 @@ class Operations:
     def topic_figures(self, topic: str) -> TopicStats:
         return self._store.topic(topic).stats()
 
-    @operation(Right.ADMIN)
+    @operation(Right.ADMIN, looks=True)
     def partitions(self) -> list[PartitionStats]:
         return self._store.partitions()
+
+    @operation(Right.ADMIN, looks=True)
+    def kept_by(self, start_ms: int) -> list[Keeper]:
+        return self._store.kept_by(start_ms)
+
+    @operation(Right.ADMIN, looks=True)
+    def overview(self) -> Overview:
+        return self._store.overview()
+
+    @operation(Right.READ)
+    def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]:
+        """Count pending messages by due time, by `DelayedStore.timeline`."""
+        return self._store.timeline(start_ms, step_ms, bars, topic)
+
+    @operation(Right.ADMIN, looks=True)
+    def topic_rows(
+        self, search: str = "", sort: str = "name", descending: bool = False, offset: int = 0, limit: int = 50
+    ) -> TopicPage:
+        """List topics with figures, by `DelayedStore.topic_rows`."""
+        return self._store.topic_rows(search, sort=sort, descending=descending, offset=offset, limit=limit)
+
+    @operation(Right.ADMIN, looks=True)
+    def calendar(self) -> list[PartitionStats]:
+        """The partitions, as they were counted last."""
+        return self._store.calendar()
 
     @operation(Right.ADMIN)
     def tick(self) -> dict[str, Any]:
@@ -394,7 +468,7 @@ class Operations:
         """Save the delay indexes in memory of which the next start would have to read much; how many."""
         return self._store.save_snapshots()
 
-    @operation(Right.ADMIN)
+    @operation(Right.ADMIN, looks=True)
     def policies(
         self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> dict[str, Any] | None:
@@ -404,7 +478,7 @@ class Operations:
         policies = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
         return None if policies is None else asdict(policies)
 
-    @operation(Right.ADMIN)
+    @operation(Right.ADMIN, looks=True)
     def effective(self, topic: str, subscription: str | None = None) -> dict[str, Any]:
         """Show the policies in force, and the scope at which each value was set."""
         policies = self._store.effective_policies(topic, subscription)
@@ -438,7 +512,7 @@ class Operations:
 
     # -- dead letters ----------------------------------------------------------------------------------
 
-    @operation(Right.CONSUME)
+    @operation(Right.CONSUME, looks=True)
     def dead_letters(
         self,
         topic: str | None = None,
@@ -624,6 +698,13 @@ def _asked(operation: Operation) -> Callable[..., Any]:
 
 for _name, _operation in OPERATIONS.items():
     setattr(Asked, _name, _asked(_operation))
+
+
+def _shortened(message: ScheduledMessage, payload_bytes: int) -> dict[str, Any]:
+    return {
+        **to_json(replace(message, payload=message.payload[:payload_bytes])),
+        "bytes": len(message.payload),
+    }
 
 
 def _chosen(held: Iterator[DeadLetter], ids: Sequence[str] | None) -> list[DeadLetter]:

@@ -33,7 +33,7 @@ _HOMES = {
     "duelog.delivery.key_slots": "KeyShared",
     "duelog.markers.firing.suspensions": "Suspension",
     "duelog.markers.pending_entries": "Outcome",
-    "duelog.stats": "Keeper PartitionStats StoreStats SubscriptionStats TopicStats",
+    "duelog.stats": "Keeper Overview PartitionStats StoreStats SubscriptionStats TopicPage TopicRow TopicStats",
     "duelog.store.log.documents": "Document",
     "duelog.store.log.managed_ledger": "LedgerInfo",
     "duelog.store.message": "Message Occurrence ScheduledMessage",

@@ -140,6 +140,7 @@ class ScatteredAppend:
             memtable.add_run(ledger_id, batch)
             log.registered = True
             log.ledger.entries = limit
+            partition.received += limit - batch.firsts[at]
             if partition.listener is not None:
                 partition.listener(log, batch.firsts[at], self._dues[batch.rows_of(at)])
 

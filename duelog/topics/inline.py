@@ -13,6 +13,7 @@ from functools import partial
 from heapq import merge
 from operator import attrgetter
 
+import numpy as np
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
@@ -110,6 +111,12 @@ class InlineMessages:
     def count(self, topic: TopicState, now_ms: int) -> int:
         start = topic.log.first_undue(now_ms)
         return 0 if start is None else self._tracker(topic).count(start, now_ms)
+
+    def dues(self, topic: TopicState) -> Int64s:
+        """Due times of those that are not due now, in no order."""
+        now_ms = self._clock.now_ms()
+        start = topic.log.first_undue(now_ms)
+        return np.empty(0, np.int64) if start is None else self._tracker(topic).dues(start, now_ms)
 
     def clear(self, topic: TopicState, name: str) -> int:
         """Acknowledge, for one subscription, what waits inline by now, durably; how many it had not acknowledged.

@@ -178,6 +178,17 @@ class PendingLog:
         """Entries left to fire, as far as loaded."""
         return len(self._index) + len(self._late)
 
+    def counts(self) -> tuple[Int64s, Int64s] | None:
+        """Starts of buckets, and how many unfired entries each has, as `DelayIndex.counts`; None until it is loaded.
+
+        Late entries count by their due times.
+        """
+        with self._lock:
+            if self._state not in (LogState.LOADED, LogState.FIRING):
+                return None
+            starts, counts = self._index.counts()
+            return np.concatenate((self._late.dues, starts)), np.concatenate((np.ones_like(self._late.dues), counts))
+
     def memory_bytes(self) -> int:
         """Estimated bytes of the delay index (see DelayIndex.memory_bytes); 0 until it is loaded."""
         with self._lock:

@@ -228,6 +228,16 @@ class DelayIndex:
         """Pack the next buckets, 1 to 2 ms of work; None: all had their turn. See ``Buckets.pack``."""
         return self._buckets.pack(after_ms)
 
+    def counts(self) -> tuple[Dues, Dues]:
+        """Due times and how many entries each stands for: exact for the window, a bucket's start for a bucket.
+
+        O(buckets + window); reads no due time.
+        """
+        spans = [(span.start_ms, span.entries) for span in self._buckets.spans()]
+        _, dues = unpack(self._window.keys(), self._start_ms)
+        starts, counts = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        return np.concatenate((dues, starts)), np.concatenate((np.ones_like(dues), counts))
+
     def memory_bytes(self) -> int:
         """Resident bytes, estimated: sizes of containers plus a measured overhead, and the window. O(containers)."""
         return self._buckets.memory_bytes() + self._window.memory_bytes() + len(self.unreadable.serialize())

@@ -27,6 +27,7 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Stor
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, UnknownTopic
 from duelog.markers.firing.suspensions import Suspension
 from duelog.operations import wire_peer, wire_server, wire_values
+from duelog.operations.json_form import to_json
 from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
 from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, framed
@@ -225,7 +226,7 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("backup", {"dest": "/tmp/x"}, "operation='backup': expected one of ack, cancel"),
+        ("backup", {"dest": "/tmp/x"}, "operation='backup': expected one of ack, calendar, cancel"),
         ("close", {}, "operation='close'"),
         ("_store", {}, "operation='_store'"),
         ("tick", {"path": "/"}, "unexpected keyword argument 'path'"),
@@ -305,6 +306,9 @@ def test_the_table_says_of_each_operation_who_may_ask_and_what_it_takes_and_give
     assert {name for name, each in OPERATIONS.items() if each.streamed} == {
         "dead_letters", "keys", "peek", "scheduled", "schedules", "topics"
     }  # fmt: skip
+    assert not {"purge_dead_letters", "send", "seek", "tick"} & {
+        name for name, each in OPERATIONS.items() if each.looks
+    }
     cancel = OPERATIONS["cancel"]
     assert (cancel.right, cancel.parameters, cancel.result) == (
         Right.PRODUCE, {"topic": str, "ids": Sequence[MessageId]}, list[str]
@@ -326,7 +330,9 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
         ("has_topic", ("t",)), ("scheduled", ("t",)), ("keys", ("t",)), ("find", ("t", "k")), ("find", ("t", "none")),
         ("peek", ("t", "s", 2)),
         ("schedules", ()), ("schedules", ("t",)), ("pause_schedule", ("t", "n")), ("dead_letters", ()),
-        ("partitions", ()), ("policies", ()), ("policies", (None, "t")),
+        ("partitions", ()), ("calendar", ()), ("kept_by", (store.partitions()[0].start_ms,)), ("topic_rows", ()),
+        ("timeline", (store.clock.now_ms(), 60_000, 90, "t")), ("scheduled_page", ("t", None, None, 1)),
+        ("message", ("t", MessageId.parse(sent["message_id"]))), ("policies", ()), ("policies", (None, "t")),
         ("effective", ("t",)), ("tick", ()), ("save_snapshots", ()), ("limits", ()), ("seek", ("t", "s", "latest")),
     ]  # fmt: skip
     for name, given in looks:
@@ -342,6 +348,23 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
     store.topic("v").send(b"y", key="k")
     (received,) = asked.receive(timeout=20)
     assert (received.payload, received.key, asked.ack([received.position])) == (b"y", "k", 1)
+
+
+def test_a_page_of_scheduled_messages_is_followed_by_the_next(store: DelayedStore, client: Connection) -> None:
+    """Each comes once, also where several are due at one instant, with the first bytes of its payload."""
+    at_ms = store.clock.now_ms() + 3_600_000
+    store.topic("t").send_batch([Message(b"%d" % number * 400, deliver_at=at_ms) for number in range(5)])
+    asked, after, found = Asked(client.ask), None, []
+    while True:
+        page = asked.scheduled_page("t", limit=2, after=after, payload_bytes=8)
+        found += page["messages"]
+        if (after := page["next"]) is None:
+            break
+    assert [(each["payload"], each["bytes"]) for each in found] == [(to_json(b"%d" % n * 8), 400) for n in range(5)]
+    with pytest.raises(InvalidArgument, match="limit=0"):
+        asked.scheduled_page("t", limit=0)
+    with pytest.raises(InvalidArgument, match="after"):
+        asked.scheduled_page("t", after="soon:1")
 
 
 def test_figures_of_a_subscription_that_has_acknowledged_nothing_are_read(

@@ -1,0 +1,146 @@
+"""Counts for somebody who looks all the time: right against a twin, and within their allowance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.census import MINUTE_MS, Allowance
+from duelog.errors import InvalidArgument
+
+DAY_MS = 86_400_000
+START_MS = 1_700_006_400_000 - 1_700_006_400_000 % DAY_MS
+
+SENDS = st.tuples(
+    st.just("send"), st.sampled_from("abc"), st.lists(st.integers(1, 40 * 24 * 60), min_size=1, max_size=9)
+)
+STEPS = st.lists(
+    st.one_of(
+        SENDS,
+        st.tuples(st.just("cancel"), st.sampled_from("abc"), st.integers(0, 5)),
+        st.tuples(st.just("wait"), st.just(""), st.integers(1, 3 * 24 * 60)),
+        st.tuples(st.just("delete"), st.sampled_from("abc"), st.just(0)),
+        st.tuples(st.just("look"), st.just(""), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+class Twin:
+    """Due times of pending messages by topic."""
+
+    def __init__(self) -> None:
+        self.pending: dict[str, list[tuple[int, Any]]] = {}
+
+    def bars(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]:
+        found = [0] * bars
+        for name, held in self.pending.items():
+            for due_ms, _ in held if topic in (None, name) else ():
+                at = max((due_ms - start_ms) // step_ms, 0)
+                if at < bars:
+                    found[at] += 1
+        return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=STEPS, inline=st.sampled_from([0, 30 * MINUTE_MS]))
+def test_counts_are_those_of_a_plain_twin(steps: list[tuple[str, str, Any]], inline: int) -> None:
+    """Sent, cancelled, fired, deleted, inline or not: pending by topic, by minute, hour and day, and in total."""
+    clock, twin = ManualClock(START_MS), Twin()
+    config = StoreConfig(inline_delay_ms=inline)
+    with TemporaryDirectory() as path, DelayedStore.open(path, config, clock=clock) as store:
+        for kind, name, value in [*steps, ("look", "", 0)]:
+            held = twin.pending.get(name, [])
+            if kind == "send":
+                dues = [clock.now_ms() + minutes * MINUTE_MS for minutes in value]
+                ids = store.topic(name).send_batch([Message(b"", deliver_at=due_ms) for due_ms in dues])
+                twin.pending.setdefault(name, []).extend(zip(dues, ids, strict=True))
+            elif kind == "cancel" and value < len(held):
+                if store.topic(name).cancel(held[value][1]):
+                    del held[value]
+            elif kind == "wait":
+                clock.advance(value * 60)
+                store.tick()
+                for each in twin.pending.values():
+                    each[:] = [pair for pair in each if pair[0] > clock.now_ms()]
+            elif kind == "delete" and store.topic(name).exists():
+                store.delete_topic(name)
+                twin.pending.pop(name)
+            elif kind == "look":
+                compare(store, twin, clock.now_ms())
+
+
+def compare(store: DelayedStore, twin: Twin, now_ms: int) -> None:
+    """See that the census and its twin say the same."""
+    midnight_ms = now_ms - now_ms % DAY_MS
+    assert store.overview().pending == sum(map(len, twin.pending.values()))
+    page = store.topic_rows()
+    assert (page.total, page.known) == (len(twin.pending),) * 2
+    short = {row.name.rpartition("/")[2]: row.pending for row in page.rows}
+    assert short == {name: len(held) for name, held in twin.pending.items()}
+    for topic in (None, *twin.pending):
+        for step_ms, bars in ((MINUTE_MS, 120), (60 * MINUTE_MS, 24)):
+            assert store.timeline(midnight_ms, step_ms, bars, topic) == twin.bars(midnight_ms, step_ms, bars, topic)
+        days = store.timeline(midnight_ms, DAY_MS, 50, topic)
+        assert days == twin.bars(midnight_ms, DAY_MS, 50, topic)
+    counted, read = (
+        [replace(each, disk_bytes=0) for each in found] for found in (store.calendar(), store.partitions())
+    )
+    assert counted == read
+
+
+def test_a_page_of_topics_is_searched_sorted_and_cut(tmp_path: Path) -> None:
+    """Search takes any case; equal values go by name; an unknown field is named."""
+    with DelayedStore.open(tmp_path / "store", clock=ManualClock(START_MS)) as store:
+        for count, name in enumerate(["Bills", "bikes", "cars"]):
+            store.topic(name).send_batch([Message(b"", deliver_after=60)] * count or [Message(b"")])
+        names = [row.name[-5:] for row in store.topic_rows("BI", sort="pending", descending=True).rows]
+        assert names == ["bikes", "Bills"]
+        page = store.topic_rows(sort="name", descending=True, offset=1, limit=1)
+        assert (page.total, [row.name[-5:] for row in page.rows]) == (3, ["bikes"])
+        with pytest.raises(InvalidArgument, match="sort='size'"):
+            store.topic_rows(sort="size")
+        with pytest.raises(InvalidArgument, match="limit=0"):
+            store.topic_rows(limit=0)
+
+
+def test_a_fine_step_far_ahead_is_refused(tmp_path: Path) -> None:
+    """It would read the due column of every day; whole days are counted."""
+    with DelayedStore.open(tmp_path / "store", clock=ManualClock(START_MS)) as store:
+        store.topic("t").send_batch([Message(b"", deliver_after=day * 86_400) for day in range(10)])
+        with pytest.raises(InvalidArgument, match="step_ms"):
+            store.timeline(START_MS, 60 * MINUTE_MS, 240)
+        assert store.timeline(START_MS, 60 * MINUTE_MS, 240, "t") == [
+            int(not hour % 24 and hour > 0) for hour in range(240)
+        ]
+        assert sum(store.timeline(START_MS, DAY_MS, 10)) == 9
+
+
+def test_steps_stop_when_the_allowance_is_spent_and_go_on_as_it_grows() -> None:
+    """A hundredth of a core: a step of 50 ms is paid for in five seconds."""
+    wall, spent, steps = [0.0], [0.0], [0]
+
+    def work() -> Iterator[None]:
+        for _ in range(20):
+            spent[0] += 0.05
+            steps[0] += 1
+            yield
+
+    allowance, under_way = Allowance(lambda: wall[0], lambda: spent[0]), work()
+    assert not allowance.steps(under_way, Allowance.SHARE)
+    first = steps[0]
+    assert first * 0.05 < Allowance.SAVED_S + 0.06
+    for _ in range(100):
+        wall[0] += 1.0
+        allowance.steps(under_way, Allowance.SHARE)
+    assert steps[0] == 20
+    assert not any(allowance.steps(work(), Allowance.SHARE) for _ in range(9))
+    assert spent[0] < Allowance.SAVED_S + 1.0 + 0.05
