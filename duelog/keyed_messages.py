@@ -55,7 +55,7 @@ from duelog.store.log import catalog
 from duelog.store.message import Dedup, ScheduledMessage, checked_dedup_key
 from duelog.store.names import TopicName
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
-from duelog.store.position import MessageId, MessageIds
+from duelog.store.position import FoundId, MessageId, MessageIds
 from duelog.store.wal.write_batch import WriteBatch
 
 from .sending.delay_policies import DelayPolicies
@@ -265,7 +265,7 @@ class KeyedMessages:
             looked = self._keys.look(topic, key)
             message_id = answer(looked, dedup, now_ms)
             if message_id is not None:
-                return message_id
+                return FoundId(*message_id)
             if looked[1] is not None:  # it is replaced
                 one = EncodedBatch(np.array([due_ms]), np.array([due_ms > now_ms]), [body], dedups={0: dedup})
                 owner = np.zeros(1, dtype=np.intp)
@@ -325,6 +325,25 @@ class KeyedMessages:
             yield work
         for listener in self._listeners:
             call_supplied(listener.cancelled, topic.name, int(cancelled))
+
+    def cancel_all(self, topic: TopicState, keys: Sequence[str]) -> list[str]:
+        """Cancel the pending messages of keys in one transaction; the keys that had one."""
+        key_of = {sent_key(topic.topic_id, key): key for key in keys}
+        with self._keys.locks(key_of):
+            while True:
+                with suppress(KeyChanged), ExitStack() as held:
+                    works = [(key, held.enter_context(self.cancelling(topic, place))) for place, key in key_of.items()]
+
+                    def cancel(transaction: Transaction) -> list[str]:
+                        pending = [(key, work) for key, work in works if work is not None]  # noqa: B023 - it ends here
+                        return [key for key, work in pending if work(transaction) is Outcome.CANCELLED]
+
+                    return self._main.write(cancel, makes_space=True)
+
+    def count(self, topic: TopicState, prefix: str, start_ms: int, limit_ms: int) -> int:
+        """Count pending messages with keys that begin with `prefix`, due in [start_ms, limit_ms). O(keys with it)."""
+        messages = (self.find(topic, key) for key in self.keys(topic, prefix))
+        return sum(start_ms <= message.due_ms < limit_ms for message in messages if message is not None)
 
     def keys(self, topic: TopicState, prefix: str) -> Iterator[str]:
         return self._keys.names(topic, checked_dedup_key(prefix, "prefix") if prefix else "")
@@ -420,7 +439,7 @@ class KeyedMessages:
                     ledgers[place], entries[place] = message_id
                 for place, before in plan.repeated.items():
                     ledgers[place], entries[place] = ledgers[before], entries[before]
-                return MessageIds.of(ledgers, entries)
+                return MessageIds.of(ledgers, entries, held.keys() | plan.repeated.keys())
 
             yield work
 

@@ -86,6 +86,7 @@ class TopicStats:
     fired: markers written so far into partitions not yet deleted. entries, ledgers, stored_bytes: of the main log.
     index_bytes: delay indexes in memory. sent: messages that were sent to it, retries included, since this process
     opened the store. created_ms: when it was created (epoch ms), 0: repair made its record, which did not tell.
+    furthest_due_ms: when the last of the pending messages is due (epoch ms); None: none is pending.
     """
 
     name: str
@@ -99,6 +100,7 @@ class TopicStats:
     subscriptions: tuple[SubscriptionStats, ...]
     sent: int
     created_ms: int
+    furthest_due_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +417,7 @@ class Figures:
             tuple(self.of_subscription(topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
             topic.sent,
             0 if record is None else record.created_ms,
+            self._inline.furthest_due_ms(topic),
         )
 
     def of_partitions(self) -> list[PartitionStats]:

@@ -15,7 +15,16 @@ from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import InvalidArgument, UnknownSubscription
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
-from duelog.store.message import MAX_DUE_MS, AnyId, Dedup, Message, ScheduledMessage, at_ms, id_of
+from duelog.store.message import (
+    MAX_DUE_MS,
+    AnyId,
+    Dedup,
+    Message,
+    ScheduledMessage,
+    at_ms,
+    checked_dedup_key,
+    id_of,
+)
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 
@@ -32,6 +41,9 @@ from .topics.seeking import LogPositions, SeekTarget, log_positions
 from .topics.topic_state import TopicState
 from .upkeep.recurring import first_occurrence
 from .upkeep.schedule import DEFAULT_GRACE, MISFIRES, WITH_GRACE, Misfires, Schedule, Timetable
+
+_KEYS_AT_ONCE = 256
+"""Keys that one transaction of `cancel_keys` has for itself."""
 
 
 class Topic:
@@ -86,10 +98,11 @@ class Topic:
         nothing was appended.
 
         dedup_key: text, 1 to 256 bytes, under which the topic has one message at a time: while the key holds, nothing
-        is stored, and the id of the message that is there is returned. It holds while that is pending, and with
-        `dedup_for` at least so long after it was sent, also if it has fired; cancelling it frees the key, rescheduling
-        does not. replace: instead, the pending message of the key is cancelled and this one sent, atomically; where
-        none is pending this one is sent. `find` and `cancel_key` take the key. Raises InvalidArgument, too.
+        is stored, and the id of the message that is there is returned, whose `stored` is False. It holds while that is
+        pending, and with `dedup_for` at least so long after it was sent, also if it has fired; cancelling it frees the
+        key, rescheduling does not. replace: instead, the pending message of the key is cancelled and this one sent,
+        atomically; where none is pending this one is sent. `find` and `cancel_key` take the key. Raises
+        InvalidArgument, too.
         """
         sender, dedup = self.sender, Dedup.checked(dedup_key, dedup_for, replace)
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
@@ -316,22 +329,37 @@ class Topic:
         limit: int | None = None,
         *,
         after: MessageId | None = None,
+        newest_first: bool = False,
     ) -> Iterator[ScheduledMessage]:
         """Delayed messages that are not due, or have not fired, due in [start, end), by due time, at most `limit`.
 
         Nothing is fired or delivered, and no index is loaded. start, end: epoch ms or aware datetimes; None: from the
         first, to the last. after: a message that is due at `start`, the last of an earlier call: this one begins behind
-        it, also where others are due at that instant. Raises UnknownTopic, InvalidArgument.
+        it, also where others are due at that instant. newest_first: the message that is due last comes first; not with
+        `after`. Raises UnknownTopic, InvalidArgument.
         """
-        start_ms = 0 if start is None else at_ms("start", start)
-        end_ms = MAX_DUE_MS + 1 if end is None else at_ms("end", end)
-        if end_ms < start_ms:
-            raise InvalidArgument("end", end, f"is before start={start!r}")
+        start_ms, end_ms = _range_ms(start, end)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgument("limit", limit, "expected an int of at least 0, or None")
         if after is not None and not isinstance(after, MessageId):
             raise InvalidArgument("after", after, "expected a MessageId")
-        return islice(self._engine.delivery.inline.scheduled(self._existing(), start_ms, end_ms, after), limit)
+        if after is not None and newest_first:
+            raise InvalidArgument("newest_first", newest_first, "not with `after`, which goes on by due time")
+        inline = self._engine.delivery.inline
+        return islice(inline.scheduled(self._existing(), start_ms, end_ms, after, backwards=newest_first), limit)
+
+    def count(
+        self, start: int | datetime | None = None, end: int | datetime | None = None, *, prefix: str | None = None
+    ) -> int:
+        """Count the messages that `scheduled` has of [start, end), without reading their payloads.
+
+        prefix: only those sent with a deduplication key that begins with it; then each is looked at. Raises
+        UnknownTopic, InvalidArgument.
+        """
+        start_ms, end_ms = _range_ms(start, end)
+        if prefix is None:
+            return self._engine.delivery.inline.count_scheduled(self._existing(), start_ms, end_ms)
+        return self._engine.sending.keyed.count(self._existing(), prefix, start_ms, end_ms)
 
     # -- by deduplication key -------------------------------------------------------------------------
 
@@ -343,6 +371,23 @@ class Topic:
         """
         self._engine.check_writable()
         return self._engine.sending.keyed.cancel(self._existing(), key)
+
+    def cancel_keys(self, keys: Iterable[str] | None = None, *, prefix: str | None = None) -> list[str]:
+        """Cancel the pending messages of deduplication keys: of these, or of all that begin with a prefix.
+
+        Returns the keys that had one, whose messages are never delivered. Durable when it returns, in transactions of
+        up to 256 keys. A message that is sent meanwhile under another key with the prefix may be cancelled or not.
+        Raises as `cancel_key`; InvalidArgument where both are given, or neither.
+        """
+        self._engine.check_writable()
+        if (keys is None) == (prefix is None) or isinstance(keys, (str, bytes)):
+            raise InvalidArgument("keys", keys, "expected keys, or a prefix: one of the two")
+        keyed, topic = self._engine.sending.keyed, self._existing()
+        wanted = list(keyed.keys(topic, prefix or "") if keys is None else map(checked_dedup_key, keys))
+        cancelled: list[str] = []
+        for at in range(0, len(wanted), _KEYS_AT_ONCE):
+            cancelled += keyed.cancel_all(topic, wanted[at : at + _KEYS_AT_ONCE])
+        return cancelled
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """The deduplication keys of pending messages that begin with `prefix`, in the order of their bytes.
@@ -563,6 +608,15 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
+
+
+def _range_ms(start: int | datetime | None, end: int | datetime | None) -> tuple[int, int]:
+    """A range of due times; None: from the first, to the last. Raises InvalidArgument."""
+    start_ms = 0 if start is None else at_ms("start", start)
+    end_ms = MAX_DUE_MS + 1 if end is None else at_ms("end", end)
+    if end_ms < start_ms:
+        raise InvalidArgument("end", end, f"is before start={start!r}")
+    return start_ms, end_ms
 
 
 def _resolve(results: list[tuple[Future[MessageId], PutOutcome]]) -> None:

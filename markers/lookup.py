@@ -9,7 +9,7 @@ import numpy as np
 
 from ..partitions.cancellations import members
 from ..partitions.due_column import DueBatch, scan_dues
-from ..partitions.partition import Partition
+from ..partitions.partition import Partition, PartitionLog
 from ..partitions.partition_set import PartitionSet
 from ..store.codec.body import decode_body, occurrence_of
 from ..store.codec.format import PartitionState, Table
@@ -21,7 +21,7 @@ from ..store.errors import CorruptEntry
 from ..store.log import catalog
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import RunFinder, runs
-from ..store.message import ScheduledMessage
+from ..store.message import MAX_DUE_MS, ScheduledMessage
 from ..store.position import MessageId, Position
 
 _PAGE = 1_000
@@ -116,27 +116,50 @@ def scheduled(
     limit_ms: int,
     quarantine: Callable[[CorruptEntry], object],
     after: MessageId | None = None,
+    backwards: bool = False,
 ) -> Iterator[ScheduledMessage]:
     """Messages due in [start_ms, limit_ms) that have not fired, in firing order, partition by partition.
 
-    after: a message due at `start_ms`; it and those of its instant that come before it are left out.
+    after: a message due at `start_ms`; it and those of its instant that come before it are left out. backwards: the
+    last to fire come first.
 
     Reads the due column of one partition at a time (12 bytes a message of the range in memory), bodies as
     they are asked for. Cancelled ones are left out. What fires meanwhile may be seen.
     """
 
+    for partition, log, entries, dues in _unfired_logs(main, partitions, topic_id, start_ms, limit_ms, backwards):
+        wanted = entries[::-1] if backwards else entries
+        if after is not None and log.ledger_id == after.ledger_id:
+            wanted = entries[(dues > start_ms) | (entries > after.entry_id)]
+        for at in range(0, len(wanted), _PAGE):
+            yield from _bodies(partition, log.ledger_id, wanted[at : at + _PAGE], topic, quarantine)
+
+
+def count_scheduled(main: Environment, partitions: PartitionSet, topic_id: int, start_ms: int, limit_ms: int) -> int:
+    """Count the messages that `scheduled` has, without their bodies."""
+    found = _unfired_logs(main, partitions, topic_id, start_ms, limit_ms, backwards=False)
+    return sum(len(entries) for _, _, entries, _ in found)
+
+
+def furthest_due_ms(main: Environment, partitions: PartitionSet, topic_id: int) -> int | None:
+    """When the last of the messages that `scheduled` has is due; None: there is none. Reads few due columns."""
+    found = _unfired_logs(main, partitions, topic_id, 0, MAX_DUE_MS + 1, backwards=True)
+    return next((int(dues[-1]) for _, _, _, dues in found if len(dues)), None)
+
+
+def _unfired_logs(
+    main: Environment, partitions: PartitionSet, topic_id: int, start_ms: int, limit_ms: int, backwards: bool
+) -> Iterator[tuple[Partition, PartitionLog, UInt32s, Int64s]]:
+    """The topic's log in each partition of a range of due times, with what `unfired` has of it."""
+
     def asked_for(partition: Partition) -> bool:
         return partition.state is PartitionState.OPEN and partition.start_ms < limit_ms and partition.end_ms > start_ms
 
-    for partition in partitions.held(asked_for):
+    for partition in partitions.held(asked_for, backwards=backwards):
         log = partition.log(topic_id)
-        if log is None:
-            continue
-        entries, dues = unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
-        if after is not None and log.ledger_id == after.ledger_id:
-            entries = entries[(dues > start_ms) | (entries > after.entry_id)]
-        for at in range(0, len(entries), _PAGE):
-            yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, quarantine)
+        if log is not None:
+            tail = log.ledger.entries
+            yield partition, log, *unfired(main, partition, topic_id, log.ledger_id, tail, start_ms, limit_ms)
 
 
 def unfired(

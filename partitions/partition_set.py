@@ -317,12 +317,15 @@ class PartitionSet:
                 partition.leases += 1
             return opened
 
-    def held(self, wanted: Callable[[Partition], bool] | None = None) -> Iterator[Partition]:
+    def held(
+        self, wanted: Callable[[Partition], bool] | None = None, *, backwards: bool = False
+    ) -> Iterator[Partition]:
         """Every partition, or every `wanted` one, by start, each under a lease while it is the current one.
 
-        What is deleted meanwhile is left out. Raises DamagedStore for one that is registered and cannot be opened.
+        backwards: the last comes first. What is deleted meanwhile is left out. Raises DamagedStore for one that is
+        registered and cannot be opened.
         """
-        for partition in self:
+        for partition in reversed(list(self)) if backwards else self:
             if wanted is not None and not wanted(partition):
                 continue
             try:

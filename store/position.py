@@ -6,9 +6,9 @@ Owns the value and its text form, ``ledger:entry``. It does not know which envir
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast, overload
 
 from .errors import InvalidArgument
@@ -60,6 +60,22 @@ class MessageId(NamedTuple):
             raise InvalidArgument(field, text, f"a number is over {MAX_ID}")
         return cls(ledger_id, entry_id)
 
+    @property
+    def stored(self) -> bool:
+        """False of an id that a send gives for a message that was there before, by its key or its number."""
+        return True
+
+
+class FoundId(MessageId):
+    """The id of a message that was there when a send found it; equal to the `MessageId`."""
+
+    __slots__ = ()
+
+    @property
+    def stored(self) -> bool:
+        """False: the send has stored nothing."""
+        return False
+
 
 _new = partial(tuple.__new__, MessageId)
 
@@ -95,7 +111,7 @@ class MessageIds(Sequence[MessageId]):
     Equal to any other sequence of the same ids.
     """
 
-    __slots__ = ("_columns", "_count", "_places", "_segments")
+    __slots__ = ("_columns", "_count", "_found", "_places", "_segments")
 
     def __init__(self, segments: Sequence[tuple[int, int, int]], places: npt.NDArray[np.intp] | None = None) -> None:
         """(ledger id, first entry id, count) of consecutive entries, one segment after the other.
@@ -106,12 +122,13 @@ class MessageIds(Sequence[MessageId]):
         self._places = places
         self._count = sum(count for _, _, count in segments)
         self._columns: tuple[Int64s, Int64s] | None = None
+        self._found: Collection[int] = ()
 
     @classmethod
-    def of(cls, ledgers: Int64s, entries: Int64s) -> MessageIds:
-        """Ids by columns of one length, taken over."""
+    def of(cls, ledgers: Int64s, entries: Int64s, found: Collection[int] = ()) -> MessageIds:
+        """Ids by columns of one length, taken over. found: the rows of messages that were there before."""
         ids = cls(())
-        ids._columns, ids._count = (ledgers, entries), len(ledgers)
+        ids._columns, ids._count, ids._found = (ledgers, entries), len(ledgers), found
         return ids
 
     @classmethod
@@ -125,7 +142,9 @@ class MessageIds(Sequence[MessageId]):
         import numpy as np  # noqa: PLC0415 - a command that sends no columns does without
 
         ledgers, entries = zip(*(piece.columns() for piece in pieces), strict=True)
-        return cls.of(np.concatenate(ledgers), np.concatenate(entries))
+        starts = accumulate((len(piece) for piece in pieces), initial=0)
+        found = {start + row for start, piece in zip(starts, pieces, strict=False) for row in piece._found}
+        return cls.of(np.concatenate(ledgers), np.concatenate(entries), found)
 
     def columns(self) -> tuple[Int64s, Int64s]:
         """Ledger ids and entry ids, not to be written to. O(ids) at first use."""
@@ -156,8 +175,12 @@ class MessageIds(Sequence[MessageId]):
     def __getitem__(self, index: int | slice) -> MessageId | MessageIds:
         ledgers, entries = self.columns()
         if isinstance(index, slice):
-            return MessageIds.of(ledgers[index], entries[index])
-        return MessageId(int(ledgers[index]), int(entries[index]))
+            rows = range(self._count)[index] if self._found else ()
+            return MessageIds.of(
+                ledgers[index], entries[index], {at for at, row in enumerate(rows) if row in self._found}
+            )
+        kind = FoundId if index % self._count in self._found else MessageId
+        return kind(int(ledgers[index]), int(entries[index]))
 
     def __iter__(self) -> Iterator[MessageId]:
         return iter(self.to_list())
@@ -171,7 +194,10 @@ class MessageIds(Sequence[MessageId]):
                 for each in message_ids(repeat(ledger_id), range(first, first + count))
             ]
         ledgers, entries = self.columns()
-        return message_ids(ledgers.tolist(), entries.tolist())
+        ids = message_ids(ledgers.tolist(), entries.tolist())
+        for row in self._found:
+            ids[row] = FoundId(*ids[row])
+        return ids
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, MessageIds):

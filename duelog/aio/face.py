@@ -235,6 +235,8 @@ class Topic(InThreads[duelog.Topic]):
     create = in_thread(duelog.Topic.create)
     find = in_thread(duelog.Topic.find)
     cancel_key = in_thread(duelog.Topic.cancel_key)
+    cancel_keys = in_thread(duelog.Topic.cancel_keys)
+    count = in_thread(duelog.Topic.count)
     subscribe = made_in_thread(duelog.Topic.subscribe, Subscription)
     reader = made_in_thread(duelog.Topic.reader, Subscription)
     subscription = made_in_thread(duelog.Topic.subscription, SubscriptionAdmin)

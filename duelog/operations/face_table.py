@@ -25,10 +25,10 @@ _OFFERED: dict[str, dict[Right, str]] = {
     },
     "Documents": {_ADMIN: "get put delete items"},
     "Topic": {
-        _READ: "producer_number state position_of positions ledgers get scheduled keys find schedules subscriptions "
-        "exists stats",
+        _READ: "producer_number state position_of positions ledgers get scheduled count keys find schedules "
+        "subscriptions exists stats",
         _PRODUCE: "send send_batch send_payloads create cancel cancel_batch reschedule reschedule_batch fire_now "
-        "cancel_key every pause_schedule resume_schedule remove_schedule",
+        "cancel_key cancel_keys every pause_schedule resume_schedule remove_schedule",
         _CONSUME: "subscribe reader unsubscribe clear_inline",
     },
     "Producer": {_PRODUCE: "last_sequence_id send send_batch"},

@@ -265,7 +265,8 @@ class Operations:
             dedup_for=dedup_for,
             replace=replace,
         )
-        return {"message_id": str(sent), "topic": target.name, "due_ms": self._due_ms_of(target, sent)}
+        due_ms = self._due_ms_of(target, sent)
+        return {"message_id": str(sent), "topic": target.name, "due_ms": due_ms, "stored": sent.stored}
 
     def _topic(self, name: str, create: bool) -> Topic:
         """A topic to send to or receive from. Raises InvalidArgument where there is none and none is to be made."""
@@ -289,10 +290,22 @@ class Operations:
 
     @operation(Right.READ)
     def scheduled(
-        self, topic: str, start_ms: int | None = None, end_ms: int | None = None, limit: int | None = None
+        self,
+        topic: str,
+        start_ms: int | None = None,
+        end_ms: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
     ) -> Iterator[ScheduledMessage]:
         """List messages that are not due, by due time."""
-        return self._store.topic(topic).scheduled(start_ms, end_ms, limit)
+        return self._store.topic(topic).scheduled(start_ms, end_ms, limit, newest_first=newest_first)
+
+    @operation(Right.READ)
+    def count(
+        self, topic: str, start_ms: int | None = None, end_ms: int | None = None, prefix: str | None = None
+    ) -> int:
+        """Count messages that are not due, of a range of due times, with keys that begin with a prefix."""
+        return self._store.topic(topic).count(start_ms, end_ms, prefix=prefix)
 
     @operation(Right.READ)
     def scheduled_page(
@@ -669,6 +682,11 @@ class Operations:
     def cancel_key(self, topic: str, key: str) -> bool:
         """Cancel the pending message of a deduplication key; False: there is none."""
         return self._store.topic(topic).cancel_key(key)
+
+    @operation(Right.PRODUCE)
+    def cancel_keys(self, topic: str, keys: Sequence[str] | None = None, prefix: str | None = None) -> list[str]:
+        """Cancel the pending messages of deduplication keys, or of all that begin with a prefix; the keys of those."""
+        return self._store.topic(topic).cancel_keys(keys, prefix=prefix)
 
 
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(

@@ -23,7 +23,7 @@ import msgpack
 from duelog.store import errors
 from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.message import Message, ReceivedMessage
-from duelog.store.position import MessageId, MessageIds, message_ids
+from duelog.store.position import FoundId, MessageId, MessageIds, message_ids
 
 from . import wire
 from .wire import Refused
@@ -45,7 +45,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 (ID, IDS, ID_COLUMNS, MESSAGES, RECEIVED, ONE_RECEIVED, INSTANT, DURATION, RECORD, FAILED, OTHER, ELLIPSIS, PATH, TUPLE,
- BIG) = range(1, 16)  # fmt: skip
+ BIG, FOUND) = range(1, 17)  # fmt: skip
 """Codes of the extension types."""
 
 _SENT = ("deliver_at", "deliver_after", "key", "properties", "ttl", "dedup_key", "dedup_for", "replace")
@@ -212,9 +212,9 @@ def _read_one_received(data: bytes, _: object) -> ReceivedMessage:
 def _extension(value: Any, others: list[Any] | None) -> Any:
     """The form of a value that msgpack does not have."""
     kind = type(value)
-    if kind is MessageId:
+    if kind is MessageId or kind is FoundId:
         ledger, entry = value
-        return msgpack.ExtType(ID, pack([ledger, entry]))
+        return msgpack.ExtType(ID if kind is MessageId else FOUND, pack([ledger, entry]))
     if kind is tuple:
         return msgpack.ExtType(TUPLE, pack(list(value), others))
     if kind.__name__ == "ReceivedMessages":
@@ -323,6 +323,7 @@ _READERS: dict[int, Callable[[bytes, Sequence[Any]], Any]] = {
     PATH: lambda data, _: PurePath(data.decode(errors="surrogateescape")),
     TUPLE: lambda data, others: tuple(unpack(data, others)),
     BIG: lambda data, _: int(data, 16),
+    FOUND: lambda data, _: FoundId(*map(int, unpack(data))),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.errors import InvalidArgument, InvalidMessage
 from duelog.store.message import Message
-from duelog.store.position import MessageId
+from duelog.store.position import FoundId, MessageId
 from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.producer_state import MAX_SEQUENCE, Claim, ProducerState
@@ -86,7 +86,7 @@ class Producer:
             numbers = list(claim.numbers)
             ids: list[MessageId | None] = [None] * len(encoded)
             if len(numbers) < len(encoded):
-                ids = self._producer.ids(claim.first, len(encoded))
+                ids = [known and FoundId(*known) for known in self._producer.ids(claim.first, len(encoded))]
             if not numbers:
                 return ids
             rows = [number - claim.first for number in numbers]

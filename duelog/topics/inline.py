@@ -18,7 +18,14 @@ from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.due_reader import DueReader, ReadAheadBudget
-from duelog.markers.lookup import find_partition, marker_target, read_entry, scheduled
+from duelog.markers.lookup import (
+    count_scheduled,
+    find_partition,
+    furthest_due_ms,
+    marker_target,
+    read_entry,
+    scheduled,
+)
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.partitions.partition_set import PartitionSet
@@ -29,7 +36,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry, DamagedStore, UnknownSubscription
 from duelog.store.listener import StoreListener, call_supplied
 from duelog.store.log.scan import RunFinder
-from duelog.store.message import ScheduledMessage
+from duelog.store.message import MAX_DUE_MS, ScheduledMessage
 from duelog.store.position import MessageId, Position
 
 from .ack_flusher import AckFlusher
@@ -164,12 +171,19 @@ class InlineMessages:
         return False
 
     def scheduled(
-        self, topic: TopicState, start_ms: int, limit_ms: int, after: MessageId | None = None
+        self,
+        topic: TopicState,
+        start_ms: int,
+        limit_ms: int,
+        after: MessageId | None = None,
+        *,
+        backwards: bool = False,
     ) -> Iterator[ScheduledMessage]:
         """Messages of the topic that are not due yet, or have not fired, due in [start_ms, limit_ms), by due time.
 
         Of those due at one instant the ones in a partition come first. Bodies are read as they are asked for.
-        after: a message due at `start_ms`; it and those of its instant that come before it are left out.
+        backwards: the other way round. after: a message due at `start_ms`; it and those of its instant that come before
+        it are left out.
         """
         in_main = after is not None and topic.log.entries_of(after.ledger_id) is not None
         in_partitions = scheduled(
@@ -181,15 +195,34 @@ class InlineMessages:
             limit_ms=limit_ms,
             quarantine=self._unreadable,
             after=after,
+            backwards=backwards,
         )
-        now_ms = self._clock.now_ms()
-        start = topic.log.first_undue(now_ms)
-        if start is None:
-            return in_partitions
-        positions = self._tracker(topic).listed(start, now_ms, start_ms, limit_ms)
+        positions = self._listed(topic, start_ms, limit_ms)
         if after in positions:  # else it is due by now, and so is all that was due with it
             positions = positions[positions.index(after) + 1 :]
+        if not positions:
+            return in_partitions
+        if backwards:
+            return merge(self._messages(topic, positions[::-1]), in_partitions, key=_DUE, reverse=True)
         return merge(in_partitions, self._messages(topic, positions), key=_DUE)
+
+    def _listed(self, topic: TopicState, start_ms: int, limit_ms: int) -> list[Position]:
+        """Where those wait in the main log that are due in [start_ms, limit_ms), by due time."""
+        now_ms = self._clock.now_ms()
+        start = topic.log.first_undue(now_ms)
+        return [] if start is None else self._tracker(topic).listed(start, now_ms, start_ms, limit_ms)
+
+    def count_scheduled(self, topic: TopicState, start_ms: int, limit_ms: int) -> int:
+        """Count the messages that `scheduled` has; O(messages of partitions that are not wholly in the range)."""
+        in_partitions = count_scheduled(self._main, self._partitions, topic.topic_id, start_ms, limit_ms)
+        return in_partitions + len(self._listed(topic, start_ms, limit_ms))
+
+    def furthest_due_ms(self, topic: TopicState) -> int | None:
+        """When the last of the messages that `scheduled` has is due; None: there is none."""
+        dues = [furthest_due_ms(self._main, self._partitions, topic.topic_id)]
+        if inline := self._listed(topic, 0, MAX_DUE_MS + 1):
+            dues += [message.due_ms for message in self._messages(topic, inline[-1:])]
+        return max((due_ms for due_ms in dues if due_ms is not None), default=None)
 
     def _messages(self, topic: TopicState, positions: Sequence[Position]) -> Iterator[ScheduledMessage]:
         for position in positions:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
+from duelog.errors import InvalidArgument
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
 from duelog.store.log import catalog
@@ -189,6 +190,35 @@ def test_keys_of_pending_messages_are_listed_by_their_beginning(
     assert list(topic.keys("order/")) == ["order/1", "order/2"]
     assert list(topic.keys()) == ["order/1", "order/2", "other"]
     assert list(topic.keys("p")) == []
+
+
+def test_keys_are_cancelled_together_and_by_their_beginning(store: DelayedStore, topic: Topic) -> None:
+    """The keys that had a pending message are returned; more than one transaction takes; nothing where one is none."""
+    keys = [f"order/{number:03}" for number in range(300)]
+    topic.send_batch([Message(b"x", deliver_after=7_200, dedup_key=key) for key in [*keys, "other"]])
+    for given in ({}, {"keys": ["k"], "prefix": "k"}, {"keys": "order/000"}, {"keys": ["order/000", ""]}):
+        with pytest.raises(InvalidArgument, match="key"):
+            topic.cancel_keys(**given)
+    assert topic.count(prefix="order/") == 300
+    assert topic.cancel_keys(["order/001", "nobody's", "order/000"]) == ["order/001", "order/000"]
+    assert topic.cancel_keys(prefix="order/") == keys[2:]
+    assert (topic.cancel_keys(prefix="order/"), list(topic.keys()), topic.count()) == ([], ["other"], 1)
+
+
+def test_a_send_says_whether_it_has_stored_its_message_or_found_one(store: DelayedStore, topic: Topic) -> None:
+    """Alone, in a batch, by a future, in a transaction, and by a producer's number."""
+    first = topic.send(b"0", deliver_after=60, dedup_key="k")
+    again = topic.send(b"1", deliver_after=60, dedup_key="k")
+    batch = topic.send_batch([Message(b"2", deliver_after=60, dedup_key=key) for key in ("l", "k", "l")])
+    with store.transaction() as transaction:
+        results = [transaction.send(topic, b"3", deliver_after=60, dedup_key=key) for key in ("m", "k")]
+    futures = [topic.send_async(b"4", deliver_after=60, dedup_key=key).result(20) for key in ("k", "n")]
+    numbered = [present(topic.producer("p").send(Message(b"5"), sequence_id=7)) for _ in range(2)]
+    assert (again, batch[2], numbered[1]) == (first, batch[0], numbered[0])
+    assert [each.stored for each in (first, again, *batch)] == [True, False, True, False, False]
+    assert [each.value.stored for each in results] == [True, False]
+    assert [each.stored for each in futures] == [False, True]
+    assert [each.stored for each in numbered] == [True, False]
 
 
 def test_a_key_waits_in_its_partition_where_others_wait_inline(open_store: OpenStore, clock: ManualClock) -> None:

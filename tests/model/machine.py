@@ -590,7 +590,14 @@ class Machine(RuleBasedStateMachine):
             scheduled = [(message.message_id, message.due_ms) for message in face.scheduled()]
             waiting = topic.waiting(self.twin.now_ms)
             assert sorted(scheduled) == sorted((message.message_id, message.due_ms) for message in (*pending, *waiting))
-            assert [due_ms for _, due_ms in scheduled] == sorted(due_ms for _, due_ms in scheduled)
+            dues = [due_ms for _, due_ms in scheduled]
+            assert dues == sorted(dues)
+            newest_first = face.scheduled(newest_first=True)
+            assert [(message.message_id, message.due_ms) for message in newest_first] == scheduled[::-1]
+            middle = dues[len(dues) // 2] if dues else 0
+            assert (face.count(), face.count(middle)) == (len(dues), sum(due_ms >= middle for due_ms in dues))
+            assert face.stats().furthest_due_ms == max(dues, default=None)
+            assert face.count(prefix="") == sum(holder.message in pending for holder in topic.keys.values())
             for message in [*topic.main[-3:], *topic.main[:1], *pending[:2]]:
                 there = face.get(message.message_id)
                 assert (there is not None) == self.twin.is_stored(topic, message)

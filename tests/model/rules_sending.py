@@ -15,6 +15,7 @@ from duelog import DelayedStore, Message, MessageId, Outcome
 from duelog.errors import DelayTooLong, QuotaExceeded, StoreFull, UnknownTopic
 from duelog.metrics import CANCELLED, OVERRIDDEN, REJECTED, RESCHEDULED
 from duelog.store.names import TopicName
+from tests.conftest import present
 from tests.duelog.sending.putting import Heard, together
 
 from .drawing import CONFIGS, DUES, HANDING_OUT, PICK, PICKS, STORING, TAKING_BACK, TOPICS, Spec, only, pick
@@ -425,7 +426,9 @@ class SendingRules(Machine):
         if holds:
             assert holder is not None
             assert message_id == holder.message.message_id, "a key that holds answers with its message"
+            assert not message_id.stored
             return
+        assert message_id.stored
         twin = self.twin.topic(topic)
         assert dues is not None
         if holder is not None and pending:
@@ -478,6 +481,17 @@ class SendingRules(Machine):
         assert face.cancel_key(key) == pending
         if holder is not None and pending:
             self._taken_back(twin, holder)
+
+    @only(TAKING_BACK)
+    @rule(topic=TOPICS, by_prefix=st.booleans())
+    def cancel_by_keys(self, topic: str, by_prefix: bool) -> None:
+        twin, face = self.twin.topics.get(topic), self.store.topic(topic)
+        if twin is not None:
+            holders = {key: self._holder(twin, key) for key in sorted(twin.keys)}
+            expected = [key for key, (_, pending) in holders.items() if pending]
+            assert (face.cancel_keys(prefix="") if by_prefix else face.cancel_keys(holders)) == expected
+            for key in expected:
+                self._taken_back(twin, present(holders[key][0]))
 
     @only(TAKING_BACK)
     @rule(topic=TOPICS, key=KEYS)
