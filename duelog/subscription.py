@@ -25,6 +25,7 @@ from duelog.store.errors import (
     InvalidArgument,
     StoreFull,
     UnknownSubscription,
+    short_names,
 )
 from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage, at_ms
 from duelog.store.position import MessageId, Position, position_at
@@ -195,7 +196,7 @@ class SubscriptionAdmin:
         self._topic.changed()
 
     def __repr__(self) -> str:
-        return f"<SubscriptionAdmin of {self.name!r} of {self.topic!r}>"
+        return f"<SubscriptionAdmin of {self.name!r} of {short_names(self.topic)!r}>"
 
 
 _NONE = ReceivedMessages("", "")
@@ -773,7 +774,8 @@ class Subscription:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._closed else ''}>"
+        closed = ", closed" if self._closed else ""
+        return f"<Subscription {self.name!r} of {short_names(self.topic)!r}, {self.type}{closed}>"
 
 
 def _postpone(

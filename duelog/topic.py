@@ -12,7 +12,7 @@ from itertools import islice
 from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import encode_one
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import InvalidArgument, UnknownSubscription
+from duelog.store.errors import InvalidArgument, UnknownSubscription, short_names
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.message import (
@@ -607,7 +607,7 @@ class Topic:
         return self._engine.figures.of_topic(self._existing())
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name}>"
+        return f"<Topic {short_names(self.name)}>"
 
 
 def _range_ms(start: int | datetime | None, end: int | datetime | None) -> tuple[int, int]:

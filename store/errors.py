@@ -5,11 +5,26 @@ Grouped by when they occur: opening a store, handing something in, using it, fin
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+_DEFAULT = re.compile(r"persistent://public/default/(?=[^\s'\"])")
+
+
+def short_names(text: str) -> str:
+    """The text for people: with the names that they give topics of the default namespace.
+
+    >>> short_names("topic persistent://public/default/mails"), short_names("persistent://shop/mail/out")
+    ('topic mails', 'persistent://shop/mail/out')
+    """
+    return _DEFAULT.sub("", text)
 
 
 class DuelogError(Exception):
-    """Base of every error that duelog raises on purpose."""
+    """Base of every error that duelog raises on purpose. Its text has short names, its fields have full ones."""
+
+    def __str__(self) -> str:
+        return short_names(super().__str__())
 
 
 class _AtPath(DuelogError):

@@ -24,7 +24,7 @@ from duelog.sending.producer import Producer
 from duelog.store.clock import StoreClock, SystemClock
 from duelog.store.codec.body import encode_send
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import ClosedError, InvalidArgument, InvalidMessage, UnknownSubscription
+from duelog.store.errors import ClosedError, InvalidArgument, InvalidMessage, UnknownSubscription, short_names
 from duelog.store.log.documents import Documents
 from duelog.store.message import Dedup, Message, ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
@@ -434,7 +434,7 @@ class ConnectedAdmin(SubscriptionAdmin):
         return self._target[0]
 
     def __repr__(self) -> str:
-        return f"<ConnectedAdmin of {self.name!r} of {self.topic!r}>"
+        return f"<ConnectedAdmin of {self.name!r} of {short_names(self.topic)!r}>"
 
 
 # -- subscriptions -------------------------------------------------------------------------------------
@@ -650,7 +650,8 @@ class ConnectedSubscription(Subscription):
         self._closed = True
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._closed else ''}>"
+        closed = ", closed" if self._closed else ""
+        return f"<Subscription {self.name!r} of {short_names(self.topic)!r}, {self.type}{closed}>"
 
 
 def _places(messages: Any) -> Any:

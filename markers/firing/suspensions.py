@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from ...partitions.timespan import directory_name
 from ...store.env.environment import Environment
-from ...store.errors import BrokenInvariant, ClosedError, DuelogError, StoreFull
+from ...store.errors import BrokenInvariant, ClosedError, DuelogError, StoreFull, short_names
 from ...store.limited_log import LimitedLog
 
 FIRST_PAUSE_MS = 1_000
@@ -67,11 +67,11 @@ class Suspension:
         """Name the suspended part.
 
         >>> str(Suspension("fire", "persistent://public/default/t", 0, None, "", Exception(), 0, 1, 0, 0))
-        'fire, topic persistent://public/default/t, partition 19700101T000000Z'
+        'fire, topic t, partition 19700101T000000Z'
         """
         found = [self.task]
         if self.topic is not None:
-            found.append(f"topic {self.topic}")
+            found.append(f"topic {short_names(self.topic)}")
         if self.partition_ms is not None:
             found.append(f"partition {directory_name(self.partition_ms)}")
         if self.schedule is not None:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import NamedTuple, TypeVar
 
+from ...store.errors import short_names
 from ..output import cell_text, printable, size_text
 from .audit_tables import CODES, DAY_MS, ERROR, HOUR_MS, Audit, AuditFinding, RetentionRow
 from .page_style import STYLE
@@ -73,15 +74,6 @@ def plural(number: int, noun: str) -> str:
     ('1 message', '2,000 messages')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def short_topic(name: str) -> str:
-    """A topic's name without what is the same for most of them.
-
-    >>> short_topic("persistent://public/default/mails"), short_topic("persistent://shop/mail/out")
-    ('mails', 'shop/mail/out')
-    """
-    return name.removeprefix("persistent://").removeprefix("public/default/")
 
 
 MOST_BINS = 60
@@ -394,7 +386,7 @@ def _by_topic(audit: Audit) -> list[tuple[object, ...]]:
     for row in audit.retention:
         topics[row.topic] = topics[row.topic].plus(row) if row.topic in topics else row
     return [
-        (short_topic(row.topic), row.messages, size_text(row.payload_bytes), moment(row.oldest_due_ms),
+        (short_names(row.topic), row.messages, size_text(row.payload_bytes), moment(row.oldest_due_ms),
          moment(row.newest_due_ms), row.pending, row.fired, row.acknowledged, row.cancelled)
         for row in sorted(topics.values(), key=lambda row: (-row.messages, row.topic))
     ]  # fmt: skip
@@ -420,7 +412,7 @@ def _held(audit: Audit) -> str:
     ]
     columns = ("partition", "topic", "reason", "subscription", ">behind", "explanation")
     rows = [
-        (row.partition, short_topic(row.topic), row.reason, row.subscription, row.behind, row.explanation)
+        (row.partition, short_names(row.topic), row.reason, row.subscription, row.behind, row.explanation)
         for row in audit.held[:MOST_ROWS]
     ]
     table = _table(columns, rows, total=len(audit.held))
@@ -429,7 +421,7 @@ def _held(audit: Audit) -> str:
 
 
 def _reference(topic: str, subscription: str, reason: str = "") -> str:
-    return f"{printable(short_topic(topic)) or 'the store'}: {printable(subscription) or reason}"
+    return f"{printable(short_names(topic)) or 'the store'}: {printable(subscription) or reason}"
 
 
 def _subscriptions(audit: Audit) -> str:
@@ -480,13 +472,13 @@ def _skew(audit: Audit) -> str:
         return ""
     (topic, most), (day_ms, in_day) = topics.most_common(1)[0], days.most_common(1)[0]
     explanation = (
-        f"The largest of {plural(len(topics), 'topic')}, {_text(short_topic(topic))}, has {share(most, total)} of all "
+        f"The largest of {plural(len(topics), 'topic')}, {_text(short_names(topic))}, has {share(most, total)} of all "
         f"messages; the largest of {plural(len(days), 'day')}, {moment(day_ms, with_time=False)}, has "
         f"{share(in_day, total)}. Even shares spread the work; one topic or day with most of them is where the store "
         "is busiest."
     )
     bars = [
-        Bar(printable(short_topic(name)), count, f"{count:,} · {share(count, total)}", "blue")
+        Bar(printable(short_names(name)), count, f"{count:,} · {share(count, total)}", "blue")
         for name, count in topics.most_common(12)
     ]
     left = len(topics) - len(bars)

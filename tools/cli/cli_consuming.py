@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ...store.duration import duration_seconds
-from ...store.errors import InvalidArgument
+from ...store.errors import InvalidArgument, short_names
 from ..output import answer, message_json, message_line, say
 from ..values import iso_time, time_ms
 from .options import Create, Json, Store, SubscriptionName, TopicName
@@ -65,7 +65,7 @@ def receive(
     with asked(store, writes=True) as opened:
         attached = opened.subscribe(topic, subscription, type_.value, create)
         if attached["created"]:
-            say(f"subscription {subscription!r} of {attached['topic']} is new")
+            say(f"subscription {subscription!r} of {short_names(attached['topic'])} is new")
         deadline = None if seconds is None else time.monotonic() + seconds
         while received < max_:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())

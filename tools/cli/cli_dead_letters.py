@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ...store.duration import duration_seconds
-from ...store.errors import InvalidArgument
+from ...store.errors import InvalidArgument, short_names
 from ..output import answer, payload_fields, payload_of, preview, write_json_lines, write_table
 from ..values import iso_time
 from .options import NOTHING, Given, Group, Json, Store, grouped
@@ -67,7 +67,7 @@ def list_(
     rows = [
         (
             letter["message_id"],
-            letter["topic"],
+            short_names(letter["topic"]),
             letter["subscription"],
             f"{letter['reason']} ({letter['attempts']} attempts)",
             iso_time(letter["first_ms"]),

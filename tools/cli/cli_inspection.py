@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...store.errors import DuelogError, InvalidArgument
+from ...store.errors import DuelogError, InvalidArgument, short_names
 from ...store.files.directory import DISK_PARTS, refuse_inside
 from ..output import (
     answer,
@@ -104,7 +104,7 @@ def _store_stats(there: Asked, name: str, topics: int, json_: bool) -> None:
         columns,
         [
             (
-                each["name"],
+                short_names(each["name"]),
                 each["pending"],
                 size_text(each["stored_bytes"]),
                 len(each["subscriptions"]),
@@ -130,7 +130,7 @@ def _topic_stats(topic: dict[str, Any], json_: bool) -> None:
         return
     about = (("pending", topic["pending"]), ("fired", topic["fired"]), ("entries of the main log", topic["entries"]),
              ("ledgers", topic["ledgers"]), ("size of the main log", size_text(topic["stored_bytes"])))  # fmt: skip
-    write_table(topic["name"], ("", ">"), [cell for cell in about if cell[1] is not None])
+    write_table(short_names(topic["name"]), ("", ">"), [cell for cell in about if cell[1] is not None])
     write_line("")
     columns = ("subscription", ">backlog", "mark-delete", ">consumers", ">unacknowledged", ">redelivering",
                ">dead-lettered", "")  # fmt: skip
@@ -374,7 +374,9 @@ def _show_audit(result: Any) -> None:
     if result.held:
         write_line("")
         columns = ("partition", "topic", "held by", "subscription", ">behind")
-        rows = [(row.partition, row.topic, row.reason, row.subscription, row.behind) for row in result.held]
+        rows = [
+            (row.partition, short_names(row.topic), row.reason, row.subscription, row.behind) for row in result.held
+        ]
         write_table(f"held partitions: {len({row[0] for row in rows}):,}", columns, rows[:_MOST_HELD])
         if len(rows) > _MOST_HELD:
             say(f"{len(rows) - _MOST_HELD:,} more reasons; --output has them all")

@@ -97,7 +97,8 @@ def send(
         sent: dict[str, Any] = opened.send(topic, create=create, **message)
     unread = "now" if at is None and after is None else "as asked"  # stored, and could not be read back
     due = unread if sent["due_ms"] is None else iso_time(sent["due_ms"])
-    answer(sent, f"{sent['message_id']}  due {due}", json_=json_)
+    found = "" if sent["stored"] else "  (it was there: nothing is sent)"
+    answer(sent, f"{sent['message_id']}  due {due}{found}", json_=json_)
 
 
 @app.command()
@@ -177,6 +178,7 @@ def scheduled(
     ] = None,
     end: Annotated[str | None, typer.Option("--until", "--end", metavar="TIME", help="Due before this time.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
+    newest_first: Annotated[bool, typer.Option("--newest-first", help="The one that is due last comes first.")] = False,
     json_: Json = False,
 ) -> None:
     """List messages of a topic that are not due yet, by due time. Of a server: the first 4,096 bytes of each payload.
@@ -188,17 +190,45 @@ def scheduled(
     """
     start_ms, end_ms = time_range_ms("--from", start, "--until", end)
     with store.opened() as there:
-        found = list(there.scheduled(topic, start_ms, end_ms, limit + 1))
+        found = list(there.scheduled(topic, start_ms, end_ms, limit + 1, newest_first))
     shown = found[:limit]
     if json_:
         for message in shown:
             write_json(message_json(message))
     else:
-        columns = ("message id", "due", "key", "payload")
-        cells = [(str(each.message_id), iso_time(each.due_ms), each.key, preview(each.payload)) for each in shown]
+        columns = ("message id", "due", "key", "dedup key", "payload")
+        cells = [
+            (str(each.message_id), iso_time(each.due_ms), each.key, each.dedup_key, preview(each.payload))
+            for each in shown
+        ]
         write_table(f"scheduled messages: {len(shown):,}", columns, cells)
     if len(found) > limit:
         say(f"there are more than {limit:,}; --limit shows more of them")
+
+
+@app.command("count")
+def count(
+    store: Store,
+    topic: TopicName,
+    start: Annotated[
+        str | None, typer.Option("--from", "--start", metavar="TIME", help="Due at this time or later.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--until", "--end", metavar="TIME", help="Due before this time.")] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With deduplication keys that begin with this text.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Count messages of a topic that are not due yet.
+
+    ```
+    duelog count data reminders --until 2026-12-02T00:00Z --prefix order-
+    ```
+    """
+    start_ms, end_ms = time_range_ms("--from", start, "--until", end)
+    with asked(store, writes=False) as opened:
+        found = opened.count(topic, start_ms, end_ms, prefix)
+    answer({"count": found}, f"{found:,}", json_=json_)
 
 
 @command_at_place(app, "cancel")
@@ -212,6 +242,9 @@ def cancel(
         list[str] | None,
         typer.Option(metavar="KEY", help="The pending message of this deduplication key; may be repeated."),
     ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Those of all deduplication keys that begin with this text.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Cancel delayed messages, so that they are never delivered. Exit status 1: one has fired, or is unknown.
@@ -221,13 +254,14 @@ def cancel(
     duelog cancel data reminders --dedup-key order-17
     ```
     """
-    if bool(ids) == bool(dedup_key):
-        raise InvalidArgument("ID", ids or [], "expected ids, or --dedup-key; one of the two")
+    if bool(ids) + bool(dedup_key) + (prefix is not None) != 1:
+        raise InvalidArgument("ID", ids or [], "expected ids, --dedup-key or --prefix; one of the three")
     wanted = [_id(each) for each in ids or []]
     with store.opened(writes=True) as there:
-        if dedup_key:
-            named, field = dedup_key, "dedup_key"
-            outcomes = ["cancelled" if there.cancel_key(topic, each) else "unknown" for each in named]
+        if not ids:
+            found = there.cancel_keys(topic, dedup_key, prefix)
+            named, field = dedup_key or found, "dedup_key"
+            outcomes = ["cancelled" if each in found else "unknown" for each in named]
         else:
             named, field = ids or [], "message_id"
             outcomes = there.cancel(topic, wanted)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...store.errors import InvalidArgument
+from ...store.errors import InvalidArgument, short_names
 from ...store.names import TopicName
 from ..output import answer, write_json, write_json_lines, write_table
 from .options import NOTHING, Given, Group, Json, PolicyOptions, policy_values
@@ -69,7 +69,7 @@ def get_(
         write_json_lines({"scope": name, **policies} for name, policies in scopes.items())
         return
     rows = [
-        (of if at == 0 else "", name, value)
+        (short_names(of) if at == 0 else "", name, value)
         for of, policies in scopes.items()
         for at, (name, value) in enumerate((name, value) for name, value in policies.items() if value is not None)
     ]
@@ -83,9 +83,12 @@ def _show_topic(
     if json_:
         write_json({"topic": name, "subscription": subscription, "set": here, "effective": values, "set_at": set_at})
         return
-    rows = [(policy, here and here[policy], value, set_at and set_at[policy]) for policy, value in values.items()]
+    rows = [
+        (policy, here and here[policy], value, set_at and set_at[policy] and short_names(set_at[policy]))
+        for policy, value in values.items()
+    ]
     of = name if subscription is None else f"subscription {subscription} of {name}"
-    write_table(f"policies of {of}", ["policy", ">set here", ">in force", "set at"], rows)
+    write_table(f"policies of {short_names(of)}", ["policy", ">set here", ">in force", "set at"], rows)
 
 
 @command_at_place(app, "set")

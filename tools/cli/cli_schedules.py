@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...store.duration import duration_ms, duration_seconds
-from ...store.errors import InvalidArgument
+from ...store.errors import InvalidArgument, short_names
 from ..output import answer, payload_fields, payload_of, preview, write_json, write_json_lines, write_table
 from ..values import iso_time, properties_of, time_ms
 from .cli_messages import content_of
@@ -162,7 +162,7 @@ def show(
         ("key", "-" if shown.key is None else shown.key),
         *(("property", f"{each}={value}") for each, value in shown.properties.items()),
     ]
-    write_table(f"{shown.name} of {shown.topic}", ["what", "is"], rows)
+    write_table(f"{shown.name} of {short_names(shown.topic)}", ["what", "is"], rows)
     write_table("next", ["of", "due"], [(iso_time(due.nominal_ms), iso_time(due.due_ms)) for due in dues])
 
 
@@ -198,7 +198,10 @@ def list_(
     if json_:
         write_json_lines(map(_fields, found))
         return
-    rows = [(each["topic"], each["name"], _when(each), _state(each), preview(payload_of(each))) for each in found]
+    rows = [
+        (short_names(each["topic"]), each["name"], _when(each), _state(each), preview(payload_of(each)))
+        for each in found
+    ]
     write_table("schedules", ["topic", "name", "recurs", "next", "payload"], rows)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...store.errors import short_names
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_table
 from ..values import alone, iso_time
 from .options import Json, Store
@@ -118,7 +119,7 @@ def _show(found: list[FoundSnapshot], json_: bool) -> None:
         [
             (
                 each.partition,
-                each.topic or "(deleted)",
+                short_names(each.topic or "(deleted)"),
                 each.snapshot_id,
                 each.state,
                 each.entries,
@@ -153,7 +154,7 @@ def _show_report(report: RebuildReport, json_: bool) -> None:
         [
             (
                 log.partition,
-                log.topic,
+                short_names(log.topic),
                 log.found.entries,
                 log.found.pending,
                 len(log.found.damaged),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ...store.errors import short_names
 from ..output import answer, printable
 from .options import Json, SubscriptionName, TopicName
 from .place import Place, command_at_place
@@ -34,7 +35,7 @@ def list_topics(
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
     json_: Json = False,
 ) -> None:
-    """List topics by their full names; partitions each by itself.
+    """List topics; partitions each by itself. With --json by their full names.
 
     ```
     duelog topics list --server http://localhost:8080 --namespace public/default
@@ -42,7 +43,7 @@ def list_topics(
     """
     with store.opened() as there:
         for name in islice(there.topics(namespace), limit):
-            answer(name, printable(name), json_=json_)
+            answer(name, printable(short_names(name)), json_=json_)
 
 
 @command_at_place(topics, "create")

@@ -52,7 +52,7 @@ _TOLD = ("message_id", "key", "properties", "due_ms", "publish_ms")
 _FIELDS = (*_DELAYS.values(), "retention_ms", "retention_bytes", "ttl_ms")
 
 _NOT_ASKED = {
-    "cancel_key": "a server is not asked by key; cancel by id, or in its directory",
+    "cancel_keys": "a server is not asked by key; cancel by id, or in its directory",
     "peek": "a server is not asked for messages; peek in its directory",
 }
 
@@ -210,8 +210,15 @@ class Server:
     # -- messages --------------------------------------------------------------------------------------
 
     def scheduled(
-        self, topic: str, start_ms: int | None = None, end_ms: int | None = None, limit: int = _PAGE
+        self,
+        topic: str,
+        start_ms: int | None = None,
+        end_ms: int | None = None,
+        limit: int = _PAGE,
+        newest_first: bool = False,
     ) -> Iterator[dict[str, Any]]:
+        if newest_first:
+            raise InvalidArgument("--newest-first", newest_first, "a server lists the one first that is due first")
         after, path = None, f"{_duelog(topic)}/scheduled"
         name = str(TopicName.parse(topic))
         while limit > 0:

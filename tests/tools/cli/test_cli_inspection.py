@@ -74,14 +74,16 @@ def test_looking_where_there_is_no_store_makes_none(tmp_path: Path, command: str
 
 
 def test_scheduled_lists_what_has_not_fired_by_due_time(store: Path) -> None:
-    """In JSON and as a table; an unknown topic is refused by its full name."""
+    """In JSON and as a table, from either end, and counted; an unknown topic is refused by the name that was given."""
     found = json_lines_of("scheduled", store, "t")
     assert [message["payload"] for message in found] == ["m2", "m3", "m4", "m5"]
     assert found[0]["due"] == "2001-09-10T01:47:40Z"
     shown = ok("scheduled", store, "t")
     assert "scheduled messages: 4" in shown
-    assert "2001-09-10T01:47:40Z  k2   m2" in shown
-    assert "persistent://public/default/nope" in refused("scheduled", store, "nope")
+    assert "2001-09-10T01:47:40Z  k2              m2" in shown
+    assert json_lines_of("scheduled", store, "t", "--newest-first") == found[::-1]
+    assert ok("count", store, "t", "--until", "2001-09-11T00:00Z") == "2\n"
+    assert "topic 'nope' does not exist" in refused("scheduled", store, "nope")
 
 
 def test_stats_count_topics_partitions_and_pending_and_the_backlog_of_each_subscription(store: Path) -> None:
@@ -111,7 +113,7 @@ def test_tables_are_not_cut_where_the_output_is_no_terminal(store: Path) -> None
     """A long name stands on one line."""
     with make_store(store) as opened:
         opened.topic("x" * 120).send(b"x", deliver_at=FUTURE_MS)
-    assert f"persistent://public/default/{'x' * 120} " in ok("stats", store)
+    assert f"\n{'x' * 120} " in ok("stats", store)
 
 
 # -- check ---------------------------------------------------------------------------------------

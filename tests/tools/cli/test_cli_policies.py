@@ -89,7 +89,7 @@ def test_what_is_kept_is_set_at_every_scope_and_shown_with_where_it_comes_from(p
         (5, f"subscription mailer of {topic}"), (9, "namespace public/default")
     ]  # fmt: skip
     assert "604,800,000" in ok("policies", "get", path, "--topic", "t")
-    assert f"subscription mailer of {topic}" in ok("policies", "get", path)
+    assert "subscription mailer of topic t " in ok("policies", "get", path)
     assert "retention_ms=1000" in refused("policies", "set", path, "--topic", "t", "-s", "mailer", "--retention", "1")
 
 

@@ -33,7 +33,7 @@ def test_schedules_are_listed_of_the_store_and_of_a_topic(path: Path) -> None:
     shown = ok("schedules", "list", path)
     assert "each 3600 s" in shown
     assert "0 9 * * * (Europe/Rome)" in shown
-    assert "persistent://public/default/nothing" in refused("schedules", "list", path, "--topic", "nothing")
+    assert "topic 'nothing' does not exist" in refused("schedules", "list", path, "--topic", "nothing")
 
 
 def test_a_schedule_is_paused_resumed_and_removed(path: Path) -> None:

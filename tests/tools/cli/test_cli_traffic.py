@@ -164,10 +164,10 @@ def test_receive_says_when_time_is_over(due: Path) -> None:
 def test_a_typo_in_receive_makes_no_subscription_that_holds_everything_for_ever(due: Path) -> None:
     """A subscription or topic that is not there is refused by its name, and none is made; --create makes it."""
     said = refused("receive", due, "t", "mialer", "--timeout", 0)
-    assert "SUBSCRIPTION='mialer': persistent://public/default/t has no such subscription; --create makes it" in said
+    assert "SUBSCRIPTION='mialer': t has no such subscription; --create makes it" in said
     assert "TOPIC='T': there is no such topic; --create makes it" in refused("receive", due, "T", "mailer")
     assert ok("subscriptions", "list", due, "t") == ""
-    assert ok("topics", "list", due) == "persistent://public/default/t\n"
+    assert ok("topics", "list", due) == "t\n"
     assert len(json_lines_of("receive", due, "t", "mailer", "--create")) == 1
     assert len(json_lines_of("receive", due, "t", "mailer")) == 1
 
@@ -176,7 +176,7 @@ def test_a_typo_in_send_makes_no_topic(due: Path, tmp_path: Path) -> None:
     """Nor a store, where the directory is mistaken."""
     said = refused("send", due, "tt", "x")
     assert said == "duelog: TOPIC='tt': there is no such topic; --create makes it\n"
-    assert ok("topics", "list", due) == "persistent://public/default/t\n"
+    assert ok("topics", "list", due) == "t\n"
     assert "there is no such directory" in refused("send", tmp_path / "none", "t", "x")
     assert not (tmp_path / "none").exists()
     assert json_of("send", due, "tt", "x", "--create")["topic"] == "persistent://public/default/tt"
@@ -196,4 +196,8 @@ def test_a_message_is_cancelled_by_the_key_that_it_was_sent_with(path: Path) -> 
     again = run("cancel", path, "t", "--dedup-key", "order-17")
     assert (again.exit_code, again.stdout) == (1, "order-17  unknown\n")
     assert json_of("send", path, "t", "x", "--after", "1h", "--dedup-key", "order-17") != sent
+    assert "it was there" in ok("send", path, "t", "x", "--after", "1h", "--dedup-key", "order-17")
+    assert [ok("count", path, "t", "--prefix", prefix) for prefix in ("order-", "o-")] == ["1\n", "0\n"]
+    assert ok("cancel", path, "t", "--prefix", "order-") == "order-17  cancelled\n"
+    assert run("cancel", path, "t", "--prefix", "order-").exit_code == 0
     assert "cancel by id" in refused("cancel", "--server", "http://localhost:1", "t", "--dedup-key", "order-17")

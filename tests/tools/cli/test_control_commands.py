@@ -29,6 +29,8 @@ send {} t later --at 4102444800001 --dedup-key once
 send {} t later --at 4102444800002 --dedup-key once --replace
 cancel {} t --dedup-key once --dedup-key never
 cancel {} t --dedup-key once --json
+count {} t --prefix on
+scheduled {} t --newest-first --limit 1
 cancel {} t
 cancel {} t 1:1 --dedup-key once
 send {} tt pay
