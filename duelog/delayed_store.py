@@ -24,7 +24,7 @@ from duelog.store.position import MessageId
 
 from .backup import BackupResult, back_up
 from .check.check_store import Finding, check
-from .engine import Engine, open_engine
+from .engine import Engine, open_engine, settled
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import Operations
 from .operations.wire_peer import Admit
@@ -84,12 +84,7 @@ class DelayedStore:
         if "\0" in str(where):
             raise InvalidArgument("path", path, "has a NUL character")
         with explained(where):
-            engine = open_engine(where, config or StoreConfig(), clock or SystemClock(), read_only=read_only)
-            if engine.shipping is not None:
-                from .replica.manifest_files import begin_shipping  # noqa: PLC0415 - only a store with a replica needs it
-
-                begin_shipping(engine, engine.shipping)
-            return cls(engine)
+            return cls(open_engine(where, config or StoreConfig(), clock or SystemClock(), read_only=read_only))
 
     @property
     def path(self) -> Path:
@@ -132,6 +127,7 @@ class DelayedStore:
             if matches is None or matches.search(name)
         )
 
+    @settled
     def create_topics(self, names: Iterable[str]) -> list[bool]:
         """Create topics, as `Topic.create`, in one commit; whether each was made. Raises InvalidArgument: none was."""
         return self._engine.topics.create([TopicName.parse(name) for name in names], self._engine.writing_at())
@@ -150,6 +146,7 @@ class DelayedStore:
             raise InvalidArgument("callback", callback, "expected something to be called")
         return self._engine.topic_events.listen(callback)
 
+    @settled
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions, and release all it holds. Raises UnknownTopic."""
         self._engine.check_writable()
@@ -188,7 +185,9 @@ class DelayedStore:
                 place = places[given] = names.setdefault(name, len(names))
             owners.append(place)
             checked.append(message)
-        return sender.send(list(names), owners, checked, allow_past=allow_past).to_list()
+        ids = sender.send(list(names), owners, checked, allow_past=allow_past).to_list()
+        self._engine.settle(*names)
+        return ids
 
     def transaction(self) -> Transaction:
         """Begin to collect operations that are stored together when the block ends, or not at all.
@@ -202,6 +201,7 @@ class DelayedStore:
         """
         return Transaction(self._engine)
 
+    @settled
     def set_policies(
         self,
         policies: DelayedDeliveryPolicies,
@@ -230,6 +230,7 @@ class DelayedStore:
         self._engine.policies.set(scope, policies, expected)
         self._engine.upkeep.policy_changes.follow(scope)
 
+    @settled
     def update_policies(
         self,
         /,
@@ -265,6 +266,7 @@ class DelayedStore:
         self._engine.check_open()
         return {str(scope): policies for scope, policies in self._engine.policies.all()}
 
+    @settled
     def remove_policies(
         self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> bool:
@@ -308,6 +310,7 @@ class DelayedStore:
         origin = None if topic is None else TopicName.parse(topic)
         return self._engine.delivery.dead_letters.held(origin, subscription, reason, key, before_ms)
 
+    @settled
     def requeue_dead_letters(self, letters: Letters, *, delay: Duration = 0) -> int:
         """Move dead letters back to where they came from, due in `delay`, atomically; how many.
 
@@ -317,6 +320,7 @@ class DelayedStore:
         self._engine.check_writable()
         return self._engine.delivery.dead_letters.requeue(checked_letters(letters), duration_ms("delay", delay))
 
+    @settled
     def purge_dead_letters(self, letters: Letters) -> int:
         """Drop dead letters for good, in one transaction; how many were dropped. Raises as `requeue_dead_letters`."""
         self._engine.check_writable()
@@ -344,6 +348,7 @@ class DelayedStore:
         """
         return self._engine.save_snapshots()
 
+    @settled
     def flush(self) -> None:
         """Persist every acknowledgement taken so far. Raises StoreFull, StoreFailed."""
         self._engine.check_writable()
@@ -445,6 +450,9 @@ class DelayedStore:
         """Why the time partition that begins at `start_ms` is still there. O(topics in it). Raises InvalidArgument."""
         self._engine.check_open()
         return self._engine.figures.kept_by(start_ms)
+
+    def _await_copy(self) -> None:
+        self._engine.settle()
 
     def _forget_numbers(self, topic: str, producers: Iterable[str]) -> None:
         """Forget the numbers of connections that have ended."""

@@ -12,9 +12,10 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from duelog.delivery.delivery_log import DeliveryLog
 from duelog.markers.firing.firing import Firing
@@ -25,7 +26,15 @@ from duelog.markers.withdrawal import Succession, Withdrawals
 from duelog.partitions.partition_set import Storage
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.config import StoreConfig
-from duelog.store.errors import BrokenInvariant, CorruptRecord, DamagedStore, InvalidArgument, ReadOnly, StoreFull
+from duelog.store.errors import (
+    BrokenInvariant,
+    CorruptRecord,
+    DamagedStore,
+    InvalidArgument,
+    NotReplicated,
+    ReadOnly,
+    StoreFull,
+)
 from duelog.store.log.documents import Documents
 from duelog.store.names import TopicName
 from duelog.store.policy.pending_quotas import PendingQuotas
@@ -137,6 +146,7 @@ class Sending:
         quotas: PendingQuotas,
         pending: Pending,
         wal_writer: WalWriter | None,
+        settle: Callable[[TopicName], None],
     ) -> None:
         storage, config = recovered.storage, recovered.storage.config
         self.wal_writer = wal_writer
@@ -155,7 +165,9 @@ class Sending:
             storage.listeners,
         )
         put_writer = PutWriter(self.sender, policies, self.producers.of, self.keyed.send_all)
-        self.outbox = Outbox(put_writer.write, config.max_in_flight_bytes, self.sender.group_bytes, storage.path)
+        self.outbox = Outbox(
+            put_writer.write, config.max_in_flight_bytes, self.sender.group_bytes, storage.path, settle
+        )
 
 
 class Upkeep:
@@ -198,10 +210,7 @@ class Engine:
     """
 
     def __init__(self, recovered: Recovered, undo: ExitStack, *, records_defaults: bool) -> None:
-        """Make the parts of a recovered store, and start the scheduler's thread where the store has one.
-
-        `undo` ends what was begun. Raises StoreFull, ResourceShortage.
-        """
+        """Make the parts of a recovered store. `undo` ends what was begun. Raises StoreFull."""
         storage, clock = recovered.storage, recovered.clock
         config, listeners, path = storage.config, storage.listeners, storage.path
         self.storage, self.clock, self.lock = storage, clock, recovered.lock
@@ -251,7 +260,7 @@ class Engine:
             self.figures.all_pending_of,
             by_time=bool(config.inline_delay_ms),
         )
-        self.sending = Sending(recovered, self.topics, self.policies, quotas, self.pending, wal_writer)
+        self.sending = Sending(recovered, self.topics, self.policies, quotas, self.pending, wal_writer, self.settle)
         self.upkeep = Upkeep(
             recovered,
             self.topics,
@@ -287,7 +296,7 @@ class Engine:
         self.control: WireServer | None = None
         self.backing_up = Lock()
         """One backup at a time."""
-        self.documents = Documents(storage.main, self.check_open, self.check_writable)
+        self.documents = Documents(storage.main, self.check_open, self.check_writable, self.settle)
         self._shutdown = Shutdown(
             [
                 self.sending.outbox.close,
@@ -302,8 +311,11 @@ class Engine:
                 self._unlock,
             ]
         )
+
+    def start(self) -> None:
+        """Start the scheduler's thread, where the store has one. Raises ResourceShortage."""
+        scheduler, maintenance = self.waking.scheduler, self.upkeep.maintenance
         if scheduler is not None:
-            maintenance = self.upkeep.maintenance
             scheduler.start(lambda: maintenance.slice()[0].next_due_ms, self.topics.wake_receivers)
 
     # -- for the faces -----------------------------------------------------------------------------
@@ -323,6 +335,8 @@ class Engine:
             raise ReadOnly(f"store {self.storage.path}")
         if self.storage.main.failed is not None:
             raise self.storage.main.failed
+        if self.shipping is not None:
+            self.shipping.check_leads()
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
         self.state.check()
@@ -341,6 +355,20 @@ class Engine:
         if self.sending.wal_writer is None:
             raise BrokenInvariant("a store open for writing has no write-ahead log")
         return self.sending.wal_writer
+
+    def settle(self, *topics: TopicName) -> None:
+        """Wait until the copy has all that was written so far, if changes of a topic, or else the store, are told then.
+
+        Raises NotReplicated. Callers hold nothing that others wait for.
+        """
+        if self.shipping is None and not self.policies.says_replicated:
+            return
+        waits = self.storage.config.durability == "replicated"
+        said = [self.policies.replicated(topic) for topic in topics]
+        if any(waits if each is None else each for each in said or [None]):
+            if self.shipping is None:
+                raise NotReplicated(f"store {self.storage.path}", "is open without `replica`, its copy")
+            self.shipping.wait_for(self.writer().segments.next_place())
 
     def sender_to(self, name: TopicName) -> TopicSender:
         return TopicSender(
@@ -460,6 +488,30 @@ class Engine:
             self.lock.release()
 
 
+S = TypeVar("S", bound="Settling")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Settling(Protocol):
+    """A face of the store, or of a part of it."""
+
+    def _await_copy(self) -> None:
+        """Call `Engine.settle` for what the face is of."""
+
+
+def settled(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Have a method of a face return once the copy has what it wrote, where `Engine.settle` waits."""
+
+    @wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        value = method(self, *args, **kwargs)
+        self._await_copy()
+        return value
+
+    return call
+
+
 _ATTEMPTS = 3
 """How often a step is begun that does not come to its end."""
 
@@ -546,4 +598,13 @@ def open_engine(
         except CorruptRecord as error:
             raise DamagedStore(path / "main", str(error)) from error
         undo.pop_all()
+    try:
+        if engine.shipping is not None:
+            from .replica.manifest_files import begin_shipping  # noqa: PLC0415 - only a store with a replica needs it
+
+            begin_shipping(engine, engine.shipping)
+        engine.start()
+    except BaseException:
+        engine.close()
+        raise
     return engine

@@ -13,6 +13,7 @@ from duelog.store.errors import CorruptEntry as CorruptEntry
 from duelog.store.errors import CorruptRecord as CorruptRecord
 from duelog.store.errors import DamagedStore as DamagedStore
 from duelog.store.errors import DelayTooLong as DelayTooLong
+from duelog.store.errors import Deposed as Deposed
 from duelog.store.errors import DocumentChanged as DocumentChanged
 from duelog.store.errors import DuelogError as DuelogError
 from duelog.store.errors import ForkFound as ForkFound
@@ -21,6 +22,8 @@ from duelog.store.errors import HandlersHang as HandlersHang
 from duelog.store.errors import InvalidArgument as InvalidArgument
 from duelog.store.errors import InvalidMessage as InvalidMessage
 from duelog.store.errors import NoPermission as NoPermission
+from duelog.store.errors import NotLeader as NotLeader
+from duelog.store.errors import NotReplicated as NotReplicated
 from duelog.store.errors import PoliciesChanged as PoliciesChanged
 from duelog.store.errors import QuotaExceeded as QuotaExceeded
 from duelog.store.errors import ReadOnly as ReadOnly

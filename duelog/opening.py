@@ -286,7 +286,7 @@ def open_main(
         environment = Environment(
             path / "main",
             name="main",
-            durability=config.durability,
+            durability=config.local_durability,
             map_bytes=config.map_bytes,
             read_only=read_only,
             listeners=listeners,

@@ -35,7 +35,7 @@ from .delivery.acks import AckSet
 from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, entries_of, positions_of
 from .delivery.dispatcher import Dispatcher, SubscriptionType
 from .delivery.position_set import group_by_ledger, group_places
-from .engine import Engine
+from .engine import Engine, settled
 from .sending.sender import Sender
 from .stats import SubscriptionStats
 from .topics.seeking import SeekTarget, expired, go_to
@@ -76,6 +76,7 @@ class SubscriptionAdmin:
             raise InvalidArgument("after", after, "expected an int of at least 0")
         return self._first(count, after).to_list()
 
+    @settled
     def skip(self, count: int, *, until: Position | None = None) -> int:
         """Acknowledge the first `count` messages, as `peek` gives them; how many were not acknowledged meanwhile.
 
@@ -92,6 +93,7 @@ class SubscriptionAdmin:
         self._flush()
         return skipped
 
+    @settled
     def expire(self, before: datetime | int) -> int:
         """Acknowledge every message that was due before an instant (aware datetime or epoch ms); how many.
 
@@ -110,6 +112,7 @@ class SubscriptionAdmin:
         self._flush()
         return count
 
+    @settled
     def reset(self, to: SeekTarget) -> Position:
         """`Subscription.seek` of a subscription to which no consumer is attached; raises ConsumerBusy if one is."""
         self._engine.check_writable()
@@ -124,6 +127,7 @@ class SubscriptionAdmin:
         self._flush()
         return position
 
+    @settled
     def pause(self, until: datetime | int | None = None) -> None:
         """Hand nothing out to any consumer of the subscription until `resume`; kept over restarts.
 
@@ -138,6 +142,7 @@ class SubscriptionAdmin:
             raise InvalidArgument("until", until, "has passed")
         self._set_paused(until_ms)
 
+    @settled
     def resume(self) -> None:
         """End a pause."""
         self._engine.check_writable()
@@ -158,6 +163,9 @@ class SubscriptionAdmin:
         else:
             state.paused_until_ms = until_ms  # a reader is in memory only
         self._topic.changed()
+
+    def _await_copy(self) -> None:
+        self._engine.settle(self._topic.name)
 
     def _check_there(self) -> None:
         if self._state.deleted or self._topic.deleted:
@@ -554,7 +562,12 @@ class Subscription:
             self._flusher.acknowledged(self._topic, self._state, moved_ledger=moved, durable=durable)
         elif durable:
             self._flusher.flush()
+        if durable:
+            self._await_copy()
         return count
+
+    def _await_copy(self) -> None:
+        self._engine.settle(self._topic.name)
 
     def _moved_ledger(self, before: Position) -> bool:
         """Return True if mark-delete has reached the end of a ledger, so that there may be something to trim."""
@@ -641,6 +654,7 @@ class Subscription:
         times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
         return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
 
+    @settled
     def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId:
         """Have a message delivered to this subscription again `delay` from now, as a new delayed message.
 
@@ -668,6 +682,7 @@ class Subscription:
         self.ack(message, durable=True)
         return new_id
 
+    @settled
     def dead_letter(self, message: ReceivedMessage, reason: str | None = None) -> None:
         """Give a message up now, whatever `max_redeliveries` says: it becomes a dead letter, with this reason.
 
@@ -691,6 +706,7 @@ class Subscription:
 
     # -- moving --------------------------------------------------------------------------------------
 
+    @settled
     def seek(self, to: SeekTarget) -> Position:
         """Go to a place in the main log: everything from there on is delivered (again). Durable when it returns.
 

@@ -31,7 +31,7 @@ from duelog.store.position import MessageId, MessageIds, Position
 from .delivery.consumer_arguments import Failover, check_subscribing
 from .delivery.dispatcher import SubscriptionType
 from .delivery.key_slots import KeyShared
-from .engine import Engine
+from .engine import Engine, settled
 from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt, TopicSender
@@ -70,6 +70,9 @@ class Topic:
         """Full name: persistent://tenant/namespace/name."""
         return str(self._name)
 
+    def _await_copy(self) -> None:
+        self._engine.settle(self._name)
+
     def _existing(self) -> TopicState:
         """The topic's state. Raises UnknownTopic."""
         self._engine.check_open()
@@ -107,8 +110,11 @@ class Topic:
         sender, dedup = self.sender, Dedup.checked(dedup_key, dedup_for, replace)
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
         if dedup is not None:
-            return self._engine.sending.keyed.send(self._name, encoded, dedup, self._engine.writing_at)
-        return sender.send(encoded)
+            message_id = self._engine.sending.keyed.send(self._name, encoded, dedup, self._engine.writing_at)
+        else:
+            message_id = sender.send(encoded)
+        self._await_copy()
+        return message_id
 
     def send_async(
         self,
@@ -192,6 +198,7 @@ class Topic:
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
         return sender.put(sender.outgoing(encoded, token, done, once=checked or dedup), wait=wait)
 
+    @settled
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
         """Append messages; returns their ids, in the order of the messages, once all are durable.
 
@@ -204,6 +211,7 @@ class Topic:
         """
         return self.sender.send_batch(messages, allow_past=allow_past).to_list()
 
+    @settled
     def send_payloads(
         self,
         payloads: Sequence[bytes],
@@ -219,6 +227,7 @@ class Topic:
         """
         return self.sender.send_payloads(payloads, deliver_at, deliver_after, allow_past=allow_past)
 
+    @settled
     def create(self) -> bool:
         """Create the topic durably, without a message; False: it was there. Raises StoreFull, StoreFailed."""
         return self._engine.topics.create([self._name], self._engine.writing_at())[0]
@@ -231,7 +240,8 @@ class Topic:
         now_ms = self._engine.writing_at()
         validate_subscription_name(name, "producer")
         topic = self.sender.topic(now_ms)
-        return Producer(self.sender, topic, self._engine.sending.producers.of(topic, name), name)
+        producer = self._engine.sending.producers.of(topic, name)
+        return Producer(self.sender, topic, producer, name, self._await_copy)
 
     def producer_number(self, name: str) -> int:
         """The highest number that a named producer has stored; -1: none. Also read-only. O(partitions) at first.
@@ -249,6 +259,7 @@ class Topic:
         """
         return self.cancel_batch([message_id])[0] in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
 
+    @settled
     def cancel_batch(self, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages in one transaction; what became of each: cancelled, already cancelled, fired, unknown."""
         self._engine.check_writable()
@@ -272,6 +283,7 @@ class Topic:
             [message_id], deliver_at=deliver_at, deliver_after=deliver_after, allow_past=allow_past
         )[0]
 
+    @settled
     def reschedule_batch(
         self,
         message_ids: Sequence[AnyId],
@@ -286,6 +298,7 @@ class Topic:
             self._existing(), message_ids, deliver_at, deliver_after, now_ms, allow_past=allow_past
         )
 
+    @settled
     def fire_now(self, message_id: AnyId) -> MessageId | None:
         """Deliver a delayed message now: `reschedule` to this instant, whatever the delay policies say."""
         return self._engine.pending.topic_withdrawals.fire_now(self._engine.writing_at(), self._existing(), message_id)
@@ -363,6 +376,7 @@ class Topic:
 
     # -- by deduplication key -------------------------------------------------------------------------
 
+    @settled
     def cancel_key(self, key: str) -> bool:
         """Cancel the pending message of a deduplication key. True: it is never delivered, and the key is free.
 
@@ -406,6 +420,7 @@ class Topic:
 
     # -- schedules ------------------------------------------------------------------------------------
 
+    @settled
     def every(
         self,
         name: str,
@@ -484,16 +499,19 @@ class Topic:
         """The topic's schedules by name. Raises UnknownTopic."""
         return self._engine.upkeep.recurring.of_topic(self._existing())
 
+    @settled
     def pause_schedule(self, name: str) -> Schedule | None:
         """Take a schedule's waiting occurrence back, until it is resumed; None: there is no such schedule."""
         self._engine.check_writable()
         return self._engine.upkeep.recurring.pause(self._existing(), name)
 
+    @settled
     def resume_schedule(self, name: str) -> Schedule | None:
         """Go on with the first occurrence after now; None: there is no such schedule."""
         self._engine.check_writable()
         return self._engine.upkeep.recurring.resume(self._existing(), name)
 
+    @settled
     def remove_schedule(self, name: str) -> bool:
         """End a schedule and take its waiting occurrence back; False: there is no such schedule."""
         self._engine.check_writable()
@@ -501,6 +519,7 @@ class Topic:
 
     # -- subscriptions --------------------------------------------------------------------------------
 
+    @settled
     def subscribe(
         self,
         name: str,
@@ -567,11 +586,13 @@ class Topic:
                 if state.deleted:
                     raise
 
+    @settled
     def unsubscribe(self, name: str) -> None:
         """Remove a subscription and what it holds. Raises UnknownSubscription, UnknownTopic, ConsumerBusy."""
         self._engine.check_writable()
         self._engine.upkeep.removal.remove_subscription(self._existing(), name)
 
+    @settled
     def clear_inline(self, subscription: str) -> int:
         """Acknowledge, for one subscription alone, what waits in the topic's main log and is not due yet (PIP-448).
 

@@ -458,6 +458,9 @@ class Transaction:
         self._ended = True
         if kind is None:
             self._store()
+            topics = {each.topic for each in self._sends} | {name for name, _ in self._cancelled_keys}
+            topics |= self._cancels.keys() | self._reschedules.keys()
+            self._engine.settle(*topics, *(TopicName.parse(ack.message.topic) for ack in self._acks))
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

@@ -51,6 +51,15 @@ def add(transaction: Transaction, table: Table, ledger_id: int, entries: BitMap)
     return fresh
 
 
+def add_range(transaction: Transaction, table: Table, ledger_id: int, first: int, limit: int) -> None:
+    """Add the entries [first, limit) of a log to `table`, none of which is in it. O(blocks)."""
+    for block in range(first >> BLOCK_BITS, (limit - 1 >> BLOCK_BITS) + 1):
+        new = BitMap()
+        new.add_range(max(first, block << BLOCK_BITS), min(limit, block + 1 << BLOCK_BITS))
+        key = fmt.block_key(table, ledger_id, block)
+        transaction.change_bits(key, BitChange(new, BitMap()), transaction.bits(key))
+
+
 def remove_log(transaction: Transaction, ledger_id: int) -> None:
     """Forget everything about a log that is gone."""
     for table in (Table.CANCELLED, Table.ADMITTED):

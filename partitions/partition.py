@@ -17,6 +17,7 @@ import numpy as np
 
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionState
+from ..store.codec.frontier import HELD
 from ..store.codec.run import Int64s, Run, RunLimits, pack_message
 from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Publication, Reads
@@ -294,6 +295,16 @@ class Partition:
         transaction.move_end(log, end_after(ledger_id, first, len(dues)))
         transaction.appended(partial(self.heard, log, first, dues if heard is None else heard))
         return first
+
+    def skip_to(self, transaction: Transaction, log: PartitionLog, last: int, value: bytes) -> None:
+        """Have a log go on behind the id `last`, which gets the run `value` (pack_skip), and no other before it.
+
+        The transaction cancels them all.
+        """
+        end_after(log.ledger_id, last, 1)
+        transaction.move_end(log, last + 1)
+        heard = partial(self.heard, log, last, np.full(1, HELD, dtype=np.int64))
+        transaction.insert_run(fmt.run_key(log.ledger_id, last), value, 1, heard)
 
     def _heard_one(self, log: PartitionLog, first: int, due_ms: int) -> None:
         log.registered = True

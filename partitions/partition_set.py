@@ -453,7 +453,7 @@ class PartitionSet:
         environment = Environment(
             partition.path,
             name=partition.name,
-            durability=self._config.durability,
+            durability=self._config.local_durability,
             map_bytes=self._config.map_bytes,
             read_only=self._read_only,
             evicts=partition.state is PartitionState.OPEN and not partition.keeps_pages,

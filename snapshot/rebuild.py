@@ -126,8 +126,8 @@ class _Log:
                 self.quarantine(run)
                 expected = None
                 continue
-            if expected is not None and run.first_entry > expected:
-                self.damage(expected, f"entries {expected} to {run.first_entry - 1} are missing")
+            if expected is not None and run.follows > expected:
+                self.damage(expected, f"entries {expected} to {run.follows - 1} are missing")
             expected = run.limit
             damaged = [body for body in run.body_views(range(run.count)) if isinstance(body, CorruptEntry)]
             self.damaged += damaged

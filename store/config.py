@@ -15,6 +15,9 @@ from .errors import InvalidArgument
 from .names import TopicName
 
 Durability = Literal["commit", "relaxed", "none"]
+"""When a group is on this machine's disk."""
+
+SendDurability = Literal[Durability, "replicated"]
 """When a send returns: see ``StoreConfig.durability``."""
 
 KIB = 1024
@@ -53,11 +56,8 @@ def _ratio(name: str, value: object) -> None:
 
 
 def _durability(name: str, value: object) -> None:
-    if not isinstance(value, str) or value not in get_args(Durability):
-        text = f"expected one of {', '.join(get_args(Durability))}"
-        if value == "replicated":
-            text += "; no send waits for the copy yet: `replica` ships it within `ship_ms`"
-        raise InvalidArgument(name, value, text)
+    if not isinstance(value, str) or value not in get_args(SendDurability):
+        raise InvalidArgument(name, value, f"expected one of {', '.join(get_args(SendDurability))}")
 
 
 def _optional_url(name: str, value: object) -> None:
@@ -103,6 +103,9 @@ class StoreConfig:
         done in that time, be it sent, acknowledged or cancelled, and never corrupts.
         ``"none"``: it is in the page cache; a process crash loses nothing, a power loss may lose everything or leave an
         unusable file. For data that can be made again.
+        ``"replicated"``: it is on disk, and in the copy (`replica`), so that a loss of the machine loses nothing; what
+        cancels, acknowledges durably or changes the store waits likewise. Many wait for one put. The policy
+        `replicated` says otherwise for a namespace or a topic.
     inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
         none does, which is the default: a message in the main log that is not yet visible can be neither
         cancelled nor rescheduled, and what it saves is one write of two where messages are sent one by one, and
@@ -186,6 +189,12 @@ class StoreConfig:
     ship_ms: how long what is written may wait until it is put into `replica`; 1 s. Shorter loses less with the machine,
         and costs a put each time.
     ship_bytes: it is put sooner once it is this much, 64 KiB to 256 MiB; 4 MiB.
+    lease_ms: for a store with a standby: how long it leads by the last object that it has put into `replica`, at the
+        least one each third of that. The standby takes over once it has seen none for so long; this store refuses what
+        writes (NotLeader) from 0.8 of it on. 10,000 is usual, and what `duelog serve --standby` takes. None: no standby
+        takes over, and the store goes on without its copy.
+    replicated_timeout_ms: how long a send waits for the copy, where it does; 30 s. Then it raises NotReplicated: it is
+        on this machine's disk, and may come into the copy yet.
     replica_keep_bytes: the most of the write-ahead log that is kept while `replica` cannot be reached; 1 GiB. Beyond it
         the log goes on, and the copy with a new manifest: no restore reaches a moment between the two.
     replica_retention_ms: how long every moment can be restored; 7 days, one at least.
@@ -193,7 +202,7 @@ class StoreConfig:
 
     # -- behaviour
     partition_ms: Milliseconds = _integer(86_400_000, 1, _UINT32_MAX)
-    durability: Durability = _setting("commit", _durability)
+    durability: SendDurability = _setting("commit", _durability)
     inline_delay_ms: Milliseconds = _integer(0, 0, _INT64_MAX)
     max_message_bytes: int = _integer(5 * MIB, 1, GIB)
     cluster: str = _setting("standalone", _label)
@@ -234,6 +243,8 @@ class StoreConfig:
     run_bytes: int = _integer(256 * KIB, KIB, GIB)
     ship_ms: Milliseconds = _integer(1_000, 1, 3_600_000)
     ship_bytes: int = _integer(4 * MIB, 64 * KIB, 256 * MIB)
+    lease_ms: OptionalMilliseconds = _integer(None, 1_000, 3_600_000, none=True)
+    replicated_timeout_ms: Milliseconds = _integer(30_000, 1, 3_600_000)
     replica_keep_bytes: int = _integer(GIB, MIB, _INT64_MAX)
     replica_retention_ms: Milliseconds = _integer(604_800_000, 86_400_000, _INT64_MAX)
 
@@ -241,3 +252,10 @@ class StoreConfig:
         take_timedeltas(self)
         for setting in fields(self):
             setting.metadata["check"](setting.name, getattr(self, setting.name))
+        if self.durability == "replicated" and self.replica is None:
+            raise InvalidArgument("durability", self.durability, "needs `replica`, which says where the copy is")
+
+    @property
+    def local_durability(self) -> Durability:
+        """When a group is on this machine's disk."""
+        return "commit" if self.durability == "replicated" else self.durability

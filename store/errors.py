@@ -334,6 +334,18 @@ class ForkFound(ReplicaRefused):
     """Another process ships to the prefix, or has shipped what this store does not have."""
 
 
+class NotReplicated(_OfReplica):
+    """What was written is on this machine's disk, and not known to be in the copy. It may come there yet."""
+
+
+class NotLeader(_OfReplica):
+    """The lease was not renewed in time: another machine may lead. Nothing was done; it may be tried again."""
+
+
+class Deposed(ReplicaRefused):
+    """Another machine leads by the copy: nothing is written here any more."""
+
+
 class ReplicaDamaged(_OfReplica):
     """An object of the copy is missing, or not as it was written: `name` says which."""
 

@@ -28,10 +28,16 @@ ROUNDS, CREATORS = 50, 32
 
 
 class Shipped(NamedTuple):
-    """The content of REPLICA. url: the prefix. owners: the last openings of this directory that ship there."""
+    """The content of REPLICA. url: the prefix. owners: the last openings of this directory that ship there.
+
+    epoch: in which they lead. new_line: the directory was restored, and its ids are still to be set apart from those
+    that the leader before has given out.
+    """
 
     url: str
     owners: tuple[str, ...] = ()
+    epoch: int = 1
+    new_line: bool = False
 
     def write(self, path: Path) -> None:
         """Write the file of the store in `path`, durably."""
@@ -42,7 +48,8 @@ def read_shipped(path: Path, url: str) -> Shipped | None:
     """Read REPLICA of the store in `path`; None: it is not there, or of another prefix. Raises ReplicaRefused."""
     try:
         fields: dict[str, Any] = json.loads((path / REPLICA).read_bytes())
-        shipped = Shipped(str(fields["url"]), tuple(fields["owners"]))
+        new_line = bool(fields.get("new_line", False))
+        shipped = Shipped(str(fields["url"]), tuple(fields["owners"]), int(fields.get("epoch", 1)), new_line)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -6,8 +6,12 @@
 
 Little-endian. It has all groups with rows and places from `begin` on, before `end`. `begin` is the `end` of the object
 before; another says that groups between the two were never shipped. `prev_crc` is the crc of the object before, 0 of
-the first. `time_ms`: every group was written by then. `owner` names one opening of the store. kind 1 are groups; 2 to 4
-are kept for heartbeats, fences and resignations. codec 0: as they are.
+the first. `time_ms`: every group was written by then. `owner` says who made it (`Owner`). codec 0: as they are. `kind`:
+
+- 1: groups.
+- 2: a heartbeat: nothing was written for a third of the lease.
+- 3: a fence: who makes it leads from there on, in a higher epoch. Places of the new leader begin at its `end`.
+- 4: the leader has closed the store, and holds its lease no longer.
 
 A group is the bytes that it has in its segment, from byte `at` on, with the checksum that its writer made;
 `crc` is that checksum again. So shipping reads no payload, and what is restored is what was sent: the checksum of the
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from duelog.store.codec.checksum import crc32
 from duelog.store.errors import ReplicaDamaged
@@ -26,8 +30,8 @@ from duelog.store.wal.segment import Group, RawGroup
 
 MAGIC = b"DUELOGLO"
 VERSION = 1
-GROUPS = 1
-"""Kind of an object that has groups."""
+GROUPS, HEARTBEAT, FENCE, RESIGNED = 1, 2, 3, 4
+"""Kinds of objects."""
 
 _HEADER = struct.Struct("<8sHBB16sQQQQqIHI")
 _INDEX = struct.Struct("<QQII")
@@ -36,6 +40,23 @@ _CRC = struct.Struct("<I")
 
 Parts = Sequence[bytes | memoryview]
 """Bytes in parts, which are not copied together."""
+
+
+class Owner(NamedTuple):
+    """The maker of a log object: one opening of a store, its lease (0: it holds none), where clients find it."""
+
+    opening: str
+    lease_ms: int = 0
+    address: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.opening} {self.lease_ms} {self.address}" if self.lease_ms else self.opening
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The inverse of `str`."""
+        opening, lease_ms, address = (*text.split(" ", 2), "", "")[:3]
+        return cls(opening, int(lease_ms) if lease_ms.isdecimal() else 0, address)
 
 
 class LogObject(NamedTuple):
@@ -49,7 +70,12 @@ class LogObject(NamedTuple):
     time_ms: int
     prev_crc: int
     owner: str
-    raw: Sequence[RawGroup]
+    raw: Sequence[RawGroup] = ()
+    kind: int = GROUPS
+
+    @property
+    def maker(self) -> Owner:
+        return Owner.of(self.owner)
 
     def pack(self) -> Parts:
         """The bytes of the object, in parts that follow each other; the first has all but the groups."""
@@ -57,7 +83,7 @@ class LogObject(NamedTuple):
         header = _HEADER.pack(
             MAGIC,
             VERSION,
-            GROUPS,
+            self.kind,
             0,
             self.store_id,
             self.epoch,
@@ -97,7 +123,7 @@ def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]
     _, version, kind, codec, store_id, epoch, seq, begin, end, time_ms, prev_crc, owner_length, count = (
         _HEADER.unpack_from(content)
     )
-    if (version, kind, codec) != (VERSION, GROUPS, 0):
+    if (version, codec) != (VERSION, 0) or kind not in (GROUPS, HEARTBEAT, FENCE, RESIGNED):
         raise ReplicaDamaged(url, name, f"is of version {version}, kind {kind}, codec {codec}: a later duelog reads it")
     owner = content[_HEADER.size : _HEADER.size + owner_length].decode()
     whole, raws, groups = memoryview(content), [], []
@@ -113,4 +139,4 @@ def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]
         groups.append(group)
     if at != len(content):
         raise ReplicaDamaged(url, name, f"has {len(content)} bytes, not {at}")
-    return LogObject(store_id, epoch, seq, begin, end, time_ms, prev_crc, owner, raws), groups
+    return LogObject(store_id, epoch, seq, begin, end, time_ms, prev_crc, owner, raws, kind), groups

@@ -7,10 +7,12 @@ until the tail has passed it (`KeptSegments`), where recovery and readers do not
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from duelog.store.config import MIB
 from duelog.store.files.directory import move
 from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
@@ -90,29 +92,55 @@ class KeptSegments:
             path.unlink(missing_ok=True)
 
 
+_HEARD_BYTES = 16 * MIB
+"""Most bytes of groups that are kept in memory, so that they need not be read back."""
+
+
 class LogTail:
-    """Reads the groups of a store's log from a place on. For one thread at a time."""
+    """Reads the groups of a store's log from a place on. For one thread at a time, but `heard`."""
 
     def __init__(self, path: Path, store_id: bytes, place: int) -> None:
         """Begin at `place` (`place_of`), which need not be written yet. Raises LogLost."""
         self._directory = path / DIRECTORY
         self._store_id = store_id
         self._reader: SegmentReader | None = None
-        self.last: RawGroup | None = None
-        """The group before `place` in its segment."""
-        self._number, sequence = place >> 32, place & 0xFFFFFFFF
-        if sequence:
-            self._reader = self._open()
-            for _ in range(sequence):
-                self.last = self._reader.read()
-                if self.last is None:
-                    self.close()
-                    raise LogLost(f"segment {self._number} of the log ends before group {sequence}")
+        self._end = 0
+        """The byte of the segment at which the group before `place` ends."""
+        self._lock = threading.Lock()
+        self._heard: deque[RawGroup] = deque()
+        """Groups that follow each other, the last that were appended; those before `place` are of no use."""
+        self._heard_bytes = 0
+        self._number, self._sequence = place >> 32, 0
+        while self.place < place:
+            try:
+                self._passed(self._from_disk())
+            except LogLost:
+                self.close()
+                raise
 
     @property
     def place(self) -> int:
         """The place of the next group."""
-        return place_of(self._number, 0 if self._reader is None else self._reader.sequence)
+        return place_of(self._number, self._sequence)
+
+    def heard(self, group: RawGroup) -> None:
+        """Keep a group that was appended, until it is taken or others want the space. For the leader."""
+        with self._lock:
+            self._heard_bytes += len(group.content)
+            self._heard.append(group)
+            if self._heard_bytes > _HEARD_BYTES:
+                self._heard.clear()
+                self._heard_bytes = 0
+
+    def _from_memory(self) -> RawGroup | None:
+        """The next group, if it is in memory."""
+        place, found = self.place, None
+        with self._lock:
+            while self._heard and self._heard[0].position <= place and found is None:
+                group = self._heard.popleft()
+                self._heard_bytes -= len(group.content)
+                found = group if group.position == place else None
+        return found
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -120,10 +148,26 @@ class LogTail:
         return name, _kept_name(self._number), name  # it may be put aside between the looks
 
     def _open(self) -> SegmentReader:
-        for name in self._names:
+        """The reader of the segment, at `place`. Raises LogLost."""
+        for name in self._names if self._reader is None else ():
             with suppress(FileNotFoundError):
-                return SegmentReader(self._directory / name, self._number, self._store_id)
-        raise LogLost(f"segment {self._number} of the log is gone")
+                self._reader = SegmentReader(self._directory / name, self._number, self._store_id)
+                break
+        if self._reader is None:
+            raise LogLost(f"segment {self._number} of the log is gone")
+        if self._sequence:
+            self._reader.go_to(self._sequence, self._end)
+        return self._reader
+
+    def _from_disk(self) -> RawGroup:
+        reader = self._open()
+        group = reader.read()
+        if group is None:
+            reader.look_again()
+            group = reader.read()
+        if group is None:
+            raise LogLost(f"group {reader.sequence} of segment {self._number} of the log cannot be read")
+        return group
 
     def take(self, until: int, most_bytes: int) -> list[RawGroup]:
         """Read groups with rows before the place `until`, at most about `most_bytes`, one at least if there is any.
@@ -133,21 +177,19 @@ class LogTail:
         groups: list[RawGroup] = []
         size = 0
         while self.place < until and size < most_bytes:
-            if self._reader is None:
-                self._reader = self._open()
-            group = self._reader.read()
-            if group is None:
-                self._reader.look_again()
-                group = self._reader.read()
-            if group is None:
-                raise LogLost(f"group {self._reader.sequence} of segment {self._number} of the log cannot be read")
+            group = self._from_memory() or self._from_disk()
+            self._passed(group)
             if group.row_count:
                 groups.append(group)
                 size += len(group.content)
-            else:
-                self.close()
-                self._number += 1
         return groups
+
+    def _passed(self, group: RawGroup) -> None:
+        if group.row_count:
+            self._sequence, self._end = self._sequence + 1, group.at + len(group.content)
+        else:  # the log goes on in the next segment
+            self.close()
+            self._number, self._sequence = self._number + 1, 0
 
     def close(self) -> None:
         """Close the file."""

@@ -55,6 +55,7 @@ class Manifest(NamedTuple):
     next_place: int
     taken_ms: int
     files: tuple[ReplicaFile, ...]
+    epoch: int = 1
 
     def pack(self) -> bytes:
         """The bytes of the object: JSON, with a checksum."""
@@ -62,7 +63,7 @@ class Manifest(NamedTuple):
             "format": FORMAT,
             "store_id": self.store_id.hex(),
             "partition_ms": self.partition_ms,
-            "epoch": 1,
+            "epoch": self.epoch,
             "seq": self.seq,
             "first": self.first,
             "oldest": self.oldest,
@@ -84,7 +85,7 @@ class Manifest(NamedTuple):
             if version != FORMAT:
                 raise ReplicaRefused(url, f"{name} is of format {version}, expected {FORMAT}")
             files = tuple(ReplicaFile(**each) for each in fields["files"])
-            names = ("partition_ms", "seq", "first", "oldest", "next_place", "taken_ms")
+            names = ("partition_ms", "seq", "first", "oldest", "next_place", "taken_ms", "epoch")
             return cls(bytes.fromhex(fields["store_id"]), files=files, **{each: fields[each] for each in names})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReplicaDamaged(url, name, "cannot be read") from error

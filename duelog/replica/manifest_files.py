@@ -18,28 +18,32 @@ from duelog.store.config import MIB
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.env.memtable import applied_position
+from duelog.store.errors import BrokenInvariant
 from duelog.store.files.directory import make_directory
 from duelog.store.files.system_errors import require_space
 from duelog.store.wal.segment import place_of
 
 from .bucket import FILES, Bucket
 from .manifest import MAIN_START, Manifest, ReplicaFile
-from .pruning import prune
+from .pruning import made_by, prune
 from .shipping import Draft, Shipping
+from .takeover import renew_ids
 
 _KEPT_BYTES = 64 * MIB
 """Bytes of the disk that a copy leaves to sends."""
 
 
 def begin_shipping(engine: Engine, shipping: Shipping) -> None:
-    """Have an open store ship its log from now on. Raises ReplicaRefused, with the store closed."""
-    try:
-        manifests = ManifestFiles(engine, shipping, shipping.bucket)
-        background = not isinstance(engine.clock.wrapped, ManualClock)
-        shipping.begin(engine.writer().segments, manifests, background=background)
-    except BaseException:
-        engine.close()
-        raise
+    """Have a store that is being opened ship its log from now on. Raises ReplicaRefused, ReplicaUnreachable."""
+    manifests = ManifestFiles(engine, shipping, shipping.bucket)
+    if engine.sending.wal_writer is None:
+        raise BrokenInvariant("a store that is read alone ships its log")
+    shipping.begin(
+        engine.sending.wal_writer.segments, manifests, background=not isinstance(engine.clock.wrapped, ManualClock)
+    )
+    if shipping.is_new_line:
+        renew_ids(engine)
+        shipping.renewed()
 
 
 class ManifestFiles:
@@ -76,7 +80,8 @@ class ManifestFiles:
         groups = [group for group in point.wal if oldest is not None and group.number >= oldest]
         next_place = groups[-1].position + 1 if groups else place_of(oldest or 0, 0)
         span_ms = storage.config.partition_ms
-        manifest = Manifest(storage.store_id, span_ms, 0, 0, oldest, next_place, point.taken_ms, files)
+        epoch = self._shipping.epoch
+        manifest = Manifest(storage.store_id, span_ms, 0, 0, oldest, next_place, point.taken_ms, files, epoch)
         return Draft(manifest, needs_groups=bool(groups))
 
     def _copy(
@@ -89,14 +94,14 @@ class ManifestFiles:
         copied = target / "data.mdb"
         size, crc = describe(copied)
         label = "main" if start_ms == MAIN_START else f"{start_ms}-{generation}"
-        name = f"{FILES}/{label}-{max(applied, 0)}-{crc:08x}.mdb"
+        name = f"{FILES}/{label}-{max(applied, 0)}-{crc:08x}{made_by(self._shipping.epoch)}"
         self._bucket.put(name, copied)
         shutil.rmtree(target)
         return ReplicaFile(start_ms, generation, applied, name, size, crc)
 
     def prune(self, newest: Manifest, now_ms: int) -> None:
         """Remove what no restore within the retention needs. Raises ReplicaUnreachable."""
-        prune(self._bucket, now_ms, self._engine.storage.config.replica_retention_ms, making=True)
+        prune(self._bucket, now_ms, self._engine.storage.config.replica_retention_ms, making=newest.epoch)
 
 
 def _environments(main: Environment, point: PointInTime) -> Iterator[tuple[int, int, Environment, HeldRead]]:

@@ -2,7 +2,7 @@
 
 Every moment of the retention can be restored: the newest manifest before it stays, those after it, the log objects from
 the first of them on, and their files. The newest manifest always stays. A file that no manifest names may belong to one
-that is being made: only who makes it removes those of less than a day.
+that is being made: only the leader that makes it removes those of less than a day, which have its epoch in their names.
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ def read_manifests(bucket: Bucket) -> tuple[list[Manifest], list[ReplicaDamaged]
     return manifests, damaged
 
 
-def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: bool = False) -> Pruned:
-    """Remove what lies before the retention. `making`: the caller makes the manifests, and none just now.
+def made_by(epoch: int) -> str:
+    """End the name of a file that the leader of an epoch has made."""
+    return f".{epoch}.mdb"
+
+
+def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: int | None = None) -> Pruned:
+    """Remove what lies before the retention. `making`: the epoch of a caller that makes manifests, and none just now.
 
     Raises ReplicaUnreachable.
     """
@@ -54,11 +59,12 @@ def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: bool = Fals
     numbers = [seq for seq in bucket.numbers() if seq < needed]
     bucket.delete([log_name(seq) for seq in numbers])
     named = {file.name for each in kept for file in each.files}
-    young = datetime.now(UTC) - timedelta(days=0 if making else 1)
+    young = datetime.now(UTC) - timedelta(days=1)
     files = [
         each.name
         for each in bucket.listing(FILES)
-        if re.search(r"\.mdb$", each.name) and each.name not in named and each.modified <= young
+        if re.search(r"\.mdb$", each.name) and each.name not in named
+        if each.modified <= young or (making is not None and each.name.endswith(made_by(making)))
     ]
     bucket.delete(files)
     return Pruned(len(gone), len(numbers), len(files))

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from duelog.engine import open_engine
 from duelog.opening import Identity, recover, write_identity
 from duelog.partitions.partition import partition_path
 from duelog.partitions.partition_set import build_partition
@@ -41,6 +42,7 @@ from .bucket import MANIFESTS, Bucket, log_name
 from .identity import store_object
 from .log_object import LogObject, crc_of, unpack
 from .manifest import MAIN_START, Manifest, ReplicaFile, read_manifest
+from .takeover import renew_ids
 
 _SLICE_BYTES = 64 * MIB
 _MARK = "RESTORING"
@@ -171,6 +173,7 @@ def restore(
                 continue
             with explained(target):
                 restored = _Restore(bucket, staged, found, manifest, progress).run(at_ms, group)
+                _set_apart(staged, found[1])
                 (staged / _MARK).unlink()
                 if target.exists():
                     target.rmdir()
@@ -358,6 +361,16 @@ class _Restore:
     def _clear_wal(self) -> None:
         shutil.rmtree(self._path / DIRECTORY)
         make_directory(self._path / DIRECTORY)
+
+
+def _set_apart(path: Path, partition_ms: int) -> None:
+    """Have a store give out none of the ids that were given out behind the moment that it was restored to."""
+    config = StoreConfig(partition_ms=partition_ms, background=False, control=False)
+    engine = open_engine(path, config, SystemClock(), read_only=False, records_defaults=False)
+    try:
+        renew_ids(engine)
+    finally:
+        engine.close()
 
 
 def _after(first: Group | None, groups: Iterator[Group]) -> Iterator[Group]:

@@ -8,7 +8,14 @@ Order on the disk. A group is shipped once it is flushed, so that a power cut ta
 segment is used again once it is shipped (`KeptSegments`), as far as `replica_keep_bytes` allows. Where the log cannot
 be read on, it goes on from the oldest segment that is needed, and the gap stays: a manifest begins behind it.
 
-What happens to the copy never stops the store. Failures are logged, counted, and tried again; a refusal ends shipping.
+Who leads. An object of a higher epoch under the next number is a fence: another machine leads, and this store fails.
+With a lease (`lease_ms`) a heartbeat is put where nothing else is, and the store refuses work from 0.8 of the lease on
+after its last success; a standby waits for all of it. So no clocks have to agree: an object comes before the fence, or
+was never created. A put that ends later than the lease after the success before it counts after a look only, since its
+number may have been taken, read, and pruned meanwhile.
+
+Otherwise what happens to the copy never stops the store. Failures are logged, counted, and tried again; a refusal ends
+shipping. Who is told of a change once it is in the copy waits here (`wait_for`), and many wait for one put.
 """
 
 from __future__ import annotations
@@ -22,19 +29,29 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from duelog.store.clock import Clock
 from duelog.store.config import GIB, StoreConfig
-from duelog.store.errors import DamagedStore, DuelogError, ForkFound, ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
+from duelog.store.errors import (
+    DamagedStore,
+    Deposed,
+    DuelogError,
+    ForkFound,
+    NotLeader,
+    NotReplicated,
+    ReplicaDamaged,
+    ReplicaRefused,
+    ReplicaUnreachable,
+)
 from duelog.store.files.system_errors import explained
 from duelog.store.limited_log import LimitedLog
-from duelog.store.wal.segment import place_of
+from duelog.store.wal.segment import RawGroup, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
 from .bucket import AlreadyThere, Bucket, log_name
 from .identity import Shipped, claim, read_shipped
-from .log_object import LogObject, Parts, crc_of, unpack
+from .log_object import HEARTBEAT, RESIGNED, LogObject, Owner, Parts, crc_of, unpack
 from .log_tail import KeptSegments, LogLost, LogTail
 from .manifest import Manifest, read_manifest
 
@@ -51,8 +68,26 @@ _LONGEST_RETRY_MS = 30_000
 _DRAIN_S = 10.0
 """How long a close waits for the copy; what is not shipped then is shipped after the next opening."""
 
+_BEATS = 3
+"""Objects that are put in a lease, at the least."""
+
+LEADS = 0.8
+"""The part of a lease, after its last success, in which a leader goes on."""
+
+_LOOK_MS = 60_000
+"""Without a lease: a put that ends so long after the success before it counts after a look only."""
+
 _SHIPPED_KEPT = 10_000
 """Log objects whose ends are remembered, to tell where a manifest begins."""
+
+
+def boottime() -> float:
+    """The clock of leases, in seconds: it never goes back, and goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _PutBefore(Exception):
+    """The number was taken by a put of an earlier opening of this directory, which came late."""
 
 
 class Draft(NamedTuple):
@@ -109,6 +144,7 @@ class ShippingState(NamedTuple):
     bytes: int
     manifests: int
     put_seconds: float
+    epoch: int
 
 
 class LogSource(Protocol):
@@ -126,6 +162,10 @@ class LogSource(Protocol):
         """The first segment that a crash would need."""
         ...
 
+    def fail(self, error: Exception) -> None:
+        """Have nothing be written any more."""
+        ...
+
 
 class Shipping:
     """Ships the log of one open store. Thread-safe; one thread ships at a time."""
@@ -139,7 +179,12 @@ class Shipping:
         self._ship_bytes = config.ship_bytes
         self._clock = clock
         self.bucket = self._bucket = bucket
-        read_shipped(path, bucket.url)  # refuses one that cannot be read, before anything is begun
+        shipped = read_shipped(path, bucket.url)  # refuses one that cannot be read, before anything is begun
+        self.epoch = 1 if shipped is None else shipped.epoch
+        """In which this store leads."""
+        self.is_new_line = shipped is not None and shipped.new_line
+        """True until the ids of a store that was taken over are set apart from those given out before."""
+        self._shipped = Shipped(bucket.url) if shipped is None else shipped
         self.kept = KeptSegments(path, config.replica_keep_bytes)
         self.figures = ShippingFigures()
         self.error: DuelogError | None = None
@@ -147,7 +192,11 @@ class Shipping:
         """True once shipping was refused, or the store is closed."""
         self._log = LimitedLog(_log)
 
-        self._owner = uuid.uuid4().hex
+        self._owner = Owner(uuid.uuid4().hex, config.lease_ms or 0)
+        self._timeout_s = config.replicated_timeout_ms / 1000
+        self.elapsed = boottime
+        self._succeeded_s = self._looked_s = 0.0
+        """When the last put began that was stored, and when the end of the log was last looked for, by `elapsed`."""
         self._source: LogSource | None = None
         self._manifests: ManifestSource | None = None
         self._working = threading.Lock()
@@ -170,8 +219,10 @@ class Shipping:
         """Bytes shipped since it was taken."""
         self._draft: Draft | None = None
         self._drafting: threading.Thread | None = None
-        self._draft_at_ms = 0
-        """Before that no manifest is tried again."""
+        self._draft_at_s = 0.0
+        """Before that no manifest is tried again, by `elapsed`."""
+        self._manifest_s = 0.0
+        """When the newest was put, or met, by `elapsed`."""
         self._begins_anew = False
         """True from a gap of the log to the next manifest."""
         self._gap_end = 0
@@ -179,10 +230,14 @@ class Shipping:
 
         self._wake = threading.Condition()
         self._waiting_bytes = self._waiting_groups = 0
+        self._reached = self._wanted = 0
+        """All before the first place is in the copy; who waits for the copy wants all before the second."""
         self._since_ms: int | None = None
         """When the first group came that is not shipped."""
         self._closing = self._draining = self._stopping = False
         """Set one after the other: no manifest is made; all is shipped; the thread ends."""
+        self._drained = False
+        """True once everything was in the copy when the log ended."""
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
@@ -193,18 +248,27 @@ class Shipping:
         self._source, self._manifests = source, manifests
         with self._working:
             try:
-                self._attach()
+                if self._owner.lease_ms:
+                    self._ship_all()
+                else:
+                    self._attach()
             except ReplicaRefused:
                 self.ended = True
                 raise
-            except DuelogError as error:  # of the copy, which never keeps the store from being opened
-                self._failed(error)
+            except DuelogError as error:
+                if self._owner.lease_ms:  # another may lead
+                    self.ended = True
+                    raise
+                self._failed(error)  # without a lease the copy never keeps the store from being opened
         if background:
             self._thread = threading.Thread(target=self._run, name="duelog-replica", daemon=True)
             self._thread.start()
 
-    def appended(self, size: int) -> None:
+    def appended(self, group: RawGroup) -> None:
         """Hear of a group that was appended. For the leader of the WAL writer."""
+        size, tail = len(group.content), self._tail
+        if tail is not None:
+            tail.heard(group)
         self._waiting_bytes += size
         self._waiting_groups += 1
         if self._since_ms is None or self._waiting_bytes >= self._ship_bytes > self._waiting_bytes - size:
@@ -213,11 +277,47 @@ class Shipping:
                     self._since_ms = self._clock.now_ms()
                 self._wake.notify_all()
 
+    def wait_for(self, place: int) -> None:
+        """Wait until every group before a place is in the copy. Raises NotReplicated: some are not, or not yet."""
+        if self._thread is None:
+            with suppress(DuelogError):
+                self.step()
+        until = time.monotonic() + self._timeout_s
+        with self._wake:
+            self._wanted = max(self._wanted, place)
+            if self._reached < place:
+                self._wake.notify_all()
+            while self._reached < place:
+                left_s = until - time.monotonic()
+                if self.ended or self._thread is None or left_s <= 0:
+                    error = self.error
+                    reason = f"there is no answer after {self._timeout_s:g} s" if error is None else str(error)
+                    raise NotReplicated(self._bucket.url, f"{reason}. It is stored here, and may come there yet")
+                self._wake.wait(left_s)
+
+    def check_leads(self) -> None:
+        """Raise NotLeader where the lease may have passed."""
+        lease_ms = self._owner.lease_ms
+        if lease_ms and self.elapsed() > self._succeeded_s + LEADS * lease_ms / 1000:
+            reason = "" if self.error is None else f": {self.error}"
+            raise NotLeader(self._bucket.url, f"the lease was not renewed in time, so another may lead{reason}")
+
+    def serve_at(self, address: str) -> None:
+        """Have objects say from now on where clients find this store."""
+        self._owner = self._owner._replace(address=address)
+
+    def renewed(self) -> None:
+        """Note that the ids of this store are apart from those of the leaders before."""
+        self._shipped = self._shipped._replace(new_line=False)
+        self._shipped.write(self._path)
+        self.is_new_line = False
+
     def drain(self) -> None:
         """Ship what there is, as nothing is appended any more; gives up after some seconds, or a failure."""
         if self._thread is None:
             with suppress(DuelogError):
                 self.step()
+            self._drained = self._is_shipped()
             return
         until = time.monotonic() + _DRAIN_S
         with self._wake:
@@ -225,6 +325,7 @@ class Shipping:
             self._wake.notify_all()
             while not self._is_shipped() and not self.ended and self.error is None and time.monotonic() < until:
                 self._wake.wait(0.05)
+            self._drained = self._is_shipped()
 
     def stop_manifests(self) -> None:
         """Break off a manifest that is being made, and wait for its end. It holds the store's environments."""
@@ -243,8 +344,12 @@ class Shipping:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        if self._thread is not None and os.getpid() == self._process:
-            self._thread.join()
+        if os.getpid() == self._process:
+            if self._thread is not None:
+                self._thread.join()
+            if self._owner.lease_ms and not self.ended and self._drained:
+                with suppress(DuelogError, _PutBefore):
+                    self._put(*self._packed(kind=RESIGNED))
         self.ended = True
         if self._tail is not None:
             self._tail.close()
@@ -266,6 +371,8 @@ class Shipping:
                 if self.ended:
                     return
                 wait_ms = min(_RETRY_MS << min(failures, 8), _LONGEST_RETRY_MS)
+                if self._owner.lease_ms:
+                    wait_ms = min(wait_ms, self._owner.lease_ms / _BEATS / 4)
                 failures += 1
             except Exception as error:
                 self._refused(ReplicaRefused(self._bucket.url, f"shipping has failed: {error!r}"), error)
@@ -278,8 +385,12 @@ class Shipping:
                     self._wake.wait(wait_ms / 1000)
                     continue
                 until = time.monotonic() + MANIFEST_MS / 1000
+                if self._owner.lease_ms:
+                    until = time.monotonic() + max(self._beat_at_s() - self.elapsed(), 0)
                 while not self._stopping and not self._draining and time.monotonic() < until:
                     if self._waiting_bytes >= self._ship_bytes or self._draft is not None:
+                        break
+                    if self._wanted > self._reached:
                         break
                     if self._since_ms is not None:  # a clock that was set back waits no longer
                         due = time.monotonic() + self._ship_ms / 1000
@@ -299,9 +410,7 @@ class Shipping:
                 return
             try:
                 with explained(self._path):
-                    if self._tail is None:
-                        self._attach()
-                    self._ship()
+                    self._ship_all()
                     self._care_for_manifests()
             except ReplicaRefused as error:
                 self._refused(error)
@@ -313,6 +422,39 @@ class Shipping:
                 _log.warning("%s: the log is shipped again", self._bucket.url)
             self.error = None
 
+    def _ship_all(self) -> None:
+        """Ship what there is, and renew the lease if it is time."""
+        while True:
+            try:
+                if self._tail is None:
+                    self._attach()
+                self._ship()
+                if self._owner.lease_ms and self.elapsed() >= self._beat_at_s():
+                    self._pending = self._packed(kind=HEARTBEAT)
+                    self._put(*self._pending)
+                return
+            except _PutBefore:
+                self._tail, self._pending = None, None
+                self._marks.clear()
+
+    def _beat_at_s(self) -> float:
+        return self._succeeded_s + self._owner.lease_ms / _BEATS / 1000
+
+    def _packed(self, **fields: Any) -> tuple[LogObject, Parts]:
+        """The next object of the log, with its bytes."""
+        made = LogObject(
+            self._store_id,
+            self.epoch,
+            self._seq + 1,
+            self._end,
+            fields.pop("end", self._end),
+            fields.pop("time_ms", self._clock.now_ms()),
+            self._crc,
+            str(self._owner),
+            **fields,
+        )
+        return made, made.pack()
+
     def _failed(self, error: DuelogError) -> None:
         self.figures.failures += 1
         self.error = error
@@ -322,26 +464,39 @@ class Shipping:
         self.figures.failures += 1
         self.error, self.ended = error, True
         _log.critical("%s: nothing is shipped any more: %s", self._path, error, exc_info=cause)
-        self.kept.give_up()
+        if isinstance(error, Deposed):  # its log stays, for what was not shipped is to be set aside
+            if self._source is not None:
+                self._source.fail(error)
+        else:
+            self.kept.give_up()
+        with self._wake:
+            self._wake.notify_all()
 
     # -- where the log stands ----------------------------------------------------------------------
 
     def _attach(self) -> None:
         """Find the end of the log in the bucket, and begin there. Raises ReplicaRefused, ReplicaUnreachable."""
         source, bucket = self._the_source(), self._bucket
-        shipped = claim(bucket, self._path, self._store_id, self._partition_ms)
+        self._looked_s = self.elapsed()
+        shipped = self._shipped = claim(bucket, self._path, self._store_id, self._partition_ms)
         manifests = bucket.manifests()
         while manifests and self.manifest is None:
             try:
                 self.manifest = read_manifest(bucket, manifests.pop())
             except ReplicaDamaged as error:
                 _log.error("%s", error)
+        self._manifest_s = self.elapsed()
+        if self.manifest is not None:  # as old as it is by the clocks of machines, but not yet to come
+            self._manifest_s -= min(max(self._clock.now_ms() - self.manifest.taken_ms, 0), MANIFEST_MS) / 1000
+            self._refuse_deposed(self.manifest.epoch, f"the manifest at {self.manifest.seq}")
         numbers = bucket.numbers(0 if self.manifest is None else self.manifest.seq)
         self._seq = max(numbers, default=0 if self.manifest is None else self.manifest.seq)
         start, owner = None, ""
         if numbers:
             start, owner = self._go_on_after(numbers[-1], shipped, source.next_place())
-        Shipped(bucket.url, (owner, self._owner) if owner else (self._owner,)).write(self._path)
+        own = self._owner.opening
+        self._shipped = shipped._replace(owners=tuple(dict.fromkeys((owner, own) if owner else (own,))))
+        self._shipped.write(self._path)
         try:
             if start is None:
                 raise LogLost("nothing of it was shipped")
@@ -350,6 +505,7 @@ class Shipping:
             self._begin_anew(lost)
         else:
             self.kept.passed(start >> 32)
+            self._is_reached()
         self._note_waiting()
 
     def _go_on_after(self, seq: int, shipped: Shipped, next_place: int) -> tuple[int, str]:
@@ -358,7 +514,9 @@ class Shipping:
         if content is None:
             raise ReplicaDamaged(self._bucket.url, log_name(seq), "is missing")
         last, _ = unpack(self._bucket.url, log_name(seq), content)
-        if last.owner not in shipped.owners:
+        if last.maker.opening not in shipped.owners:
+            if shipped.owners:
+                self._refuse_deposed(last.epoch, log_name(seq))
             raise ForkFound(
                 self._bucket.url,
                 f"{log_name(seq)} was shipped from elsewhere: another directory is open as this store, or was. "
@@ -370,8 +528,17 @@ class Shipping:
                 f"{log_name(seq)} has groups up to {last.end}, the log in {self._path} ends at {next_place}: this "
                 "directory is older than its copy. Restore the copy, or give this one a new prefix",
             )
-        self._crc, self._end = crc_of(content), last.end
-        return last.end, last.owner
+        self._crc, self._end, self.epoch = crc_of(content), last.end, last.epoch
+        return last.end, last.maker.opening
+
+    def _refuse_deposed(self, epoch: int, what: str) -> None:
+        """Raise Deposed for what was made in a higher epoch."""
+        if epoch > self.epoch:
+            raise Deposed(
+                self._bucket.url,
+                f"{what} is of epoch {epoch}, this store led in epoch {self.epoch}: another machine has taken over. "
+                "`duelog serve --standby` sets aside what was not shipped, and follows",
+            )
 
     def _begin_anew(self, lost: LogLost) -> None:
         """Go on from the oldest segment that is there, and begin with a manifest."""
@@ -403,7 +570,16 @@ class Shipping:
                 if self._pending is None:
                     continue
             self._put(*self._pending)
+            self._is_reached()
         self._note_waiting()
+
+    def _is_reached(self) -> None:
+        """Tell who waits for the copy how far it has come."""
+        if self._tail is not None and self._pending is None:
+            with self._wake:
+                self._reached = self._tail.place
+                if self._wanted:
+                    self._wake.notify_all()
 
     def _mark(self, source: LogSource) -> None:
         """Note up to where the log is written by now."""
@@ -437,13 +613,11 @@ class Shipping:
             self._marks.popleft()
         if not groups:
             return None
-        end = groups[-1].position + 1
-        made = LogObject(self._store_id, 1, self._seq + 1, self._end, end, time_ms, self._crc, self._owner, groups)
-        return made, made.pack()
+        return self._packed(end=groups[-1].position + 1, time_ms=time_ms, raw=groups)
 
     def _put(self, made: LogObject, content: Parts) -> None:
         """Have an object be stored, or raise with it pending. Raises ForkFound, ReplicaUnreachable."""
-        begun = time.perf_counter()
+        begun, begun_s = time.perf_counter(), self.elapsed()
         try:
             self._bucket.append(made.seq, content)
         except AlreadyThere:
@@ -452,6 +626,10 @@ class Shipping:
             if not self._read_back(made, content):
                 raise
             self.figures.failures += 1  # it was stored, and its answer lost
+        before_s = max(self._succeeded_s, self._looked_s)
+        if self.elapsed() > before_s + (self._owner.lease_ms or _LOOK_MS) / 1000:
+            self._look(made.seq)
+        self._succeeded_s = begun_s
         self.figures.puts += 1
         size = sum(map(len, content))
         self.figures.bytes += size
@@ -466,12 +644,25 @@ class Shipping:
         stored = self._bucket.read(made.seq)
         if stored is None:
             return False
-        if stored != b"".join(content):
-            raise ForkFound(
-                self._bucket.url,
-                f"{log_name(made.seq)} was created by another writer: this store is open as {self._path} and elsewhere",
-            )
-        return True
+        if stored == b"".join(content):
+            return True
+        other, _ = unpack(self._bucket.url, log_name(made.seq), stored)
+        self._refuse_deposed(other.epoch, log_name(made.seq))
+        if other.maker.opening in self._shipped.owners and other.maker.opening != self._owner.opening:
+            raise _PutBefore
+        raise ForkFound(
+            self._bucket.url,
+            f"{log_name(made.seq)} was created by another writer: this store is open as {self._path} and elsewhere",
+        )
+
+    def _look(self, seq: int) -> None:
+        """See that no other has led since. Raises Deposed, ReplicaUnreachable."""
+        last = max(self._bucket.numbers(seq), default=0)
+        content = self._bucket.read(last) if last else None
+        if content is not None:
+            self._refuse_deposed(unpack(self._bucket.url, log_name(last), content)[0].epoch, log_name(last))
+        for number in self._bucket.manifests()[-1:]:
+            self._refuse_deposed(read_manifest(self._bucket, number).epoch, f"the manifest at {number}")
 
     def _note_waiting(self) -> None:
         with self._wake:
@@ -513,12 +704,12 @@ class Shipping:
         return (place_of(manifest.oldest, 0) if draft.needs_groups else manifest.next_place) < self._gap_end
 
     def _manifest_is_due(self) -> bool:
-        now_ms = self._clock.now_ms()
-        if now_ms < self._draft_at_ms:
+        if self.elapsed() < self._draft_at_s:
             return False
         if self.manifest is None or self._begins_anew or self._manifest_bytes >= MANIFEST_BYTES:
             return True
-        return self._seq > self.manifest.seq and now_ms >= self.manifest.taken_ms + MANIFEST_MS
+        age_ms = max(self._clock.now_ms() - self.manifest.taken_ms, 1000 * (self.elapsed() - self._manifest_s))
+        return self._seq > self.manifest.seq and age_ms >= MANIFEST_MS  # by the store's clock, or though that went back
 
     def make_manifest(self) -> None:
         """Have the next step make a manifest, whether it is time or not."""
@@ -530,7 +721,7 @@ class Shipping:
             if self._manifests is not None:
                 self._draft = self._manifests.draft(self.manifest)
         except Exception as error:
-            self._draft_at_ms = self._clock.now_ms() + _LONGEST_RETRY_MS
+            self._draft_at_s = self.elapsed() + _LONGEST_RETRY_MS / 1000
             self.figures.failures += 1
             self._log.log(logging.ERROR, "%s: no manifest is made for now: %s", self._path, error)
         with self._wake:
@@ -542,7 +733,7 @@ class Shipping:
         manifest = draft.manifest._replace(seq=self._seq, first=first)
         self._bucket.put(f"snap/{self._seq:016d}", manifest.pack())
         self.manifest, self._draft, self._begins_anew = manifest, None, False
-        self._manifest_bytes = 0
+        self._manifest_bytes, self._manifest_s = 0, self.elapsed()
         self.figures.manifests += 1
         if self._manifests is not None:
             self._manifests.prune(manifest, self._clock.now_ms())
@@ -581,6 +772,7 @@ class Shipping:
             figures.bytes,
             figures.manifests,
             figures.seconds,
+            self.epoch,
         )
 
 

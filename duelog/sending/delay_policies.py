@@ -55,6 +55,8 @@ class DelayPolicies:
         """The shortest time to live that is set anywhere; None: none is."""
         self.limits_pending = False
         """True when a quota of pending messages is set anywhere."""
+        self.says_replicated = False
+        """True when `replicated` is set anywhere."""
         self.version = 0
         """Another number after each change."""
         self._listeners = listeners
@@ -65,6 +67,7 @@ class DelayPolicies:
             scopes = [policies for _, policies in rows.scopes_set(raw)]
         self._any = any(name in policies.fields_set() for policies in scopes for name in DELAY_FIELDS)
         self.limits_pending = any(policies.max_pending for policies in scopes)
+        self.says_replicated = any(policies.replicated is not None for policies in scopes)
         self.version += 1
         self.shortest_ttl_ms = min((policies.ttl_ms for policies in scopes if policies.ttl_ms), default=None)
 
@@ -167,6 +170,13 @@ class DelayPolicies:
                 self._shared[scopes, defaults is DEFAULTS] = policies
                 self._known[topic, subscription] = policies
             return policies
+
+    def replicated(self, topic: TopicName) -> bool | None:
+        """Return the policy `replicated` of a topic; None: no scope sets it."""
+        effective = self.effective(topic) if self.says_replicated else None
+        if effective is None or effective.set_at["replicated"] == merge(()).set_at["replicated"]:
+            return None
+        return effective.replicated
 
     def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> tuple[int, bool]:
         """(the due time that the policies in force ask for, whether it is `overridden`) of one message.

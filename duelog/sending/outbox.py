@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.clock import Monitor
-from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, ResourceShortage
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, NotReplicated, ResourceShortage
 from duelog.store.listener import call_supplied
 from duelog.store.message import Dedup
 from duelog.store.names import TopicName, validate_subscription_name
@@ -119,12 +119,16 @@ class Outbox:
         max_bytes: int,
         group_bytes: int,
         path: Path,
+        settle: Callable[[TopicName], None],
     ) -> None:
         """`write` stores messages of up to `group_bytes` together and says what became of each.
+
+        `settle` waits until the copy has what was written, where a topic asks for that; it raises NotReplicated.
 
         `path` is the store's, for what errors say.
         """
         self._write = write
+        self._settle = settle
         self._path = path
         self._max_bytes = max_bytes
         self._group_bytes = group_bytes
@@ -201,7 +205,7 @@ class Outbox:
             outcomes: Sequence[PutOutcome] = []
             try:
                 if wanted:
-                    outcomes = self._write(wanted)
+                    outcomes = self._settled(wanted, self._write(wanted))
             except Exception as error:
                 outcomes = [error] * len(wanted)
             except BaseException as error:
@@ -220,6 +224,19 @@ class Outbox:
                 results.append((item.token, outcome))
             for done, results in heard.items():
                 call_supplied(done, results)
+
+    def _settled(self, items: Sequence[Outgoing], outcomes: Sequence[PutOutcome]) -> Sequence[PutOutcome]:
+        """Wait for the copy; the outcomes, with the error of those that are not known to be there."""
+        errors: dict[TopicName, NotReplicated] = {}
+        for name in {item.name for item in items}:
+            try:
+                self._settle(name)
+            except NotReplicated as error:
+                errors[name] = error
+        if not errors:
+            return outcomes
+        stored = zip(items, outcomes, strict=True)
+        return [each if isinstance(each, Exception) else errors.get(item.name, each) for item, each in stored]
 
     def _take(self) -> list[Outgoing]:
         """Take the next group to write. REQUIRES: one caller at a time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -32,8 +32,17 @@ class Producer:
     of (a partition, a ledger), and some time after that.
     """
 
-    def __init__(self, sender: TopicSender, topic: TopicState, producer: ProducerState, name: str) -> None:
+    def __init__(
+        self,
+        sender: TopicSender,
+        topic: TopicState,
+        producer: ProducerState,
+        name: str,
+        settle: Callable[[], None],
+    ) -> None:
+        """`settle` waits for the copy, if need be."""
         self._sender = sender
+        self._settle = settle
         self._topic = topic
         self._producer = producer
         self.name = name
@@ -80,6 +89,11 @@ class Producer:
         self, encoded: EncodedBatch, now_ms: int, first: int | None, *, keep_ids: bool
     ) -> list[MessageId | None]:
         """Append a checked batch. Without `keep_ids` what is sent again is known to be stored, not under which id."""
+        ids = self._send(encoded, now_ms, first, keep_ids=keep_ids)
+        self._settle()
+        return ids
+
+    def _send(self, encoded: EncodedBatch, now_ms: int, first: int | None, *, keep_ids: bool) -> list[MessageId | None]:
         claim = Claim()
         with claim.calling:
             self._producer.claim(claim, first, len(encoded))

@@ -29,7 +29,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import Row
+from duelog.store.wal.segment import RawGroup, Row
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 
@@ -105,8 +105,8 @@ _THREADS = 4
 class LogFollower(Protocol):
     """Hears of the log as it is written: a copy of the store elsewhere."""
 
-    def appended(self, size: int) -> None:
-        """A group of `size` bytes was appended."""
+    def appended(self, group: RawGroup) -> None:
+        """A group was appended."""
         ...
 
     def drain(self) -> None:
@@ -148,7 +148,7 @@ class WalSegments:
         self._reserve_bytes = min(_RESERVE_BYTES, config.wal_bytes // 16)
         self._is_short = False
         """True while there is no space for another segment."""
-        self._durability = config.durability
+        self._durability = config.local_durability
         self._relaxed_ms = config.relaxed_ms
         self._wake = wake
         self._background = background
@@ -202,18 +202,16 @@ class WalSegments:
         """
         now_ms = self._clock.now_ms()
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
-        active = None if self._follower is None else self._wal.active
-        used = 0 if active is None else active.used
-        position = self._wal.append(rows, flush=flush)
+        group = self._wal.append(rows, flush=flush)
         self._rows += weight
-        if self._follower is not None and active is not None:
-            self._follower.appended(active.used - used)
+        if self._follower is not None:
+            self._follower.appended(group)
         if self._begun_ms is None:
             self._begun_ms = now_ms
             self._wake()
         elif self._durability == "relaxed" and was_flushed and not flush:
             self._wake()
-        return position
+        return group.position
 
     @property
     def _is_flushed(self) -> bool:
@@ -243,6 +241,10 @@ class WalSegments:
         if oldest is None:
             return 1 if active is None else active.number
         return oldest
+
+    def fail(self, error: Exception) -> None:
+        """Have nothing be written any more. Any thread may call it."""
+        self._main.fail(error)
 
     def flush(self) -> None:
         """Wait until every group is on disk. Raises StoreFailed."""

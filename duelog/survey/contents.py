@@ -131,8 +131,8 @@ def dense_runs(raw: Reads, environment: str, ledger_id: int) -> Iterator[Run | C
         if isinstance(run, CorruptEntry):
             expected = -1
         else:
-            if expected not in (-1, run.first_entry):
-                yield Gap(expected, run.first_entry)
+            if expected not in (-1, run.follows):
+                yield Gap(expected, run.follows)
             expected = run.limit
         yield run
 

@@ -156,7 +156,8 @@ class Loading:
         for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail, admitted):
             if isinstance(batch, DueBatch):
                 missing = range(log.tail, batch.first_entry)
-                if missing and not any(entry_id in missing for entry_id in damaged):
+                never = cancelled.range_cardinality(missing.start, missing.stop)  # ids passed over at a takeover
+                if len(missing) > never and not any(entry_id in missing for entry_id in damaged):
                     reason = f"entries {log.tail} to {batch.first_entry - 1} are missing"
                     self.owner.quarantine(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
                 log.restore(batch.first_entry, batch.dues)

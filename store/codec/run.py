@@ -45,6 +45,9 @@ FLAG_EARLY = 0x0002
 FLAG_TIMED = 0x0004
 """Flag of markers: `spare` has the ms from the largest due time to the firing; without it the time is not known."""
 
+FLAG_SKIPS = 0x0008
+"""Flag of a single message without a body: `spare` ids before it were never given to an entry."""
+
 _CRC = struct.Struct("<I")
 _LOCATE = struct.Struct("<I")
 _SPAN = struct.Struct("<II")
@@ -157,6 +160,18 @@ def pack_message(
     return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, body))
 
 
+def pack_skip(key: bytes, base_ms: int, skipped: int) -> bytes:
+    """The value of a run before which `skipped` ids are passed over; its one entry, without a body, is no message."""
+    rest = _SINGLE.pack(RUN_VERSION, RunKind.MESSAGES, FLAG_SKIPS, 1, base_ms, 0, skipped, 0, 0, 0)
+    return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest))
+
+
+def skipped_before(value: Buffer) -> int:
+    """How many ids are passed over before a run."""
+    _, _, _, flags, _, _, _, spare = HEADER.unpack_from(value)
+    return int(spare) if flags & FLAG_SKIPS else 0
+
+
 def pack_markers(
     key: bytes, target: int, base_ms: int, entries: UInt32s, dues: Int64s, fired_ms: int | None = None
 ) -> bytes:
@@ -238,6 +253,11 @@ class Run:
     @property
     def stored_bytes(self) -> int:
         return len(self._value)
+
+    @property
+    def follows(self) -> int:
+        """The first id of its own, or of those that are passed over before it."""
+        return self.first_entry - skipped_before(self._value)
 
     def due_offsets(self) -> UInt32s:
         """Due times of all entries, ms from `base_ms` (a view)."""

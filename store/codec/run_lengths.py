@@ -30,6 +30,7 @@ from .bodies import Bodies, Buffer
 from .format import run_key
 from .run import (
     FLAG_CONDITIONAL,
+    FLAG_SKIPS,
     HEADER,
     HEADER_BYTES,
     MAX_DUE_SPAN_MS,
@@ -38,6 +39,7 @@ from .run import (
     RunKind,
     RunLimits,
     seal_run,
+    skipped_before,
 )
 
 
@@ -98,11 +100,16 @@ class WholeRun(NamedTuple):
     def is_plain(self) -> bool:
         """True for messages that are not conditional: such runs may be merged."""
         _, _, kind, flags, _, _, _, _ = HEADER.unpack_from(self.value)
-        return kind == RunKind.MESSAGES and not flags & FLAG_CONDITIONAL
+        return kind == RunKind.MESSAGES and not flags & (FLAG_CONDITIONAL | FLAG_SKIPS)
 
     @property
     def stored_bytes(self) -> int:
         return len(self.value)
+
+    @property
+    def follows(self) -> int:
+        """As of `Run`."""
+        return self.first - skipped_before(self.value)
 
     def parts(self) -> RunParts:
         value = self.value
@@ -130,7 +137,7 @@ def merged_runs(
     while begin < len(runs):
         first, size, end = runs[begin].first, runs[begin].stored_bytes, begin + 1
         while end < len(runs):
-            if runs[end].first != runs[end - 1].limit:
+            if runs[end - 1].limit not in (runs[end].first, runs[end].follows):
                 raise BrokenInvariant(f"entry {runs[end].first} follows one before {runs[end - 1].limit}")
             size += runs[end].stored_bytes
             if runs[end].limit - first > limits.entries or size > limits.bytes:
@@ -284,6 +291,10 @@ class BatchRun(NamedTuple):
     @property
     def is_plain(self) -> bool:
         return True
+
+    @property
+    def follows(self) -> int:
+        return self.first
 
     @property
     def value(self) -> bytes:

@@ -62,11 +62,13 @@ class Documents:
         main: Environment,
         check_open: Callable[[], None],
         check_writable: Callable[[], None],
+        settle: Callable[[], None],
     ) -> None:
-        """`check_open` and `check_writable` raise where the store is not."""
+        """`check_open` and `check_writable` raise where the store is not; `settle` waits for the copy, if need be."""
         self._main = main
         self._check_open = check_open
         self._check_writable = check_writable
+        self._settle = settle
 
     def get(self, key: str) -> Document | None:
         """(value, version) of a document; None: there is none. Raises InvalidArgument, CorruptRecord."""
@@ -93,6 +95,7 @@ class Documents:
         """Write in a transaction, and wait until that is on disk."""
         value = self._main.write(work)
         self._main.flush()
+        self._settle()
         return value
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Document]]:

@@ -308,6 +308,14 @@ class ManagedLedger:
         staged.roll(transaction, now_ms)
         return True
 
+    def begin_ledger(self, transaction: Transaction, now_ms: int) -> None:
+        """Close the open ledger, remove it where it is empty, and begin the next one."""
+        staged = self._staged(transaction)
+        if staged.next_entry:
+            staged.roll(transaction, now_ms)
+        else:
+            staged.replace(transaction, now_ms)
+
     def age_due_ms(self) -> int | None:
         """Time at which the open ledger is rolled for its age; None while it is empty."""
         view = self._view
@@ -396,6 +404,14 @@ class _StagedLog:
         record = LedgerRecord(self.created_ms, closed_ms, self.next_entry, self.bytes, LedgerState.CLOSED)
         transaction.put(ledger_key(self._log.topic_id, ledger_id), record.pack())
         self.closed = (*self.closed, _info(ledger_id, record))
+        self.begin(transaction, now_ms)
+
+    def replace(self, transaction: Transaction, now_ms: int) -> None:
+        """Begin a ledger in place of the open one. REQUIRES: that is empty."""
+        transaction.delete(ledger_key(self._log.topic_id, self.ledger.ledger_id))
+        self.begin(transaction, now_ms)
+
+    def begin(self, transaction: Transaction, now_ms: int) -> None:
         self.ledger = Ledger(catalog.add_ledger(transaction, self._log.topic_id, now_ms))
         self.created_ms = max(now_ms, 0)
         self.next_entry = self.bytes = self.due_by_ms = 0

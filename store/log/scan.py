@@ -100,7 +100,8 @@ class RunFinder:
         """
         rows = unapplied_runs(self._raw, ledger_id)
         if rows and rows[0].first <= entry_id < rows[-1].limit:
-            return _run(self._environment, ledger_id, rows[bisect_right(rows, entry_id, key=_first) - 1])
+            row = rows[bisect_right(rows, entry_id, key=_first) - 1]
+            return _run(self._environment, ledger_id, row) if entry_id < row.limit else None
         run = self._follow(ledger_id, entry_id) or self._find(ledger_id, entry_id)
         self._last = run
         return run

@@ -115,6 +115,9 @@ class Policies(DelayedDeliveryPolicies):
     max_pending: how many messages of a topic may be pending, that is not due yet; a send that would make it more is
         refused whole with QuotaExceeded. Retries, requeued dead letters and occurrences of schedules count, and are not
         refused. 0: no limit.
+    replicated: True: what is sent, cancelled and acknowledged durably is told once it is in the store's copy
+        (`StoreConfig.replica`); False: once it is on this machine. Where no scope sets it, `StoreConfig.durability`
+        says it.
 
     For a subscription too:
 
@@ -143,6 +146,7 @@ class Policies(DelayedDeliveryPolicies):
     nack_backoff_max_ms: OptionalMilliseconds = _NOT_SET
     max_in_flight: int | None = None
     max_pending: int | None = None
+    replicated: bool | None = None
 
 
 DELAY_FIELDS = tuple(field.name for field in fields(DelayedDeliveryPolicies))
@@ -150,12 +154,13 @@ POLICY_FIELDS = tuple(field.name for field in fields(Policies))
 CONFIG_FIELDS = tuple(name for name in POLICY_FIELDS if name in {field.name for field in fields(StoreConfig)})
 """Fields that `StoreConfig` has the defaults of."""
 
-_OF_TOPICS = (*DELAY_FIELDS, "retention_ms", "retention_bytes", "max_pending")
+_OF_TOPICS = (*DELAY_FIELDS, "retention_ms", "retention_bytes", "max_pending", "replicated")
 SUBSCRIPTION_FIELDS = tuple(name for name in POLICY_FIELDS if name not in _OF_TOPICS)
 """Fields that may be set for a subscription: it has no log of its own, and no producer sends to it."""
 
 _DEFAULTS: dict[str, PolicyValue] = {
     "active": True,
+    "replicated": False,
     "dead_letter_topic": "",
     **{name: default for name, (default, _, _) in _NUMBERS.items()},
 }
@@ -175,7 +180,7 @@ def check_value(name: str, value: object) -> None:
     """Refuse what is no value of a field, or no field; None is one of each. Raises InvalidArgument naming it."""
     if value is None and name in POLICY_FIELDS:
         return
-    if name == "active":
+    if name in ("active", "replicated"):
         if not isinstance(value, bool):
             raise InvalidArgument(name, value, "expected True, False or None")
     elif name == "dead_letter_topic":
@@ -227,6 +232,7 @@ class EffectivePolicies:
     nack_backoff_max_ms: int
     max_in_flight: int
     max_pending: int
+    replicated: bool
     set_at: Mapping[str, str]
 
     @property

@@ -36,7 +36,7 @@ from .policies import (
 RECORD_VERSION = 3
 """The latest. A record is written in the earliest version that has all its fields."""
 
-_NEW_IN_3 = ("max_in_flight", "max_pending")
+_NEW_IN_3 = ("max_in_flight", "max_pending", "replicated")
 
 _STORE = "store"
 """Key of the store's own policies; namespaces and topics have a `/` in theirs."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..codec.format import split_run_key
-from ..codec.run import HEADER, Int64s
+from ..codec.run import HEADER, Int64s, skipped_before
 from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..env.memtable import LedgerRow
 from .segment import Group, Row, RowKind
@@ -20,7 +20,7 @@ from .segment import Group, Row, RowKind
 
 @dataclass(slots=True)
 class LedgerRows:
-    """Runs of one ledger: [first, limit) of each, and the row of a memtable that has it."""
+    """Runs of one ledger: [first, limit) of each, with ids passed over before it, and the row of a memtable."""
 
     ledger_id: int
     firsts: Int64s
@@ -98,8 +98,9 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
                 count = HEADER.unpack_from(row.value)[4]
                 starts_ms.append(row.start_ms)
                 ledger_ids.append(ledger_id)
-                firsts.append(first)
-                counts.append(count)
+                skipped = skipped_before(row.value)
+                firsts.append(first - skipped)
+                counts.append(count + skipped)
                 made.append(WholeRun(first, first + count, row.value))
                 lengths.append(1)
             elif row.kind == RowKind.BATCH:

@@ -213,7 +213,7 @@ class Segment:
         """True where a group of `size` bytes (`group_bytes`) can be appended, and the last one after it."""
         return self._at + size <= self.size - _ENDING_BYTES
 
-    def append(self, rows: Sequence[Row], *, flush: bool) -> None:
+    def append(self, rows: Sequence[Row], *, flush: bool) -> RawGroup:
         """Append a group, and wait until it is on disk where `flush`. Raises OSError; the segment is of no use then.
 
         No rows: the last. One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
@@ -224,6 +224,7 @@ class Segment:
         group = b"".join((_CRC.pack(crc), header, content))
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
+        raw = RawGroup(self.position, self._at, len(rows), group)
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
         if flush and self.is_flushed:
             self._file.write_through(group, self._at)
@@ -233,6 +234,7 @@ class Segment:
                 self._file.flush()
         self._flushed = sequence if flush else self._flushed
         self._at, self._sequence, self.ended = follows, sequence, not rows
+        return raw
 
     @property
     def is_empty(self) -> bool:
@@ -417,6 +419,10 @@ class SegmentReader:
         self._at = _aligned(self._at + size)
         self.sequence += 1
         return raw
+
+    def go_to(self, sequence: int, end: int) -> None:
+        """Have the next read be of the group of a sequence, before which one ends at a byte."""
+        self._at, self.sequence = _aligned(end), sequence
 
     def look_again(self) -> None:
         """Have the next read go to the disk: a page that was cached may be older than a write past the cache."""

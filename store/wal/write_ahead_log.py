@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.directory import make_directory, move
 from ..files.failpoints import reach
-from .segment import Row, Segment, capacity_of, empty_segment, file_name, numbers_in
+from .segment import RawGroup, Row, Segment, capacity_of, empty_segment, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
 
 Keep = Callable[[list[int]], list[int]]
@@ -62,13 +62,11 @@ class WriteAheadLog:
         active = self._active
         return active is not None and not self._recovered and not active.ended and active.fits(size)
 
-    def append(self, rows: Sequence[Row], *, flush: bool) -> int:
-        """Append a group (`Segment.append`), and return its place. REQUIRES: it fits."""
+    def append(self, rows: Sequence[Row], *, flush: bool) -> RawGroup:
+        """Append a group (`Segment.append`), and return it. REQUIRES: it fits."""
         if self._active is None:
             raise BrokenInvariant("no segment has been begun")
-        position = self._active.position
-        self._active.append(rows, flush=flush)
-        return position
+        return self._active.append(rows, flush=flush)
 
     def flush(self) -> None:
         """Wait until every group is on disk. Raises OSError. Any thread may call it."""

@@ -58,6 +58,8 @@ DEFAULTS = {
     "run_bytes": 256 * 1024,
     "ship_ms": 1_000,
     "ship_bytes": 4 * 1024 * 1024,
+    "lease_ms": None,
+    "replicated_timeout_ms": 30_000,
     "replica_keep_bytes": 1024**3,
     "replica_retention_ms": 7 * 24 * 3600 * 1000,
 }
@@ -92,12 +94,14 @@ RANGES: dict[str, tuple[int, int]] = {
     "run_bytes": (1024, 2**30),
     "ship_ms": (1, 3_600_000),
     "ship_bytes": (64 * 1024, 256 * 2**20),
+    "lease_ms": (1_000, 3_600_000),
+    "replicated_timeout_ms": (1, 3_600_000),
     "replica_keep_bytes": (2**20, 2**63 - 1),
     "replica_retention_ms": (86_400_000, 2**63 - 1),
 }
 
 OPTIONAL = {"ttl_ms", "ack_timeout_ms", "max_redeliveries", "dead_letter_topic", "background", "control",
-            "max_clock_jump_ms", "replica"}  # fmt: skip
+            "max_clock_jump_ms", "replica", "lease_ms"}  # fmt: skip
 
 
 GOOD: list[tuple[str, object]] = [
@@ -119,7 +123,6 @@ BAD: list[tuple[str, object]] = [
     *(("cluster", value) for value in ("", "a\nb", 5)),
     *((name, value) for name in ("background", "control") for value in (1, "yes")),
     *(("replica", value) for value in ("", "bucket/x", 7)),
-    *(("durability", value) for value in ("replicated",)),
     *(("dead_letter_topic", value) for value in ("", "a/b", "x" * 500, 7)),
 ]
 

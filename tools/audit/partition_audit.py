@@ -222,8 +222,10 @@ def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) ->
             continue
         first = batch.first_entry
         if first > expected:
-            holes.add_range(expected, first)
-            if not damaged:
+            between = BitMap()
+            between.add_range(expected, first)
+            holes |= between
+            if not damaged and not between <= task.cancelled:
                 message = f"entries from {expected} to before {first} are gone"
                 issues.append(Issue("missing-entries", expected, message, first - expected))
         damaged = False

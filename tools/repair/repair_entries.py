@@ -209,7 +209,7 @@ def mend_ledger(
             changes[key] = None
             continue
         damaged_last, key, first = None, run_key(ledger_id, run.first_entry), run.first_entry
-        holes.add_range(expected, first)
+        holes.add_range(expected, run.follows)
         expected = run.limit
         keep = np.ones(run.count, np.bool_)
         for damaged in unreadable_bodies(run) if run.kind == RunKind.MESSAGES else ():

@@ -208,7 +208,7 @@ def test_a_log_that_outgrows_its_space_goes_on_behind_a_gap(
     restored(bucket, tmp_path / "before", group=first)
     with DelayedStore.open(tmp_path / "before", clock=ManualClock(START_MS)) as old:
         assert waiting(old) == {b"first"}
-    shipping._manifests, shipping._draft_at_ms = drafts, 0
+    shipping._manifests, shipping._draft_at_s = drafts, 0
     ship(store)
     assert of_copy(bucket, tmp_path / "behind") == waiting(store)
 
@@ -425,12 +425,6 @@ def test_a_store_without_a_copy_loads_nothing_of_it() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_send_cannot_wait_for_the_copy_yet() -> None:
-    """It is said, not silently weakened."""
-    with pytest.raises(InvalidArgument, match="no send waits for the copy yet"):
-        StoreConfig(durability="replicated")  # type: ignore[arg-type]
-
-
 def test_figures_tell_how_far_the_copy_is_behind(
     bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock, tmp_path: Path
 ) -> None:
@@ -577,3 +571,44 @@ def test_a_manifest_that_is_about_to_be_made_does_not_break_a_close(
     assert starting.wait(30)
     store.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("duelog-manifest")]
+
+
+def test_manifests_are_made_though_the_clock_was_set_back(
+    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """An hour is counted by a clock that does not go back, too."""
+    store = open_store(config=CONFIG)
+    shipping, elapsed_s = shipping_of(store), 1e6
+    shipping.elapsed = lambda: elapsed_s
+    ship(store)
+    clock.set(START_MS - 86_400_000)
+    for manifests in (1, 2, 3):
+        store.topic("a").send(b"x", deliver_after=86_400)
+        ship(store)
+        assert shipping.figures.manifests == manifests
+        elapsed_s += 3_600
+
+
+def test_a_put_of_a_killed_process_that_comes_late_is_no_fork(
+    bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+) -> None:
+    """The next opening of the directory finds its own groups under the number, and goes on behind them."""
+    store = DelayedStore.open(tmp_path / "store", CONFIG, clock=clock)
+    store.topic("a").send(b"1", deliver_after=86_400)
+    ship(store)
+    store.topic("a").send(b"2", deliver_after=86_400)
+    bucket.faults = iter(("late",))
+    with pytest.raises(ReplicaUnreachable):
+        shipping_of(store).step()
+    killed = crashed(store, tmp_path / "killed")
+    late, bucket._late = bucket._late, []
+    with DelayedStore.open(killed, CONFIG, clock=clock) as again:
+        again.topic("a").send(b"3", deliver_after=86_400)
+        bucket._late = late
+        bucket.arrive()
+        ship(again)
+        assert of_copy(bucket, tmp_path / "restored") == {b"1", b"2", b"3"}
+    store.topic("a").send(b"4", deliver_after=86_400)
+    with pytest.raises(ForkFound):
+        shipping_of(store).step()
+    store.close()

@@ -16,7 +16,7 @@ from duelog import DelayedStore, ManualClock, Message, opening
 from duelog.errors import DuelogError
 from duelog.store.files import failpoints
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import Row, Segment
+from duelog.store.wal.segment import RawGroup, Row, Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS
@@ -137,7 +137,7 @@ def not_atomic(patch: pytest.MonkeyPatch) -> None:
     """Each row is a group of its own, and what a batch has for each log."""
     append = WriteAheadLog.append
 
-    def each(self: WriteAheadLog, rows: Sequence[Row], *, flush: bool) -> int:
+    def each(self: WriteAheadLog, rows: Sequence[Row], *, flush: bool) -> RawGroup:
         return [append(self, [row], flush=flush) for row in single_rows(rows)][-1]
 
     patch.setattr(WriteAheadLog, "append", each)

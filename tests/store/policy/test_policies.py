@@ -120,6 +120,7 @@ def test_a_value_that_is_no_policy_is_refused_by_name(field: str, value: object)
 
 VALUES: dict[str, st.SearchStrategy[PolicyValue]] = {
     "active": st.booleans(),
+    "replicated": st.booleans(),
     "dead_letter_topic": st.sampled_from(("", "a/b/c", "persistent://a/b/c")),
     "max_redeliveries": st.integers(-1, 9),
 }

@@ -65,7 +65,7 @@ class Machine:
         if not self.log.fits(group_bytes(rows)):
             self.begin()
         self.attempts.append(number)
-        position = self.log.append(rows, flush=flush)
+        position = self.log.append(rows, flush=flush).position
         self.attempts = []
         self.appended.append(number)
         self._segments[number] = position >> 32

@@ -1,0 +1,74 @@
+"""The takeover commit: after it no id is given out that the leader before may have given to what was not shipped.
+
+A client may hold the id of a message that its leader had on disk, and not in the copy. Were it given again, to another
+message, an acknowledgement or a cancel would lose that one. So the first groups of a store that was restored
+
+- pass over `LEDGERS` ids of ledgers and `VERSIONS` versions of documents,
+- go on in a new ledger of each main log,
+- go on `ENTRIES` ids later in each log of a partition: the ids between count as cancelled, and a last one, cancelled
+  too, has a run that says how many were passed over (FLAG_SKIPS).
+
+They are groups of the write-ahead log as any other: whoever restores the copy later has them. After a crash they are
+written again, and pass over more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from duelog.engine import Engine
+from duelog.partitions import cancellations
+from duelog.partitions.partition import Partition
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import PartitionState, Table
+from duelog.store.codec.run import pack_skip
+from duelog.store.env.transaction import Transaction
+from duelog.store.log import catalog
+from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.store.names import TopicName
+from duelog.store.wal.write_batch import WriteBatch
+
+LEDGERS = 1 << 20
+VERSIONS = 1 << 32
+ENTRIES = 1 << 18
+"""Most entries of one log of a partition, ledgers, and changes of documents, that are shipped late."""
+
+_LOGS_A_GROUP = 500
+
+
+def renew_ids(engine: Engine) -> None:
+    """Write the takeover commit. REQUIRES: nothing was written since the store was opened. O(logs of partitions)."""
+    write = engine.writer().write
+    write(lambda group: _pass_over(group.main))
+    for name in list(engine.topics.names()):
+        write(_rolling(engine.topics.get(TopicName.parse(name)).log, engine.clock.now_ms()))
+    for partition in engine.storage.partitions.held(lambda each: each.state is PartitionState.OPEN):
+        topic_ids = [log.topic_id for log in partition.logs()]
+        for start in range(0, len(topic_ids), _LOGS_A_GROUP):
+            write(_skipping(partition, topic_ids[start : start + _LOGS_A_GROUP]))
+
+
+def _pass_over(transaction: Transaction) -> None:
+    catalog.take_numbers(transaction, catalog.LEDGERS, LEDGERS)
+    catalog.take_numbers(transaction, catalog.DOCUMENTS, VERSIONS)
+
+
+def _rolling(log: ManagedLedger, now_ms: int) -> Callable[[WriteBatch], None]:
+    return lambda group: log.begin_ledger(group.main, now_ms)
+
+
+def _skipping(partition: Partition, topic_ids: list[int]) -> Callable[[WriteBatch], None]:
+    """The unit of work that has logs of a partition go on later."""
+
+    def work(group: WriteBatch) -> None:
+        rows = group.to(partition.start_ms, partition.memtable)
+        for topic_id in topic_ids:
+            log = partition.log(topic_id)
+            if log is None:
+                continue
+            tail = rows.end_of(log)
+            last = tail + ENTRIES
+            cancellations.add_range(group.main, Table.CANCELLED, log.ledger_id, tail, last + 1)
+            partition.skip_to(rows, log, last, pack_skip(fmt.run_key(log.ledger_id, last), partition.start_ms, ENTRIES))
+
+    return work

@@ -1,0 +1,167 @@
+"""Changes that are told once they are in the copy: by the store's durability, by policy, and never by mistake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
+from duelog.errors import InvalidArgument, NotReplicated
+from duelog.replica.log_object import unpack
+from tests.conftest import OpenStore, in_threads, present
+from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship, shipping_of
+
+REPLICATED = StoreConfig(replica=URL, durability="replicated", replicated_timeout_ms=200)
+LOCAL = StoreConfig(replica=URL, replicated_timeout_ms=200)
+DAY_S = 86_400
+
+
+def in_copy(bucket: FaultyBucket) -> int:
+    """The place up to which the copy has all groups."""
+    numbers = bucket.numbers()
+    return unpack(URL, "", present(bucket.read(numbers[-1])))[0].end if numbers else 0
+
+
+def written(store: DelayedStore) -> int:
+    """The place up to which the store has written."""
+    return shipping_of(store)._the_source().next_place()
+
+
+def in_transaction(store: DelayedStore) -> None:
+    """Send by a transaction."""
+    with store.transaction() as transaction:
+        transaction.send("a", b"", deliver_after=DAY_S)
+        transaction.put_document("d", b"")
+
+
+def received_and_acknowledged(store: DelayedStore) -> None:
+    """Acknowledge a message durably."""
+    store.topic("a").send(b"")
+    with store.topic("a").subscribe("s") as consumer:
+        consumer.ack(consumer.receive(1, timeout=0), durable=True)
+
+
+def cancelled(store: DelayedStore) -> None:
+    """Take a message back."""
+    assert store.topic("a").cancel(store.topic("a").send(b"", deliver_after=DAY_S))
+
+
+CHANGES: list[Callable[[DelayedStore], Any]] = [
+    lambda store: store.topic("a").send(b"", deliver_after=DAY_S),
+    lambda store: store.topic("a").send(b"", deliver_after=DAY_S, dedup_key="k", replace=True),
+    lambda store: store.topic("a").send_async(b"").result(30),
+    lambda store: store.topic("a").send_batch([Message(b"", deliver_after=DAY_S)] * 3),
+    lambda store: store.topic("a").send_payloads([b""] * 3, deliver_after=DAY_S),
+    lambda store: store.topic("a").producer("p").send(Message(b"")),
+    lambda store: store.send_batch([("a", Message(b"")), ("b", Message(b""))]),
+    lambda store: store.topic(f"c{written(store)}").create(),
+    lambda store: store.topic("a").every(f"hour{written(store)}", interval=3_600),
+    lambda store: store.documents.put("d", b""),
+    lambda store: store.update_policies(topic="a", ttl_ms=1_000),
+    received_and_acknowledged,
+    cancelled,
+    in_transaction,
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_change_is_told_once_the_copy_has_it(number: int, bucket: FaultyBucket, open_store: OpenStore) -> None:
+    """Whatever call makes it; and where the bucket is down it is said that the copy may lack it."""
+    store = open_store(config=REPLICATED)
+    CHANGES[number](store)
+    assert in_copy(bucket) == written(store)
+    bucket.is_down = True
+    with pytest.raises(NotReplicated, match="is down"):
+        CHANGES[number](store)
+    bucket.is_down = False
+    ship(store)
+    assert in_copy(bucket) == written(store)
+
+
+def test_a_policy_says_which_topics_wait_for_the_copy(bucket: FaultyBucket, open_store: OpenStore) -> None:
+    """The narrowest scope that sets it; without one the store's durability."""
+    store = open_store(config=LOCAL)
+    store.update_policies(namespace="public/money", replicated=True)
+    store.update_policies(topic="public/money/log", replicated=False)
+    ship(store)
+    store.topic("a").send(b"")
+    store.topic("public/money/log").send(b"")
+    assert in_copy(bucket) < written(store)
+    store.topic("public/money/orders").send(b"")
+    assert in_copy(bucket) == written(store)
+    bucket.is_down = True
+    store.topic("a").send(b"")
+    store.send_batch([("a", Message(b"")), ("public/money/log", Message(b""))])
+    with pytest.raises(NotReplicated):
+        store.send_batch([("a", Message(b"")), ("public/money/orders", Message(b""))])
+    with pytest.raises(NotReplicated):
+        store.topic("public/money/orders").send_async(b"").result(30)
+    with pytest.raises(NotReplicated), store.transaction() as transaction:
+        transaction.send("public/money/orders", b"")
+    assert store.topic("a").send_async(b"").result(30)
+
+
+def test_a_topic_of_a_replicated_store_may_be_left_out(bucket: FaultyBucket, open_store: OpenStore) -> None:
+    """By a policy that says so."""
+    store = open_store(config=REPLICATED)
+    store.update_policies(topic="a", replicated=False)
+    bucket.is_down = True
+    store.topic("a").send(b"")
+    with pytest.raises(NotReplicated):
+        store.topic("b").send(b"")
+
+
+def test_a_store_without_its_copy_tells_no_replicated_change(
+    bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+) -> None:
+    """A program that opens it without `replica` is told, not silently given less."""
+    with pytest.raises(InvalidArgument, match="needs `replica`"):
+        StoreConfig(durability="replicated")
+    with DelayedStore.open(tmp_path / "store", LOCAL, clock=clock) as store:
+        store.update_policies(topic="a", replicated=True)
+    with DelayedStore.open(tmp_path / "store", clock=clock) as store:
+        store.topic("b").send(b"")
+        with pytest.raises(NotReplicated, match="open without `replica`"):
+            store.topic("a").send(b"")
+
+
+def test_firing_does_not_wait_for_the_copy(bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock) -> None:
+    """While the bucket is down messages are delivered on time, and acknowledged in memory."""
+    store = open_store(config=REPLICATED)
+    store.topic("a").send(b"x", deliver_after=1)
+    with store.topic("a").subscribe("s") as consumer:
+        bucket.is_down = True
+        clock.advance(2_000)
+        (message,) = consumer.receive(1, timeout=0)
+        assert consumer.ack(message) == 1
+    bucket.is_down = False
+    assert in_copy(bucket) < written(store)
+
+
+def test_many_threads_wait_for_one_put(bucket: FaultyBucket, tmp_path: Path) -> None:
+    """While an object is put the groups of all others gather for the next one."""
+    config = StoreConfig(replica=URL, durability="replicated", ship_ms=60_000)
+    sent, arrived = 40, threading.Semaphore(0)
+    with DelayedStore.open(tmp_path / "store", config, clock=SystemClock()) as store:
+        store.topic("a").send(b"")
+        first = bucket.creations
+
+        def gathering(name: str) -> None:
+            arrived.acquire(timeout=0.2)
+
+        bucket.before_creation = gathering
+
+        def send() -> None:
+            store.topic("a").send(b"", deliver_after=DAY_S)
+            arrived.release()
+
+        in_threads([send] * sent)
+        assert in_copy(bucket) >= written(store)
+        assert bucket.creations - first < sent / 2
+    restored(bucket, tmp_path / "restored")
+    with DelayedStore.open(tmp_path / "restored") as again:
+        assert again.stats().pending == sent
