@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     import ssl
 
 
+def _begin_shipping(engine: Engine) -> None:
+    if engine.shipping is not None:
+        from .replica.manifest_files import begin_shipping  # noqa: PLC0415 - only a store with a replica needs it
+
+        begin_shipping(engine, engine.shipping)
+
+
 class DelayedStore:
     """A directory of messages that are due later, open in this process.
 
@@ -84,7 +91,8 @@ class DelayedStore:
         if "\0" in str(where):
             raise InvalidArgument("path", path, "has a NUL character")
         with explained(where):
-            return cls(open_engine(where, config or StoreConfig(), clock or SystemClock(), read_only=read_only))
+            config, clock = config or StoreConfig(), clock or SystemClock()
+            return cls(open_engine(where, config, clock, read_only=read_only, begin=_begin_shipping))
 
     @property
     def path(self) -> Path:

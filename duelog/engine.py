@@ -585,9 +585,17 @@ def _wal_writer(recovered: Recovered, waking: Waking, shipping: Shipping | None,
 
 
 def open_engine(
-    path: Path, config: StoreConfig, clock: Clock, *, read_only: bool, records_defaults: bool = True
+    path: Path,
+    config: StoreConfig,
+    clock: Clock,
+    *,
+    read_only: bool,
+    records_defaults: bool = True,
+    begin: Callable[[Engine], None] = lambda engine: None,
 ) -> Engine:
-    """Open or make the store in `path`. Raises the errors of DelayedStore.open.
+    """Open or make the store in `path`. Raises the errors of DelayedStore.open, and what `begin` raises.
+
+    begin: called before anything fires.
 
     records_defaults: a store that has none recorded takes over those of `config`; without that it keeps everything.
     """
@@ -599,10 +607,7 @@ def open_engine(
             raise DamagedStore(path / "main", str(error)) from error
         undo.pop_all()
     try:
-        if engine.shipping is not None:
-            from .replica.manifest_files import begin_shipping  # noqa: PLC0415 - only a store with a replica needs it
-
-            begin_shipping(engine, engine.shipping)
+        begin(engine)
         engine.start()
     except BaseException:
         engine.close()
