@@ -7,7 +7,7 @@ their store when they are made. The list is filled once all parts are there, so 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -88,3 +88,12 @@ class StoreListener:
 
 Listeners = list[StoreListener]
 """The listeners of one store, shared by its parts."""
+
+
+def tell_committed(
+    listeners: Sequence[StoreListener], environment: str, elapsed_ns: int, requests: int, entries: int
+) -> None:
+    """Tell of a commit those that want it: of the most frequent event, a call that does nothing costs a send 1 %."""
+    for listener in listeners:
+        if type(listener).committed is not StoreListener.committed:
+            call_supplied(listener.committed, environment, elapsed_ns, requests, entries)

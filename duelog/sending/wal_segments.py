@@ -201,7 +201,8 @@ class WalSegments:
         REQUIRES: it fits. Raises OSError.
         """
         now_ms = self._clock.now_ms()
-        flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
+        flush = self._is_to_flush(now_ms)
+        first_unflushed = self._durability == "relaxed" and not flush and self._is_flushed
         group = self._wal.append(rows, flush=flush)
         self._rows += weight
         if self._follower is not None:
@@ -209,7 +210,7 @@ class WalSegments:
         if self._begun_ms is None:
             self._begun_ms = now_ms
             self._wake()
-        elif self._durability == "relaxed" and was_flushed and not flush:
+        elif first_unflushed:
             self._wake()
         return group.position
 

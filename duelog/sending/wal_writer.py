@@ -21,7 +21,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
-from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.listener import StoreListener, tell_committed
 from duelog.store.log.documents import MAX_VALUE_BYTES
 from duelog.store.wal.segment import capacity_of, group_bytes, row_weight
 from duelog.store.wal.write_batch import WriteBatch
@@ -126,14 +126,12 @@ class WalWriter:
         """Give every request its value or its error."""
         if self._unpublished and self._main.failed is None:  # a second interrupt came before `_broke_off`
             self._broke_off(KeyboardInterrupt())
-        units: list[Request] = []
-        lone: list[Request] = []
+        groups: list[list[Request]] = [[]]
         for request in requests:
             work = request.work
-            if self._main.failed is not None:
-                request.error = self._main.failed
-            elif type(work) is _Action:
+            if type(work) is _Action:
                 try:
+                    self._admit()  # the store may have failed since it was queued
                     work.call()
                     request.stored()
                 except Exception as error:
@@ -141,10 +139,10 @@ class WalWriter:
             elif self._closed:
                 request.error = ClosedError("store")
             elif type(work) is _Change and work.alone:
-                lone.append(request)
+                groups.append([request])
             else:
-                units.append(request)
-        for group in [units, *([request] for request in lone)]:
+                groups[0].append(request)
+        for group in groups:
             left = group
             while left:
                 left = self._commit(left)
@@ -201,8 +199,7 @@ class WalWriter:
             self._unpublished = False
             elapsed_ns = time.perf_counter_ns() - started
             self.counts.add(len(units), batch.entries, elapsed_ns)
-            for listener in self._listeners:
-                call_supplied(listener.committed, "wal", elapsed_ns, len(units), batch.entries)
+            tell_committed(self._listeners, "wal", elapsed_ns, len(units), batch.entries)
             return []
         except OSError as error:
             failed = self._fail(error)

@@ -158,7 +158,7 @@ class _StagedAcks:
     @classmethod
     def of(cls, subscription: SubscriptionState, transaction: Transaction) -> _StagedAcks:
         """The one of the group, which has all that was acknowledged before a request of the group was queued."""
-        return transaction.stage(subscription, lambda: cls(subscription, transaction))
+        return transaction.stage(subscription, lambda state: cls(state, transaction))
 
     def acknowledge(
         self, transaction: Transaction, topic: TopicState, entries: Mapping[int, BitMap]

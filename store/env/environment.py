@@ -41,7 +41,7 @@ from ..files.directory import InPlace, make_directory, occupied_bytes, sync_dire
 from ..files.failpoints import reach
 from ..files.process import here
 from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
-from ..listener import StoreListener, call_supplied
+from ..listener import StoreListener, call_supplied, tell_committed
 from . import page_cache
 from .held_read import HeldRead
 from .memtable import Follow, Memtable, Reads, ReadTransaction, applied_position
@@ -313,8 +313,7 @@ class Environment:
         elapsed_ns = time.perf_counter_ns() - started_ns
         self.counts.add(1, transaction.entries, elapsed_ns)
         self._care_for_file()
-        for listener in self._listeners:
-            call_supplied(listener.committed, self.name, elapsed_ns, 1, transaction.entries)
+        tell_committed(self._listeners, self.name, elapsed_ns, 1, transaction.entries)
         return value
 
     def fail(self, error: BaseException) -> StoreFailed:

@@ -39,6 +39,7 @@ class AppendedLog(Protocol):
     def ledger(self) -> LogEnd: ...
 
 
+O = TypeVar("O")  # noqa: E741
 S = TypeVar("S", bound=Staged)
 T = TypeVar("T")
 
@@ -113,11 +114,11 @@ class Transaction(LogEnds, ABC):
         """The rows of a partition's environment, which take effect with these: of a group of the log alone."""
         raise BrokenInvariant(f"a commit of LMDB writes to partition {start_ms}")
 
-    def stage(self, owner: object, make: Callable[[], S]) -> S:
-        """Return the state of the log `owner`, made at first use; an owner has states of one type."""
+    def stage(self, owner: O, make: Callable[[O], S]) -> S:
+        """Return the state of the log `owner`, made of it at first use; an owner has states of one type."""
         staged = self._staged.get(owner)
         if staged is None:
-            staged = self._staged[owner] = make()
+            staged = self._staged[owner] = make(owner)
         return staged  # type: ignore[return-value]
 
     def after_commit(self, callback: Callable[[], object]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -224,7 +223,6 @@ class ManagedLedger:
     def append_message(self, transaction: Transaction, due_ms: int, body: bytes, now_ms: int) -> tuple[int, int]:
         """Append one message; returns its ledger id and entry id."""
         staged = self._staged(transaction)
-        staged.roll_if_full(transaction, now_ms)
         ledger_id, entry_id, early = staged.ledger.ledger_id, staged.next_entry, due_ms > now_ms
         key = run_key(ledger_id, entry_id)
         value = pack_message(key, due_ms, due_ms, body, early=early)
@@ -335,7 +333,7 @@ class ManagedLedger:
         return [info.ledger_id for info in trimmed]
 
     def _staged(self, transaction: Transaction) -> _StagedLog:
-        return transaction.stage(self, partial(_StagedLog, self))
+        return transaction.stage(self, _StagedLog)
 
     def _publish(self, view: _View | None, look: bool) -> None:
         if view is not None:
