@@ -1,8 +1,9 @@
-"""The audit by Spark's tasks against the same audit in a loop: every row of every table."""
+"""Tasks on Spark: one answer for each value whatever becomes of attempts; the audit by tasks is the audit in a loop."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -16,7 +17,9 @@ pytest.importorskip("pyspark")
 from pyspark.sql.functions import expr
 
 from duelog.tools.audit import audit_store
+from duelog.tools.spark.session import SparkFailed
 from duelog.tools.spark.spark_jobs import audit_fleet, audit_with_spark, compact_fleet, export_fleet, export_with_spark
+from duelog.tools.spark.tasks import TaskReader, TaskSource, run_tasks
 from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store
 from tests.audit.histories import build, damage
@@ -94,3 +97,44 @@ def test_jobs_over_several_stores_name_the_damaged_one_and_finish_the_others(
     for report in (compacted[0], compacted[2]):
         assert report is not None
         assert {each.outcome for each in report.partitions} == {"adopted"}
+
+
+def test_each_value_is_answered_once_in_order(spark: SparkSession) -> None:
+    """More tasks than cores; none for no values."""
+    values = [str(number).encode() for number in range(9)]
+    assert run_tasks(spark, lambda value: value * 2, values) == [value * 2 for value in values]
+    assert run_tasks(spark, lambda value: value, []) == []
+
+
+def test_a_worker_that_dies_is_replaced(spark: SparkSession, tmp_path: Path) -> None:
+    """The process of each first attempt ends without a word; the second answers."""
+    directory = str(tmp_path)
+
+    def dies_once(value: bytes) -> bytes:
+        mark = os.path.join(directory, value.decode())
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            os._exit(9)
+        return value
+
+    assert run_tasks(spark, dies_once, [b"a", b"b"]) == [b"a", b"b"]
+
+
+def test_what_a_task_raises_is_the_error(spark: SparkSession) -> None:
+    """After as many attempts as Spark makes; in a line."""
+
+    def refuses(value: bytes) -> bytes:
+        raise ValueError(f"cannot do {value!r}")
+
+    with pytest.raises(SparkFailed, match="ValueError: cannot do b'x'") as caught:
+        run_tasks(spark, refuses, [b"x"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_gets_its_own_value_and_no_other() -> None:
+    """The reader that every task is sent holds none of the values."""
+    source = TaskSource({"tasks": ""})
+    assert source.options
+    reader = TaskReader(bytes, [b"one", b"two"])
+    assert len(reader.partitions()) == 2
+    assert reader.__getstate__()["_values"] == []

@@ -1,4 +1,4 @@
-"""The framework of administration: credentials, rights, routes, names, bodies, errors."""
+"""Administration over HTTP: credentials, rights, routes, bodies, errors; the broker's settings and health; lookups."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,10 +18,11 @@ from duelog.broker.admin.http_request import HttpError, Reply, Request
 from duelog.broker.admin.routing import Need, Route, Router
 from duelog.broker.admin.web_server import WebServer
 from duelog.broker.configuration import BrokerConfig
+from duelog.broker.listing.dynamic_settings import NAMES
 from duelog.broker.security.authentication import Authentication, TokenMethod
 from duelog.broker.security.permissions import Action, Permissions
 from duelog.store import errors
-from tests.broker.admin.rest import KEY, Rest, token
+from tests.broker.admin.rest import KEY, SECURED, Rest, administered, token
 
 
 class Grants:
@@ -226,3 +228,65 @@ def test_json_numbers_of_thousands_of_digits_are_no_integers() -> None:
     with pytest.raises(HttpError, match="not JSON"):
         request.json()
     assert json.loads(b"1" * 4_000)
+
+
+CONFIGURATION = "/admin/v2/brokers/configuration"
+HEAP = "maxTopicListInFlightHeapMemSizeMB"
+
+
+async def test_a_setting_changes_at_once_and_over_a_restart_until_it_is_deleted(tmp_path: Path) -> None:
+    """POST and DELETE; the limiter follows."""
+
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("GET", CONFIGURATION)).value == sorted(NAMES)
+        assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {}
+        assert (await rest.ask("POST", f"{CONFIGURATION}/{HEAP}/3")).status == 204
+        assert (await rest.ask("GET", f"{CONFIGURATION}/runtime")).value[HEAP] == "3"
+        assert rest.services.limiter.heap.max_permits == 3 << 20
+    async with administered(tmp_path / "s") as (_, rest, _):
+        assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {HEAP: "3"}
+        assert rest.services.limiter.heap.max_permits == 3 << 20
+        assert (await rest.ask("DELETE", f"{CONFIGURATION}/{HEAP}")).status == 204
+        assert (await rest.ask("GET", f"{CONFIGURATION}/values")).value == {}
+        assert rest.services.limiter.heap.max_permits == 100 << 20
+
+
+async def test_the_broker_tells_its_addresses_version_and_settings_but_no_secret(tmp_path: Path) -> None:
+    """Pulsar's tools ask so."""
+    async with administered(tmp_path / "s", **SECURED) as (broker, rest, _):
+        here = rest.address.removeprefix("http://")
+        assert (await rest.ask("GET", "/admin/v2/brokers", role="root")).value == [here]
+        assert (await rest.ask("GET", "/admin/v2/brokers/standalone", role="root")).value == [here]
+        leader = (await rest.ask("GET", "/admin/v2/brokers/leaderBroker", role="root")).value
+        assert leader == {"serviceUrl": rest.address, "brokerId": here}
+        cluster = (await rest.ask("GET", "/admin/v2/clusters/standalone", role="any")).value
+        assert (cluster["serviceUrl"], cluster["brokerServiceUrl"]) == (rest.address, broker.urls.plain)
+        assert (await rest.ask("GET", "/admin/v2/brokers/health", role="any")).value == b"ok"
+        assert (await rest.ask("GET", "/admin/v2/brokers/ready", role="any")).value == b"ok"
+        assert (await rest.ask("GET", "/admin/v2/brokers/version", role="any")).value.startswith(b"duelog-")
+        settings = (await rest.ask("GET", f"{CONFIGURATION}/runtime", role="root")).value
+        assert settings["superUserRoles"] == "root"
+        assert settings["authorizationEnabled"] == "true"
+        assert settings["tokenSecretKey"] == "*****"
+        assert all(isinstance(each, str) for each in settings.values())
+
+
+async def test_lookup_tells_the_addresses_of_the_broker_and_of_its_listeners(tmp_path: Path) -> None:
+    """By the paths of later and of earlier clients."""
+    settings: dict[str, Any] = {"advertised_listeners": ("outside:pulsar://broker.example:6650",)}
+
+    async with administered(tmp_path / "s", **settings) as (broker, rest, _):
+        for kind in ("topic", "destination"):
+            path = f"/lookup/v2/{kind}/persistent/public/default/t"
+            assert (await rest.ask("GET", path)).value == {
+                "brokerUrl": broker.urls.plain,
+                "brokerUrlTls": "",
+                "httpUrl": rest.address,
+                "httpUrlTls": "",
+                "nativeUrl": broker.urls.plain,
+            }
+            found = (await rest.ask("GET", path + "?listenerName=outside")).value
+            assert found["brokerUrl"] == "pulsar://broker.example:6650"
+            assert (await rest.ask("GET", path + "/bundle")).value == b"0x00000000_0xffffffff"
+        assert (await rest.ask("GET", "/lookup/v2/topic/persistent/no/no/t")).status == 404
+        assert (await rest.ask("GET", "/lookup/v2/topic/non-persistent/public/default/t")).status == 405

@@ -1,16 +1,35 @@
-"""CONNECT, AUTH_RESPONSE, and credentials that expire."""
+"""CONNECT, AUTH_RESPONSE, passwords, tokens, and credentials that expire."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bcrypt
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from duelog.broker.configuration import BrokerConfig
 from duelog.broker.protocol.commands import AuthData, AuthResponse, Connect, FeatureFlags
 from duelog.broker.protocol.failures import Refused, ServerError
-from duelog.broker.security.authentication import Authentication, InvalidCredentials, Proven
+from duelog.broker.security.authentication import (
+    Authentication,
+    InvalidCredentials,
+    PasswordMethod,
+    Proven,
+    TokenMethod,
+    UnusableSecurity,
+)
 from duelog.broker.server.connection import Login
 
 
@@ -103,3 +122,214 @@ async def test_expired_credentials_are_asked_for_once_and_then_the_connection_is
     login._check()
     assert (outcomes or ["goes on"], login._timer is None) == ([outcome], outcome == "closed")
     login.close()
+
+
+def line(user: str, password: str, prefix: bytes = b"2b") -> bytes:
+    """A line in the form of htpasswd."""
+    stored = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4))
+    return user.encode() + b":" + stored.replace(b"$2b$", b"$" + prefix + b"$") + b"\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with two users."""
+    path = tmp_path / "htpasswd"
+    path.write_bytes(b"# users\n\n" + line("me", "secret", b"2y") + line("you", "other:one"))
+    return path
+
+
+def refused(method: PasswordMethod, data: bytes) -> str:
+    """The text that the client is sent."""
+    with pytest.raises(InvalidCredentials) as caught:
+        method.prove(data)
+    return str(caught.value)
+
+
+def test_a_right_password_proves_the_user(path: Path) -> None:
+    """It may have a colon in it."""
+    method = PasswordMethod(path)
+    assert method.prove(b"me:secret") == ("me", "basic", None)
+    assert method.prove(b"you:other:one").role == "you"
+
+
+def test_a_refusal_does_not_tell_whether_there_is_such_a_user(path: Path) -> None:
+    """Nor does the time it takes: an unknown user's password is hashed, too."""
+    method = PasswordMethod(path)
+    assert refused(method, b"me:wrong") == refused(method, b"nobody:wrong")
+    assert "secret" not in refused(method, b"me:wrong")
+
+
+@pytest.mark.parametrize("data", [b"", b"me", b":", b":secret", b"\xff:x", b"me:" + b"x" * 73, b"me:a\0b"])
+def test_what_is_no_user_and_password_is_refused(path: Path, data: bytes) -> None:
+    """Bcrypt takes 72 bytes."""
+    assert "72" in refused(PasswordMethod(path), data)
+
+
+def test_a_right_password_is_hashed_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong one each time."""
+    method, calls = PasswordMethod(path), []
+    check = bcrypt.checkpw
+
+    def counted(*given: Any) -> bool:
+        calls.append(given[0])
+        return check(*given)
+
+    monkeypatch.setattr(bcrypt, "checkpw", counted)
+    for _ in range(3):
+        method.prove(b"me:secret")
+        refused(method, b"me:wrong")
+    assert calls == [b"secret", b"wrong", b"wrong", b"wrong"]
+
+
+def test_a_change_of_the_file_counts_at_once(path: Path) -> None:
+    """A password that was right before, and remembered, is wrong then."""
+    method = PasswordMethod(path)
+    method.prove(b"me:secret")
+    path.write_bytes(line("me", "new one") + line("third", "x"))
+    refused(method, b"me:secret")
+    assert method.prove(b"me:new one").role == "me"
+    assert method.prove(b"third:x").role == "third"
+    refused(method, b"you:other:one")
+
+
+@pytest.mark.parametrize("content", [b"me:{SHA}abc\n", b"me:$2b$04$short\n", None])
+def test_a_file_that_cannot_be_used_is_told_at_the_start_and_later_leaves_what_was(
+    path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Logged once."""
+    method = PasswordMethod(path)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UnusableSecurity) as caught:
+        PasswordMethod(path)
+    assert str(path) in str(caught.value)
+    with caplog.at_level(logging.ERROR, "duelog.broker"):
+        for _ in range(3):
+            assert method.prove(b"me:secret").role == "me"
+    assert len(caplog.records) == 1
+
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+KEY = "data:;base64," + base64.b64encode(SECRET).decode()
+
+
+def token(key: Any = SECRET, algorithm: str = "HS256", **claims: Any) -> bytes:
+    """A token with these claims."""
+    return jwt.encode(claims, key, algorithm).encode()
+
+
+def pem(key: Any) -> bytes:
+    """Its public key."""
+    return bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+def test_a_token_proves_the_role_of_its_subject() -> None:
+    """Until it expires."""
+    method = TokenMethod(BrokerConfig(token_secret_key=KEY))
+    assert method.prove(token(sub="me")) == ("me", "token", None)
+    soon = int(time.time()) + 60
+    assert method.prove(token(sub="me", exp=soon)).expires_ms == soon * 1_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"nonsense",
+        b"\xff\xfe",
+        token(sub="me", exp=1),
+        token(sub="me", nbf=4_000_000_000),
+        token(b"another key of thirty-two bytes!", sub="me"),
+        token(SECRET * 2, "HS512", sub="me"),
+        jwt.encode({"sub": "me"}, "", "none").encode(),
+        token(),
+        token(sub=""),
+        token(role="me"),
+    ],
+)
+def test_a_token_that_is_not_right_proves_nothing(data: bytes) -> None:
+    """Expired, not yet valid, of another key, of an algorithm that is not configured, unsigned, without a role."""
+    with pytest.raises(InvalidCredentials):
+        TokenMethod(BrokerConfig(token_secret_key=KEY)).prove(data)
+
+
+def test_the_role_may_stand_in_another_claim() -> None:
+    """The first of several; other claims are not looked at, nor whose clock was ahead."""
+    method = TokenMethod(BrokerConfig(token_secret_key=KEY, token_auth_claim="roles"))
+    assert method.prove(token(roles="me", sub="you")).role == "me"
+    assert method.prove(token(roles=["me", "you"])).role == "me"
+    later = int(time.time()) + 60
+    assert method.prove(token(roles="me", iat=later)).role == "me"
+    number = {"sub": 7, "roles": "me"}
+    assert method.prove(jwt.PyJWS().encode(json.dumps(number).encode(), SECRET, "HS256").encode()).role == "me"
+
+
+def test_an_audience_that_is_set_has_to_be_there() -> None:
+    """The audience is the claim's value or one of its values; without a configured one it is not checked."""
+    method = TokenMethod(BrokerConfig(token_secret_key=KEY, token_audience="here"))
+    assert method.prove(token(sub="me", aud="here")).role == "me"
+    assert method.prove(token(sub="me", aud=["there", "here"])).role == "me"
+    for claims in ({}, {"aud": "there"}, {"aud": ["there"]}):
+        with pytest.raises(InvalidCredentials):
+            method.prove(token(sub="me", **claims))
+    assert TokenMethod(BrokerConfig(token_secret_key=KEY)).prove(token(sub="me", aud="there")).role == "me"
+    other = TokenMethod(BrokerConfig(token_secret_key=KEY, token_audience="here", token_audience_claim="for"))
+    assert other.prove(token(sub="me", **{"for": "here"})).role == "me"
+
+
+@pytest.mark.parametrize("form", [Encoding.PEM, Encoding.DER])
+def test_a_public_key_takes_its_tokens_and_no_others(tmp_path: Path, form: Encoding) -> None:
+    """A token signed with the public key as if it were a secret is none."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    path = tmp_path / "key"
+    public = key.public_key().public_bytes(form, PublicFormat.SubjectPublicKeyInfo)
+    path.write_bytes(public)
+    method = TokenMethod(BrokerConfig(token_public_key=f"file://{path}"))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    assert method.prove(token(private, "RS256", sub="me")).role == "me"
+    header, claims = (base64.urlsafe_b64encode(part).rstrip(b"=") for part in (b'{"alg":"HS256"}', b'{"sub":"me"}'))
+    signature = base64.urlsafe_b64encode(hmac.digest(public, header + b"." + claims, hashlib.sha256))
+    with pytest.raises(InvalidCredentials):
+        method.prove(header + b"." + claims + b"." + signature.rstrip(b"="))
+
+
+def test_elliptic_curves_are_asked_for_by_name(tmp_path: Path) -> None:
+    """The algorithm is the configuration's."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    path = tmp_path / "key.pem"
+    path.write_bytes(pem(key))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    method = TokenMethod(BrokerConfig(token_public_key=str(path), token_algorithms=("ES256",)))
+    assert method.prove(token(private, "ES256", sub="me")).role == "me"
+    with pytest.raises(UnusableSecurity):
+        TokenMethod(BrokerConfig(token_public_key=str(path)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        BrokerConfig(),
+        BrokerConfig(token_secret_key=KEY, token_public_key="/x"),
+        BrokerConfig(token_secret_key="/not/there"),
+        BrokerConfig(token_secret_key="data:;base64,???"),
+        BrokerConfig(token_secret_key="data:;base64,c2hvcnQ="),
+        BrokerConfig(
+            token_secret_key=KEY,
+            token_algorithms=(
+                "HS256",
+                "HS512",
+            ),
+        ),
+        BrokerConfig(token_secret_key=KEY, token_algorithms=("none",)),
+        BrokerConfig(token_secret_key=KEY, token_algorithms=("RS256",)),
+        BrokerConfig(token_public_key=KEY),
+        BrokerConfig(token_public_key=KEY, token_algorithms=("HS256",)),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_told_at_the_start(settings: BrokerConfig) -> None:
+    """No key, two, one that is not there, short, or not for its algorithm; the text holds no key."""
+    with pytest.raises(UnusableSecurity) as caught:
+        TokenMethod(settings)
+    assert KEY not in str(caught.value)

@@ -1,4 +1,4 @@
-"""`duelog.connect` over TCP: tokens, permissions and certificates are the broker's; nothing is done before hello."""
+"""Permissions of roles; and tokens, permissions, certificates of `duelog.connect` over TCP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 import duelog
 from duelog import DelayedStore, Message
 from duelog.broker.configuration import BrokerConfig
+from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.security.authentication import authentication_of
 from duelog.broker.security.permissions import Action, Permissions
 from duelog.broker.security.wire_admission import WireAdmission
@@ -21,7 +22,7 @@ from duelog.errors import Disconnected, InvalidArgument, NotAllowed
 from duelog.operations.wire import ERROR, framed
 from duelog.operations.wire_values import pack
 from tests.broker.security.certificates import write_pair
-from tests.broker.security.test_tokens import SECRET, token
+from tests.broker.security.test_authentication import SECRET, token
 from tests.duelog.operations.test_wire import answer_of, ask
 
 
@@ -158,3 +159,55 @@ def test_an_address_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     with pytest.raises(Disconnected, match="no process serves this store"):
         duelog.connect(f"duelog://localhost:{port}")
+
+
+class Kept:
+    """Tenant `t` with administrator `boss`; `w` may produce in t/n, `r` consume."""
+
+    def administrators(self, tenant: str) -> Collection[str]:
+        return ("boss",) if tenant == "t" else ()
+
+    def granted(self, namespace: str) -> Mapping[str, Collection[Action]]:
+        return {"w": {Action.PRODUCE}, "r": {Action.CONSUME}} if namespace == "t/n" else {}
+
+
+PERMISSIONS = Permissions(Kept(), ["root"])
+
+
+@pytest.mark.parametrize(
+    ("role", "namespace", "allowed"),
+    [
+        ("root", "t/n", "pc"),
+        ("root", "x/y", "pc"),
+        ("boss", "t/n", "pc"),
+        ("boss", "t/other", "pc"),
+        ("boss", "x/y", ""),
+        ("w", "t/n", "p"),
+        ("r", "t/n", "c"),
+        ("w", "t/other", ""),
+        ("stranger", "t/n", ""),
+        ("", "t/n", ""),
+        (None, "t/n", ""),
+    ],
+)
+def test_a_role_may_do_what_it_was_granted(role: str | None, namespace: str, allowed: str) -> None:
+    """Superusers everywhere, administrators in their tenant, others by namespace and action."""
+    assert PERMISSIONS.allows(role, namespace, Action.PRODUCE) == ("p" in allowed)
+    assert PERMISSIONS.allows(role, namespace, Action.CONSUME) == ("c" in allowed)
+    assert PERMISSIONS.allows(role, namespace, *Action) == bool(allowed)
+    assert PERMISSIONS.is_superuser(role) == (role == "root")
+
+
+def test_a_refusal_is_an_authorization_error() -> None:
+    """With role, action and namespace."""
+    with pytest.raises(Refused) as caught:
+        PERMISSIONS.require("r", "t/n", Action.PRODUCE)
+    assert caught.value.error == ServerError.AUTHORIZATION
+    assert caught.value.message == "role 'r' may not produce in namespace t/n"
+
+
+def test_without_authorization_everything_is_allowed() -> None:
+    """To connections without a role, too."""
+    permissions = Permissions()
+    assert permissions.allows(None, "x/y", Action.PRODUCE)
+    assert permissions.is_superuser(None)
