@@ -1,9 +1,14 @@
 """Compaction of a store's closed partitions, beside the process that has the store open or with none.
 
-Reads what is claimed of all of them in one read transaction of the main environment, has each planned and copied that
-is worth it (partition_compaction.py), here or by another process (Spark), and sees that they are adopted: at once where
-no process has the store open, else by that one at its next tick. The store's lock is held for the moments of adoption
-only, so a store can be opened meanwhile; what was being copied then is lost, and reported.
+Reads what is claimed of all of them in one read transaction of the main environment, has each planned and, where it is
+worth it, copied and verified while it is open once, and sees that they are adopted: at once where no process has the
+store open, else by that one at its next tick. The store's lock is held for the moments of adoption only, so a store can
+be opened meanwhile; what was being copied then is lost, and reported.
+
+One partition is a task that carries all that is needed of the main environment, and an answer that has all that the
+report tells, both picklable: one core does them one after the other, a Spark task does one somewhere else. Claims are
+read without looking at a run of any partition, and are well below a byte a message; planning, which reads the header of
+every run, is shared out like copying. A task writes a directory of its own below staging/, and its caller publishes it.
 """
 
 from __future__ import annotations
@@ -12,21 +17,106 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ..cleanup.adoption import Adopted, Refused, adopt_ready
-from ..cleanup.compaction import Finished
-from ..cleanup.compaction_plan import partition_logs
-from ..cleanup.log_claims import claims_of_logs, read_claims, reason_to_keep
+from ..cleanup.compaction import Finished, Staged, hand_over, stage_generation
+from ..cleanup.compaction_plan import partition_logs, plan_generation
+from ..cleanup.log_claims import LogClaims, claims_of_logs, read_claims, reason_to_keep
 from ..opening import Identity, StoreLock, open_main
 from ..store.clock import SystemClock
 from ..store.codec.format import PartitionState, Relied
 from ..store.config import StoreConfig
 from ..store.env.memtable import Reads
-from ..store.errors import DuelogError, InvalidArgument, StoreLocked
+from ..store.errors import DamagedStore, DuelogError, InvalidArgument, StoreFailed, StoreLocked, StoreUnavailable
 from ..store.log import catalog
 from .columns.sealed import Sealed, identity_of, open_generation, open_main_to_read, read_sealed
-from .partition_compaction import CompactionTask, Failed, Figures, PartitionAnswer, compact_partition, publish
 from .values import MIN_DEAD_RATIO
+
+SWEPT = "the store was opened meanwhile, which clears staging/: try again"
+
+
+class CompactionTask(NamedTuple):
+    """One partition, and what makes its compaction worth it.
+
+    claims: on each of its logs, as of the transaction in which the catalog had the generation. dry_run: plan only.
+    """
+
+    sealed: Sealed
+    store_id: bytes
+    claims: tuple[LogClaims, ...]
+    min_dead_ratio: float
+    dry_run: bool
+
+
+class Figures(NamedTuple):
+    """Size of a partition, and of what no subscription needs of it; bytes are those of bodies."""
+
+    messages: int
+    body_bytes: int
+    dead_messages: int
+    dead_bytes: int
+
+
+class Failed(NamedTuple):
+    """Why a partition could not be compacted; the store is as it was."""
+
+    reason: str
+
+
+class PartitionAnswer(NamedTuple):
+    """Result of a task. figures None: it failed before it was planned. result None: nothing was to be copied."""
+
+    start_ms: int
+    figures: Figures | None
+    worth_it: bool
+    result: Staged | Failed | None
+
+
+def compact_partition(
+    task: CompactionTask, *, again: bool = False, progress: Callable[[int], object] = lambda done: None
+) -> PartitionAnswer:
+    """Plan a partition; if enough of it is dead, copy and verify it. Told bytes of the file dealt with, twice over.
+
+    What is wrong with the partition, and a full disk, is an answer (Failed). So is what the system refuses (an OSError,
+    or an error that it is the cause of), unless the task is begun `again` by the caller that gets it raised.
+    """
+    figures, worth_it = None, False
+    result: Staged | Failed | None = None
+    try:
+        with open_generation(task.sealed, task.store_id) as source:
+            plan = plan_generation(source, task.claims)
+            entries = sum(log.entries for log in plan.logs)
+            figures = Figures(entries, plan.body_bytes, plan.dead_entries, plan.dead_bytes)
+            worth_it = plan.dead_entries > 0 and plan.dead_ratio >= task.min_dead_ratio
+            if worth_it and not task.dry_run:
+                result = stage_generation(Path(task.sealed.store), source, plan, progress=progress)
+    except (DuelogError, OSError) as error:
+        refused = _refused_by_system(error, Path(task.sealed.store) / "staging")
+        if again and refused is not None:
+            raise
+        result = Failed(SWEPT if isinstance(refused, FileNotFoundError) else str(error))
+    return PartitionAnswer(task.sealed.start_ms, figures, worth_it, result)
+
+
+def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError | None:
+    """The system's refusal; None where the partition, or a full disk, is at fault."""
+    if isinstance(error, OSError):
+        return error
+    staged = isinstance(error, (DamagedStore, StoreFailed)) and staging in error.path.parents
+    refused = error.__cause__ if staged or isinstance(error, StoreUnavailable) else None
+    return refused if isinstance(refused, OSError) else None
+
+
+def publish(store: Path, answer: PartitionAnswer) -> PartitionAnswer:
+    """Hand over what an answer has staged, from when on it may be adopted; Failed where it is no longer there."""
+    if not isinstance(answer.result, Staged):
+        return answer
+    try:
+        return answer._replace(result=hand_over(store, answer.result))
+    except FileNotFoundError:
+        return answer._replace(result=Failed(SWEPT))
+
 
 _ADOPTED_AT_ONCE = 64
 _ADOPTED_AT_ONCE_BYTES = 256 << 20

@@ -19,8 +19,7 @@ from ...topics.topic_events import TopicEvent
 from ..protocol.failures import Refused, ServerError
 from ..protocol.loop_calls import LoopCalls, Workers
 from .memory_limits import list_bytes, name_bytes
-from .topic_filter import Pattern, compiled, matches, selected, topics_hash
-from .topic_listing import names_of
+from .topic_listing import Pattern, compiled, matches, names_of, selected, topics_hash
 
 _REFERENCE_BYTES = 8
 _REST = 4

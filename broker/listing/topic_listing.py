@@ -12,13 +12,19 @@ Requests of one connection that ask the same while they wait for its turn are on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
+
+import crc32c
+import re2
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
+from ...store.names import SCHEME
 from ..configuration import BrokerConfig
-from ..lookup.topic_address import namespace_of
+from ..lookup.topic_address import PARTITION_MARK, namespace_of
 from ..protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.frames import head_before, name_fields
@@ -34,7 +40,63 @@ from .memory_limits import (
     frame_bytes,
     list_bytes,
 )
-from .topic_filter import UnreadablePattern, compiled, selected, topics_hash
+
+_NAMES_AT_ONCE = 1_000
+"""Names that are joined at once, so that little memory is enough."""
+
+_SCHEMES = re.compile("(?:non-)?persistent://")
+_PARTITION = re.compile(rf"{PARTITION_MARK}[0-9]+\Z")
+
+
+class Pattern(Protocol):
+    """A compiled regular expression."""
+
+    def fullmatch(self, text: str, /) -> object: ...
+
+
+class UnreadablePattern(ValueError):
+    """It is no regular expression of RE2."""
+
+
+def compiled(pattern: str) -> Pattern:
+    """Compile a pattern to be matched against `tenant/namespace/name`. Raises UnreadablePattern.
+
+    A scheme in it is dropped, also behind `\\Q`: names of all lists are of one scheme. RE2 takes linear time, so that a
+    pattern cannot hold up the broker.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        found: Pattern = re2.compile(_SCHEMES.sub("", pattern, count=1), options)
+    except re2.error as error:
+        raise UnreadablePattern(str(error)) from error
+    return found
+
+
+def selected(names: Iterable[str], pattern: Pattern) -> list[str]:
+    """The full names whose topic the pattern matches in full; a partition goes by its partitioned topic."""
+    return [name for name in names if matches(name, pattern)]
+
+
+def matches(name: str, pattern: Pattern) -> bool:
+    """Return True if `selected` has the name."""
+    local = name.removeprefix(SCHEME)
+    return bool(pattern.fullmatch(_PARTITION.sub("", local) if PARTITION_MARK in local else local))
+
+
+def topics_hash(names: Iterable[str]) -> str:
+    """The hash of a list, in any order.
+
+    >>> topics_hash(["persistent://tenant/ns/topic1"])
+    'fd59a01d'
+    """
+    found, before = 0, b""
+    ordered = sorted(names)
+    for start in range(0, len(ordered), _NAMES_AT_ONCE):
+        found = int(crc32c.crc32c(before + ",".join(ordered[start : start + _NAMES_AT_ONCE]).encode(), found))
+        before = b","
+    return found.to_bytes(4, "little").hex()
+
 
 Key = tuple[int, str, TopicsMode, str | None, str | None]
 """A connection's number, and its question."""

@@ -44,7 +44,7 @@ from .memory_limits import (
     list_bytes,
 )
 from .name_sets import NameSets, Update, Use
-from .topic_filter import UnreadablePattern, compiled
+from .topic_listing import UnreadablePattern, compiled
 
 _log = logging.getLogger("duelog.broker.listing")
 

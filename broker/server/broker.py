@@ -32,9 +32,8 @@ from ..protocol.loop_calls import Workers
 from ..security.authentication import authentication_of
 from ..security.wire_admission import WireAdmission
 from ..tenancy.namespace_policies import NamespacePolicies, PolicyStore
-from ..tenancy.namespaces import Namespaces
+from ..tenancy.namespaces import Namespaces, Tenants
 from ..tenancy.rest_schemas import RestSchemas
-from ..tenancy.tenants import Tenants
 from .connection import Login
 from .listening import Listeners
 from .service import Service

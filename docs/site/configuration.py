@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from duelog import Policies, StoreConfig
-from duelog.broker.cluster.proxy_configuration import ProxyConfig
+from duelog.broker.cluster.proxy import ProxyConfig
 from duelog.broker.configuration import BrokerConfig
 from duelog.store.config import Durability
 from duelog.store.policy.policies import DEFAULTS, SUBSCRIPTION_FIELDS, DelayedDeliveryPolicies

@@ -16,12 +16,16 @@ pytest.importorskip("pyspark")
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup.compaction import Staged
 from duelog.tools.columns.sealed import sealed_generations
-from duelog.tools.compact_store import CompactionReport, Runner, _tasks, compact_store, run_here
-from duelog.tools.partition_compaction import (
+from duelog.tools.compact_store import (
+    CompactionReport,
     CompactionTask,
     Failed,
     PartitionAnswer,
+    Runner,
+    _tasks,
     compact_partition,
+    compact_store,
+    run_here,
 )
 from duelog.tools.spark import spark_jobs as module
 from duelog.tools.spark.session import SparkFailed
@@ -219,7 +223,7 @@ def test_what_another_attempt_might_mend_is_no_answer(store: Built, monkeypatch:
     def no_disk(*arguments: object, **named: object) -> Staged:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("duelog.tools.partition_compaction.stage_generation", no_disk)
+    monkeypatch.setattr("duelog.tools.compact_store.stage_generation", no_disk)
     task = tasks_of(store.path)[0]
     with pytest.raises(OSError, match="Input/output"):
         compact_in_task(task)

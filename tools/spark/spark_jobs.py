@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ...store.files.directory import remove_tree
 from ..audit import Audit, audit_store
 from ..audit.partition_audit import audit_partition
+from ..compact_store import CompactionTask, PartitionAnswer, compact_partition, publish
 from ..fleet import AT_ONCE, Outcome, each_store
-from ..partition_compaction import CompactionTask, PartitionAnswer, compact_partition, publish
 from .session import session_for
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from duelog.broker.cluster.proxy import Proxy
-from duelog.broker.cluster.proxy_configuration import ProxyConfig
+from duelog.broker.cluster.proxy import Proxy, ProxyConfig
 from duelog.broker.protocol import commands
 from tests.broker.server.raw_client import RawClient, end_clients
 

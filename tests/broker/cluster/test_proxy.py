@@ -13,9 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from duelog.broker.cluster.proxy import Proxy
-from duelog.broker.cluster.proxy_configuration import ProxyConfig
-from duelog.broker.listing.topic_filter import topics_hash
+from duelog.broker.cluster.proxy import Proxy, ProxyConfig
+from duelog.broker.listing.topic_listing import topics_hash
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
 from duelog.store.errors import InvalidArgument

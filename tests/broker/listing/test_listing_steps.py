@@ -18,8 +18,7 @@ from duelog.broker.listing.memory_limits import (
     frame_bytes,
     list_bytes,
 )
-from duelog.broker.listing.topic_filter import topics_hash
-from duelog.broker.listing.topic_listing import TopicListing
+from duelog.broker.listing.topic_listing import TopicListing, topics_hash
 from duelog.broker.protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
 from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.frames import head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duelog.broker.listing.topic_filter import UnreadablePattern, compiled, selected, topics_hash
+from duelog.broker.listing.topic_listing import UnreadablePattern, compiled, selected, topics_hash
 
 NAMES = [f"persistent://public/default/{name}" for name in ("a", "a.b", "axb", "p-partition-0", "p-partition-1", "q")]
 

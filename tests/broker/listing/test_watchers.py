@@ -18,7 +18,7 @@ from duelog.broker.listing.memory_limits import (
     list_bytes,
 )
 from duelog.broker.listing.name_sets import NameSets
-from duelog.broker.listing.topic_filter import topics_hash
+from duelog.broker.listing.topic_listing import topics_hash
 from duelog.broker.listing.watchers import Watchers
 from duelog.broker.lookup.resources import NamespaceSettings, Resources
 from duelog.broker.protocol import commands

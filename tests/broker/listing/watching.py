@@ -11,7 +11,7 @@ from typing import Any
 
 from duelog import DelayedStore
 from duelog.broker.configuration import BrokerConfig
-from duelog.broker.listing.topic_filter import topics_hash
+from duelog.broker.listing.topic_listing import topics_hash
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import Command
 from duelog.broker.server.broker import Broker

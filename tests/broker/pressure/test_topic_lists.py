@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.listing.topic_filter import topics_hash
+from duelog.broker.listing.topic_listing import topics_hash
 from duelog.broker.protocol import commands
 from tests.broker.clients.conftest import ServedProxy, ServedStore, free_port
 from tests.broker.pressure.served import Talker, resident_bytes

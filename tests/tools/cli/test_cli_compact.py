@@ -12,10 +12,8 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
 from duelog.cleanup.compaction import stage_generation
 from duelog.tools import compact_store as compaction
-from duelog.tools import partition_compaction
 from duelog.tools.columns.sealed import sealed_generations
-from duelog.tools.compact_store import CompactionReport, compact_store, run_here
-from duelog.tools.partition_compaction import CompactionTask, PartitionAnswer
+from duelog.tools.compact_store import CompactionReport, CompactionTask, PartitionAnswer, compact_store, run_here
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.command_line import json_lines_of, json_of, run
 
@@ -136,7 +134,7 @@ def test_a_partition_that_cannot_be_compacted_is_reported(path: Path, monkeypatc
             raise OSError(28, "No space left on device")
         return stage(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(partition_compaction, "stage_generation", fail_once)
+    monkeypatch.setattr(compaction, "stage_generation", fail_once)
     result = run("compact", path)
     assert result.exit_code == 1
     assert "No space left" in result.stdout
@@ -200,7 +198,7 @@ def test_a_partition_that_is_compacted_meanwhile_is_left_out(path: Path) -> None
 
 def test_one_that_goes_after_it_was_copied_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had been planned by then, so it is told: adoption sees that there is another generation."""
-    publish = partition_compaction.publish
+    publish = compaction.publish
     others: list[CompactionReport] = []
 
     def late(store: Path, answer: PartitionAnswer) -> PartitionAnswer:
