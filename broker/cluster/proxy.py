@@ -64,15 +64,17 @@ class ProxyFigures:
         self.bytes += size
 
 
+@dataclass(eq=False)
 class Splice(asyncio.Protocol):
-    """The broker's side. Of the event loop's thread."""
+    """The broker's side. Of the event loop's thread.
 
-    def __init__(self, client: Connection, first: bytes, count: Callable[[int], object]) -> None:
-        """first: what is sent to the broker before anything of the client. count: told of bytes that were passed on."""
-        self._client = client
-        self._first = first
-        self._count = count
-        self._transport: asyncio.Transport | None = None
+    first: what is sent to the broker before anything of the client. count: told of bytes that were passed on.
+    """
+
+    _client: Connection
+    _first: bytes
+    _count: Callable[[int], object]
+    _transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -114,36 +116,27 @@ class Splice(asyncio.Protocol):
             self._transport.close()
 
 
+@dataclass(eq=False)
 class ProxyAdmission:
-    """The admission of one connection. Of the event loop's thread."""
+    """The admission of one connection. Of the event loop's thread. gone: called once the connection is no more."""
 
-    role: str | None = None
+    _connection: Connection
+    _session: Session
+    _fail: Fail
+    _brokers: KnownBrokers
+    _dialer: Dialer
+    _figures: ProxyFigures
+    _gone: Callable[[], object]
+    role: str | None = field(default=None, init=False)
     """Brokers know it; the proxy does not ask."""
+    _unanswered: set[BrokerLink] = field(default_factory=set, init=False)
+    """Links that wait for credentials."""
+    _splice: Splice | None = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
 
-    def __init__(
-        self,
-        connection: Connection,
-        session: Session,
-        fail: Fail,
-        brokers: KnownBrokers,
-        dialer: Dialer,
-        figures: ProxyFigures,
-        gone: Callable[[], object],
-    ) -> None:
-        """gone: called once the connection is no more."""
-        self._connection = connection
-        self._session = session
-        self._fail = fail
-        self._brokers = brokers
-        self._dialer = dialer
-        self._figures = figures
-        self._gone = gone
-        self.links = ClientLinks(dialer, lambda: session.connect, self._challenged)
+    def __post_init__(self) -> None:
+        self.links = ClientLinks(self._dialer, lambda: self._session.connect, self._challenged)
         """To the brokers that the client has asked something of."""
-        self._unanswered: set[BrokerLink] = set()
-        """Links that wait for credentials."""
-        self._splice: Splice | None = None
-        self._closed = False
 
     async def connect(self, command: commands.Connect) -> None:
         """Ask a broker, or become a connection to one."""
@@ -298,15 +291,8 @@ class Proxy(Service):
 
     def _admission(self, connection: Connection, session: Session, fail: Fail) -> ProxyAdmission:
         self.figures.new += 1
-        made = ProxyAdmission(
-            connection,
-            session,
-            fail,
-            self._brokers,
-            self._dialer,
-            self.figures,
-            partial(self._admissions.pop, connection.number, None),
-        )
+        gone = partial(self._admissions.pop, connection.number, None)
+        made = ProxyAdmission(connection, session, fail, self._brokers, self._dialer, self.figures, gone)
         self._admissions[connection.number] = made
         return made
 

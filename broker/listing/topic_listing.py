@@ -15,6 +15,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import crc32c
@@ -111,10 +112,8 @@ class Selection:
     """The names of a list that a pattern selects."""
 
     def __init__(self, names: list[str], filtered: bool, size: int) -> None:
-        self.names = names
-        self.filtered = filtered
-        self.size = size
-        """By `list_bytes`."""
+        """size: of the names, by `list_bytes`."""
+        self.names, self.filtered, self.size = names, filtered, size
         self.hash = topics_hash(names)
         self.fields: asyncio.Task[bytes] | None = None
         """The names as they stand in every frame that has them."""
@@ -129,37 +128,32 @@ class Listed:
         self.selections: dict[str | None, asyncio.Task[Selection]] = {}
 
 
+@dataclass(eq=False)
 class Question:
     """A question of a connection, asked once or many times before it is its turn: one answer, of shared bytes."""
 
-    def __init__(self, peer: Peer, command: GetTopics) -> None:
-        self.peer = peer
-        self.command = command
-        self.request_ids: list[int] = []
-        self.answering: asyncio.Task[None]
+    peer: Peer
+    command: GetTopics
+    request_ids: list[int] = field(default_factory=list)
+    answering: asyncio.Task[None] = field(init=False)
 
 
+@dataclass(eq=False)
 class TopicListing:
     """Lists topics. Of the event loop's thread."""
 
-    def __init__(
-        self,
-        store: DelayedStore,
-        permissions: Permissions,
-        limiter: DualMemoryLimiter,
-        config: BrokerConfig,
-        workers: Workers,
-    ) -> None:
-        self.gate = LookupGate(config.max_concurrent_lookup_request)
+    _store: DelayedStore
+    _permissions: Permissions
+    _limiter: DualMemoryLimiter
+    _config: BrokerConfig
+    _workers: Workers
+    _under_way: dict[str, asyncio.Task[Listed]] = field(default_factory=dict, init=False)
+    _waiting: dict[Key, Question] = field(default_factory=dict, init=False)
+    """Questions whose turn has not come."""
+
+    def __post_init__(self) -> None:
+        self.gate = LookupGate(self._config.max_concurrent_lookup_request)
         """Counts listings, and watchers being opened."""
-        self._store = store
-        self._permissions = permissions
-        self._limiter = limiter
-        self._config = config
-        self._workers = workers
-        self._under_way: dict[str, asyncio.Task[Listed]] = {}
-        self._waiting: dict[Key, Question] = {}
-        """Questions whose turn has not come."""
 
     async def topics(self, peer: Peer, command: GetTopics) -> None:
         """Answer with names, whether they are filtered, and their hash; without names if the client has that hash.

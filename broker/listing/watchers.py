@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -117,28 +118,18 @@ class Watcher:
         return update
 
 
+@dataclass(eq=False)
 class Watchers:
-    """All watchers of a broker. Of the event loop's thread."""
+    """All watchers of a broker. Of the event loop's thread. gate: counts watchers being opened."""
 
-    def __init__(
-        self,
-        permissions: Permissions,
-        limiter: DualMemoryLimiter,
-        config: BrokerConfig,
-        gate: LookupGate,
-        sets: NameSets,
-        workers: Workers,
-        loop: Loop,
-    ) -> None:
-        """gate: counts watchers being opened."""
-        self._permissions = permissions
-        self._limiter = limiter
-        self._config = config
-        self._gate = gate
-        self._sets = sets
-        self._workers = workers
-        self._loop = loop
-        self._of_peer: dict[int, dict[int, Watcher]] = {}
+    _permissions: Permissions
+    _limiter: DualMemoryLimiter
+    _config: BrokerConfig
+    _gate: LookupGate
+    _sets: NameSets
+    _workers: Workers
+    _loop: Loop
+    _of_peer: dict[int, dict[int, Watcher]] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return sum(map(len, self._of_peer.values()))

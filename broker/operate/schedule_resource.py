@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -31,12 +32,12 @@ MOST_TOGETHER = 1_000
 """Messages that one request cancels or reschedules."""
 
 
+@dataclass(eq=False)
 class ScheduleResource:
     """For the event loop's thread alone."""
 
-    def __init__(self, finder: TopicFinder, workers: Workers) -> None:
-        self._finder = finder
-        self._workers = workers
+    _finder: TopicFinder
+    _workers: Workers
 
     def routes(self) -> list[Route]:
         page = ("start", "end", "limit", "after", "payloadBytes")

@@ -9,6 +9,7 @@ Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,15 +33,14 @@ SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 _AT_ONCE = 100
 
 
+@dataclass(eq=False)
 class SubscriptionResource:
-    """For the event loop's thread alone."""
+    """For the event loop's thread alone. clock: the store's, in ms."""
 
-    def __init__(self, finder: TopicFinder, consumers: Consumers, workers: Workers, clock: Callable[[], int]) -> None:
-        """clock: the store's, in ms."""
-        self._finder = finder
-        self._consumers = consumers
-        self._workers = workers
-        self._clock = clock
+    _finder: TopicFinder
+    _consumers: Consumers
+    _workers: Workers
+    _clock: Callable[[], int]
 
     def routes(self) -> list[Route]:
         every = TOPIC + "/all_subscription/expireMessages/{expireTimeInSeconds}"

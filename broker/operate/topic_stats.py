@@ -364,13 +364,13 @@ def iso(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+@dataclass(eq=False)
 class StatsResource:
     """For the event loop's thread alone."""
 
-    def __init__(self, finder: TopicFinder, figures: TopicFigures, workers: Workers) -> None:
-        self._finder = finder
-        self._figures = figures
-        self._workers = workers
+    _finder: TopicFinder
+    _figures: TopicFigures
+    _workers: Workers
 
     def routes(self) -> list[Route]:
         asked = ("excludePublishers", "excludeConsumers")

@@ -58,27 +58,22 @@ _REFRESH = b"PulsarAuthRefresh"
 """Text of an AUTH_CHALLENGE at which clients fetch new credentials."""
 
 
+@dataclass(eq=False)
 class Login:
-    """Credentials of one connection: at CONNECT, and again when they expire. Runs on the event loop's thread."""
+    """Credentials of one connection: at CONNECT, and again when they expire. Runs on the event loop's thread.
 
-    def __init__(
-        self,
-        authentication: Authentication,
-        session: Session,
-        clock: Callable[[], int],
-        check_s: float,
-        fail: Fail,
-    ) -> None:
-        """clock: ms since 1970. check_s: between two looks at credentials. fail: ends the connection with an error."""
-        self._authentication = authentication
-        self._session = session
-        self._clock = clock
-        self._check_s = check_s
-        self._fail = fail
-        self._proven: Proven | None = None
-        self._challenged = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
+    clock: ms since 1970. check_s: between two looks at credentials. fail: ends the connection with an error.
+    """
+
+    _authentication: Authentication
+    _session: Session
+    _clock: Callable[[], int]
+    _check_s: float
+    _fail: Fail
+    _proven: Proven | None = None
+    _challenged: bool = False
+    _timer: asyncio.TimerHandle | None = None
+    _closed: bool = False
 
     @property
     def role(self) -> str | None:

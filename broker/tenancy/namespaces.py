@@ -29,14 +29,14 @@ BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 """A namespace is served as one: Pulsar's tools ask for the parts."""
 
 
+@dataclass(eq=False)
 class TopicNames:
     """Lists of a namespace's topics, within the limits of memory that lists over the wire have.
 
     A heap permit is held while the list is made, a direct one until the answer has left or its connection is gone.
     """
 
-    def __init__(self, listing: TopicListing) -> None:
-        self._listing = listing
+    _listing: TopicListing
 
     async def reply(self, namespace: str) -> Reply:
         """Full names in order, as a JSON list. HttpError 429 where there is no permit in time."""
@@ -254,14 +254,14 @@ def _policies_of(request: Request) -> dict[str, Any]:
 _TENANT = "/admin/v2/tenants/{tenant}"
 
 
+@dataclass(eq=False)
 class Tenants:
     """Who administers what."""
 
-    def __init__(self, resources: Resources, namespaces: Namespaces, cluster: str, addresses: Addresses) -> None:
-        self._resources = resources
-        self._addresses = addresses
-        self._namespaces = namespaces
-        self._cluster = cluster
+    _resources: Resources
+    _namespaces: Namespaces
+    _cluster: str
+    _addresses: Addresses
 
     def routes(self) -> list[Route]:
         return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from ..admin.http_request import HttpError, Request, one_of, value_of
@@ -26,12 +27,12 @@ _NUMBERS = {
 _NAMES = {number: name for name, number in _NUMBERS.items()}
 
 
+@dataclass(eq=False)
 class RestSchemas:
     """For the event loop's thread alone."""
 
-    def __init__(self, facts: TopicFacts, resources: Resources) -> None:
-        self._facts = facts
-        self._resources = resources
+    _facts: TopicFacts
+    _resources: Resources
 
     def routes(self) -> list[Route]:
         either, produce = Need.EITHER, Need.PRODUCE

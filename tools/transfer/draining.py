@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -169,32 +169,28 @@ class _Item(NamedTuple):
         return str(self.topic), message_id.ledger_id, message_id.entry_id % STRIPES
 
 
+@dataclass(eq=False)
 class Drain:
-    """One run. target None: nothing is sent and nothing cancelled, what would be is counted."""
+    """One run. target None: nothing is sent and nothing cancelled, what would be is counted.
 
-    def __init__(
-        self,
-        engine: Engine,
-        target: DrainTarget | None,
-        *,
-        topics: Sequence[TopicName] | None = None,
-        keep: bool = False,
-        subscriptions: bool = True,
-        progress: Callable[[Drained], object] = lambda done: None,
-    ) -> None:
-        """topics: None for all. keep: cancel nothing. subscriptions: make those of each topic before it is sent."""
-        self.done = Drained()
-        self._engine = engine
-        self._store = DelayedStore(engine)
-        self._target = target
-        self._topics = topics
-        self._keep = keep
-        self._subscriptions = subscriptions
-        self._progress = progress
-        self._producers: dict[_ProducerKey, DrainProducer] = {}
-        self._subscribed: set[str] = set()
-        self._confirmed: list[tuple[_Item, int]] = []
-        """With how many of its messages were sent now."""
+    topics: None for all. keep: cancel nothing. subscriptions: make those of each topic before it is sent.
+    """
+
+    engine: Engine
+    target: DrainTarget | None
+    _: KW_ONLY
+    topics: Sequence[TopicName] | None = None
+    keep: bool = False
+    subscriptions: bool = True
+    progress: Callable[[Drained], object] = lambda done: None
+    done: Drained = field(default_factory=Drained, init=False)
+    _producers: dict[_ProducerKey, DrainProducer] = field(default_factory=dict, init=False)
+    _subscribed: set[str] = field(default_factory=set, init=False)
+    _confirmed: list[tuple[_Item, int]] = field(default_factory=list, init=False)
+    """With how many of its messages were sent now."""
+
+    def __post_init__(self) -> None:
+        self._store = DelayedStore(self.engine)
 
     def run(self) -> Drained:
         """Drain. Raises what the target raises, CodecMissing, UnknownTopic; `done` says what was done before."""
@@ -212,7 +208,7 @@ class Drain:
         for topic in self._names():
             self.done.topics += 1
             of_schedules = {each.next_id for each in self._store.topic(str(topic)).schedules()}
-            for entries in pending_entries(self._engine, topic, AT_ONCE):
+            for entries in pending_entries(self.engine, topic, AT_ONCE):
                 if len(waiting) + len(entries) > AT_ONCE:
                     yield waiting
                     waiting = []
@@ -221,8 +217,8 @@ class Drain:
             yield waiting
 
     def _names(self) -> list[TopicName]:
-        if self._topics is not None:
-            return list(self._topics)
+        if self.topics is not None:
+            return list(self.topics)
         return [TopicName.parse(topic.name) for topic in self._store.topics()]
 
     def _item(self, topic: TopicName, entry: PendingEntry, of_schedules: set[MessageId | None]) -> _Item | None:
@@ -245,10 +241,10 @@ class Drain:
         return None
 
     def _deal_with(self, items: list[_Item], pool: ThreadPoolExecutor) -> None:
-        if self._target is None:
+        if self.target is None:
             self._confirmed += [(item, len(item.messages)) for item in items]
         else:
-            self._send_all(self._target, items, pool)
+            self._send_all(self.target, items, pool)
         for item, sent in self._confirmed:
             due_ms = item.entry.due_ms
             self.done.entries += 1
@@ -257,7 +253,7 @@ class Drain:
             self.done.first_due_ms = min(self.done.first_due_ms or due_ms, due_ms)
             self.done.last_due_ms = max(self.done.last_due_ms or due_ms, due_ms)
         self._confirmed.clear()
-        self._progress(self.done)
+        self.progress(self.done)
 
     def _send_all(self, target: DrainTarget, items: list[_Item], pool: ThreadPoolExecutor) -> None:
         self._subscribe(target, items, pool)
@@ -278,7 +274,7 @@ class Drain:
         new = dict.fromkeys(str(item.topic) for item in items if str(item.topic) not in self._subscribed)
         wanted = [
             (topic, shown_subscription(name))
-            for topic in (new if self._subscriptions else ())
+            for topic in (new if self.subscriptions else ())
             for name in self._store.topic(topic).subscriptions()
         ]
         list(pool.map(lambda each: target.subscribe(*each), wanted))
@@ -289,7 +285,7 @@ class Drain:
         topic, ledger_id, stripe = key
         producer = self._producers.get(key)
         if producer is None:
-            name = f"duelog-drain-{self._engine.storage.store_id.hex()[:16]}-{ledger_id}-{stripe}"
+            name = f"duelog-drain-{self.engine.storage.store_id.hex()[:16]}-{ledger_id}-{stripe}"
             producer = self._producers[key] = target.open(topic, name)
         for item in items:
             message_id, due_ms, *_ = item.entry
@@ -304,7 +300,7 @@ class Drain:
 
     def _cancel(self) -> None:
         """Cancel here what the other broker has confirmed."""
-        if self._keep:
+        if self.keep:
             return
         by_topic: dict[str, list[MessageId]] = {}
         for item, _ in self._confirmed:
