@@ -23,8 +23,8 @@ from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.loop_calls import Workers
+from duelog.broker.server.broker import Services
 from duelog.broker.server.service import GC_THRESHOLDS
-from duelog.broker.server.services import Services
 
 from .harness.compare import compare
 from .harness.options import parse

@@ -4,7 +4,8 @@ session: CONNECT -> begin -> Proven -> CONNECTED
 later:   expired -> AUTH_CHALLENGE, AUTH_RESPONSE -> respond -> Proven
 
 Tokens are JSON Web Tokens, signed with a key that the configuration names; their algorithms are the configuration's,
-never the token's own choice. Passwords stand in a file as `htpasswd -B` writes it, read again when it changes.
+never the token's own choice. Passwords stand in a file as `htpasswd -B` writes it, read again when it changes. Clients
+of duelog's own protocol over TCP are let in by the same credentials.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,14 +28,20 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
+from ...operations.operation import Right
+from ...operations.wire import NotAllowed
+from ...operations.wire_calls import Guard
 from ...store.errors import DuelogError
+from ...store.names import TopicName
 from ..configuration import BrokerConfig
 from ..protocol.commands import AuthResponse, Connect
 from ..protocol.failures import Refused, ServerError
 from ..protocol.loop_calls import stamp_of
+from .permissions import Action, Permissions
 
 if TYPE_CHECKING:
     from jwt.types import Options
+
 
 _log = logging.getLogger("duelog.broker.passwords")
 
@@ -280,3 +287,44 @@ def authentication_of(config: BrokerConfig) -> Authentication:
             raise UnusableSecurity("basic authentication needs basicAuthConf, a file of passwords")
         methods["basic"] = PasswordMethod(config.basic_auth_conf)
     return Authentication(methods, config.anonymous_user_role)
+
+
+_ACTIONS = {
+    Right.READ: (Action.PRODUCE, Action.CONSUME),
+    Right.PRODUCE: (Action.PRODUCE,),
+    Right.CONSUME: (Action.CONSUME,),
+}
+
+
+class WireAdmission:
+    """Lets clients in by their credentials."""
+
+    def __init__(self, authentication: Authentication, permissions: Permissions, now_ms: Callable[[], int]) -> None:
+        self._authentication = authentication
+        self._permissions = permissions
+        self._now_ms = now_ms
+
+    def __call__(self, method: str, credentials: bytes) -> Guard:
+        """Return what checks the requests of a client. In a thread that may wait. Raises NotAllowed."""
+        try:
+            checks = self._authentication.methods.get(method)
+            proven = self._authentication.anonymous() if checks is None else checks.prove(credentials)
+        except InvalidCredentials as error:
+            raise NotAllowed(str(error)) from error
+        role, permissions = proven.role, self._permissions
+
+        def guard(right: Right, topic: str | None) -> None:
+            if proven.expires_ms is not None and self._now_ms() >= proven.expires_ms:
+                raise NotAllowed("the token is refused: it has expired")
+            if right is Right.NONE:
+                return
+            if right is Right.ADMIN or topic is None:
+                if not permissions.is_superuser(role):
+                    raise NotAllowed(f"role {role!r} may not do what concerns the whole store")
+                return
+            namespace = TopicName.parse(topic).namespace_name
+            if not permissions.allows(role, namespace, *_ACTIONS[right]):
+                asked = " or ".join(_ACTIONS[right])
+                raise NotAllowed(f"role {role!r} may not {asked} in namespace {namespace}")
+
+        return guard

@@ -19,8 +19,7 @@ from ..listing.memory_limits import PermitError
 from ..listing.topic_listing import Listed, TopicListing
 from ..lookup.resources import NamespaceSettings, Resources
 from ..protocol.commands import TopicsMode
-from .namespace_policies import NamespacePolicies
-from .policy_values import actions_of
+from .namespace_policies import NamespacePolicies, actions_of
 from .topic_removal import TopicRemoval
 
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"

@@ -13,7 +13,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.check.check_store import check_lateness
 from duelog.tools.audit import audit_store
-from duelog.tools.audit.audit_page import page
+from duelog.tools.audit.audit_report import page
 from duelog.tools.audit.audit_tables import Audit, finding, is_faulty
 from tests.audit.histories import damage, full
 from tests.audit.planting import Victim, doubled_marker

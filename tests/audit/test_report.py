@@ -11,8 +11,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.tools.audit import Audit, audit_store
-from duelog.tools.audit.audit_page import MOST_BINS, MOST_FINDINGS, Series, page, time_bars
-from duelog.tools.audit.audit_report import as_json, write_report
+from duelog.tools.audit.audit_report import MOST_BINS, MOST_FINDINGS, Series, as_json, page, time_bars, write_report
 from duelog.tools.audit.audit_tables import CODES, DAY_MS, HOUR_MS, TABLES, DeadLetterRow, RetentionRow, finding
 
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS

@@ -344,8 +344,7 @@ def drain(
     from ...store.names import TopicName
 
     try:
-        from ..transfer.draining import Drain
-        from ..transfer.pulsar_target import PulsarTarget
+        from ..transfer.draining import Drain, PulsarTarget
     except ModuleNotFoundError as error:
         raise InvalidArgument("drain", error.name, "is not installed; pip install 'duelog[drain]'") from error
     require_store(store)

@@ -15,8 +15,7 @@ from yarl import URL
 
 from duelog import Clock, DelayedStore
 from duelog.broker.configuration import BrokerConfig
-from duelog.broker.server.broker import Broker, store_config
-from duelog.broker.server.services import Services
+from duelog.broker.server.broker import Broker, Services, store_config
 from tests.broker.server.raw_client import RawClient, end_clients
 
 KEY = "data:;base64,c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0MTI="

@@ -14,8 +14,7 @@ from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing.topic_listing import topics_hash
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import Command
-from duelog.broker.server.broker import Broker
-from duelog.broker.server.services import Services
+from duelog.broker.server.broker import Broker, Services
 from tests.broker.server.raw_client import WITHIN_S, RawClient, end_clients
 
 NAMESPACE = "public/default"

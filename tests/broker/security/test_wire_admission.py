@@ -15,9 +15,8 @@ import duelog
 from duelog import DelayedStore, Message
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.protocol.failures import Refused, ServerError
-from duelog.broker.security.authentication import authentication_of
+from duelog.broker.security.authentication import WireAdmission, authentication_of
 from duelog.broker.security.permissions import Action, Permissions
-from duelog.broker.security.wire_admission import WireAdmission
 from duelog.errors import Disconnected, InvalidArgument, NotAllowed
 from duelog.operations.wire import ERROR, framed
 from duelog.operations.wire_values import pack
