@@ -17,19 +17,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...store.errors import DuelogError
+from .missing import NeedsArrow
 
 if TYPE_CHECKING:
     from .tables_view import Tables
 
 __all__ = ["NeedsArrow", "open_tables"]
-
-
-class NeedsArrow(DuelogError):
-    """Something needs pyarrow, or another package for data frames, and it is not installed."""
-
-    def __init__(self, what: str, error: ImportError, install: str = "pip install 'duelog[arrow]'") -> None:
-        super().__init__(f"{what} needs a package that is not installed ({error.name}); {install}")
 
 
 def open_tables(

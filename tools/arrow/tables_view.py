@@ -19,7 +19,7 @@ from ..columns.scan_pending import logs_now
 from ..columns.scan_plan import Wanted
 from ..columns.sealed import open_main_to_read
 from ..transfer.export_layout import PENDING, open_export
-from . import NeedsArrow
+from .missing import NeedsArrow
 
 Batches = Iterator[pa.RecordBatch]
 

@@ -1,0 +1,14 @@
+"""The error raised where a package for tables is not installed."""
+
+from __future__ import annotations
+
+from ...store.errors import DuelogError
+
+INSTALL = "pip install 'duelog[arrow]'"
+
+
+class NeedsArrow(DuelogError):
+    """Something needs pyarrow, or another package for data frames, and it is not installed."""
+
+    def __init__(self, what: str, error: ImportError, install: str = INSTALL) -> None:
+        super().__init__(f"{what} needs a package that is not installed ({error.name}); {install}")
