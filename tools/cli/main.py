@@ -253,7 +253,7 @@ def demo(
     duelog demo --years 1
     ```
     """
-    from ..demo.demo_replay import run_demo
+    from ..demo.demo_run import run_demo
 
     if not run_demo(store, years, all_, plot, json_):
         raise typer.Exit(1)
