@@ -1,7 +1,5 @@
 """One healthy store for all tests of audits; what is damaged is a copy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

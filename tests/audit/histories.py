@@ -1,7 +1,5 @@
 """A healthy store of many topics, partitions and subscriptions, some of it trimmed and compacted, for audits."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Each kind keeps to partitions or topics of its own, so that all of them can be in one store and none hides another.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

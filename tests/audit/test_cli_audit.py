@@ -1,7 +1,5 @@
 """`duelog audit`: exit status, output for people and programs, beside a process that has the store open."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Healthy stores of many shapes, one written meanwhile: an audit has no finding, and its tables add up."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every kind of damage, alone and all at once: the audit finds what was planted and nothing else."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The forms of an audit: JSON and Parquet with every row, a page that stands alone and escapes its text."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

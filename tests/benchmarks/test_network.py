@@ -1,7 +1,5 @@
 """The workloads of the network front run, with few messages, against a broker and clients in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The pictures of docs/benchmarks.md show what its tables say."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

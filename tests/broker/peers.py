@@ -1,7 +1,5 @@
 """A connection that records what it is sent, and what stands around it: workers, a loop whose time tests move."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future

@@ -1,7 +1,5 @@
 """Helpers of the compaction tests: days that are sent and closed, a partition that is compacted by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Adoption: a finished generation takes over or is thrown away; threads, and processes beside, read on meanwhile."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

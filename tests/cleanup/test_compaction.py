@@ -1,7 +1,5 @@
 """The next generation of a partition: what is dropped, what stays, and that a wrong copy is found out."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from contextlib import closing

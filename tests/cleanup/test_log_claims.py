@@ -1,7 +1,5 @@
 """Claims on a partition log: markers, acknowledgements, cancellations, retention, damage."""
 
-from __future__ import annotations
-
 import pickle
 
 from pyroaring import BitMap

@@ -1,7 +1,5 @@
 """Whatever is done to a store, each subscription receives the same with compaction at any point and without."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Where tests of this folder put what they make."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

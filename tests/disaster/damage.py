@@ -4,8 +4,6 @@ Check and use run in forked children: a death by signal is an outcome like any o
 without threads and without an open environment.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections import Counter

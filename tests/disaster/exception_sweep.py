@@ -12,8 +12,6 @@ interrupts the lines of `contextlib` and `threading` that duelog runs count as w
     python -m tests.disaster.exception_sweep fire --points 200
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

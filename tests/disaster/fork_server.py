@@ -4,8 +4,6 @@ It has imported everything and opened no store. Each line on its standard input 
 and the server waits for it and says how it ended: ["exit", what waitpid(2) said].
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -13,8 +13,6 @@ Each round has a copy of a prepared store. Facts, a JSON array a line on standar
 Arguments: the prepared store, a directory for the copies, the call, `when`, the number of rounds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ Started once, as a fork server: each line on its standard input is one round.
 Time is an argument: a round is given the time at which its clock begins, and how early firing is.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -5,8 +5,6 @@ failpoint between the two. The patches wrap the engine instead of copying it, so
 engine as it is.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

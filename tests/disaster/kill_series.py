@@ -4,8 +4,6 @@ A series keeps one store over several rounds, so that what one round left is rec
 which may be killed in the middle of that. A drain at the end receives whatever is left. The rules are in told.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -10,8 +10,6 @@ A state is opened in a child process, since a damaged one may kill it. The same 
 same recording.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import importlib

@@ -9,8 +9,6 @@ What was synced stands. Of the rest:
   of two directories. Syncing a file does not sync its name.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ disk that a cut could have left, every message is in one place: its subscription
 letters; and what is in the backlog has failed at least as often as was said to be on disk.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter

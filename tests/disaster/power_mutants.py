@@ -1,7 +1,5 @@
 """Wrong engines, patched into the recorded process only, that the power cuts must find out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A story: a program whose work is recorded and says facts, and the questions that a disk is asked after a cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

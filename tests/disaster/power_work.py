@@ -4,8 +4,6 @@ Its facts stand in the recording between the writes and syncs of the store: so f
 acknowledged before it. The rules are those of the kill test (told).
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from dataclasses import replace

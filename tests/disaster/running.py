@@ -1,7 +1,5 @@
 """How tests of this folder have things done in a process of its own, and where they put what they make."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

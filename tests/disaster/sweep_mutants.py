@@ -3,8 +3,6 @@
 Each undoes one rule of the engine as it is, and brings back a fault that it had.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from typing import Any

@@ -4,8 +4,6 @@ The twin knows of each message from when on it may come and whether it must: a c
 was to do, and nothing else.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import threading

@@ -3,8 +3,6 @@
 DUELOG_CONNECTED_KILLS says how often; a few times unless it is set.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -3,8 +3,6 @@
 DUELOG_CONTROL_KILLS says how often; twenty times unless it is set.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import random

@@ -4,8 +4,6 @@ Each trial damages one file of a copy, checks the copy, and uses it until nothin
 not come must be a finding of `duelog check`; a process that dies must have been warned of by one.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """Exceptions at each line of each operation: nothing is lost, doubled or early, and closing ends (exception_sweep)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

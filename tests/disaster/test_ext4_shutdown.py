@@ -5,8 +5,6 @@ harsher, and this shows that it asks for nothing that a kernel would not do. Nee
 `DUELOG_EXT4_CUTS=100` in the environment makes more rounds than the default.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

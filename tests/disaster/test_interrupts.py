@@ -5,8 +5,6 @@ Whenever the store stops it is closed, opened again, and held against what was a
     python -m tests.disaster.test_interrupts DIR INTERRUPTS SEED
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import random

@@ -3,8 +3,6 @@
 io_child is the program whose calls fail.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -5,8 +5,6 @@ find out in kill_mutants. SIGKILL loses nothing that was written, synced or not,
 an fsync costs nothing; the power cut is another test's.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Iterator

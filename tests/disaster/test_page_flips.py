@@ -4,8 +4,6 @@ No check comes before: what is lost, doubled or wrong must be said by a call, or
 kill the process. Each trial uses a copy in a process of its own. `DUELOG_PAGE_FLIPS=1000` makes so many.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import struct

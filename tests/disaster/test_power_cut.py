@@ -5,8 +5,6 @@ told and the wrong engines of power_mutants, the others their own. `DUELOG_POWER
 more states, `DUELOG_POWER_SEED` other recordings; `python -m tests.disaster.power_cut` is for looking at one case.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

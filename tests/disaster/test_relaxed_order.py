@@ -3,8 +3,6 @@
 The power cuts found each of these out; here is the order itself, without a disk that forgets.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

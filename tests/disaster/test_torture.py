@@ -1,7 +1,5 @@
 """The torture run's judge: each thing that may go wrong is seen in a log, and a log without it is clean."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

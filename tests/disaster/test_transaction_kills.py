@@ -5,8 +5,6 @@ key that another transaction cancels or replaces), and count the move in a docum
 often it is killed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """The WAL cannot be written, or there is no space for it or for what it holds: what was acknowledged stands."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import threading

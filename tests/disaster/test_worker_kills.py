@@ -5,8 +5,6 @@ The program that is killed is `run`, of which this module is the fork server: a 
 DUELOG_WORKER_KILLS says how often; twelve times unless it is set.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter

@@ -15,8 +15,6 @@ The rules:
 - once everything is acknowledged, no partition is left.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any

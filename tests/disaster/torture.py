@@ -15,8 +15,6 @@ answered goes into a log, which outlives the child. At the end a child drains th
 Not a part of the suite: it takes the time that it is given, by the clock of the machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The child process of torture.py: threads that use one store, and what happens to them."""
 
-from __future__ import annotations
-
 import faulthandler
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A store that is sent to through its WAL, and ways in which the WAL and its partitions fail."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The write-ahead log of a store as a test looks at it: as ids, and as bytes."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

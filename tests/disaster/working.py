@@ -35,8 +35,6 @@ The programs that work tell these too:
     ["done"]                                the process was not killed
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

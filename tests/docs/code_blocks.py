@@ -1,7 +1,5 @@
 """The code blocks of a page, run as a reader runs them: in their order, in one directory, and then once more."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

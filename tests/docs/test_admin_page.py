@@ -1,7 +1,5 @@
 """docs/admin.md has every request that is offered."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/broker.md and docs/scale.md do what they say: files of settings and a table are taken, the program runs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docs/configuration.md is what the code makes of itself."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The bytes of docs/format.md are what the code writes."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing
 from pathlib import Path

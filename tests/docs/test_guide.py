@@ -1,7 +1,5 @@
 """README.md and docs/guide: each code block runs and prints what its comments say, also a second time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

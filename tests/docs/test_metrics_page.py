@@ -1,7 +1,5 @@
 """docs/metrics.md against the instruments in the code; docs/audit.md against its findings, tables and options."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

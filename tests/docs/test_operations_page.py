@@ -1,7 +1,5 @@
 """docs/operations.md: a runbook for each error, extras as they are, and a restore drill that is run."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """CONTRIBUTING.md, docs/design.md and docs/testing.md name folders, attributes and wrong engines that there are."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

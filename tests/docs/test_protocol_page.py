@@ -1,7 +1,5 @@
 """docs/protocol.md: the exchange, the frame and the figures that it shows are those of the code."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

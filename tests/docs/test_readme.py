@@ -1,7 +1,5 @@
 """README.md and the guide name what there is; their figures are those of the code. test_guide.py runs their blocks."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args

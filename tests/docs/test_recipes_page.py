@@ -1,7 +1,5 @@
 """docs/recipes.md: every recipe does what it says, on a clock that the test moves."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

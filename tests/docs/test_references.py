@@ -4,8 +4,6 @@ A section is named in one form, `docs/format.md, "Grammar"`: the document's path
 document alone is enough where all of it is meant.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """The site that `make docs` builds: complete, and nothing in it is loaded from elsewhere."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/spark.md names the tables, columns and options that there are."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

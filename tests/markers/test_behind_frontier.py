@@ -1,7 +1,5 @@
 """Entries that come into a log behind its frontier: admitted there, they are late, and fire next; none has fired."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

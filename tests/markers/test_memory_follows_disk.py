@@ -1,7 +1,5 @@
 """Whatever a firing, a loading or a closing is interrupted by: memory is what is on disk, and the store goes on."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The topic-level tracker (PIP-448): its index against a sorted list, and when it looks for what all were served."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The numbers that tools/demo/data/README.md states, counted again."""
 
-from __future__ import annotations
-
 import gzip
 from collections import Counter
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The folders on disk against what pyproject.toml installs of them."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

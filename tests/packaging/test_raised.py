@@ -1,7 +1,5 @@
 """How the product says that something is wrong: with an error of its own."""
 
-from __future__ import annotations
-
 import ast
 
 from tests.packaging.tree import FLOORS, ROOT, dotted, modules

@@ -1,7 +1,5 @@
 """The version: one number, of the installed distribution."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib.metadata import version
 

@@ -3,8 +3,6 @@
 Each is built from a copy, so that nothing of the checkout's build/ comes into it and the checkout stays as it is.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

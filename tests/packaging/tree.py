@@ -4,8 +4,6 @@ Reads the disk and pyproject.toml only; knows nothing of what is installed, so t
 other. Links are never followed: a floor is its folder at the top of the repository.
 """
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A due column in memory; what a delay index holds, and its buckets in the form in which a start restores them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

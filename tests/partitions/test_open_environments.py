@@ -1,7 +1,5 @@
 """Which logs of a partition are known while its environment is opened and closed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

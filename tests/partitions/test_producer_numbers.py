@@ -1,7 +1,5 @@
 """Records of producers: exactly the numbers that were added, in few bytes where they are consecutive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Due-time arithmetic of partitions, against plain Python."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import numpy as np

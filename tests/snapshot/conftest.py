@@ -1,7 +1,5 @@
 """A partition's environment for every test of snapshots that wants one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A partition environment with made-up logs: due times in a list, snapshots of any instant, nothing of the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ damaged) and crashes. At each crash the index in memory is dropped and made twic
 without.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

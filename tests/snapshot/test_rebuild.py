@@ -1,7 +1,5 @@
 """Making snapshots anew from the logs: as the engine would have written them, whatever was there before."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Restoring: what has fired since is left out, and a snapshot that is not of this log's past is not used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Snapshots on disk: the bytes, what is there after every step, and what is left of those before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pyroaring import BitMap

@@ -6,8 +6,6 @@ Builds the wheel, sends it along as a .zip (Spark takes no .whl), and runs compa
 data source over both workers. Takes a minute or two, so it is run by hand, before a release; prints what each job said.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

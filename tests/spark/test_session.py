@@ -1,7 +1,5 @@
 """Sessions: which Java is taken, what is said where Spark cannot run, and that it runs quietly where it can."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

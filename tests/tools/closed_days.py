@@ -1,7 +1,5 @@
 """Stores with sealed partitions for the tests of scans, exports and Spark: everything that was sent is known."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Running the command line in the test's own process, and stores for it to look at."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

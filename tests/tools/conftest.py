@@ -1,7 +1,5 @@
 """The command line prints the same whatever terminal the tests are run in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

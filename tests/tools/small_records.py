@@ -1,7 +1,5 @@
 """Damage to single small records of a closed store: flipped, missing, alone or with the copy that each has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A backup against its manifest: what copying, a bad disk or a hand did to it is found before it is needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ sent, less what it acknowledged, less what was cancelled. Where the copy of a re
 tell, and what it cannot tell may come again, within the numbers of the report.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field

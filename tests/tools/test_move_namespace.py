@@ -1,7 +1,5 @@
 """Moving a namespace: what goes along, what stays, and attempts that are interrupted at every step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Times, properties and stores as people write them; one store that fails hides nothing of the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

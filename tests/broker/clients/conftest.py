@@ -1,7 +1,5 @@
 """Real clients against a real broker: processes of their own on free ports of this machine."""
 
-from __future__ import annotations
-
 import base64
 import os
 import shutil

@@ -6,8 +6,6 @@ A scenario that the client's version cannot do raises `Lacking`, and the process
 3.1 and later.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

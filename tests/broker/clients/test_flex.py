@@ -1,7 +1,5 @@
 """pulsar-flex, a client for Node that shares no code with the others."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

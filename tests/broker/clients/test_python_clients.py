@@ -1,7 +1,5 @@
 """The Python client, the newest and the oldest version of it, each scenario in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

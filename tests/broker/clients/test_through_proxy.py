@@ -1,7 +1,5 @@
 """The Python client through `duelog proxy`: what programs do, TLS on both ways, tokens, two brokers behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

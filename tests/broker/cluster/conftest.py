@@ -1,7 +1,5 @@
 """A port at which nothing listens."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.broker.clients.conftest import free_port

@@ -1,7 +1,5 @@
 """Brokers and a proxy in the test's process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The placement table, a file that changes, and two brokers that go by it: redirects, questions passed on, refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The proxy in the test's process: questions, connections that go through, refusals, its end; lists within limits."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

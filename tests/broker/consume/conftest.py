@@ -1,7 +1,5 @@
 """Consumers of an empty store."""
 
-from __future__ import annotations
-
 import pytest
 
 from duelog import ManualClock

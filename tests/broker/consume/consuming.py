@@ -1,7 +1,5 @@
 """A topic with consumers of fake connections."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 

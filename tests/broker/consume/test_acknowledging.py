@@ -1,7 +1,5 @@
 """ACK and REDELIVER: single messages, all up to one, parts of a batch; consumers that leave; counts of deliveries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

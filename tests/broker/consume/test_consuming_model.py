@@ -1,7 +1,5 @@
 """Consumers that come, go, acknowledge and give back at random: what must hold at every moment, and at the end."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

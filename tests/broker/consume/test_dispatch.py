@@ -1,7 +1,5 @@
 """Dispatch to consumers: permits, turns, priorities, limits of unacknowledged messages."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Readers, SEEK, GET_LAST_MESSAGE_ID: places in the log that clients name."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 

@@ -1,7 +1,5 @@
 """SUBSCRIBE: the four types, who is admitted, who is served, what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The steps of GET_TOPICS_OF_NAMESPACE: what is held when, and what becomes of it."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A client that asks for many lists and reads none of them, and what others get meanwhile: real sockets, one broker."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """Patterns and hashes of topic lists."""
 
-from __future__ import annotations
-
 import pytest
 
 from duelog.broker.listing.topic_listing import UnreadablePattern, compiled, selected, topics_hash

@@ -3,8 +3,6 @@
 DUELOG_TOPIC_LISTS=10 makes ten times as many topics, and clients.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """A broker's lookup room over a store, without a server: what commands are answered with."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any

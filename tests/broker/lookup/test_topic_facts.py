@@ -1,7 +1,5 @@
 """GET_SCHEMA and GET_OR_CREATE_SCHEMA, schemas of producers and consumers, and which schema may follow which."""
 
-from __future__ import annotations
-
 import json
 from types import NoneType
 from typing import Any

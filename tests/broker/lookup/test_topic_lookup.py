@@ -1,7 +1,5 @@
 """LOOKUP, PARTITIONED_METADATA, names as clients give them, and opening topics for producers and consumers."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Rates, durations by bucket, quantiles and the loop's lateness, on a loop whose time the test moves."""
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_left
 from itertools import pairwise

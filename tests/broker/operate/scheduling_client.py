@@ -1,7 +1,5 @@
 """A program: sends delayed messages, prints their ids, and prints what comes after each line that it reads."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Delayed messages over REST: listed by due time, looked at, cancelled, rescheduled."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

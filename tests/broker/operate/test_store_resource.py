@@ -1,7 +1,5 @@
 """The store as a whole over REST: figures, time partitions, and jobs that read it beside the broker."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Subscriptions over REST: paths and bodies as pulsar-admin sends them, and each refusal."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Topics and their statistics over REST: requests as pulsar-admin sends them, each refusal, figures that agree."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

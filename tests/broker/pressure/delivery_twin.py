@@ -5,8 +5,6 @@ that comes twice has a redelivery count or a reason (the broker was killed, the 
 acknowledgement is old enough does not come again, and keys come in order.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

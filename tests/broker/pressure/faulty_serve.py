@@ -6,8 +6,6 @@ FOLDER/disk: nothing can be written to the log nor flushed. FOLDER/clock: the cl
 at twice a second.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -3,8 +3,6 @@
 python kill_mutants.py NAME ARGUMENTS...        as `duelog ARGUMENTS...`
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any

@@ -7,8 +7,6 @@
 Each line of FILE is what happened as JSON: kind, topic, text, time in seconds since 1970, and what else there is.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

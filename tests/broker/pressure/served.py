@@ -1,7 +1,5 @@
 """A served broker seen from outside: its memory, and connections that show whether it still serves others."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count

@@ -3,8 +3,6 @@
 DUELOG_BROKER_KILLS=100 makes it a hundred times.
 """
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

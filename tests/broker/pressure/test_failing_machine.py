@@ -1,7 +1,5 @@
 """A clock that is set back, and then a disk that cannot be flushed, under a served store."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

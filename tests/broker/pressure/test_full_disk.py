@@ -1,7 +1,5 @@
 """The disk under a served store is full: sends are refused, each with its answer, and go on once there is space."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

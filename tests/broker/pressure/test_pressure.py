@@ -3,8 +3,6 @@
 Raw frames against `duelog serve` in a process of its own. DUELOG_BROKER_CONNECTIONS=10000 asks for as many idle ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import socket

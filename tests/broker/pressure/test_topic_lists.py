@@ -5,8 +5,6 @@ Raw frames against `duelog serve` and `duelog proxy` in processes of their own, 
 served too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import urllib.request
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Producers of an empty store."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.broker.peers import OnLoop

@@ -1,7 +1,5 @@
 """A topic with producers of fake connections."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any, cast
 

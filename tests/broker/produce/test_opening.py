@@ -1,7 +1,5 @@
 """PRODUCER and CLOSE_PRODUCER: names, access modes, epochs, what a connection may have."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """SEND: what is stored, what is answered and in which order, what is refused, what happens without capacity."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -4,8 +4,6 @@ By type number and name, fields: number, `!` required or `*` repeated, what it h
 sign, e an enumeration, s text, b bytes, ? bool, d double, or a message), `=` its default.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

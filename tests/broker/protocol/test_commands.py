@@ -1,7 +1,5 @@
 """Commands against protobuf's own reading and writing of them."""
 
-from __future__ import annotations
-
 import math
 from enum import IntEnum
 from random import Random

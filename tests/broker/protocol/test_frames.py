@@ -1,7 +1,5 @@
 """Frames, stored entries, the hash that orders keys, work for threads, and files that a broker follows."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from random import Random

@@ -1,7 +1,5 @@
 """The session: every command in every state, split at every byte, and bytes that are none."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """CONNECT, AUTH_RESPONSE, passwords, tokens, and credentials that expire."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """Certificates of the listeners."""
 
-from __future__ import annotations
-
 import logging
 import ssl
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Permissions of roles; and tokens, permissions, certificates of `duelog.connect` over TCP."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """The whole broker in the test's process: conversations, noise from many clients, the end in the middle of sends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

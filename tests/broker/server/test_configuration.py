@@ -1,7 +1,5 @@
 """Settings from a file: names, types, what cannot be."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Listeners and connections over sockets: who is let in, what is dispatched, when it is not read, how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -1,7 +1,5 @@
 """The write queue: pieces, marks, what is kept of it."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Callable

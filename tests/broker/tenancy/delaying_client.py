@@ -3,8 +3,6 @@
 python delaying_client.py URL ADMIN
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

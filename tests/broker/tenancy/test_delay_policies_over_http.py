@@ -1,7 +1,5 @@
 """PIP-437 over HTTP: what is set, what is in force, and what becomes of messages."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Requests of Pulsar's tools, path and body as its documentation has them, and their answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests at random over every route: each is answered, none by a fault of the broker's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Topics of a namespace over HTTP: deleted under clients that use them; their lists hold permits."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`check` and the write-ahead log: what keeps a store from opening is a finding, what is as it should be is none."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Acknowledgements against a plain set of positions, and the corners that a set does not show."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st

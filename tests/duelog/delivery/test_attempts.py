@@ -1,7 +1,5 @@
 """Failed deliveries are counted over restarts and crashes: what survives, and what clears it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Negative acknowledgements, retries, seeks, pauses, time to live and iterating, as a consumer sees them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

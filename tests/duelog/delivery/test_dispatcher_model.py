@@ -1,7 +1,5 @@
 """The dispatcher against its twin for every subscription type; and restarts, memory, late logs, bad arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

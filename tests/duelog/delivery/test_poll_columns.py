@@ -1,7 +1,5 @@
 """Polling as columns gives what polling gives; reading ahead what reading would give, within its budget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from operator import attrgetter
 

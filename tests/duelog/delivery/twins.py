@@ -1,7 +1,5 @@
 """Plain-Python twins for the dispatcher's tests: a log in a dict, a subscription in sets, and short ways to both."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

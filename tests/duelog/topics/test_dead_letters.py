@@ -1,7 +1,5 @@
 """Dead letters: kept until they are requeued or purged, moved in one transaction, never dead-lettered again."""
 
-from __future__ import annotations
-
 import dataclasses
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The messages that one consumer may hold, and for how long; pauses, for ever and until a time."""
 
-from __future__ import annotations
-
 import threading
 from datetime import datetime, timedelta
 

@@ -3,8 +3,6 @@
 Each test is of a finding about the implementation proposed with PIP-448; this one has none of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

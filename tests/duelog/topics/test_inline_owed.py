@@ -1,7 +1,5 @@
 """Hidden messages in the main log: no cumulative acknowledgement, seek or new subscription passes them unread."""
 
-from __future__ import annotations
-
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic

@@ -1,7 +1,5 @@
 """Trimming and figures of hidden messages: a ledger is kept until all in it is due; pending, then backlog."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

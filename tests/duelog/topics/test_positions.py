@@ -1,7 +1,5 @@
 """Where a topic's main log begins and ends, and where a delayed message is read once it has fired."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Topic.create, and who hears of topics that come and go: every commit, once, in order, outside locks."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

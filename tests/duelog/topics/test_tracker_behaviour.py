@@ -1,7 +1,5 @@
 """Requirements of brokers on delay trackers, for both places of delayed messages: partitions and the main log."""
 
-from __future__ import annotations
-
 import random
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor

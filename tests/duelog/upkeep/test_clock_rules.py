@@ -1,7 +1,5 @@
 """A clock that is set back or runs far ahead, and a body that cannot be read."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

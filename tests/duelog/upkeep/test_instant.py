@@ -1,7 +1,5 @@
 """Firing ahead of an instant: markers are on the disk before it, and no consumer receives a message before its time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

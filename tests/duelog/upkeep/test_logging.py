@@ -1,7 +1,5 @@
 """Log records of a store in trouble: by the standard `logging`, under the logger `duelog`."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Policies of an open store at work: subscriptions follow a change, scopes differ, a lost race is told."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

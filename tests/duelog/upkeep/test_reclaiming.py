@@ -1,7 +1,5 @@
 """Trimming of many topics in one commit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

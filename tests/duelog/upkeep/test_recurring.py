@@ -1,7 +1,5 @@
 """Recurring messages: kept schedules, time zones and their clock changes, stops, pauses, crashes."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo

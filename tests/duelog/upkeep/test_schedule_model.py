@@ -3,8 +3,6 @@
 DUELOG_SCHEDULE_EXAMPLES: how many stories are told, 25 unless it is set.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Schedules with nicknames, an end, jitter and a policy for misfires; what occurrences and replacements tell."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Failures in the upkeep of a store are suspended, logged, and tried again after a pause; all else goes on."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import logging

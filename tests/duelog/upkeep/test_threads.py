@@ -1,7 +1,5 @@
 """Threads on one store: producers and consumers, waiting receivers and what wakes them. On the machine's clock."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

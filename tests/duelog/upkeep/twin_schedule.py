@@ -1,7 +1,5 @@
 """A schedule said plainly: every occurrence is gone through, one by one, from the first that waits."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Partition logs by themselves, without a store."""
 
-from __future__ import annotations
-
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.store.codec.frontier import FrontierRecord

@@ -1,7 +1,5 @@
 """Copying a log's index for a snapshot while producers append and others cancel."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

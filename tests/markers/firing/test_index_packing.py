@@ -1,7 +1,5 @@
 """Delay indexes of a store in use are packed by themselves, and nothing is lost, late or out of order by it."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

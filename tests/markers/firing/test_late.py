@@ -1,7 +1,5 @@
 """Late entries: appended when the frontier had passed their due time already, and fired all the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic

@@ -1,7 +1,5 @@
 """Loading partitions: in order, in slices, ahead of their time, while others fire and producers append."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing, suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The file of a partition that begins is prefetched: in bounded steps, and nothing of it is dropped any more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """When snapshots are written and removed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

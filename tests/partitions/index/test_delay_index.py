@@ -1,7 +1,5 @@
 """The delay index: order, bounds of what is kept, damage, copies in slices; test_delay_index_model.py has the rest."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

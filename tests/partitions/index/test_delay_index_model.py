@@ -1,7 +1,5 @@
 """The delay index against a plain dictionary: every operation, in any order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import settings

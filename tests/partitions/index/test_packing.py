@@ -3,8 +3,6 @@
 That an index whose buckets are packed is equal to one without in every operation is in test_delay_index_model.py.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Bodies: which messages are refused and with which field, and the form of what is taken."""
 
-from __future__ import annotations
-
 import threading
 from array import array
 from collections import OrderedDict, UserDict

@@ -1,7 +1,5 @@
 """Keys, records, checksums: byte order is key order, all comes back as it was; the rule of which entries have fired."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """Runs made of others, of many logs at once, or taken from scattered batches: each is the run of its messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

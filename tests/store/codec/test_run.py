@@ -1,7 +1,5 @@
 """Runs and columns of bodies: entries come back as they were, one damaged byte costs a run or one entry."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 from typing import Any

@@ -1,7 +1,5 @@
 """The queue of a group commit: which request leads, which returns after it, none waits for one that left."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Environments: group commits, the growth of the map, and closing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Commits that are interrupted or fail: what each caller is told, and what may go on."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Refusals of an environment where LMDB would go on silently, or die; the gate of its readers."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

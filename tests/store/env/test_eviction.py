@@ -1,7 +1,5 @@
 """Eviction: what is written to an environment leaves the page cache: how far, when, and when not."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

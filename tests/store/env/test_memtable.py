@@ -1,7 +1,5 @@
 """The memtable of an environment: its rows are read behind those of LMDB, and applied exactly once."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager

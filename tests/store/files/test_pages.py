@@ -1,7 +1,5 @@
 """The walk over a file's pages: whole files pass, a flipped bit in a branch page never does, few pages are all rows."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct

@@ -1,7 +1,5 @@
 """Delay policies as values: which scope wins, what they do to due times, and their record."""
 
-from __future__ import annotations
-
 import msgpack
 import numpy as np
 import pytest

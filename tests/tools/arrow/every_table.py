@@ -1,7 +1,5 @@
 """A store that has rows in every table, and what its engine says is still to come."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Tables without Spark: what is pending is what the engine says, a view is of one point in time, files are whole."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

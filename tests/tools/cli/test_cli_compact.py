@@ -1,7 +1,5 @@
 """`duelog compact`: offline, beside a process that has the store open, and what it says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence

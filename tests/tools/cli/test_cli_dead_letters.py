@@ -1,7 +1,5 @@
 """`duelog dead-letters`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

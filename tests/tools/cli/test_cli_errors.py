@@ -1,7 +1,5 @@
 """Where the system refuses, the command line says a line on standard error and a status, never a traceback."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

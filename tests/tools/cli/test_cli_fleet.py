@@ -1,7 +1,5 @@
 """audit, export and compact of several stores: by a list, a glob or a placement table, each on its own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

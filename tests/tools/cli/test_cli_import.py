@@ -1,7 +1,5 @@
 """`duelog import`: JSON lines, checked before they are written; a bad line stops it and says where and why."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`duelog scheduled`, `stats`, `partitions`, `check` and `dump`: they look and change nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The command line as processes: beside a writing process, in a pipe, interrupted; and what its help says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

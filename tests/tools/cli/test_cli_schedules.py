@@ -1,7 +1,5 @@
 """`duelog schedules`, and a schedule that cannot be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

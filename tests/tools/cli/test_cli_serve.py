@@ -1,7 +1,5 @@
 """`duelog serve` as a process: what it prints, how it ends, and the one line it says when it cannot start."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

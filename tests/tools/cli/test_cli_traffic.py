@@ -1,7 +1,5 @@
 """`duelog send` and `duelog receive`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`duelog check`, `backup`, `repair` and `snapshot` as commands."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

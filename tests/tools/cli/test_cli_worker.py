@@ -1,7 +1,5 @@
 """`duelog worker MODULE:WORKER`: a program's worker from a shell; the one of README.md too."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`duelog completion`: shells complete commands, options and values; by the parser itself, so that none is missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

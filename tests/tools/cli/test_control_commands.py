@@ -1,7 +1,5 @@
 """Commands do the same, and print the same, whether the store is open in another process or in none."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

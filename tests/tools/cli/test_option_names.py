@@ -1,7 +1,5 @@
 """Names of options and arguments: the same everywhere, for the same thing."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands of a directory and of a server: one habit, the same output; and one line for what a server refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Scanning sealed generations: every message comes once, as it was sent; what is damaged comes with its reason."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import closing
 from pathlib import Path

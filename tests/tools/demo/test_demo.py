@@ -1,7 +1,5 @@
 """The demo: what it counts is what the trace says, and it notices every kind of broken guarantee."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable

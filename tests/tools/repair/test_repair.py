@@ -1,7 +1,5 @@
 """`duelog repair`: what cannot be read is discarded and reported, the rest is delivered, and nothing is made up."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

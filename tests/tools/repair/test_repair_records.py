@@ -1,7 +1,5 @@
 """`duelog repair` and single records: what the rest tells is made anew, and costs no message."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`duelog repair` and the write-ahead log: what it holds is delivered, what is lost of it is not made up."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

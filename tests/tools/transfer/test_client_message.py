@@ -1,7 +1,5 @@
 """An entry of the broker as the messages of a client: batches, compression, and what cannot be sent again."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`duelog drain` from one store into another that `duelog serve` serves, by the real client."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

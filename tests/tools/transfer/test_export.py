@@ -1,7 +1,5 @@
 """Exports: every sealed message with all that is said of it, and a store made of one is equal message for message."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """`duelog import --ics`: a calendar's reminders as delayed messages."""
 
-from __future__ import annotations
-
 import io
 import json
 from datetime import UTC, datetime, timedelta
