@@ -1,19 +1,26 @@
-"""Environments: group commits, the growth of the map, and closing."""
+"""An environment: commits, what fails in them and in opening, and what its guards keep from happening."""
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import pytest
 
+from duelog.store.codec.format import run_key
 from duelog.store.env import environment as environment_module
 from duelog.store.env.environment import Environment
+from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import BrokenInvariant, ClosedError, StoreFull
+from duelog.store.errors import BrokenInvariant, ClosedError, CorruptRecord, DamagedStore, StoreFailed, StoreFull
+from duelog.store.listener import StoreListener
 from tests.conftest import in_threads
-from tests.store.commits import BULK, KEY, outcomes_of, putting, raw_value, spy_on, until
+from tests.store import commits
+from tests.store.commits import BULK, KEY, PATIENCE_S, outcomes_of, putting, raw_value, spy_on, until
 
 # -- group commits ----------------------------------------------------------------------------
 
@@ -192,3 +199,376 @@ def test_close_waits_for_the_commit_under_way(environment: Environment) -> None:
     again = Environment(environment.path, name="main")
     assert again.get(KEY) == b"v"
     again.close()
+
+
+# -- interrupts --------------------------------------------------------------------------------
+
+
+def interrupting(transaction: Transaction) -> None:
+    """A unit of work during which its thread is interrupted."""
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_leader_interrupts_no_other(environment: Environment) -> None:
+    """The others of its commit are stored by the next leader; nothing of its own is."""
+
+    def interrupted(transaction: Transaction) -> None:
+        transaction.put(b"\x01mine", b"v")
+        raise KeyboardInterrupt
+
+    outcomes = outcomes_of(environment, [interrupted, putting(b"\x01a", b"v"), putting(b"\x01b", b"v")])
+    assert isinstance(outcomes[0], KeyboardInterrupt)
+    assert outcomes[1:] == [None, None]
+    assert environment.get(b"\x01a") == environment.get(b"\x01b") == b"v"
+    assert environment.get(b"\x01mine") is None
+    environment.write(putting(KEY, b"goes on"))
+
+
+def test_a_listener_that_raises_after_the_commit_makes_no_stored_message_an_error(environment: Environment) -> None:
+    """The commit stands for all of the group, and nothing is done twice."""
+
+    def count(transaction: Transaction) -> None:
+        transaction.put(KEY, b"%d" % (int(transaction.get(KEY) or b"0") + 1))
+
+    class Interrupting(StoreListener):
+        def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
+            raise KeyboardInterrupt
+
+    environment._listeners = [Interrupting()]
+    outcomes = outcomes_of(environment, [count, count, count])
+    assert outcomes == [None, None, None]
+    assert environment.get(KEY) == b"3"
+    environment.write(count)
+    assert environment.get(KEY) == b"4"
+
+
+def test_an_interrupt_between_commit_and_memory_closes_for_writing(environment: Environment) -> None:
+    """Where memory may lag behind the disk nothing more is written until the environment is opened again."""
+
+    def interrupted(transaction: Transaction) -> None:
+        transaction.put(KEY, b"v")
+        transaction.after_commit(lambda: interrupting(transaction))
+
+    outcomes = outcomes_of(environment, [interrupted, putting(b"\x01a", b"v")])
+    assert isinstance(outcomes[0], KeyboardInterrupt)
+    assert isinstance(outcomes[1], StoreFailed)
+    with pytest.raises(StoreFailed, match="KeyboardInterrupt"):
+        environment.write(putting(KEY, b"w"))
+    assert environment.get(KEY) == b"v"
+
+
+# -- commits that fail -------------------------------------------------------------------------
+
+
+def test_a_commit_in_doubt_closes_for_writing_and_reading_goes_on(environment: Environment) -> None:
+    """Every request in that commit gets StoreFailed, and so does every later writer, until it is opened again."""
+    environment.write(putting(b"\x01old", b"v"))
+    spy = spy_on(environment)
+    spy.fail_commit = lmdb.Error("mdb_txn_commit: Input/output error")
+    outcomes = outcomes_of(environment, [putting(KEY, b"1"), putting(KEY, b"2")], first=spy.disarmed)
+    assert [type(outcome) for outcome in outcomes] == [StoreFailed, StoreFailed]
+    with pytest.raises(StoreFailed, match=r"Input/output error.*reopen"):
+        environment.write(putting(KEY, b"3"))
+    assert isinstance(environment.failed, StoreFailed)
+    assert environment.failed.path == environment.path
+    assert environment.get(b"\x01old") == b"v"
+    environment.close()
+    again = Environment(environment.path, name="main")
+    again.write(putting(KEY, b"4"))
+    assert again.get(KEY) == b"4"
+    again.close()
+
+
+def test_a_commit_that_breaks_off_leaves_no_transaction_open(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the error was, and though it is kept with its traceback: other threads would wait for ever."""
+
+    def break_off(transaction: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(commits._SpiedTransaction, "commit", break_off)
+    spy_on(environment)
+    with pytest.raises(MemoryError) as kept:
+        environment.write(putting(KEY, b"v"))
+    thread = threading.Thread(target=lambda: environment._env.begin(write=True).abort(), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert kept.value.__traceback__ is not None
+    assert isinstance(environment.failed, StoreFailed)
+
+
+def test_a_full_disk_is_store_full_and_writing_goes_on(environment: Environment) -> None:
+    """Nothing of the commit is stored, every request in it is told, and the next one is tried as usual."""
+    environment.write(putting(b"\x01old", b"v"))
+    spy = spy_on(environment)
+    spy.fail_commit = lmdb.DiskError("mdb_txn_commit: No space left on device")
+    (full,) = outcomes_of(environment, [putting(KEY, b"1")], first=spy.disarmed)
+    assert isinstance(full, StoreFull)
+    assert full.path == environment.path
+    assert full.free_bytes is not None
+    assert environment.failed is None
+    assert environment.get(KEY) is None
+    environment.write(putting(KEY, b"3"))
+    assert environment.get(b"\x01old") == b"v"
+
+
+@pytest.mark.parametrize("step", ["begin", "sync"])
+def test_a_step_that_fails_closes_for_writing(tmp_path: Path, step: str) -> None:
+    """The error has LMDB's reason; an fsync is never tried again and then called durable."""
+    environment = Environment(tmp_path / "main", name="main", durability="none", create=True)
+    environment.write(putting(KEY, b"v"))
+    setattr(spy_on(environment), f"fail_{step}", lmdb.DiskError("mdb: Input/output error"))
+    with pytest.raises(StoreFailed, match="Input/output"):
+        environment.sync() if step == "sync" else environment.write(putting(KEY, b"w"))
+    with pytest.raises(StoreFailed):
+        environment.write(putting(KEY, b"w"))
+    environment.close()
+
+
+def test_sync_does_nothing_where_every_commit_is_durable(environment: Environment, tmp_path: Path) -> None:
+    """And is done once for many commits where they are not."""
+    spy = spy_on(environment)
+    environment.write(putting(KEY, b"v"))
+    environment.sync()
+    assert spy.syncs == 0
+    relaxed = Environment(tmp_path / "relaxed", name="relaxed", durability="none", create=True)
+    spy = spy_on(relaxed)
+    for _ in range(3):
+        relaxed.write(putting(KEY, b"v"))
+    relaxed.sync()
+    relaxed.sync()
+    assert spy.syncs == 1
+    relaxed.close()
+
+
+def test_close_waits_for_a_sync_that_another_thread_is_at(tmp_path: Path) -> None:
+    """LMDB's environment is freed by closing, and a sync reads it."""
+    environment = Environment(tmp_path / "e", name="e", durability="relaxed", create=True)
+    environment.write(putting(KEY, b"v"))
+    syncing, go = threading.Event(), threading.Event()
+    real = environment._env
+
+    class Slow:
+        """LMDB's environment, whose sync takes until it is told to go on."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def sync(self, force: bool) -> None:
+            if not syncing.is_set():
+                syncing.set()
+                assert go.wait(PATIENCE_S)
+            real.sync(force)
+
+    environment._env = Slow()  # type: ignore[assignment]
+    syncer = threading.Thread(target=environment.sync)
+    syncer.start()
+    assert syncing.wait(PATIENCE_S)
+    closer = threading.Thread(target=environment.close)
+    closer.start()
+    until(lambda: environment._gate._wanted or not closer.is_alive())
+    assert not environment._released
+    go.set()
+    syncer.join(PATIENCE_S)
+    closer.join(PATIENCE_S)
+    assert environment._released
+
+
+# -- guards ------------------------------------------------------------------------------------
+
+
+def in_child(action: Callable[[], object]) -> str:
+    """Run `action` in a forked child; the class of what it raised, or an empty string."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        said = b""
+        try:
+            action()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}".encode()
+        os.write(writing, said)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return said.decode()
+
+
+@pytest.mark.parametrize("use", ["read", "write"])
+def test_a_forked_child_is_refused(environment: Environment, use: str) -> None:
+    """The child is told which process opened it, and the parent goes on as if nothing had been."""
+    environment.write(putting(KEY, b"v"))
+    use_it = {"read": lambda: environment.get(KEY), "write": lambda: environment.write(putting(KEY, b"child"))}[use]
+    said = in_child(use_it)
+    assert said.startswith("ClosedError")
+    assert str(os.getpid()) in said
+    assert environment.get(KEY) == b"v"
+    environment.write(putting(KEY, b"w"))
+
+
+def test_a_forked_child_may_close_even_while_the_parent_reads(environment: Environment) -> None:
+    """Closing in the child does not wait and takes nothing from the parent."""
+    environment.write(putting(KEY, b"v"))
+    with environment.read() as raw:
+        assert in_child(environment.close) == ""
+        assert raw_value(raw, KEY).startswith(b"v")
+    environment.write(putting(KEY, b"w"))
+
+
+def test_a_run_under_a_key_that_exists_is_refused(environment: Environment) -> None:
+    """LMDB answers False and stores nothing; that is never taken for success."""
+    key = run_key(1, 0)
+    environment.write(lambda transaction: transaction.insert_run(key, b"first", 1))
+    environment.write(lambda transaction: transaction.insert_run(run_key(1, 1), b"next", 1))
+    with pytest.raises(BrokenInvariant, match=f"{key.hex()}.*please report"):
+        environment.write(lambda transaction: transaction.insert_run(key, b"second", 1))
+    with environment.read() as raw:
+        assert raw_value(raw, key) == b"first"
+
+
+def test_an_append_that_lmdb_refuses_is_an_error(environment: Environment) -> None:
+    """Told a wrong end, LMDB's append answers False: nothing of that commit is stored."""
+    environment.write(lambda transaction: transaction.insert_run(run_key(7, 0), b"last", 1))
+    environment._last_run = run_key(5, 0)
+
+    def work(transaction: Transaction) -> None:
+        transaction.put(KEY, b"v")
+        transaction.insert_run(run_key(6, 0), b"between", 1)
+
+    with pytest.raises(BrokenInvariant, match="out of order"):
+        environment.write(work)
+    assert environment.get(KEY) is None
+
+
+def test_a_run_before_the_last_is_inserted_in_its_place(environment: Environment) -> None:
+    """A ledger that is not the newest is written to as well."""
+    for ledger_id, first in ((3, 0), (9, 0), (3, 5), (4, 0), (9, 1)):
+        key = run_key(ledger_id, first)
+        environment.write(lambda transaction, key=key: transaction.insert_run(key, key, 1))  # type: ignore[misc]
+    with environment.read() as raw:
+        keys = [bytes(key) for key in raw.cursor().iternext(values=False)]
+    assert keys == [run_key(*place) for place in ((3, 0), (3, 5), (4, 0), (9, 0), (9, 1))]
+
+
+def test_a_read_only_environment_refuses_writing(environment: Environment) -> None:
+    """Also beside nothing at all."""
+    path = environment.path
+    environment.close()
+    reader = Environment(path, name="main", read_only=True)
+    with pytest.raises(ClosedError, match="read-only"):
+        reader.write(putting(KEY, b"v"))
+    reader.close()
+
+
+def test_a_flipped_bit_in_a_record_is_never_handed_out(environment: Environment) -> None:
+    """A small record carries a checksum over key and value."""
+    environment.write(putting(KEY, b"value"))
+    environment.commit(lambda transaction: transaction.raw.put(b"\x01other", raw_value(transaction.raw, KEY)))
+    with pytest.raises(CorruptRecord, match=b"\x01other".hex()):
+        environment.get(b"\x01other")
+
+
+# -- files that LMDB must not see --------------------------------------------------------------
+
+
+def filled(path: Path) -> Path:
+    """An environment with some 2 MiB in it, closed; its data file."""
+    environment = Environment(path, name="main", create=True)
+    for number in range(64):
+        environment.write(putting(b"\x01%d" % number, BULK))
+    environment.close()
+    return path / "data.mdb"
+
+
+def refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> DamagedStore:
+    """The error with which `path` is refused before LMDB opens it."""
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("LMDB opened it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lmdb, "open", opened)
+        with pytest.raises(DamagedStore) as caught:
+            Environment(path, name="main")
+    assert str(path) in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no LMDB data file (0 bytes)"),
+        (b"hello, world", "no LMDB data file (12 bytes)"),
+        (bytes(100), "no LMDB data file (100 bytes)"),
+        (b"SQLite format 3\0" + bytes(8176), "no LMDB data file (8192 bytes)"),
+        (bytes(40) + (4096).to_bytes(4, "little") + bytes(8148), "no LMDB data file (8192 bytes)"),
+    ],
+    ids=["empty", "text", "zeros", "foreign", "no-magic"],
+)
+def test_a_foreign_data_file_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, reason: str
+) -> None:
+    """The error says what was found, and the file stays as it was."""
+    path = tmp_path / "main"
+    path.mkdir()
+    (path / "data.mdb").write_bytes(content)
+    assert refused(path, monkeypatch).reason == reason
+    assert (path / "data.mdb").read_bytes() == content
+    assert [child.name for child in path.iterdir()] == ["data.mdb"]
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.3, 0.7, 0.999])
+def test_a_truncated_data_file_is_refused_without_reading_it_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: float
+) -> None:
+    """The page that is not there would kill the process with SIGBUS: it is looked for in the file."""
+    data = filled(tmp_path / "main")
+    size = int(data.stat().st_size * kept) // 4096 * 4096
+    os.truncate(data, size)
+    assert f"is {size} bytes, truncated" in refused(data.parent, monkeypatch).reason
+    assert data.stat().st_size == size
+
+
+def test_pages_freed_past_the_end_of_the_file_are_no_damage(tmp_path: Path) -> None:
+    """A commit may allocate pages and give them up again; the file is then short and whole."""
+    environment = Environment(tmp_path / "main", name="main", create=True)
+
+    def work(transaction: Transaction) -> None:
+        for number in range(50):
+            transaction.put(b"\x01%02d" % number, BULK)
+        for number in range(50):
+            transaction.delete(b"\x01%02d" % number)
+        transaction.put(KEY, b"v")
+
+    environment.write(work)
+    environment.close()
+    again = Environment(tmp_path / "main", name="main")
+    assert again.get(KEY) == b"v"
+    again.close()
+
+
+def test_alone_at_once_does_not_wait_for_readers() -> None:
+    """With a reader inside it says no, and keeps no reader out; without, it is alone until it leaves."""
+    gate = ReaderGate()
+    with gate.reading():
+        with gate.alone_at_once() as alone:
+            assert not alone
+        with gate.reading():
+            pass
+    entered = threading.Event()
+
+    def read() -> None:
+        with gate.reading():
+            entered.set()
+
+    reader = threading.Thread(target=read)
+    with gate.alone_at_once() as alone:
+        assert alone
+        reader.start()
+        assert not entered.wait(0.05)
+    reader.join()
+    assert entered.is_set()

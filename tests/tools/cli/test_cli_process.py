@@ -1,19 +1,25 @@
-"""The command line as processes: beside a writing process, in a pipe, interrupted; and what its help says."""
+"""The command line as a whole: processes, pipes, help, completion, and names of options."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import entry_points, version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from duelog import Message
 from duelog.tools.cli.cli_upkeep import init
-from duelog.tools.cli.main import REGISTERED, main
+from duelog.tools.cli.main import REGISTERED, app, main
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.command_line import (
     DUELOG,
@@ -25,6 +31,7 @@ from tests.tools.command_line import (
     make_store,
     ok,
     process,
+    refused,
     run,
 )
 
@@ -171,3 +178,111 @@ def test_a_wrong_command_line_exits_with_2_and_makes_nothing(path: Path, command
     result = run(*command.format(path).split())
     assert result.exit_code == 2
     assert not path.exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_takes_the_script(shell: str) -> None:
+    """It says which command it completes; where the shell is installed it finds no fault in it."""
+    script = ok("completion", shell)
+    assert "_DUELOG_COMPLETE" in script
+    assert "duelog" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("duelog sub", "subscriptions"), ("duelog policies set data --max-d", "--max-delay"),
+     ("duelog receive --type key", "key_shared"), ("duelog completion z", "zsh")],
+)  # fmt: skip
+def test_commands_options_and_values_are_completed(words: str, found: str) -> None:
+    """Bash asks so."""
+    asked = {"_DUELOG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    code = "from duelog.tools.cli.main import app; app(prog_name='duelog')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, check=False
+    )
+    assert found in done.stdout.splitlines()
+
+
+def test_another_shell_is_refused_by_its_name() -> None:
+    """With those that there are."""
+    assert "'tcsh'" in refused("completion", "tcsh")
+
+
+OPTIONS = {
+    "--topic": "TOPIC", "--subscription": "SUBSCRIPTION", "--namespace": "NAMESPACE", "--key": "KEY",
+    "--property": "NAME=VALUE", "--server": "URL", "--token": "TOKEN", "--tls-trust": "FILE",
+    "--at": "TIME", "--after": "DURATION", "--from": "TIME", "--until": "TIME", "--for": "DURATION", "--due": "TIME",
+    "--published": "TIME", "--older-than": "DURATION", "--timeout": "DURATION", "--ttl": "DURATION",
+    "--retention": "DURATION", "--ack-timeout": "DURATION", "--backoff": "DURATION", "--max": "N", "--limit": None,
+    "--json": None, "--create": None, "--all": None, "--dry-run": None, "--spark": None, "--replace": None,
+}  # fmt: skip
+"""The options that have one meaning for all, and what they take."""
+
+OTHER_NAMES = {
+    "--since", "--before", "--start-time", "--end-time", "--within", "--wait", "--age", "--max-messages", "--number",
+    "--sub", "--subscription-name", "--topic-name", "--ns", "--url", "--host-url", "--auth", "--filter", "--yes",
+    "--format", "--make", "--new", "--simulate", "--dedupe", "--expires",
+}  # fmt: skip
+"""Names that other tools have for these; here they are none."""
+
+TWO_MEANINGS = {"--partition", "--output", "--to"}
+"""A length of time of `init`, else the name of one; a file or a directory; a broker, a URL or a place in a log."""
+
+WITHOUT_JSON = {"serve", "proxy", "worker", "completion", "table"}
+"""They run until they are ended, print what is no answer, or write a file of another kind."""
+
+
+def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command by its whole name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
+NAMED = dict(commands(typer.main.get_command(app)))
+
+
+def options(command: Any) -> dict[str, str | None]:
+    """The names of each option of a command."""
+    return {
+        name: each.metavar
+        for each in command.params
+        if each.param_type_name == "option"
+        for name in each.opts
+        if name.startswith("--")
+    }
+
+
+def test_an_option_has_the_name_and_the_value_that_it_has_everywhere() -> None:
+    """By the table; and no command calls it as other tools do."""
+    found = {name: options(command) for name, command in NAMED.items()}
+    assert {
+        (name, each): taken
+        for name, takes in found.items()
+        for each, taken in takes.items()
+        if OPTIONS.get(each, taken) != taken or each in OTHER_NAMES
+    } == {}
+
+
+def test_an_option_takes_the_same_in_every_command() -> None:
+    """Those that are not in the table too."""
+    taken: dict[str, set[str | None]] = defaultdict(set)
+    for command in NAMED.values():
+        for name, value in options(command).items():
+            taken[name].add(value)
+    assert {name for name, values in taken.items() if len(values) > 1} - TWO_MEANINGS == set()
+    assert OPTIONS.keys() - taken.keys() == set()
+
+
+def test_the_store_comes_first_then_the_topic_then_the_subscription() -> None:
+    """And every command that answers can answer in JSON."""
+    for name, command in NAMED.items():
+        arguments = [each.metavar for each in command.params if each.param_type_name == "argument"]
+        places = [each.strip("[].") for each in arguments if each.strip("[].") in ("STORE", "TOPIC", "SUBSCRIPTION")]
+        assert places == ["STORE", "TOPIC", "SUBSCRIPTION"][: len(places)], name
+        assert arguments[: len(places)] == [each for each in arguments if each.strip("[].") in places], name
+        assert ("--json" in options(command)) == (name not in WITHOUT_JSON), name

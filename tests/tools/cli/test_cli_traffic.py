@@ -1,5 +1,6 @@
-"""`duelog send` and `duelog receive`."""
+"""`duelog send`, `receive` and `dead-letters`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,79 @@ def test_a_message_is_cancelled_by_the_key_that_it_was_sent_with(path: Path) -> 
     assert ok("cancel", path, "t", "--prefix", "order-") == "order-17  cancelled\n"
     assert run("cancel", path, "t", "--prefix", "order-").exit_code == 0
     assert "cancel by id" in refused("cancel", "--server", "http://localhost:1", "t", "--dedup-key", "order-17")
+
+
+@pytest.fixture
+def buried(tmp_path: Path) -> Path:
+    """A store with two dead letters of one topic and one of another."""
+    with make_store(tmp_path / "store", max_redeliveries=0) as store:
+        for topic, payloads in (("t", [b"a", b"b"]), ("u", [b"c"])):
+            with store.topic(topic).subscribe("s") as consumer:
+                for payload in payloads:
+                    store.topic(topic).send(payload)
+                consumer.nack(consumer.receive(10), delay=0)
+                assert consumer.receive(10) == []
+    return tmp_path / "store"
+
+
+def test_dead_letters_are_listed_with_where_they_came_from(buried: Path) -> None:
+    """Letters of the store, of a topic, of a subscription; for people and for programs."""
+    letters = json_lines_of("dead-letters", "list", buried)
+    assert [(letter["payload"], letter["subscription"]) for letter in letters] == [("a", "s"), ("b", "s"), ("c", "s")]
+    assert {(letter["reason"], letter["attempts"], letter["first_ms"]) for letter in letters} == {
+        ("redeliveries", 1, PAST_MS)
+    }
+    assert [letter["payload"] for letter in json_lines_of("dead-letters", "list", buried, "--topic", "u")] == ["c"]
+    assert json_lines_of("dead-letters", "list", buried, "--subscription", "other") == []
+    shown = ok("dead-letters", "list", buried)
+    assert "redeliveries (1 attempts)" in shown
+    assert letters[0]["message_id"] in shown
+
+
+def test_dead_letters_are_requeued_by_id_or_all_together(buried: Path) -> None:
+    """They are in their subscriptions again, and no letters any more."""
+    (a, _, _) = json_lines_of("dead-letters", "list", buried)
+    assert json_of("dead-letters", "requeue", buried, a["message_id"]) == {"requeued": 1}
+    assert [letter["payload"] for letter in json_lines_of("dead-letters", "list", buried)] == ["b", "c"]
+    assert ok("dead-letters", "requeue", buried, "--all", "--topic", "t").strip() == "requeued: 1"
+    received = ok("receive", "--create", buried, "t", "s", "--max", "10", "--timeout", "0", "--json").splitlines()
+    assert [json.loads(line)["payload"] for line in received] == ["a", "b"]
+
+
+def test_dead_letters_are_purged_by_id_or_all_together(buried: Path) -> None:
+    """They are gone."""
+    (a, _, _) = json_lines_of("dead-letters", "list", buried)
+    assert json_of("dead-letters", "purge", buried, a["message_id"]) == {"purged": 1}
+    assert json_of("dead-letters", "purge", buried, "--all") == {"purged": 2}
+    assert json_lines_of("dead-letters", "list", buried) == []
+
+
+def test_an_id_that_no_letter_has_is_refused_and_nothing_is_done(buried: Path) -> None:
+    """So are neither ids nor --all, and both."""
+    (a, _, _) = json_lines_of("dead-letters", "list", buried)
+    for command in ("requeue", "purge"):
+        assert "'9:9'" in refused("dead-letters", command, buried, a["message_id"], "9:9")
+        assert "--all" in refused("dead-letters", command, buried)
+        assert "--all" in refused("dead-letters", command, buried, a["message_id"], "--all")
+    assert len(json_lines_of("dead-letters", "list", buried)) == 3
+
+
+def test_dead_letters_are_exported_as_lines_of_json(buried: Path, tmp_path: Path) -> None:
+    """All that `list --json` has, of those that the filters leave; they stay, and no file is overwritten."""
+    file = tmp_path / "letters.jsonl"
+    assert json_of("dead-letters", "export", buried, file, "--topic", "t") == {"exported": 2}
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines == json_lines_of("dead-letters", "list", buried, "--topic", "t")
+    assert "FILE" in refused("dead-letters", "export", buried, file)
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_dead_letters_are_filtered_and_requeued_with_a_delay(buried: Path) -> None:
+    """By reason, age and key; what is requeued later waits."""
+    assert json_lines_of("dead-letters", "list", buried, "--reason", "expired") == []
+    assert json_lines_of("dead-letters", "list", buried, "--key", "k") == []
+    assert len(json_lines_of("dead-letters", "list", buried, "--older-than", "1h", "--reason", "redeliveries")) == 3
+    command = ("dead-letters", "requeue", buried, "--all", "--delay", "365d")
+    assert json_of(*command, "--topic", "u") == {"requeued": 1}
+    assert '"c"' in ok("scheduled", buried, "u", "--json")
+    assert "--after" in refused("dead-letters", "requeue", buried, "--all", "--delay", "soon")
