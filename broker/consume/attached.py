@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ...store.errors import CorruptRecord
@@ -155,8 +156,8 @@ class Attached:
         self._entry_bytes = 1_024.0
         self._last: Consumer | None = None
         """The consumer that was sent something last; the next one has its turn."""
-        self.pump = Pump(calls, workers, clock, self._plan, self._deliver, lambda error: failed(self, error))
-        self.pump.durable_acks = config.ack_response_durable
+        fail, durable = partial(failed, self), config.ack_response_durable
+        self.pump = Pump(calls, workers, clock, self._plan, self._deliver, fail, durable)
 
     @property
     def type(self) -> SubscriptionType | None:

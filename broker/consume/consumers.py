@@ -17,6 +17,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,26 +63,19 @@ class OpenedConsumer(Consumer):
         self.group: Attached | None = None
 
 
+@dataclass(eq=False)
 class Consumers:
-    """All consumers. Of the event loop's thread."""
+    """All consumers. Of the event loop's thread. clock: the store's, in ms."""
 
-    def __init__(
-        self,
-        open_topic: OpenTopic,
-        schemas: TopicFacts,
-        workers: Workers,
-        calls: LoopCalls,
-        clock: Callable[[], int],
-        config: BrokerConfig,
-    ) -> None:
-        """clock: the store's, in ms."""
-        self._config = config
-        self._most = config.max_consumers_per_connection
-        self._open_topic = open_topic
-        self._schemas = schemas
-        self._workers = workers
-        self._calls = calls
-        self._clock = clock
+    _open_topic: OpenTopic
+    _schemas: TopicFacts
+    _workers: Workers
+    _calls: LoopCalls
+    _clock: Callable[[], int]
+    _config: BrokerConfig
+
+    def __post_init__(self) -> None:
+        self._most = self._config.max_consumers_per_connection
         self._connections: dict[int, dict[int, OpenedConsumer]] = {}
         self._groups: dict[tuple[str, str], Attached] = {}
         self._kept: dict[tuple[str, str], BatchAcks] = {}

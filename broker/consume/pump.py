@@ -242,33 +242,27 @@ class _Job:
             empty.add(consumer)
 
 
+@dataclass(eq=False)
 class Pump:
-    """The pump of one subscription. Runs on the event loop's thread, but for `wake`."""
+    """The pump of one subscription. Runs on the event loop's thread, but for `wake`.
 
-    def __init__(
-        self,
-        calls: LoopCalls,
-        workers: Workers,
-        clock: Callable[[], int],
-        plan: Callable[[], Plan],
-        deliver: Callable[[Polled], object],
-        failed: Callable[[Exception], object],
-    ) -> None:
-        """clock: the store's, in ms. plan: what the next job polls. failed: called when the store has failed."""
-        self._calls = calls
-        self._workers = workers
-        self._clock = clock
-        self._plan = plan
-        self._deliver = deliver
-        self._failed = failed
-        self.durable_acks = False
-        """Acknowledgements are answered once they are on disk."""
+    clock: the store's, in ms. plan: what the next job polls. failed: called when the store has failed. durable_acks:
+    acknowledgements are answered once they are on disk.
+    """
+
+    _calls: LoopCalls
+    _workers: Workers
+    _clock: Callable[[], int]
+    _plan: Callable[[], Plan]
+    _deliver: Callable[[Polled], object]
+    _failed: Callable[[Exception], object]
+    durable_acks: bool
+
+    def __post_init__(self) -> None:
         self._next = _Job()
-        self._running = False
-        self._look_again = False
+        self._running = self._look_again = self._woken = False
         self._stopped = False
         """True while nothing is polled until the timer fires."""
-        self._woken = False
         self._timer: Timer | None = None
         self.closed = False
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import ProcessCollector
@@ -55,38 +56,30 @@ class _Scrape:
         """Set while nobody reads it."""
 
 
+@dataclass(eq=False)
 class Exposition:
-    """Counts sends and dispatches, and makes the page. Of the event loop's thread, but for the work of workers."""
+    """Counts sends and dispatches, and makes the page. Of the event loop's thread, but for the work of workers.
 
-    def __init__(
-        self,
-        store: DelayedStore,
-        cluster: str,
-        producers: Producers,
-        consumers: Consumers,
-        rates: Rates,
-        limiter: DualMemoryLimiter,
-        calls: LoopCalls,
-        workers: Workers,
-        *,
-        by_topic: bool,
-        max_topics: int = 0,
-    ) -> None:
-        """max_topics: topics and subscriptions that have series of their own; 0: all of them."""
-        self._store = store
-        self._cluster = cluster
-        self._in_cluster = label("cluster", cluster)
-        self._producers = producers
-        self._consumers = consumers
-        self._rates = rates
-        self._limiter = limiter
-        self._calls = calls
-        self._workers = workers
-        self._by_topic = by_topic
-        self._max_topics = max_topics
+    max_topics: topics and subscriptions that have series of their own; 0: all of them.
+    """
+
+    _store: DelayedStore
+    _cluster: str
+    _producers: Producers
+    _consumers: Consumers
+    _rates: Rates
+    _limiter: DualMemoryLimiter
+    _calls: LoopCalls
+    _workers: Workers
+    _: KW_ONLY
+    by_topic: bool
+    max_topics: int = 0
+
+    def __post_init__(self) -> None:
+        self._in_cluster = label("cluster", self._cluster)
         self._published = PublishDurations()
         self._dispatched = Durations()
-        self._lag = LoopLag(calls.loop)
+        self._lag = LoopLag(self._calls.loop)
         self._process = ProcessCollector(registry=None)
         self._scrape_s = 0.0
         self._scrape: _Scrape | None = None
@@ -96,7 +89,7 @@ class Exposition:
         """Connections admitted, refused and closed since the start."""
         self.watching: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         """Watchers of topic lists, bytes of names that they keep, changes that wait for them."""
-        self._engine = EngineFigures(cluster, by_topic=by_topic)
+        self._engine = EngineFigures(self._cluster, by_topic=self.by_topic)
         self._store_metrics: StoreMetrics | None = None
         self._unlisten: Callable[[], object] = lambda: None
 
@@ -172,7 +165,7 @@ class Exposition:
     async def _make(self) -> bytes:
         began, metrics = time.monotonic(), self._store_metrics
         copies = await copy_topics(self._producers, self._consumers, self._rates, self._published)
-        page, shown = Page(), Shown(self._max_topics)
+        page, shown = Page(), Shown(self.max_topics)
         self._write_traffic(page)
         await self._write_connections(page)
         page.add("duelog_broker_scrape_seconds", self._in_cluster, self._scrape_s)
@@ -181,9 +174,7 @@ class Exposition:
             parts: list[Callable[[], object]] = [lambda: self._write_store(page, shown)]
             if metrics is not None:
                 surveyed = metrics.survey()
-                parts.append(
-                    lambda: write_topics(page, self._cluster, surveyed, copies, shown, by_topic=self._by_topic)
-                )
+                parts.append(lambda: write_topics(page, self._cluster, surveyed, copies, shown, by_topic=self.by_topic))
                 parts.append(lambda: self._engine.write(page, metrics, shown))
             for part in parts:
                 try:

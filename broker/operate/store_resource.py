@@ -73,22 +73,19 @@ class Job:
         return b"".join((json.dumps(self.as_json()).encode()[:-1], b', "result": ', self.result, b"}"))
 
 
+@dataclass(eq=False)
 class Jobs:
-    """For the event loop's thread alone."""
+    """For the event loop's thread alone. command: what runs `duelog`, before its arguments; none: there are no jobs.
 
-    def __init__(
-        self, command: Sequence[str], store: Path, clock: Callable[[], int], done: Callable[[], object] = lambda: None
-    ) -> None:
-        """command: what runs `duelog`, before its arguments; none: there are no jobs. clock: in ms.
+    clock: in ms. done: called by another thread when a job is done: the store takes over what a compaction has written.
+    """
 
-        done: called by another thread when a job is done: the store takes over what a compaction has written.
-        """
-        self._done = done
-        self._command = command
-        self._store = store
-        self._clock = clock
-        self._jobs: deque[Job] = deque()
-        self._count = 0
+    _command: Sequence[str]
+    _store: Path
+    _clock: Callable[[], int]
+    _done: Callable[[], object] = lambda: None
+    _jobs: deque[Job] = field(default_factory=deque, init=False)
+    _count: int = field(default=0, init=False)
 
     def start(self, kind: str, options: Mapping[str, Any], words: Sequence[str], flags: Sequence[str]) -> Job:
         """Run `duelog WORDS STORE FLAGS`. HttpError: 405 there are no jobs here, 429 too many are running."""

@@ -8,7 +8,7 @@ closed then, and so is the connection to be.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 
 from . import commands
@@ -38,19 +38,19 @@ class State(Enum):
     CLOSED = "closed"
 
 
+@dataclass(eq=False)
 class Session:
     """The protocol's state of one connection."""
 
-    def __init__(
-        self,
-        write: Callable[[Command], object],
-        now: float,
-        *,
-        server_version: str,
-        max_message_size: int = MAX_MESSAGE_SIZE,
-        keep_alive_s: float = 30,
-        handshake_s: float = 30,
-    ) -> None:
+    _write: Callable[[Command], object]
+    _started: float
+    _: KW_ONLY
+    server_version: str
+    max_message_size: int = MAX_MESSAGE_SIZE
+    keep_alive_s: float = 30
+    handshake_s: float = 30
+
+    def __post_init__(self) -> None:
         self.state = State.START
         self.connect = commands.Connect("")
         """The client's CONNECT, with the credentials that it gave last."""
@@ -58,12 +58,7 @@ class Session:
         """The smaller one of both sides; 0 until the client has said its own."""
         self.flags = commands.FeatureFlags()
         """Capabilities of the client."""
-        self._write = write
-        self._server_version = server_version
-        self._max_message_size = max_message_size
-        self._keep_alive_s = keep_alive_s
-        self._handshake_s = handshake_s
-        self._started = self._heard = now
+        self._heard = self._started
         self._asked = False
         self._challenged = False
         self._frames = FrameCutter()
@@ -125,16 +120,16 @@ class Session:
         """Ask for credentials: in answer to CONNECT, or of a connection that is ready, once they have expired."""
         if self.state in {State.CONNECTING, State.READY}:
             self._challenged = True
-            self._write(commands.AuthChallenge(self._server_version, data, self.protocol_version))
+            self._write(commands.AuthChallenge(self.server_version, data, self.protocol_version))
 
     def accept(self, connected: commands.Connected | None = None) -> None:
         """The client may be served. connected: what it is told instead of what this broker is."""
         if self.state is State.CONNECTING:
             self.state = State.READY
-            self._frames.limit = self._max_message_size + FRAME_ROOM
+            self._frames.limit = self.max_message_size + FRAME_ROOM
             self._write(
                 connected
-                or commands.Connected(self._server_version, self.protocol_version, self._max_message_size, FLAGS)
+                or commands.Connected(self.server_version, self.protocol_version, self.max_message_size, FLAGS)
             )
 
     def surrender(self) -> bytes:
@@ -156,20 +151,20 @@ class Session:
         Raises ProtocolError: the client is gone, or did not finish its handshake.
         """
         if self.state is not State.READY:
-            if self.state is not State.CLOSED and now >= self._started + self._handshake_s:
+            if self.state is not State.CLOSED and now >= self._started + self.handshake_s:
                 self.close()
-                raise ProtocolError(f"not connected after {self._handshake_s:g} s")
-            return self._started + self._handshake_s
+                raise ProtocolError(f"not connected after {self.handshake_s:g} s")
+            return self._started + self.handshake_s
         if not reading:
             self._heard = now
             self._asked = False
-        if now < self._heard + self._keep_alive_s:
-            return self._heard + self._keep_alive_s
-        if now >= self._heard + 2 * self._keep_alive_s and self._asked:
+        if now < self._heard + self.keep_alive_s:
+            return self._heard + self.keep_alive_s
+        if now >= self._heard + 2 * self.keep_alive_s and self._asked:
             self.close()
-            raise ProtocolError(f"no answer to a Ping after {self._keep_alive_s:g} s")
+            raise ProtocolError(f"no answer to a Ping after {self.keep_alive_s:g} s")
         if not self._asked:
             self._asked = True
-            self._heard = now - self._keep_alive_s
+            self._heard = now - self.keep_alive_s
             self._write(commands.Ping())
-        return self._heard + 2 * self._keep_alive_s
+        return self._heard + 2 * self.keep_alive_s
