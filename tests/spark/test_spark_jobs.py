@@ -81,7 +81,7 @@ def test_jobs_over_several_stores_name_the_damaged_one_and_finish_the_others(
         here = audit_store(store, verify=False, as_of_ms=1_790_400_000_000)
         assert audit == replace(here, taken_ms=audit.taken_ms)
     assert audits[1].result is None
-    exports = list(export_fleet(stores, tmp_path / "archive", session=spark))
+    exports = list(export_fleet(stores, dest=tmp_path / "archive", session=spark))
     listed = json.loads((tmp_path / "archive" / "STORES.json").read_text())["stores"]
     assert [row["store"] for row in listed] == [str(store) for store in stores]
     for row, outcome in zip(listed, exports, strict=True):

@@ -27,7 +27,7 @@ from ..output import (
     write_table,
 )
 from ..values import iso_time, require_store, time_ms
-from .options import Json, Store, Stores, end_fleet, store_progress
+from .options import Json, Store, Stores, end_fleet, in_fleet
 from .place import Place, command_at_place
 
 if TYPE_CHECKING:
@@ -314,22 +314,18 @@ def audit(
         given = " ".join(map(str, stores or ())) or None
         raise InvalidArgument("STORE", given, "expected a store, or --from-parquet with an export")
     if stores and is_fleet(stores):
-        from ..spark.spark_jobs import audit_fleet, fleet_session
+        from ..spark.spark_jobs import audit_fleet
 
         found = stores_of(stores)
         for each in found:
             if output is not None:
                 refuse_inside("--output", output, each)
-        with fleet_session("duelog audit", spark, master) as session, store_progress(found) as counted:
-            outcomes = counted(audit_fleet(found, session=session, verify=not headers, as_of_ms=as_of_ms))
+        outcomes = in_fleet(audit_fleet, found, spark, master, verify=not headers, as_of_ms=as_of_ms)
         if output is not None and not write_fleet_report(outcomes, output):
             say(PARQUET_MISSING)
         if json_:
             write_json(fleet_as_json(outcomes))
-        for outcome in outcomes if not json_ else ():
-            if outcome.result is not None:
-                _show_audit(outcome.result)
-        end_fleet(outcomes, worse=any(each.result and is_faulty(each.result) for each in outcomes))
+        end_fleet(outcomes, None if json_ else lambda store, result: _show_audit(result), is_faulty)
         return
     store = stores[0] if stores else None
     if output is not None and store is not None:

@@ -18,7 +18,7 @@ from ...store.errors import InvalidArgument
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
 from ..values import alone, iso_time, open_to_write, require_store, time_ms, time_range_ms
 from .cli_messages import AllowPast
-from .options import Json, Master, Store, Stores, end_fleet, store_progress
+from .options import Json, Master, Store, Stores, end_fleet, in_fleet
 from .place import TOKEN, asked
 
 if TYPE_CHECKING:
@@ -221,18 +221,12 @@ def export(
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
     if is_fleet(stores):
-        from ..spark.spark_jobs import export_fleet, fleet_session
+        from ..spark.spark_jobs import export_fleet
 
-        found = stores_of(stores)
-        with fleet_session("duelog export", spark, master) as session, store_progress(found) as counted:
-            outcomes = counted(export_fleet(found, dest, session=session, wanted=wanted, pending=pending))
+        outcomes = in_fleet(export_fleet, stores_of(stores), spark, master, dest=dest, wanted=wanted, pending=pending)
         if json_:
             write_json_lines(fleet_row(each) for each in outcomes)
-        for outcome in outcomes if not json_ else ():
-            if outcome.result is not None:
-                write_line(printable(f"{outcome.store}:"))
-                _show_export(outcome.result)
-        end_fleet(outcomes, worse=False)
+        end_fleet(outcomes, None if json_ else _show_named, lambda done: False)
         return
     (store,) = stores
     if spark:
@@ -246,6 +240,11 @@ def export(
         write_json(done._asdict())
     else:
         _show_export(done)
+
+
+def _show_named(store: Path, done: Any) -> None:
+    write_line(printable(f"{store}:"))
+    _show_export(done)
 
 
 def _show_export(done: Any) -> None:

@@ -32,8 +32,8 @@ from .options import (
     allow_every_descriptor,
     end_fleet,
     grouped,
+    in_fleet,
     policy_values,
-    store_progress,
 )
 from .place import asked
 
@@ -222,18 +222,18 @@ def compact(
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
     if is_fleet(stores):
-        from ..spark.spark_jobs import compact_fleet, fleet_session
+        from ..spark.spark_jobs import compact_fleet
 
-        found = stores_of(stores)
-        with fleet_session("duelog compact", spark, master) as session, store_progress(found) as counted:
-            outcomes = counted(compact_fleet(found, session=session, min_dead_ratio=min_dead_ratio, dry_run=dry_run))
+        found, how = stores_of(stores), {"min_dead_ratio": min_dead_ratio, "dry_run": dry_run}
+        outcomes = in_fleet(compact_fleet, found, spark, master, **how)
         if json_:
             write_json_lines({"store": str(each.store), **_as_json(each.result, each.reason)} for each in outcomes)
-        for outcome in outcomes:
-            if outcome.result is not None and not json_:
-                write_line(printable(f"{outcome.store}:"))
-                _show(outcome.result, dry_run, json_)
-        end_fleet(outcomes, worse=any(each.result and each.result.failed for each in outcomes))
+
+        def show(store: Path, report: CompactionReport) -> None:
+            write_line(printable(f"{store}:"))
+            _show(report, dry_run, json_)
+
+        end_fleet(outcomes, None if json_ else show, lambda report: report.failed)
         return
     (store,) = stores
     run = _spark_runner(master) if spark else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
@@ -139,29 +139,40 @@ def _ms(option: str, text: str) -> int:
     return math.ceil(duration_seconds(option, text) * 1000)
 
 
-@contextmanager
-def store_progress(stores: Sequence[Path]) -> Iterator[Callable[[Iterable[Outcome[T]]], list[Outcome[T]]]]:
-    """A bar of stores while the block runs; what it yields collects outcomes."""
-    with progress_bar("stores", time_left=False) as progress:
+def in_fleet(
+    job: Callable[..., Iterable[Outcome[T]]], stores: Sequence[Path], spark: bool, master: str | None, **how: Any
+) -> list[Outcome[T]]:
+    """The outcomes of a job in each store, on Spark where that is asked for, while a bar of stores is shown."""
+    from ..spark.session import session_for
 
-        def collect(outcomes: Iterable[Outcome[T]]) -> list[Outcome[T]]:
-            found = []
-            progress(0, len(stores))
-            for outcome in outcomes:
-                found.append(outcome)
-                progress(len(found), len(stores))
-            return found
+    found: list[Outcome[T]] = []
+    with (
+        session_for("duelog", None, master) if spark else nullcontext() as session,
+        progress_bar("stores", time_left=False) as progress,
+    ):
+        progress(0, len(stores))
+        for outcome in job(stores, session=session, **how):
+            found.append(outcome)
+            progress(len(found), len(stores))
+    return found
 
-        yield collect
 
+def end_fleet(
+    outcomes: Sequence[Outcome[T]], show: Callable[[Path, T], object] | None, is_worse: Callable[[T], object]
+) -> None:
+    """Show each result, and name the stores that could not be used.
 
-def end_fleet(outcomes: Sequence[Outcome[Any]], *, worse: bool) -> None:
-    """Name the stores that could not be used; exit status 2 if there is one, else 1 if `worse`."""
+    Exit status 2 if there is one of those, else 1 if a result is worse than it should be.
+    """
+    done = [(each.store, each.result) for each in outcomes if each.result is not None]
+    if show is not None:
+        for store, result in done:
+            show(store, result)
     failed = [each for each in outcomes if each.result is None]
     for each in failed:
         say(printable(f"{each.store}: {each.reason}"))
     say(f"stores: {len(outcomes):,}, of which failed: {len(failed):,}")
-    if failed or worse:
+    if failed or any(is_worse(result) for _, result in done):
         raise typer.Exit(2 if failed else 1)
 
 

@@ -14,7 +14,7 @@ its tasks on Spark included, is an outcome with a reason.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,16 +100,6 @@ def _attempts(store: Path, names: Iterable[str]) -> list[Path]:
 # -- several stores ------------------------------------------------------------------------------
 
 
-@contextmanager
-def fleet_session(name: str, spark: bool, master: str | None) -> Iterator[SparkSession | None]:
-    """A session for the jobs of several stores, stopped when the block ends; None: without Spark. SparkUnavailable."""
-    if not spark:
-        yield None
-        return
-    with session_for(name, None, master) as session:
-        yield session
-
-
 def audit_fleet(stores: Sequence[Path], *, session: SparkSession | None = None, **how: Any) -> Iterator[Outcome[Audit]]:
     """The audit of each store, with `how` for the other keywords of `audit_store`."""
     if session is None:
@@ -118,7 +108,7 @@ def audit_fleet(stores: Sequence[Path], *, session: SparkSession | None = None, 
 
 
 def export_fleet(
-    stores: Sequence[Path], dest: Path, *, session: SparkSession | None = None, **how: Any
+    stores: Sequence[Path], *, dest: Path, session: SparkSession | None = None, **how: Any
 ) -> Iterator[Outcome[Exported]]:
     """The export of each store into a directory of its own in `dest`, with `how` for `export_store`."""
     from ..transfer.parquet_export import export_store, export_stores
