@@ -463,10 +463,11 @@ class DelayedStore:
         self._engine.settle()
 
     def _forget_numbers(self, topic: str, producers: Iterable[str]) -> None:
-        """Forget the numbers of connections that have ended."""
-        found = self._engine.topics.find(TopicName.parse(topic))
+        """Forget the numbers of connections that have ended; topic "": those of the whole store."""
+        known = self._engine.sending.producers
+        found = self._engine.topics.find(TopicName.parse(topic)) if topic else known.whole_store
         if found is not None:
-            self._engine.sending.producers.forget(found, producers)
+            known.forget(found, producers)
 
     def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None, admit: Admit) -> int:
         """Take `duelog.connect` over TCP until the store is closed; the port, which the system chooses for 0.

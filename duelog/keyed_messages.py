@@ -59,7 +59,7 @@ from duelog.store.position import FoundId, MessageId, MessageIds
 from duelog.store.wal.write_batch import WriteBatch
 
 from .sending.delay_policies import DelayPolicies
-from .sending.log_append import Stored
+from .sending.log_append import GroupAlso, Stored
 from .sending.sender import Places, Sender
 from .sending.topic_sender import EncodedMessage
 from .sending.wal_writer import Work as GroupWork
@@ -363,11 +363,19 @@ class KeyedMessages:
     # -- batches -----------------------------------------------------------------------------------
 
     def send_all(
-        self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, *, policies: bool
+        self,
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        batch: EncodedBatch,
+        now_ms: int,
+        also: GroupAlso | None = None,
+        *,
+        policies: bool,
     ) -> MessageIds:
         """Send a batch with `dedups`; a message that is not stored gets the id of the one that is there.
 
-        Otherwise as `Sender.send_all`. policies: apply delay policies, to those that no message of the store answers.
+        Otherwise as `Sender.send_all`; `also` writes where no message is stored, too. policies: apply delay policies
+        to those that no message of the store answers.
         """
         if owners is None:
             owners = np.zeros(len(batch), dtype=np.intp)
@@ -375,7 +383,7 @@ class KeyedMessages:
             place: sent_key(topics[owners[place]].topic_id, dedup.key) for place, dedup in (batch.dedups or {}).items()
         }
         with self._keys.locks(keys.values()):
-            return self.send_locked(topics, owners, batch, keys, now_ms, policies=policies)
+            return self.send_locked(topics, owners, batch, keys, now_ms, also, policies=policies)
 
     def send_locked(
         self,
@@ -384,6 +392,7 @@ class KeyedMessages:
         batch: EncodedBatch,
         keys: Mapping[int, bytes],
         now_ms: int,
+        also: GroupAlso | None = None,
         *,
         policies: bool,
         known: Mapping[bytes, Looked] | None = None,
@@ -392,7 +401,7 @@ class KeyedMessages:
         while True:
             with (
                 suppress(KeyChanged),
-                self.sending(topics, owners, batch, keys, now_ms, policies=policies, known=known) as work,
+                self.sending(topics, owners, batch, keys, now_ms, also, policies=policies, known=known) as work,
             ):
                 return self._sender.write(work)
             known = None
@@ -405,6 +414,7 @@ class KeyedMessages:
         batch: EncodedBatch,
         keys: Mapping[int, bytes],
         now_ms: int,
+        also: GroupAlso | None = None,
         *,
         policies: bool,
         known: Mapping[bytes, Looked] | None = None,
@@ -439,7 +449,10 @@ class KeyedMessages:
                     ledgers[place], entries[place] = message_id
                 for place, before in plan.repeated.items():
                     ledgers[place], entries[place] = ledgers[before], entries[before]
-                return MessageIds.of(ledgers, entries, held.keys() | plan.repeated.keys())
+                ids = MessageIds.of(ledgers, entries, held.keys() | plan.repeated.keys())
+                if also is not None:
+                    also(group, Stored(ids, {}))
+                return ids
 
             yield work
 

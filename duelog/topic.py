@@ -141,7 +141,7 @@ class Topic:
         future: Future[MessageId] = Future()
         sender, wanted = self.sender, Future.set_running_or_notify_cancel
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
-        sender.put(sender.outgoing(encoded, future, _resolve, once=dedup, wanted=wanted), wait=True)
+        sender.put(sender.outgoing(encoded, future, _resolve, dedup=dedup, wanted=wanted), wait=True)
         return future
 
     def put(
@@ -175,8 +175,8 @@ class Topic:
         put, as by `producer`; where all its numbers are stored its outcome is DUPLICATE. They are stored with the
         message, in one commit, and shared with `producer` and `producer_number`. Of a range over 65,536 numbers the
         first and the last count. A message only some of whose numbers are stored is stored.
-        dedup_key, dedup_for, replace: as of `send`, decided on when the message is written. Not with numbers. The
-        outcome of a message that is not stored is the id of the one that is there.
+        dedup_key, dedup_for, replace: as of `send`, decided on when the message is written. The outcome of a message
+        that is not stored is the id of the one that is there, whose `stored` is False.
         wait: whether to wait for capacity, while `max_in_flight_bytes` of messages are on their way; without it False
         is returned then, with nothing done.
 
@@ -186,8 +186,6 @@ class Topic:
         """
         checked = None if numbers is None else Numbers.checked(numbers)
         dedup = Dedup.checked(dedup_key, dedup_for, replace)
-        if checked is not None and dedup is not None:
-            raise InvalidArgument("dedup_key", dedup_key, "not with numbers: either says what is stored once")
         if not callable(done):
             raise InvalidArgument("done", done, "expected something to be called, with a hash")
         try:
@@ -196,7 +194,7 @@ class Topic:
             raise InvalidArgument("done", done, "expected something to be called, with a hash") from error
         sender = self.sender
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
-        return sender.put(sender.outgoing(encoded, token, done, once=checked or dedup), wait=wait)
+        return sender.put(sender.outgoing(encoded, token, done, dedup=dedup, numbers=checked), wait=wait)
 
     @settled
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:

@@ -23,7 +23,7 @@ from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.sent_ids import sent_key
 from duelog.store.duration import Duration
-from duelog.store.errors import DocumentChanged, InvalidArgument, TransactionConflict, UnknownSubscription
+from duelog.store.errors import DocumentChanged, DuelogError, InvalidArgument, TransactionConflict, UnknownSubscription
 from duelog.store.log import documents
 from duelog.store.message import AnyId, Dedup, ReceivedMessage, checked_dedup_key, id_of
 from duelog.store.names import TopicName
@@ -37,6 +37,7 @@ from .sending.sender import Places
 from .sending.topic_sender import EncodedMessage
 from .subscription import Subscription
 from .topic import Topic
+from .topics.producer_state import Claim
 from .topics.topic_state import SubscriptionState, TopicState
 
 T = TypeVar("T")
@@ -54,10 +55,13 @@ class Result(Generic[T]):
     def __init__(self, operation: str) -> None:
         self.operation = operation
         self._values: list[T] = []
+        self._lost: DuelogError | None = None
 
     @property
     def value(self) -> T:
-        """Raises InvalidArgument: the transaction has not been stored."""
+        """Raises InvalidArgument: the transaction has not been stored; Disconnected: it is, and its result was lost."""
+        if self._lost is not None:
+            raise self._lost
         if not self._values:
             raise InvalidArgument("value", self.operation, "the transaction has not been stored")
         return self._values[0]
@@ -134,6 +138,8 @@ class Transaction:
     thread-safe.
     """
 
+    stored_before = False
+
     def __init__(self, engine: Engine, received: Ack | None = None) -> None:
         """Use `DelayedStore.transaction`. received: a message that is acknowledged with it."""
         engine.check_writable()
@@ -146,6 +152,8 @@ class Transaction:
         self._reschedules: dict[TopicName, list[_Reschedule]] = {}
         self._documents: list[tuple[Callable[[Any], Any], Result[Any]]] = []
         self._ended = False
+        self._numbers: tuple[str, int] | None = None
+        """Name of a producer, and the number under which it is stored once; None: without one."""
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -266,13 +274,38 @@ class Transaction:
 
     # -- the end -----------------------------------------------------------------------------------
 
+    def number(self, producer: str, number: int) -> None:
+        """Have it be stored once, however often one of this number is asked for: connections number theirs.
+
+        `stored_before` says at its end that it was stored already, and nothing is done.
+        """
+        self._numbers = producer, number
+
     def _store(self) -> None:
         """Store all of it, or raise."""
+        if self._numbers is None:
+            self._store_all(lambda group: None)
+            return
+        claim, (name, number) = Claim(), self._numbers
+        with claim.calling:
+            producers = self._engine.sending.producers
+            producer = producers.of(producers.whole_store, name)
+            if producer.claim_range(claim, number, number) is None:
+                self.stored_before = True
+                return
+            try:
+                self._store_all(lambda group: producer.write(group, claim, claim.numbers))
+            except Exception:
+                producer.drop(claim)
+                raise
+
+    def _store_all(self, also: Callable[[WriteBatch], None]) -> None:
         engine = self._engine
         for _ in range(_ATTEMPTS):
             with suppress(KeyChanged), ExitStack() as held:
                 prepared = self._prepare(held)
                 if prepared.units:
+                    prepared.units.append(also)
                     engine.writer().write(prepared)
                 break
         else:

@@ -220,7 +220,7 @@ class Topic(InThreads[duelog.Topic]):
         future: asyncio.Future[duelog.MessageId] = asyncio.get_running_loop().create_future()
         sender = self._inner.sender
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
-        item = sender.outgoing(encoded, future, _tell, once=dedup, wanted=_is_wanted)
+        item = sender.outgoing(encoded, future, _tell, dedup=dedup, wanted=_is_wanted)
         try:
             if not sender.put(item, wait=False):  # no capacity: a thread waits for it
                 await self._threads.run(sender.put, item, wait=True)

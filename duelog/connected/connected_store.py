@@ -26,9 +26,9 @@ from duelog.store.codec.body import encode_send
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, InvalidArgument, InvalidMessage, UnknownSubscription, short_names
 from duelog.store.log.documents import Documents
-from duelog.store.message import Dedup, Message, ReceivedMessage
+from duelog.store.message import AnyId, Dedup, Message, ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
-from duelog.store.position import MessageId, MessageIds, position_at
+from duelog.store.position import FoundId, MessageId, MessageIds, position_at
 from duelog.store.received_messages import ReceivedMessages
 from duelog.subscription import Subscription, SubscriptionAdmin
 from duelog.topic import Topic
@@ -168,6 +168,18 @@ class ConnectedStore(DelayedStore):
             self._sent[topic] = first + count
         return first
 
+    def ask_once(
+        self,
+        name: str,
+        target: Sequence[object],
+        arguments: Sequence[object],
+        named: dict[str, Any],
+        numbers: tuple[str, int] | None = None,
+    ) -> Any:
+        """Ask for what one transaction stores, once, however often it is asked for. numbers: the program's own."""
+        found = list(numbers or (self._sender, self.number("")))
+        return self._connection.call(name, target, arguments, {**named, "numbers": found}, repeated=True)
+
     def topic(self, name: str) -> Topic:
         self._connection.check_process()
         return ConnectedTopic(self, TopicName.parse(name))
@@ -248,6 +260,7 @@ class ConnectedTransaction(Transaction):
     def __init__(self, store: ConnectedStore) -> None:
         store._connection.check_process()
         self._store_asked = store
+        self._numbers = None
         self._asked: list[tuple[dict[str, Any], float]] = []
         self._results: list[Result[Any]] = []
         self._ended = False
@@ -270,7 +283,18 @@ class ConnectedTransaction(Transaction):
     def _store(self) -> None:
         now = time.monotonic()
         operations = [_counting_from(asked, now - at) for asked, at in self._asked]
-        values = self._store_asked._ask(FACE["DelayedStore.transaction"], operations)
+        store = self._store_asked
+        if not operations:
+            store._connection.check_process()
+            return
+        try:
+            values = store.ask_once("DelayedStore.transaction", (), operations, {}, self._numbers)
+        except Disconnected as error:
+            if not error.stored:
+                raise
+            for result in self._results:
+                result._lost = error
+            return
         for result, value in zip(self._results, values, strict=True):
             result._values.append(value)
 
@@ -312,7 +336,19 @@ class ConnectedTopic(Topic):
         self._target = (str(name),)
 
     def send(self, *given: Any, **named: Any) -> MessageId:
-        return _sent(self._send(given, named, None).wait())
+        return self._sent(self._send(given, named, None).wait(), named.get("dedup_key"))
+
+    def _sent(self, message_id: MessageId | None, key: str | None) -> MessageId:
+        """The id of a message that was sent. Raises Disconnected for one that was stored before, whose id nobody knows.
+
+        key: its deduplication key, by which it is found while it is pending.
+        """
+        if message_id is None and key is not None:
+            found = self.find(key)
+            message_id = None if found is None else FoundId(*found.message_id)
+        if message_id is None:
+            raise Disconnected("the message is stored; its id was lost with the connection", stored=True)
+        return message_id
 
     def send_async(self, *given: Any, **named: Any) -> Future[MessageId]:
         """`Topic.send_async`; a future that is cancelled does not take its message back, and policies refuse later."""
@@ -333,7 +369,7 @@ class ConnectedTopic(Topic):
             try:
                 if call.error is not None:
                     raise call.error
-                future.set_result(_sent(call.result))
+                future.set_result(self._sent(call.result, None))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -341,20 +377,18 @@ class ConnectedTopic(Topic):
         return future
 
     def _send(self, given: tuple[Any, ...], named: dict[str, Any], done: Callable[[Call], None] | None) -> Call:
-        """Ask for a message to be stored, once: by its number, or by its key, which nobody may ask for again."""
+        """Ask for a message to be stored, once."""
         _SENDING.bind(self, *given, **named)
         payload = given[0] if given else named.pop("payload")
-        is_keyed = named.get("dedup_key") is not None
-        if not is_keyed:
-            number = self._store.number(self._target[0])
-            named["numbers"] = [self._store._sender, number, number]
-        return self._connection.start("Topic.send", self._target, [payload], named, repeated=not is_keyed, done=done)
+        number = self._store.number(self._target[0])
+        named["numbers"] = [self._store._sender, number, number]
+        return self._connection.start("Topic.send", self._target, [payload], named, repeated=True, done=done)
 
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
         named: dict[str, Any] = {"allow_past": allow_past}
         batch = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (str, bytes)) else []
-        if not batch or any(getattr(each, "dedup_key", None) is not None for each in batch):
-            found: list[MessageId] = self._ask(FACE["Topic.send_batch"], [batch or messages], named)
+        if not batch:
+            found: list[MessageId] = self._ask(FACE["Topic.send_batch"], [messages], named)
             return found
         return self._numbered("Topic.send_batch", [batch], named, len(batch))
 
@@ -370,9 +404,15 @@ class ConnectedTopic(Topic):
         """Send a batch that is stored once, however often it is asked for."""
         named["numbers"] = [self._store._sender, self._store.number(self._target[0], count)]
         ids: list[MessageId] = self._connection.call(name, self._target, arguments, named, repeated=True)
-        if None in ids:
-            _sent(None)
-        return ids
+        return [self._sent(each, None) for each in ids] if None in ids else ids
+
+    def cancel_key(self, key: str) -> bool:
+        return bool(self._store.ask_once("Topic.cancel_key", self._target, [key], {}))
+
+    def reschedule(self, message_id: AnyId, **named: Any) -> MessageId | None:
+        _signature(Topic.reschedule).bind(self, message_id, **named)
+        found: MessageId | None = self._store.ask_once("Topic.reschedule", self._target, [message_id], named)
+        return found
 
     def producer(self, name: str) -> Producer:
         validate_subscription_name(name, "producer")
@@ -388,13 +428,6 @@ class ConnectedTopic(Topic):
         if name not in self.subscriptions():
             raise UnknownSubscription(self.name, name)
         return ConnectedAdmin(self._connection, self._target[0], name)
-
-
-def _sent(message_id: MessageId | None) -> MessageId:
-    """The id of a message that was sent. Raises Disconnected for one that was stored before, whose id nobody knows."""
-    if message_id is None:
-        raise Disconnected("the message is stored; its id was lost with the connection", stored=True)
-    return message_id
 
 
 @from_table

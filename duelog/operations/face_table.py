@@ -53,10 +53,10 @@ The store's `close`, from outside, closes the connection alone.
 """
 
 _REPEATED: dict[str, str] = {
-    "DelayedStore": "topics create_topics policies all_policies dead_letters flush stats suspended partitions kept_by "
-    "overview timeline topic_rows calendar",
+    "DelayedStore": "topics create_topics policies all_policies dead_letters save_snapshots flush stats suspended "
+    "partitions kept_by overview timeline topic_rows calendar",
     "Documents": "get items",
-    "Topic": "create cancel",
+    "Topic": "create cancel cancel_batch every pause_schedule resume_schedule",
     "Producer": "last_sequence_id",
     "SubscriptionAdmin": "peek pause resume stats",
     "Subscription": "receive ack ack_cumulative pause resume stats active paused max_in_flight holds close",

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from duelog.store.errors import InvalidArgument
+from duelog.store.errors import InvalidArgument, TransactionConflict
 
 from .operation import Operation, Right
+from .wire import Disconnected
 
 TRANSACTED = ("send", "ack", "cancel", "cancel_key", "reschedule", "put_document", "delete_document")
 """Methods of a `Transaction`."""
@@ -33,7 +34,28 @@ def transact(transaction: Any, operations: Iterable[object], *, in_json: bool) -
             except InvalidArgument as error:
                 field = f"operations[{at}].{error.field}" if in_json else error.field
                 raise InvalidArgument(field, error.value, error.reason) from None
+    if transaction.stored_before:
+        raise Disconnected("the transaction is stored; its results were lost with the connection", stored=True)
     return [None if result is None else result.value for result in results]
+
+
+def changed_once(transaction: Any, change: str, arguments: list[Any], named: dict[str, Any]) -> Any:
+    """Cancel by key or reschedule in a numbered transaction; the result as of `Topic`.
+
+    Raises Disconnected where it is done already, and the new id not known any more.
+    """
+    try:
+        with transaction:
+            result = getattr(transaction, change)(*arguments, **named)
+    except TransactionConflict as error:
+        if error.operation != result.operation:
+            raise
+        return False if change == "cancel_key" else None
+    if not transaction.stored_before:
+        return result.value
+    if change == "cancel_key":
+        return True
+    raise Disconnected("the message is rescheduled; its new id was lost with the connection", stored=True)
 
 
 @cache

@@ -25,7 +25,7 @@ from duelog.store.limited_log import LimitedLog
 from . import wire_values
 from .face_table import FACE, Row
 from .operation import Right
-from .transacted import transact
+from .transacted import changed_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
 from .wire_loop import WireLoop
 from .wire_values import columns, pack, pack_error
@@ -338,7 +338,9 @@ class WireCalls:
             elif row is None:
                 self._result(number, self._ask(name, named))
             elif name == "DelayedStore.transaction":
-                self.answering.answer(number, RESULT, self._transact(arguments))
+                self.answering.answer(number, RESULT, self._transact(arguments, named))
+            elif "numbers" in named and row.method in ("cancel_key", "reschedule"):
+                self.answering.answer(number, RESULT, self._change_once(row, target, arguments, named))
             elif "numbers" in named:
                 self.answering.answer(number, RESULT, self._send_numbered(row, target, arguments, named))
             else:
@@ -412,11 +414,30 @@ class WireCalls:
         _bind(row.name, member, arguments, named)
         return member(*arguments, **named)
 
-    def _transact(self, operations: list[Any]) -> list[Any]:
+    def _transact(self, operations: list[Any], named: dict[str, Any]) -> list[Any]:
         for each in operations:
             if isinstance(each, dict) and each.get("consumer") is not None:
                 each["consumer"] = self._consumer([each["consumer"]]).subscription
-        return transact(self.service.store.transaction(), operations, in_json=False)
+        return transact(self._transaction(named), operations, in_json=False)
+
+    def _transaction(self, named: dict[str, Any]) -> Any:
+        """A transaction, which is stored once where `numbers` has [name of a producer, number]."""
+        transaction = self.service.store.transaction()
+        match named.pop("numbers", None):
+            case None:
+                pass
+            case [str(producer), int(number)] as numbers:
+                transaction.number(producer, number)
+                self._use("", numbers)
+            case numbers:
+                raise InvalidArgument("numbers", numbers, "expected [name of a producer, number]")
+        return transaction
+
+    def _change_once(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Cancel by key or reschedule, once: `numbers` as of a transaction."""
+        transaction, topic = self._transaction(named), self._owner(row, target)
+        _bind(row.name, getattr(type(topic), row.method), [topic, *arguments], named)
+        return changed_once(transaction, row.method, [topic, *arguments], named)
 
     def _send_numbered(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
         """Send a batch whose messages are numbered: [name of a producer, first number] in `numbers`."""
@@ -424,7 +445,7 @@ class WireCalls:
         match named.pop("numbers"), target:
             case [str(producer), int(first)], [name] if first >= 0 and row.name in encoders:
                 topic = self._topic(name)
-                self._use(topic, [producer])
+                self._use(topic.name, [producer])
                 encode = getattr(type(topic.sender), encoders[row.name])
                 arguments = [topic.sender, *arguments]
                 _bind(row.name, encode, arguments, named)
@@ -433,11 +454,11 @@ class WireCalls:
                 return columns(ids) if None not in ids else ids
         raise InvalidArgument("numbers", target, "expected [name of a producer, first number], of a batch")
 
-    def _use(self, topic: Topic, numbers: Any) -> None:
+    def _use(self, topic: str, numbers: Any) -> None:
         """Note a producer of the connection, whose numbers are forgotten some time after it has ended."""
         if not (isinstance(numbers, (list, tuple)) and numbers and str(numbers[0]).startswith(CONNECTION)):
             return
-        producer = topic.name, str(numbers[0])
+        producer = topic, str(numbers[0])
         with self._attaching:
             if producer not in self._producers and len(self._producers) < MOST_CONSUMERS and not self._left:
                 self._producers.add(producer)
@@ -467,7 +488,7 @@ class WireCalls:
             return False
         topic = self._topic(target[0])
         numbers = named.pop("numbers", None)
-        self._use(topic, numbers)
+        self._use(topic.name, numbers)
         given = {**named, "numbers": None if numbers is None else tuple(numbers), "done": _outcomes}
         if not topic.put(arguments[0], **given, token=(self.answering, number), wait=False):
             self.answering.hold(held=True)

@@ -84,8 +84,10 @@ class Outgoing(NamedTuple):
     now_ms: int
     body: bytes
     overridden: bool
-    once: Numbers | Dedup | None
-    """Because of which it is stored once, or in the place of another; None: it is stored."""
+    numbers: Numbers | None
+    """Once these are all stored it is stored."""
+    dedup: Dedup | None
+    """The key by which it may be there, or take the place of another."""
     token: Any
     done: Done
     wanted: Callable[[Any], bool] | None
@@ -101,10 +103,10 @@ class Outgoing(NamedTuple):
     def group_size(self) -> int:
         """Bytes of a group, at most."""
         size = len(self.body) + _ROW_BYTES
-        if isinstance(self.once, Dedup):
-            size += _ROW_BYTES + 4 * len(self.once.key)
-        elif self.once is not None:
-            producer, first, last = self.once
+        if self.dedup is not None:
+            size += _ROW_BYTES + 4 * len(self.dedup.key)
+        if self.numbers is not None:
+            producer, first, last = self.numbers
             blocks = min((last >> BLOCK_BITS) - (first >> BLOCK_BITS) + 1, 2)
             size += blocks * (_ROW_BYTES + 4 * len(producer)) + (_BLOCK_BYTES * blocks if last > first else 0)
         return size

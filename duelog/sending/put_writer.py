@@ -4,8 +4,7 @@ A message with numbers that are all stored is a duplicate: neither it nor anythi
 rows of the group that stores it, so both are there after a crash, or neither. Numbers are claimed before the group is
 written, as a call of a producer claims its own (topics/producer_state.py); one that ends has none left.
 
-Messages with deduplication keys are sent as a batch of such, with those that were put in around them. A group has
-numbers or keys: where one comes after the other another group begins.
+Messages with deduplication keys are sent as a batch of such, with those that were put in around them.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ class _Group:
         self.claims: dict[ProducerState, Claim] = {}
         self.dedups: dict[int, Dedup] = {}
         """By place in `rows`."""
-        self.end = 0
-        """Number of messages looked at; the others are not part of this group."""
 
     def write_numbers(self, batch: WriteBatch, _: Stored) -> None:
         """Record the claimed numbers, as a unit of work."""
@@ -74,8 +71,8 @@ class PutWriter:
 
         again: where a topic is deleted meanwhile, each topic is written alone, and that one is created again.
         """
-        if len(items) == 1 and not isinstance(items[0].once, Dedup):
-            return [self._write_one(items[0], items[0].once, again=again)]
+        if len(items) == 1 and items[0].dedup is None:
+            return [self._write_one(items[0], items[0].numbers, again=again)]
         outcomes: list[PutOutcome | None] = [None] * len(items)
         over_quota = False
         with ExitStack() as calling:
@@ -95,14 +92,12 @@ class PutWriter:
         if over_quota:  # which of them has place is found by halves, in order
             middle = len(items) // 2
             return [*self.write(items[:middle], again=again), *self.write(items[middle:], again=again)]
-        undecided = [row for row in range(group.end) if outcomes[row] is None]
+        undecided = [row for row, outcome in enumerate(outcomes) if outcome is None]
         if undecided:
             for state in group.topics:
                 rows = [row for row in undecided if items[row].name == state.name]
                 for row, outcome in zip(rows, self.write([items[row] for row in rows], again=False), strict=True):
                     outcomes[row] = outcome
-        if group.end < len(items):
-            outcomes[group.end :] = self.write(items[group.end :], again=again)
         return outcomes  # type: ignore[return-value]
 
     def _write_one(self, item: Outgoing, numbers: Numbers | None, *, again: bool) -> PutOutcome:
@@ -150,17 +145,9 @@ class PutWriter:
                 outcomes[row] = place
                 continue
             owner, topic = place
-            if isinstance(item.once, Dedup):
-                if group.claims:
-                    group.end = row
-                    break
-                group.dedups[len(group.rows)] = item.once
-            elif item.once is not None:
-                if group.dedups:
-                    group.end = row
-                    break
+            if item.numbers is not None:
                 try:
-                    fresh = self._claim(topic, item.once, group, calling)
+                    fresh = self._claim(topic, item.numbers, group, calling)
                 except Exception as error:
                     outcomes[row] = error
                     continue
@@ -170,10 +157,10 @@ class PutWriter:
                 if not fresh:
                     group.repeated.append(row)
                     continue
+            if item.dedup is not None:
+                group.dedups[len(group.rows)] = item.dedup
             group.rows.append(row)
             group.owners.append(owner)
-        else:
-            group.end = len(items)
         return group
 
     def _claim(self, topic: TopicState, numbers: Numbers, group: _Group, calling: ExitStack) -> bool | None:
@@ -192,11 +179,11 @@ class PutWriter:
         overridden = np.array([item.overridden for item in written])
         batch = EncodedBatch(dues, dues > now_ms, Bodies([item.body for item in written]), overridden)
         owners = np.array(group.owners, dtype=np.intp) if len(group.topics) > 1 else None
+        also = group.write_numbers if group.claims else None
         if group.dedups:
             batch.dedups = group.dedups
-            ids = self._keyed(list(group.topics), owners, batch, now_ms, policies=False)
+            ids = self._keyed(list(group.topics), owners, batch, now_ms, also, policies=False)
         else:
-            also = group.write_numbers if group.claims else None
             ids = self._sender.send_all(list(group.topics), owners, batch, now_ms, also)
         for row, message_id in zip(group.rows, ids.to_list(), strict=True):
             outcomes[row] = message_id

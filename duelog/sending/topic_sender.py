@@ -31,7 +31,7 @@ from ..topics.producer_state import ProducerState
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .log_append import Also, at_place
+from .log_append import Also, GroupAlso, at_place, at_places
 from .outbox import Done, Numbers, Outbox, Outgoing
 from .sender import Places, Sender
 
@@ -43,7 +43,14 @@ class SendKeyed(Protocol):
     """A `Sender.send_all` for a batch with deduplication keys (keyed_messages.py)."""
 
     def __call__(
-        self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, *, policies: bool
+        self,
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        batch: EncodedBatch,
+        now_ms: int,
+        also: GroupAlso | None = None,
+        *,
+        policies: bool,
     ) -> MessageIds: ...
 
 
@@ -138,7 +145,8 @@ class TopicSender:
         token: object,
         done: Done,
         *,
-        once: Numbers | Dedup | None,
+        dedup: Dedup | None,
+        numbers: Numbers | None = None,
         wanted: Callable[[Any], bool] | None = None,
     ) -> Outgoing:
         """Apply delay policies to one message, for `put`. Raises as `Topic.put`."""
@@ -146,10 +154,11 @@ class TopicSender:
         try:
             due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
         except DelayTooLong:
-            if not isinstance(once, Numbers) or not self._is_stored(once):
+            if numbers is None or not self._is_stored(numbers):
                 raise
             overridden = False  # it was taken, by other policies perhaps, and is not stored again
-        return Outgoing(self._name, self._find_topic, due_ms, now_ms, body, overridden, once, token, done, wanted)
+        find = self._find_topic
+        return Outgoing(self._name, find, due_ms, now_ms, body, overridden, numbers, dedup, token, done, wanted)
 
     def put(self, item: Outgoing, *, wait: bool) -> bool:
         """The second half of `Topic.put`."""
@@ -193,7 +202,7 @@ class TopicSender:
         if not len(batch):
             return MessageIds.run(0, 0, 0)
         if batch.dedups:
-            return self._send_keyed(batch, now_ms, policies=True)
+            return self._send_keyed(self.topic(now_ms), batch, now_ms, policies=True)
         self.apply_policies(batch, now_ms)
         return self.write(batch, now_ms)
 
@@ -209,16 +218,22 @@ class TopicSender:
     def write(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
         """Append an encoded batch."""
         if batch.dedups:
-            return self._send_keyed(batch, now_ms, policies=False)
+            return self._send_keyed(self.topic(now_ms), batch, now_ms, policies=False)
         return self._sender.send(self.topic(now_ms), batch, now_ms)
 
-    def _send_keyed(self, batch: EncodedBatch, now_ms: int, *, policies: bool) -> MessageIds:
-        pieces = [batch.part(start, limit) for start, limit in self._sender.pieces(batch, _KEY_BYTES)]
-        topics = [self.topic(now_ms)]
-        return MessageIds.joined([self._keyed(topics, None, piece, now_ms, policies=policies) for piece in pieces])
+    def _send_keyed(
+        self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None, *, policies: bool
+    ) -> MessageIds:
+        ids = []
+        for start, limit in self._sender.pieces(batch, _KEY_BYTES):
+            numbered = None if also is None else at_places(also, range(start, limit))
+            ids.append(self._keyed([topic], None, batch.part(start, limit), now_ms, numbered, policies=policies))
+        return MessageIds.joined(ids)
 
     def append(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also) -> MessageIds:
         """Append a batch for a producer, which holds its `topic`; `also` writes the numbers with it."""
+        if batch.dedups:
+            return self._send_keyed(topic, batch, now_ms, also, policies=True)
         if len(batch) == 1:
             due_ms, body = int(batch.dues[0]), batch.bodies[0]
             message_id = self._sender.send_one(topic, due_ms, body, now_ms, at_place(also))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from pyroaring import BitMap64
 
@@ -195,14 +196,35 @@ class ProducerState:
                 self._claims = [each for each in self._claims if each not in left]
 
 
+class Numbered(Protocol):
+    """Something whose producers number what they do: a topic, by its id."""
+
+    producers: dict[str, Any]
+    producers_lock: threading.Lock
+
+    @property
+    def topic_id(self) -> int: ...
+
+
+class _WholeStore:
+    """The store, in the place of a topic: of connections that number their transactions."""
+
+    topic_id = 0
+
+    def __init__(self) -> None:
+        self.producers: dict[str, Any] = {}
+        self.producers_lock = threading.Lock()
+
+
 class Producers:
     """The named producers of an open store. Thread-safe."""
 
     def __init__(self, main: Environment, writer: GroupWriter | None) -> None:
         self._main = main
         self._writer = writer
+        self.whole_store = _WholeStore()
 
-    def of(self, topic: TopicState, name: str) -> ProducerState:
+    def of(self, topic: Numbered, name: str) -> ProducerState:
         """Return the state of a producer; all that send under one name share it. O(blocks) at first."""
         known: ProducerState | None = topic.producers.get(name)
         if known is None:
@@ -217,7 +239,7 @@ class Producers:
                     )
         return known
 
-    def forget(self, topic: TopicState, names: Iterable[str]) -> None:
+    def forget(self, topic: Numbered, names: Iterable[str]) -> None:
         """Forget the numbers of producers that send no more, whose ids are not kept."""
         forgotten = list(names)
         with topic.producers_lock:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duelog import (
+    DUPLICATE,
     DelayedDeliveryPolicies,
     DelayedStore,
     ManualClock,
@@ -31,6 +32,8 @@ from duelog import (
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage, QuotaExceeded
 from duelog.sending.outbox import PutOutcome
 from tests.conftest import START_MS, OpenStore, in_threads, present
+from tests.duelog.sending.putting import Heard
+from tests.duelog.sending.putting import together as as_one_group
 from tests.proof import length
 
 FACES = True
@@ -357,14 +360,27 @@ def test_a_key_that_cannot_be_taken_is_refused_by_name(
 
 
 @pytest.mark.inside
-def test_a_number_and_a_key_do_not_go_together(topic: Topic) -> None:
-    """Each says what is stored once; nothing is stored, and the number is free."""
-    producer = topic.producer("p")
+def test_a_message_with_a_number_and_a_key_is_stored_once_by_either(store: DelayedStore, topic: Topic) -> None:
+    """The number is stored with the message that replaces another, and with none where the key holds; beside others."""
+    producer, heard = topic.producer("p"), Heard()
     with pytest.raises(InvalidMessage, match="dedup_key"):
-        producer.send(Message(b"x", dedup_key="k"), sequence_id=4)
-    with pytest.raises(InvalidArgument, match="dedup_key"):
-        topic.put(b"x", dedup_key="k", numbers=("p", 4, 4), done=print)
-    assert producer.last_sequence_id == -1
+        producer.send(Message(b"x", dedup_key="k"), sequence_id=9)
+    first = topic.send(b"0", deliver_after=60, dedup_key="k")
+    puts = [(b"1", 1, "k", False), (b"2", 2, "k", True), (b"3", 2, "k", True), (b"4", 4, None, False)]
+
+    def put_all() -> None:
+        for payload, number, key, replaces in puts:
+            named: dict[str, Any] = {"dedup_key": key, "replace": replaces, "numbers": ("p", number, number)}
+            topic.put(payload, deliver_after=60, **named, done=heard)
+
+    as_one_group(store, put_all)
+    held, replacing, repeated, plain = heard.outcomes(4)
+    assert isinstance(held, MessageId)
+    assert (held, held.stored, repeated) == (first, False, DUPLICATE)
+    as_one_group(store, put_all)
+    assert heard.outcomes(8)[4:] == [DUPLICATE] * 4
+    assert [each.message_id for each in topic.scheduled()] == [replacing, plain]
+    assert producer.last_sequence_id == 4
 
 
 def test_a_batch_with_keys_that_no_group_takes_is_several(open_store: OpenStore) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,14 +25,14 @@ from duelog import (
     aio,
 )
 from duelog.connected import connected_store
-from duelog.errors import ClosedError, Disconnected, InvalidArgument, OnlyInProcess
+from duelog.errors import ClosedError, Disconnected, InvalidArgument, OnlyInProcess, TransactionConflict
 from duelog.operations import wire_calls, wire_peer
 from duelog.operations.face_table import FACE, NOT_OFFERED
 from duelog.operations.wire_peer import WirePeer
 from duelog.partitions.producer_numbers import split_key
 from duelog.sending.producer import Producer
 from duelog.store.codec.format import Table
-from tests.conftest import applied
+from tests.conftest import applied, present
 
 BASES = {each.__name__: each for each in (DelayedStore, Documents, Topic, Producer, Subscription, SubscriptionAdmin)}
 
@@ -317,28 +318,86 @@ def producers(store: DelayedStore) -> set[str]:
     return {split_key(key)[1] for key in keys if key[0] == Table.SEQUENCE}
 
 
-def test_a_call_whose_answer_was_lost_is_decided_or_says_what_is_in_doubt(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A send by its number, what only looks by asking again; a send with a key is the caller's to decide."""
+@pytest.fixture
+def lost(connected: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Any]:
+    """Calls something whose first answer is lost: its connection ends instead; the result, or the Disconnected."""
     send = WirePeer._send_data
 
     def cut_off(peer: WirePeer, _: bytes) -> None:
-        """The next answer ends its connection instead."""
         monkeypatch.setattr(WirePeer, "_send_data", send)
         peer._service.loop.later(peer.part)
 
-    with duelog.connect(store.path) as connected:
-        topic = connected.topic("t")
-        topic.create()
+    def call(work: Callable[[], object]) -> object:
+        assert connected.topic("t").exists() in (True, False)  # it is connected again
         monkeypatch.setattr(WirePeer, "_send_data", cut_off)
-        with pytest.raises(Disconnected) as caught:
-            topic.send(b"x", dedup_key="k", deliver_after=60)
-        assert (caught.value.in_doubt, caught.value.stored) == ("Topic.send", False)
-        monkeypatch.setattr(WirePeer, "_send_data", cut_off)
-        assert topic.find("k") is not None
-        monkeypatch.setattr(WirePeer, "_send_data", cut_off)
-        with pytest.raises(Disconnected) as caught:
-            topic.send(b"y")
-        assert (caught.value.in_doubt, caught.value.stored) == (None, True)
+        try:
+            return work()
+        except Disconnected as error:
+            return error
+
+    return call
+
+
+def test_a_call_whose_answer_was_lost_is_decided_by_its_number(
+    store: DelayedStore, connected: DelayedStore, lost: Callable[[Callable[[], object]], Any]
+) -> None:
+    """It is done once; what cannot be told any more is an id."""
+    topic = connected.topic("t")
+    first = topic.send(b"w", deliver_after=60, dedup_key="w")
+    assert lost(lambda: topic.send(b"x")).stored
+    assert (
+        lost(lambda: topic.send(b"x", deliver_after=60, dedup_key="x", replace=True))
+        == present(topic.find("x")).message_id
+    )
+    batch = [Message(b"y", deliver_after=60, dedup_key=key) for key in ("y", "z")]
+    assert lost(lambda: topic.send_batch(batch)).stored
+    assert lost(lambda: topic.cancel_key("y")) is True
+    assert lost(lambda: topic.cancel_key("nobody's")) is False
+    assert lost(lambda: topic.reschedule(first, deliver_after=90)).stored
+    assert lost(lambda: topic.reschedule(first, deliver_after=90)) is None
+    assert store.topic("t").stats().sent == 5
+    assert sorted(topic.keys()) == ["w", "x", "z"]
+
+
+def test_a_transaction_whose_answer_was_lost_is_stored_once_without_its_results(
+    store: DelayedStore, connected: DelayedStore, lost: Callable[[Callable[[], object]], Any]
+) -> None:
+    """Documents too; one that is refused is refused; a program that numbers its own is told as much."""
+
+    def store_it(key: str, number: int | None = None) -> Any:
+        with connected.transaction() as transaction:
+            if number is not None:
+                transaction.number("importer", number)
+            sent = transaction.send("t", b"x")
+            transaction.cancel_key("t", key, required=key != "none")
+            transaction.put_document("d", b"1")
+        return sent
+
+    connected.topic("t").create()
+    with pytest.raises(Disconnected, match="results were lost"):
+        _ = lost(lambda: store_it("none")).value
+    with pytest.raises(TransactionConflict):
+        lost(lambda: store_it("k"))
+    assert store.topic("t").get(store_it("none", 7).value) is not None
+    with pytest.raises(Disconnected, match="results were lost"):
+        _ = store_it("none", 7).value
     assert store.topic("t").stats().sent == 2
+    assert present(store.documents.get("d")).version == 2
+
+
+def test_a_call_that_cannot_be_decided_says_what_is_in_doubt(
+    connected: DelayedStore, lost: Callable[[Callable[[], object]], Any]
+) -> None:
+    """Its name; what only looks, or may be done twice, is done again."""
+    topic = connected.topic("t")
+    sent = topic.send(b"x", deliver_after=60, dedup_key="k")
+    assert lost(lambda: present(topic.find("k")).message_id) == sent
+    assert lost(lambda: topic.cancel(sent)) is True
+    assert lost(lambda: topic.every("s", cron="@daily").name) == "s"
+    for call, name in (
+        (lambda: connected.documents.put("d", b"1"), "Documents.put"),
+        (lambda: topic.cancel_keys(["k"]), "Topic.cancel_keys"),
+        (lambda: connected.send_batch([(topic, Message(b"x"))]), "DelayedStore.send_batch"),
+    ):
+        error = lost(call)
+        assert (error.in_doubt, error.stored) == (name, False)

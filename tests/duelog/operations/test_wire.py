@@ -245,7 +245,7 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
         ("send_messages", {"topic": "t", "messages": {}}, "messages={}: expected a list"),
         ("send_messages", {"topic": "t", "messages": [{"payload": "", "ttl": 1}]}, "messages[0]="),
         ("send_messages", {"topic": "t", "messages": [{"payload": 1}]}, "messages[0]: payload=1"),
-        ("keys", {"topic": "t", "prefix": 1}, "public/default/t' does not exist"),
+        ("keys", {"topic": "t", "prefix": 1}, "topic 't' does not exist"),
         ("dead_letters", {"older_than": []}, "older_than=[]: expected seconds"),
         ("every", {"topic": "t", "name": 1, "cron": "@daily", "create": True}, "schedule=1"),
         ("Topic.send", {"payload": b"x"}, "target=[]: Topic.send has another"),

@@ -32,7 +32,7 @@ def test_a_send_over_the_quota_is_refused_with_what_is_pending_and_where_it_is_s
     topic = store.topic("t")
     for _ in range(2):
         topic.send(b"x", deliver_after=LATER)
-    with pytest.raises(QuotaExceeded, match=r"2 messages are pending.*max_pending=2 set on topic persistent") as caught:
+    with pytest.raises(QuotaExceeded, match=r"2 messages are pending.*max_pending=2 set on topic t") as caught:
         topic.send(b"x", deliver_after=LATER)
     assert (caught.value.count, caught.value.pending, caught.value.limit) == (1, 2, 2)
     topic.send(b"now")
