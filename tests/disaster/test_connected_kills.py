@@ -3,6 +3,7 @@
 DUELOG_CONNECTED_KILLS says how often; a few times unless it is set.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -11,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +27,8 @@ from tests.proof import length
 pytestmark = [pytest.mark.kill, pytest.mark.series]
 
 KILLS = length("DUELOG_CONNECTED_KILLS", 4, 100)
+EACH = 200
+"""Messages sent before each kill."""
 
 SERVER = """
 import sys
@@ -59,26 +61,65 @@ class Serving:
         self.process.communicate()
 
 
-def sending(path: Path, name: str, sent: list[str], stop: threading.Event) -> None:
-    """Send numbered texts, alone, in batches and by futures, until told to stop; note those that are stored."""
+class Noted:
+    """Texts that threads note, and others wait for."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, *texts: str) -> None:
+        with self._changed:
+            self.texts += texts
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, seconds: float) -> bool:
+        """Wait until so many are there; False: the time is over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.texts) >= count, seconds)
+
+
+def once(call: Callable[[], object]) -> None:
+    """Do what is stored once; its result may be lost."""
+    try:
+        call()
+    except Disconnected as error:
+        if not error.stored:
+            raise
+
+
+def sending(path: Path, name: str, sent: Noted, stop: threading.Event) -> None:
+    """Send numbered texts in every way, and cancel some by their keys, until told to stop; note what is stored."""
     with duelog.connect(path, reconnect=60) as store:
         topic = store.topic("t")
+
+        def send_together(payloads: list[bytes]) -> None:
+            with store.transaction() as transaction:
+                for payload in payloads:
+                    transaction.send(topic, payload)
+
+        def cancel(payloads: list[bytes]) -> None:
+            key = payloads.pop().decode()
+            once(lambda: topic.send(b"cancelled", deliver_after=3_600, dedup_key=key))
+            assert topic.cancel_key(key)
+
         ways: list[Callable[[list[bytes]], object]] = [
             lambda payloads: topic.send(payloads[0]),
             lambda payloads: topic.send_batch([Message(payload) for payload in payloads]),
             topic.send_payloads,
             lambda payloads: topic.send_async(payloads[0]).result(90),
+            lambda payloads: topic.send(payloads[0], dedup_key=payloads[0].decode(), replace=True),
+            lambda payloads: topic.send_batch([Message(each, dedup_key=each.decode()) for each in payloads]),
+            send_together,
+            cancel,
         ]
         for number in itertools.count():
             if stop.is_set():
                 return
-            payloads = [f"{name}:{number}:{each}".encode() for each in range(1 + (number % 4 in (1, 2)))]
-            try:
-                ways[number % 4](payloads)
-            except Disconnected as error:
-                if not error.stored:
-                    raise
-            sent += [payload.decode() for payload in payloads]
+            way = number % len(ways)
+            payloads = [f"{name}:{number}:{each}".encode() for each in range(1 + (way in (1, 2, 5, 6)))]
+            once(functools.partial(ways[way], payloads))
+            sent(*(payload.decode() for payload in payloads))
 
 
 def test_what_is_sent_while_the_server_is_killed_is_there_once(tmp_path: Path) -> None:
@@ -87,14 +128,12 @@ def test_what_is_sent_while_the_server_is_killed_is_there_once(tmp_path: Path) -
     with DelayedStore.open(path) as store:
         store.topic("t").subscribe("s").close()
     server, stop = Serving(path), threading.Event()
-    sent: list[str] = []
+    sent = Noted()
     senders = [threading.Thread(target=sending, args=[path, f"c{at}", sent, stop]) for at in range(4)]
     for sender in senders:
         sender.start()
     for _ in range(KILLS):
-        begun = len(sent)
-        while len(sent) < begun + chance.randrange(1, 60):
-            time.sleep(0.001)
+        assert sent.wait_for(len(sent.texts) + chance.randrange(1, 60), 60)
         server.kill()
         server.start()
     stop.set()
@@ -102,28 +141,24 @@ def test_what_is_sent_while_the_server_is_killed_is_there_once(tmp_path: Path) -
         sender.join(120)
         assert not sender.is_alive()
     server.end()
-    assert sent
     with DelayedStore.open(path) as store, store.topic("t").subscribe("s") as consumer:
         found: Counter[str] = Counter()
         while batch := consumer.receive(1_000, timeout=0):
             found.update(message.payload.decode() for message in batch)
-        assert set(found) == set(sent)
+        assert set(found) == set(sent.texts)
         assert set(found.values()) == {1}
+        assert store.topic("t").count() == 0
         assert list(store.check()) == []
-    print(f"\n{KILLS} kills, {len(sent)} messages")
+    print(f"\n{KILLS} kills, {len(sent.texts)} messages")
 
 
 CONSUMER = """
-import json, sys, time
+import json, sys
 sys.path.append({root!r})
 import duelog
-def connected():
-    while True:
-        try:
-            return duelog.connect({path!r}, reconnect=60)
-        except duelog.errors.Disconnected:  # the server is being begun again
-            time.sleep(0.02)
-with connected() as store, store.topic("t").subscribe("s", type="shared") as consumer:
+store = duelog.connect({path!r}, reconnect=60)
+print("connected", flush=True)
+with store, store.topic("t").subscribe("s", type="shared") as consumer:
     for message in consumer:
         print(json.dumps([message.payload.decode(), message.redelivery_count]), flush=True)
         consumer.ack(message, durable=True)
@@ -136,10 +171,8 @@ def test_what_a_killed_consumer_held_goes_to_others_and_none_is_lost(tmp_path: P
     path, chance = tmp_path / "store", random.Random(KILLS + 1)
     with DelayedStore.open(path) as store:
         store.topic("t").subscribe("s", type="shared").close()
-        store.topic("t").send_payloads([b"%d" % number for number in range(40 * KILLS)])
     server = Serving(path)
-    handed, acknowledged, lock = Counter[str](), set[str](), threading.Lock()
-    again: list[str] = []
+    handed, acknowledged, again = Noted(), Noted(), Noted()
 
     def follow(process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -147,29 +180,30 @@ def test_what_a_killed_consumer_held_goes_to_others_and_none_is_lost(tmp_path: P
             if not line.endswith(b"\n"):
                 break
             fact = json.loads(line)
-            with lock:
-                if isinstance(fact, list):
-                    if fact[0] in acknowledged:
-                        again.append(fact[0])
-                    handed[fact[0]] += 1
-                else:
-                    acknowledged.add(fact)
+            if isinstance(fact, str):
+                acknowledged(fact)
+                continue
+            handed(fact[0])
+            if fact[0] in acknowledged.texts:
+                again(fact[0])
         process.stdout.close()
 
     def consuming() -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", CONSUMER.format(root=str(ROOT), path=str(path))]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"connected\n"
         followers.append(threading.Thread(target=follow, args=[process]))
         followers[-1].start()
         return process
 
     followers: list[threading.Thread] = []
     consumers = [consuming() for _ in range(3)]
+    sender = duelog.connect(path, reconnect=60)
     for kill in range(KILLS):
-        begun = len(acknowledged)
-        deadline = time.monotonic() + 60
-        while len(acknowledged) < begun + chance.randrange(1, 15) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        numbers = range(kill * EACH, (kill + 1) * EACH)
+        once(functools.partial(sender.topic("t").send_payloads, [b"%d" % number for number in numbers]))
+        acknowledged.wait_for(len(acknowledged.texts) + chance.randrange(1, 15), 60)
         if kill % 2:
             server.kill()
             server.start()
@@ -178,9 +212,8 @@ def test_what_a_killed_consumer_held_goes_to_others_and_none_is_lost(tmp_path: P
             os.kill(victim.pid, signal.SIGKILL)
             victim.wait()
             consumers.append(consuming())
-    deadline = time.monotonic() + 120
-    while len(acknowledged) < 40 * KILLS - 2 * KILLS and time.monotonic() < deadline:
-        time.sleep(0.01)
+    acknowledged.wait_for(EACH * KILLS - 2 * KILLS, 120)
+    sender.close()
     for process in consumers:
         process.kill()
         process.wait()
@@ -189,8 +222,8 @@ def test_what_a_killed_consumer_held_goes_to_others_and_none_is_lost(tmp_path: P
     server.end()
     with DelayedStore.open(path) as store, store.topic("t").subscribe("s", type="shared") as consumer:
         left = {message.payload.decode() for message in consumer.receive(10_000, timeout=0)}
-        assert set(handed) | left == {str(number) for number in range(40 * KILLS)}
-        assert not acknowledged & left
-        assert again == []
+        assert set(handed.texts) | left == {str(number) for number in range(EACH * KILLS)}
+        assert not set(acknowledged.texts) & left
+        assert again.texts == []
         assert list(store.check()) == []
-    print(f"\n{KILLS} kills, {len(acknowledged)} acknowledged, {sum(handed.values())} handed out")
+    print(f"\n{KILLS} kills, {len(acknowledged.texts)} acknowledged, {len(handed.texts)} handed out")
