@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -117,6 +117,9 @@ class LogTail:
             except LogLost:
                 self.close()
                 raise
+        if self.place != place:
+            self.close()
+            raise LogLost(f"segment {place >> 32} of the log ends before group {place & 0xFFFFFFFF}")
 
     @property
     def place(self) -> int:
@@ -183,6 +186,23 @@ class LogTail:
                 groups.append(group)
                 size += len(group.content)
         return groups
+
+    def rest(self) -> Iterator[RawGroup]:
+        """The groups with rows from `place` to the end of a log that nobody writes. Raises LogLost: some are gone."""
+        while True:
+            try:
+                group = self._from_disk()
+            except LogLost as lost:
+                self.close()
+                self._number, self._sequence = self._number + 1, 0
+                try:
+                    self._from_disk()
+                except LogLost:
+                    return
+                raise lost from None  # the log goes on behind what cannot be read
+            self._passed(group)
+            if group.row_count:
+                yield group
 
     def _passed(self, group: RawGroup) -> None:
         if group.row_count:

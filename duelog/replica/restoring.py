@@ -14,6 +14,7 @@ The store is built in DIR.restoring and moved to DIR at the end: a restore that 
 
 from __future__ import annotations
 
+import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -45,7 +46,9 @@ from .manifest import MAIN_START, Manifest, ReplicaFile, read_manifest
 from .takeover import renew_ids
 
 _SLICE_BYTES = 64 * MIB
-_MARK = "RESTORING"
+MARK = "RESTORING"
+"""File in a directory that is being made."""
+
 _PARTITIONS = fmt.prefix(fmt.Table.PARTITION)
 
 
@@ -67,44 +70,53 @@ class Restored(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Log:
-    """The log objects of a restore, read one after another and checked against each other."""
+class ReplicaLog:
+    """The log objects behind a manifest, read one after another and checked against each other, up to a moment."""
 
     bucket: Bucket
     store_id: bytes
-    at_ms: int | None
-    group: int | None
+    manifest: Manifest
+    at_ms: int | None = None
+    group: int | None = None
     bytes: int = 0
     groups: int = 0
     place: int = 0
     time_ms: int = 0
-    _before: LogObject | None = None
-    _crc: int = 0
+    seq: int = 0
+    """The number that is read next."""
+    before: LogObject | None = None
+    """The object before it, if that was read."""
+    crc: int = 0
+    _read: int = -1
 
-    def read(self, manifest: Manifest) -> Iterator[Group]:
-        """All groups from the manifest's first object up to the moment.
+    def __post_init__(self) -> None:
+        self.seq, self.time_ms = self.manifest.first, self.manifest.taken_ms
+        self.place = max(self.manifest.next_place - 1, 0)
+
+    def more(self) -> Iterator[Group]:
+        """All groups from `seq` on that are there.
 
         Raises ReplicaDamaged, ForkFound; ReplicaRefused where groups before the moment were never shipped.
         """
-        numbers = set(self.bucket.numbers(manifest.first))
-        last, seq, read = max(numbers, default=0), manifest.first, -1
-        self.place = max(manifest.next_place - 1, 0)
-        while seq <= last:
-            made, groups = self._object(seq)
+        manifest = self.manifest
+        last = max(self.bucket.numbers(self.seq), default=0)
+        while self.seq <= last:
+            made, groups = self._object(self.seq)
             is_after = self.at_ms is not None and made.time_ms > self.at_ms
             for group in groups:
                 of_files = group.position < manifest.next_place  # the files rely on it
                 if not of_files and (is_after or (self.group is not None and group.position > self.group)):
                     return
                 self.groups += 1
-                read, self.time_ms = group.position, made.time_ms
-                self.place = max(self.place, read)
+                self._read, self.time_ms = group.position, made.time_ms
+                self.place = max(self.place, self._read)
                 yield group
             if self.group is not None and made.end > max(self.group, manifest.next_place - 1):
                 return  # what follows need not be whole
-            seq += 1
-        if read < manifest.next_place - 1 and manifest.first <= manifest.seq:
-            raise ReplicaDamaged(self.bucket.url, log_name(seq), f"is missing: the files of {manifest.seq} rely on it")
+            self.seq += 1
+        if self._read < manifest.next_place - 1 and manifest.first <= manifest.seq:
+            reason = f"is missing: the files of {manifest.seq} rely on it"
+            raise ReplicaDamaged(self.bucket.url, log_name(self.seq), reason)
 
     def _object(self, seq: int) -> tuple[LogObject, list[Group]]:
         name = log_name(seq)
@@ -117,11 +129,11 @@ class _Log:
             raise ReplicaDamaged(self.bucket.url, name, error.reason.removeprefix(f"{name} ") + self._until()) from None
         if made.store_id != self.store_id or made.seq != seq:
             raise ReplicaRefused(self.bucket.url, f"{name} is of another store, or of another number")
-        if self._before is not None and made.prev_crc != self._crc:
+        if self.before is not None and made.prev_crc != self.crc:
             raise ForkFound(self.bucket.url, f"{name} does not follow the object before it: two writers{self._until()}")
-        if self._before is not None:
-            self._refuse_gap(self._before, made)
-        self._before, self._crc = made, crc_of(content)
+        if self.before is not None:
+            self._refuse_gap(self.before, made)
+        self.before, self.crc = made._replace(raw=()), crc_of(content)
         self.bytes += len(content)
         return made, groups
 
@@ -160,7 +172,7 @@ def restore(
         raise InvalidArgument("DIR", str(target), "expected an empty directory, or none")
     staged = target.with_name(target.name + ".restoring")
     if staged.exists():
-        if not (staged / _MARK).exists():
+        if not (staged / MARK).exists():
             raise InvalidArgument("DIR", str(target), f"{staged} is in the way, and is not of a restore")
         remove_tree(staged)
     passed_over: list[str] = []
@@ -172,9 +184,11 @@ def restore(
             ):
                 continue
             with explained(target):
-                restored = _Restore(bucket, staged, found, manifest, progress).run(at_ms, group)
+                restored = Restoring(
+                    staged, ReplicaLog(bucket, found[0], manifest, at_ms, group), found, progress
+                ).run()
                 _set_apart(staged, found[1])
-                (staged / _MARK).unlink()
+                (staged / MARK).unlink()
                 if target.exists():
                     target.rmdir()
                 move(staged, target)
@@ -196,53 +210,76 @@ def restore(
     raise ReplicaRefused(bucket.url, f"has no manifest{wanted}: `duelog replica status` tells what can be restored")
 
 
-class _Restore:
-    """One restore from one manifest."""
+class Restoring:
+    """A store that is made from a manifest and the log behind it. For one thread."""
 
     def __init__(
         self,
-        bucket: Bucket,
         path: Path,
+        log: ReplicaLog,
         identity: tuple[bytes, int],
-        manifest: Manifest,
-        progress: Callable[[int], None] | None,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
-        self._bucket = bucket
+        """`path`: where it is made, which is not there yet. identity: as `store_object` gives it."""
         self._path = path
+        self._log = log
+        self._bucket = log.bucket
         self._store_id, self._partition_ms = identity
-        self._manifest = manifest
+        self._manifest = log.manifest
         self._progress = progress
+        self._number = 0
         self._read = 0
         self._config = StoreConfig(partition_ms=self._partition_ms, background=False, control=False)
         self._closed: set[int] = set()
         """Partitions that a slice was cut for."""
 
-    def run(self, at_ms: int | None, group: int | None) -> Restored:
+    @property
+    def number(self) -> int:
+        """The segment of the log that the next slice is applied as."""
+        return self._number
+
+    def run(self) -> Restored:
+        """Make it, up to the moment that the log is read to, and have it be a store whose log is empty."""
+        self.begin()
+        self.finish(self._number)
+        manifest, log = self._manifest, self._log
+        size = sum(file.size for file in manifest.files)
+        return Restored(self._path, log.place, log.time_ms, manifest.taken_ms, log.groups, size, log.bytes, ())
+
+    def begin(self) -> None:
+        """Fetch the files, and apply the log as far as it goes."""
         manifest, path = self._manifest, self._path
         if manifest.store_id != self._store_id:
             raise ReplicaRefused(self._bucket.url, f"the manifest at {manifest.seq} is of another store")
         make_directory(path)
-        (path / _MARK).touch()
+        (path / MARK).touch()
         for name in ("partitions", "staging", "trash", DIRECTORY):
             make_directory(path / name)
         for file in manifest.files:
             self._download(file)
         write_identity(path, Identity(self._store_id, self._partition_ms))
-        log = _Log(self._bucket, self._store_id, at_ms, group, time_ms=manifest.taken_ms)
-        groups = log.read(manifest)
-        number = self._recover_instant(groups)
-        for slice_ in self._slices(self._left):
-            self._apply(slice_, number, number)
-            number += 1
-            self._tell(log)
-        self._clear_wal()
-        write_wal(path, self._store_id, [], number)
-        size = sum(file.size for file in manifest.files)
-        return Restored(path, log.place, log.time_ms, manifest.taken_ms, log.groups, size, log.bytes, ())
+        self._number = self._recover_instant(self._log.more())
+        self._apply_each(self._left)
 
-    def _tell(self, log: _Log) -> None:
-        if self._progress is not None:
-            self._progress(self._read + log.bytes)
+    def go_on(self) -> None:
+        """Apply what has come to the log since."""
+        self._apply_each(self._log.more())
+
+    def _apply_each(self, groups: Iterator[Group]) -> None:
+        for slice_ in self._slices(groups):
+            self._apply(slice_, self._number, self._number)
+            self._number += 1
+            if self._progress is not None:
+                self._progress(self._read + self._log.bytes)
+
+    def finish(self, number: int) -> None:
+        """Leave an empty log that begins with the segment `number`, which is `self.number` at the least."""
+        if number > self._number:  # main records where the log begins
+            self._clear_wal()
+            write_wal(self._path, self._store_id, [], self._number)
+            self._apply_log(number - 1)
+        self._clear_wal()
+        write_wal(self._path, self._store_id, [], number)
 
     def _download(self, file: ReplicaFile) -> None:
         name = f"g{file.generation:06d}"
@@ -264,6 +301,8 @@ class _Restore:
                 self._read += len(piece)
                 if self._progress is not None:
                     self._progress(self._read)
+            target.flush()
+            os.fsync(target.fileno())
         if (size, crc) != (file.size, file.crc):
             raise ReplicaDamaged(self._bucket.url, file.name, "does not match the manifest's checksum")
 

@@ -193,6 +193,8 @@ class Shipping:
         self._log = LimitedLog(_log)
 
         self._owner = Owner(uuid.uuid4().hex, config.lease_ms or 0)
+        self._address_is_new = False
+        """True until an object says where clients find this store."""
         self._timeout_s = config.replicated_timeout_ms / 1000
         self.elapsed = boottime
         self._succeeded_s = self._looked_s = 0.0
@@ -305,6 +307,9 @@ class Shipping:
     def serve_at(self, address: str) -> None:
         """Have objects say from now on where clients find this store."""
         self._owner = self._owner._replace(address=address)
+        with self._wake:
+            self._address_is_new = True
+            self._wake.notify_all()
 
     def renewed(self) -> None:
         """Note that the ids of this store are apart from those of the leaders before."""
@@ -390,7 +395,7 @@ class Shipping:
                 while not self._stopping and not self._draining and time.monotonic() < until:
                     if self._waiting_bytes >= self._ship_bytes or self._draft is not None:
                         break
-                    if self._wanted > self._reached:
+                    if self._wanted > self._reached or self._address_is_new:
                         break
                     if self._since_ms is not None:  # a clock that was set back waits no longer
                         due = time.monotonic() + self._ship_ms / 1000
@@ -438,7 +443,7 @@ class Shipping:
                 self._marks.clear()
 
     def _beat_at_s(self) -> float:
-        return self._succeeded_s + self._owner.lease_ms / _BEATS / 1000
+        return 0.0 if self._address_is_new else self._succeeded_s + self._owner.lease_ms / _BEATS / 1000
 
     def _packed(self, **fields: Any) -> tuple[LogObject, Parts]:
         """The next object of the log, with its bytes."""
@@ -493,7 +498,8 @@ class Shipping:
         self._seq = max(numbers, default=0 if self.manifest is None else self.manifest.seq)
         start, owner = None, ""
         if numbers:
-            start, owner = self._go_on_after(numbers[-1], shipped, source.next_place())
+            ends = max(source.next_place(), place_of(source.oldest_segment(), 0))
+            start, owner = self._go_on_after(numbers[-1], shipped, ends)
         own = self._owner.opening
         self._shipped = shipped._replace(owners=tuple(dict.fromkeys((owner, own) if owner else (own,))))
         self._shipped.write(self._path)
@@ -630,6 +636,7 @@ class Shipping:
         if self.elapsed() > before_s + (self._owner.lease_ms or _LOOK_MS) / 1000:
             self._look(made.seq)
         self._succeeded_s = begun_s
+        self._address_is_new = made.owner != str(self._owner)
         self.figures.puts += 1
         size = sum(map(len, content))
         self.figures.bytes += size

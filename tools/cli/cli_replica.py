@@ -143,6 +143,49 @@ def prune(
     answer(pruned._asdict(), line, json_=json_)
 
 
+@group.command("diverged")
+def diverged(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)],
+    resend: Annotated[
+        str | None,
+        typer.Option(
+            "--resend",
+            metavar="PLACE",
+            help="Send them to the store that is served there: its directory, or duelog://host:port.",
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """List messages that this machine had taken as the leader, and had not shipped when another took over.
+
+    They are in STORE.diverged, by epoch, with the whole directory as it was. --resend may be given again: it numbers
+    what it sends. Remove STORE.diverged once nothing there is wanted.
+
+    ```
+    duelog replica diverged data --resend duelog://localhost:6651
+    ```
+    """
+    from ...connected.connected_store import connect
+    from ...replica.set_aside import read_aside, send_again
+
+    tails = read_aside(store.absolute())
+    sent = 0
+    if resend is not None and any(tails.values()):
+        with connect(resend) as leading:
+            sent = sum(send_again(leading, epoch, messages) for epoch, messages in tails.items())
+    rows = [
+        {"epoch": epoch, "topic": each.topic, "id": each.message_id, "due": iso_time(each.due_ms)}
+        for epoch, messages in tails.items()
+        for each in messages
+    ]
+    if json_:
+        answer({"messages": rows, "sent": sent}, "", json_=True)
+        return
+    for row in rows:
+        answer({}, f"epoch {row['epoch']}  {row['due']}  {row['id']}  {printable(str(row['topic']))}", json_=False)
+    answer({}, f"{len(rows):,} messages" + (f", {sent:,} sent again" if sent else ""), json_=False)
+
+
 @app.command("restore")
 def restore(
     url: Url,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import os
@@ -22,7 +23,9 @@ from ..values import alone
 from .options import Store, allow_every_descriptor
 
 if TYPE_CHECKING:
-    from ... import Worker
+    from ... import DelayedStore, Worker
+    from ...broker.configuration import BrokerConfig
+    from ...broker.server.broker import Broker
 
 
 _log = logging.getLogger("duelog.worker")
@@ -135,6 +138,13 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve duelog.connect over TCP, encrypted with --tls-cert."),
     ] = None,
+    replica: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the store's copy is: s3://bucket/prefix and the like.")
+    ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option("--standby", help="With --replica: lead, or follow the machine that does and take over from it."),
+    ] = False,
     log: Log = "warning",
 ) -> None:
     """Serve a store to Apache Pulsar clients, until SIGTERM or Ctrl-C. Makes the store where there is none.
@@ -142,8 +152,13 @@ def serve(
     Needs `pip install 'duelog[broker]'`. At the end clients are told, what they sent is answered, and what they
     acknowledged is stored; they connect again by themselves.
 
+    With --standby the same command runs on two machines or more, each with a directory of its own. One of them leads;
+    the others have clients go through to it, and one of these takes over once it has not renewed its lease (`lease_ms`,
+    10 s).
+
     ```
     duelog serve data
+    duelog serve data --replica s3://backups/orders --standby
     ```
     """
     import asyncio
@@ -169,13 +184,58 @@ def serve(
     }
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     chosen = BrokerConfig(**settings) if config is None else read_settings(BrokerConfig, config, **settings)
+    if replica is not None:
+        chosen = dataclasses.replace(chosen, store={**chosen.store, "replica": replica})
+    if standby:
+        chosen = dataclasses.replace(chosen, store={"lease_ms": 10_000, **chosen.store})
     allow_every_descriptor()
-    with alone("a broker has its store for itself: end that process first"):
-        opened = DelayedStore.open(store, store_config(chosen, stored_span_ms(store)))
-    with opened:
-        command = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
-        broker = Broker(opened, chosen, command, _address("--listen", listen))
+    listen_at = _address("--listen", listen)
+
+    def opened() -> DelayedStore:
+        with alone("a broker has its store for itself: end that process first"):
+            return DelayedStore.open(store, store_config(chosen, stored_span_ms(store)))
+
+    def broker_of(opened: DelayedStore) -> Broker:
+        return Broker(opened, chosen, [sys.executable, "-P", "-m", "duelog.tools.cli.main"], listen_at)
+
+    if standby:
+        _serve_by_turns(store, chosen, opened, broker_of, listen_at)
+        return
+    with opened() as own:
+        broker = broker_of(own)
         asyncio.run(run_service(broker, lambda urls, web: _announce(store, (*urls, broker.address), web)))
+
+
+def _serve_by_turns(
+    store: Path,
+    config: BrokerConfig,
+    opened: Callable[[], DelayedStore],
+    broker_of: Callable[[DelayedStore], Broker],
+    listen: tuple[str, int] | None,
+) -> None:
+    import asyncio
+
+    from ...broker.server.broker import store_config
+    from ...broker.server.turns import Turns
+    from ...replica.bucket import Bucket
+    from ...replica.following import Standby
+
+    settings = store_config(config)
+    if settings.replica is None:
+        raise InvalidArgument("--standby", True, "needs --replica, the copy that it follows")
+
+    async def run() -> None:
+        following = Standby(store.absolute(), Bucket(settings.replica or ""), lease_ms=settings.lease_ms or 0)
+        await Turns(
+            following,
+            config,
+            opened,
+            broker_of,
+            lambda urls, web, address: _announce(store, (*urls, address), web),
+            listen,
+        ).run()
+
+    asyncio.run(run())
 
 
 def _address(option: str, text: str | None) -> tuple[str, int] | None:

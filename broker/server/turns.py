@@ -1,0 +1,181 @@
+"""Serving a store by turns with other machines: a broker while this one leads, until then a way to the one that does.
+
+A standby listens at the addresses that it is to have as the leader. Clients of Pulsar that come meanwhile go through to
+the leader, as by a proxy, and so do those of `duelog.connect`; where no leader is known they are refused, and try
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import fields
+from typing import TypeVar
+
+from ... import DelayedStore
+from ...replica.following import Standby, failure_of, serve_at
+from ...store.errors import Deposed, ReplicaDamaged, ReplicaUnreachable
+from ..cluster.proxy import Proxy
+from ..cluster.proxy_configuration import ProxyConfig
+from ..configuration import BrokerConfig, ServiceConfig
+from ..lookup.topic_lookup import Urls
+from .broker import Broker
+
+_log = logging.getLogger("duelog.broker")
+
+T = TypeVar("T")
+
+
+class Turns:
+    """Follows, leads, and follows again, until the process is told to end. Runs on the event loop's thread."""
+
+    def __init__(
+        self,
+        standby: Standby,
+        config: BrokerConfig,
+        open_store: Callable[[], DelayedStore],
+        broker: Callable[[DelayedStore], Broker],
+        announce: Callable[[Urls, Urls, str], object],
+        listen: tuple[str, int] | None = None,
+    ) -> None:
+        """`open_store` opens the store once it leads. announce: told where, of the leader that this process is.
+
+        listen: where the broker serves `duelog.connect`.
+        """
+        self._standby = standby
+        self._config = config
+        self._open_store = open_store
+        self._broker = broker
+        self._announce = announce
+        self._listen = listen
+        self._poll_s = min(max(standby.lease_ms / 10_000, 0.05), 1.0)
+        self._thread = ThreadPoolExecutor(1, "duelog-standby")
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises what the copy refuses, and what a store or a broker raises."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        while not self._ended.is_set():
+            if await self._follow():
+                with suppress(Deposed):  # by one that was first: this process follows it
+                    await self._lead()
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), self._poll_s)
+
+    # -- following ---------------------------------------------------------------------------------
+
+    async def _follow(self) -> bool:
+        """Follow until this process leads; False: it is to end."""
+        way: _Way | None = None
+        begun = False
+        try:
+            while not self._ended.is_set():
+                try:
+                    if not begun:
+                        if await self._call(self._standby.begin):
+                            return True
+                        begun = True
+                        _log.warning("this machine follows")
+                    if await self._call(self._standby.step):
+                        return True
+                except (ReplicaUnreachable, ReplicaDamaged) as error:
+                    _log.warning("%s", error)
+                leader = self._standby.leader
+                address = "" if leader is None else leader.address
+                if way is None or way.address != address:
+                    if way is not None:
+                        await way.close()
+                    way = _Way(address, self._config, self._listen)
+                    await way.open()
+                await self._pause()
+            return False
+        finally:
+            if way is not None:
+                await way.close()
+
+    # -- leading -----------------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        store = await self._call(self._open_store)
+        try:
+            broker = self._broker(store)
+            await broker.start()
+            try:
+                addresses = (broker.urls.plain, broker.urls.tls, broker.address)
+                serve_at(store, ",".join(filter(None, addresses)))
+                self._announce(broker.urls, broker.web_urls, broker.address)
+                while not self._ended.is_set():
+                    failed = failure_of(store)
+                    if isinstance(failed, Deposed):
+                        break
+                    if failed is not None:
+                        raise failed
+                    await self._pause()
+            finally:
+                await broker.stop()
+        finally:
+            await self._call(store.close)
+
+
+class _Way:
+    """Listens at the addresses of a standby, and has clients go through to the leader at an address."""
+
+    def __init__(self, address: str, config: BrokerConfig, listen: tuple[str, int] | None) -> None:
+        self.address = address
+        urls = address.split(",")
+        brokers = tuple(url for url in urls if url.startswith("pulsar"))
+        self._proxy: Proxy | None = None
+        if brokers:
+            shared = {each.name: getattr(config, each.name) for each in fields(ServiceConfig)}
+            del shared["placement_file"], shared["max_message_size"], shared["max_pending_requests"]
+            self._proxy = Proxy(ProxyConfig(**shared, broker_urls=brokers[:1]))
+        stores = [url.partition("://")[2] for url in urls if url.startswith("duelog")]
+        self._target = stores[0].rpartition(":")[::2] if stores and listen else None
+        self._listen = listen
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen. Where an address is in use it is logged: following goes on."""
+        try:
+            if self._proxy is not None:
+                await self._proxy.start()
+            if self._target is not None and self._listen is not None:
+                self._server = await asyncio.start_server(self._pass_on, *self._listen)
+        except OSError as error:
+            _log.warning("clients are not passed on to %s: %s", self.address, error)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Have the bytes of a client of `duelog.connect` go through, both ways."""
+        host, port = self._target or ("", "0")
+        try:
+            to_reader, to_writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(_pump(reader, to_writer), _pump(to_reader, writer))
+
+    async def close(self) -> None:
+        """Listen no more, and end connections."""
+        if self._server is not None:
+            self._server.close()
+        if self._proxy is not None:
+            await self._proxy.stop()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

@@ -1,0 +1,229 @@
+"""A standby: it follows the log of a leader, applies it to a store of its own, and takes over when the lease passes.
+
+The store is made beside its place, in DIR.standby, as a restore makes one: the newest manifest, then the log, object by
+object. The lease has passed when no object has come for as long as the leader's last one says, by this machine's clock;
+a leader that resigns is not waited for. Then the standby creates a fence under the next number, in the next epoch. Of
+several only one can, and what is before the fence is all that the leader ever had in the copy: who could not create it,
+the leader too, finds it under the number. The new leader looks once more whether others have led since, as its put may
+have been late, moves the store to its place, and opens it.
+
+A directory that was the leader's, and meets a higher epoch, is set aside first (`set_aside.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from duelog.delayed_store import DelayedStore
+from duelog.store.clock import SystemClock
+from duelog.store.errors import (
+    Deposed,
+    DuelogError,
+    ForkFound,
+    InvalidArgument,
+    ReplicaDamaged,
+    ReplicaRefused,
+)
+from duelog.store.files.directory import move, remove_tree
+from duelog.store.files.system_errors import explained
+from duelog.store.wal.segment import place_of
+
+from .bucket import AlreadyThere, Bucket, log_name
+from .identity import Shipped, read_shipped, store_object
+from .log_object import FENCE, RESIGNED, LogObject, Owner, crc_of, unpack
+from .manifest import read_manifest
+from .restoring import MARK, ReplicaLog, Restoring
+from .set_aside import set_aside
+from .shipping import boottime
+
+_log = logging.getLogger("duelog.replica")
+
+
+def serve_at(store: DelayedStore, address: str) -> None:
+    """Have the objects of a store's log say where clients find it."""
+    if store._engine.shipping is not None:
+        store._engine.shipping.serve_at(address)
+
+
+def failure_of(store: DelayedStore) -> DuelogError | None:
+    """Why nothing is written to a store any more; Deposed where another leads, None where all is well."""
+    shipping, failed = store._engine.shipping, store._engine.storage.main.failed
+    return shipping.error if shipping is not None and isinstance(shipping.error, Deposed) else failed
+
+
+def last_object(bucket: Bucket) -> LogObject | None:
+    """The last object of a log; None: it has none. Raises ReplicaDamaged, ReplicaUnreachable."""
+    numbers = bucket.numbers()
+    content = bucket.read(numbers[-1]) if numbers else None
+    return None if content is None else unpack(bucket.url, log_name(numbers[-1]), content)[0]
+
+
+class Standby:
+    """Follows one copy until it leads. For one thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        bucket: Bucket,
+        *,
+        lease_ms: int,
+        address: str = "",
+        elapsed: Callable[[], float] = boottime,
+    ) -> None:
+        """`path`: of the store once it leads. `lease_ms`, `address`: told by the fence, of the leader to be.
+
+        `elapsed`: a clock in seconds that never goes back, and goes on while the machine sleeps.
+        """
+        self._path = path
+        self._staged = path.with_name(path.name + ".standby")
+        self._bucket = bucket
+        self._owner = Owner(uuid.uuid4().hex, lease_ms, address)
+        self._elapsed = elapsed
+        self._identity: tuple[bytes, int] | None = None
+        self._log: ReplicaLog | None = None
+        self._restoring: Restoring | None = None
+        self._seen_s = elapsed()
+        """When the last object was seen first."""
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease that this machine will hold."""
+        return self._owner.lease_ms
+
+    @property
+    def leader(self) -> Owner | None:
+        """The maker of the last object that was seen; None: none was."""
+        before = None if self._log is None else self._log.before
+        return None if before is None else before.maker
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last object that was seen; 0: none was."""
+        before = None if self._log is None else self._log.before
+        return 0 if before is None else before.epoch
+
+    def begin(self) -> bool:
+        """See what the directory is; True: the store in it leads, or may try: open it. Else `step` follows.
+
+        One that led, and does no more, is set aside. Raises ReplicaUnreachable, ReplicaRefused, InvalidArgument.
+        """
+        path, bucket = self._path, self._bucket
+        if (path / "STORE").exists():
+            shipped, last = read_shipped(path, bucket.url), last_object(bucket)
+            if shipped is None or not shipped.owners or last is None or last.maker.opening in shipped.owners:
+                return True  # it has not shipped yet, or ships on: what opens it says if it may not
+            if last.epoch <= shipped.epoch:
+                raise ForkFound(bucket.url, f"{path} and another directory have shipped in epoch {last.epoch}")
+            set_aside(path, bucket, shipped.epoch)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InvalidArgument("STORE", str(path), "expected a store, an empty directory, or none")
+        self._forget()
+        return False
+
+    def _forget(self) -> None:
+        self._log = self._restoring = None
+        if self._staged.exists():
+            if not (self._staged / MARK).exists():
+                raise InvalidArgument("STORE", str(self._path), f"{self._staged} is in the way, and no standby's")
+            remove_tree(self._staged)
+
+    def step(self) -> bool:
+        """Apply what is new; True once this directory leads: open it.
+
+        Raises ReplicaUnreachable: nothing is known. ReplicaRefused, ReplicaDamaged: the copy cannot be restored.
+        """
+        with explained(self._path):
+            last = self._read_on()
+            if last is not None and self._has_passed(last):
+                self._put_fence(last)
+                last = self._read_on()
+            if last is None or last.kind != FENCE or last.maker.opening != self._owner.opening:
+                return False
+            self._lead(last)
+            return True
+
+    def _read_on(self) -> LogObject | None:
+        """Apply what is new; the last object, None where there is none yet."""
+        before = None if self._log is None else self._log.seq
+        try:
+            if self._restoring is not None:
+                self._restoring.go_on()
+        except (ReplicaDamaged, ReplicaRefused) as error:  # a newer manifest may make up for it
+            _log.warning("%s: the copy is restored once more: %s", self._path, error)
+            self._restoring = None
+        if self._restoring is None:
+            self._restore()
+        log = self._log
+        if log is None:
+            return None
+        if log.seq != before:
+            self._seen_s = self._elapsed()
+        return log.before
+
+    def _has_passed(self, last: LogObject) -> bool:
+        """True where the lease of the leader has passed, or is given up."""
+        lease_s = last.maker.lease_ms / 1000
+        return last.kind == RESIGNED or (lease_s > 0 and self._elapsed() > self._seen_s + lease_s)
+
+    def _restore(self) -> None:
+        """Begin with the newest manifest that is whole. Where there is none, a later call tries again."""
+        if self._identity is None:
+            self._identity = store_object(self._bucket)
+        if self._identity is None:
+            return
+        for seq in reversed(self._bucket.manifests()):
+            self._forget()
+            try:
+                manifest = read_manifest(self._bucket, seq)
+                log = ReplicaLog(self._bucket, self._identity[0], manifest)
+                restoring = Restoring(self._staged, log, self._identity)
+                restoring.begin()
+            except ReplicaDamaged as error:
+                if error.name.startswith("log/"):
+                    raise
+                _log.error("%s", error)
+                continue
+            if log.before is None and log.seq > 1:  # nothing lies behind the files: the object before says who leads
+                content = self._bucket.read(log.seq - 1)
+                if content is None:
+                    raise ReplicaDamaged(self._bucket.url, log_name(log.seq - 1), "is missing")
+                log.before, log.crc = unpack(self._bucket.url, log_name(log.seq - 1), content)[0], crc_of(content)
+            self._log, self._restoring = log, restoring
+            return
+
+    # -- taking over -------------------------------------------------------------------------------
+
+    def _put_fence(self, last: LogObject) -> None:
+        """Create a fence, unless another object is under its number. Who reads on finds which it is."""
+        number = 0 if self._restoring is None else self._restoring.number
+        fence = LogObject(
+            last.store_id,
+            last.epoch + 1,
+            last.seq + 1,
+            last.end,
+            place_of(max(last.end >> 32, number) + 1, 0),  # places go on ascending
+            SystemClock().now_ms(),
+            0 if self._log is None else self._log.crc,
+            str(self._owner),
+            kind=FENCE,
+        )
+        with suppress(AlreadyThere):
+            self._bucket.append(fence.seq, fence.pack())
+
+    def _lead(self, fence: LogObject) -> None:
+        """Put the store in its place. Raises ReplicaRefused where others have led behind the fence, which came late."""
+        manifests = self._bucket.manifests()
+        if self._restoring is None or (manifests and manifests[-1] >= fence.seq):
+            self._restoring = None
+            raise ReplicaRefused(self._bucket.url, f"{log_name(fence.seq)} came too late: another leads by now")
+        self._restoring.finish(fence.end >> 32)
+        Shipped(self._bucket.url, (self._owner.opening,), fence.epoch, new_line=True).write(self._staged)
+        (self._staged / MARK).unlink()
+        with suppress(FileNotFoundError):
+            self._path.rmdir()
+        move(self._staged, self._path)
+        _log.warning("%s leads in epoch %d", self._path, fence.epoch)

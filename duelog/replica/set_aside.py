@@ -1,0 +1,191 @@
+"""The tail of a leader that was deposed: what it told clients, and had not shipped.
+
+NAME.diverged/EPOCH beside the store has the messages of groups behind the fence, a line of JSON each, and the whole
+directory as it was. Where there are no such groups the copy has everything, and the directory is removed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import shutil
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from duelog.delayed_store import DelayedStore
+from duelog.engine import Engine, open_engine
+from duelog.opening import stored_span_ms
+from duelog.store.clock import SystemClock
+from duelog.store.codec.body import DEDUP, decode_body
+from duelog.store.codec.run import Run, RunKind
+from duelog.store.config import StoreConfig
+from duelog.store.errors import CorruptEntry, ReplicaDamaged
+from duelog.store.files.directory import make_directory, move, remove_tree, write_file
+from duelog.store.log import catalog
+from duelog.store.message import Message
+from duelog.store.wal.segment import Group, RowKind
+from duelog.store.wal.write_batch import single_rows
+
+from .bucket import Bucket, log_name
+from .log_object import LogObject, unpack
+from .log_tail import LogLost, LogTail
+
+_log = logging.getLogger("duelog.replica")
+
+MESSAGES = "messages.jsonl"
+
+_SENT_AT_ONCE = 1_000
+
+
+class AsideMessage(NamedTuple):
+    """A message of a tail that was set aside, with the id that its sender was told."""
+
+    topic: str
+    message_id: str
+    due_ms: int
+    message: Message
+
+
+def aside_of(path: Path) -> Path:
+    """The directory of the tails of the store in `path`."""
+    return path.with_name(f"{path.name}.diverged")
+
+
+def set_aside(path: Path, bucket: Bucket, epoch: int) -> None:
+    """Move the store in `path`, which led in `epoch` and was deposed, out of the way.
+
+    Raises ReplicaUnreachable, ReplicaDamaged, DamagedStore.
+    """
+    identity = json.loads((path / "STORE").read_bytes())
+    groups = _tail(path, bytes.fromhex(identity["store_id"]), _end_of(bucket, epoch))
+    if groups == []:
+        _log.warning("%s: another leads, and the copy has all of this directory, which is removed", path)
+        remove_tree(path)
+        return
+    target = aside_of(path) / str(epoch)
+    make_directory(target.parent)
+    make_directory(target)
+    messages = [] if groups is None else list(_messages(path, groups))
+    write_file(target / MESSAGES, b"".join(json.dumps(each).encode() + b"\n" for each in messages))
+    if (target / "store").exists():
+        shutil.rmtree(target / "store")
+    move(path, target / "store")
+    _log.error(
+        "%s: another leads; %s were not shipped, and are set aside in %s: `duelog replica diverged` lists them",
+        path,
+        "changes, which cannot be read," if groups is None else f"{len(messages)} messages",
+        target,
+    )
+
+
+def _end_of(bucket: Bucket, epoch: int) -> int:
+    """The place up to which the copy has the groups of an epoch."""
+    numbers = bucket.numbers()
+
+    def read(seq: int) -> LogObject:
+        content = bucket.read(seq)
+        if content is None:
+            raise ReplicaDamaged(bucket.url, log_name(seq), "is missing")
+        return unpack(bucket.url, log_name(seq), content)[0]
+
+    at = bisect_right(numbers, epoch, key=lambda seq: read(seq).epoch)
+    return read(numbers[at]).begin
+
+
+def _tail(path: Path, store_id: bytes, place: int) -> list[Group] | None:
+    """The groups of a store from a place on; None: they cannot be read."""
+    try:
+        tail = LogTail(path, store_id, place)
+        try:
+            groups = [raw.verified(store_id) for raw in tail.rest()]
+        finally:
+            tail.close()
+    except LogLost:
+        return None
+    return [group for group in groups if group is not None]
+
+
+def _messages(path: Path, groups: list[Group]) -> Iterator[dict[str, Any]]:
+    """The messages that groups have, but for those that are what a store makes of others: retries, dead letters, ..."""
+    config = StoreConfig(partition_ms=stored_span_ms(path) or 86_400_000, background=False, control=False)
+    engine = open_engine(path, config, SystemClock(), read_only=True)
+    try:
+        topics = _topics(engine)
+        for group in groups:
+            for row in single_rows(group.rows()):
+                if row.kind != RowKind.RUN:
+                    continue
+                run = Run("log", row.key, memoryview(bytes(row.value)))
+                topic = topics.get(run.ledger_id)
+                if run.kind == RunKind.MESSAGES and not run.conditional and topic is not None:
+                    yield from _of_run(run, topic)
+    finally:
+        engine.close()
+
+
+def _topics(engine: Engine) -> dict[int, str]:
+    """The topic of each ledger."""
+    main = engine.storage.main
+    topics: dict[int, str] = {}
+    names = {record.topic_id: name for name, record in catalog.topic_names(main)}
+    with main.read() as raw:
+        for topic_id, name in names.items():
+            topics |= {ledger_id: name for ledger_id, _ in catalog.ledgers(raw, topic_id)}
+    for partition in engine.storage.partitions.held():
+        topics |= {log.ledger_id: names[log.topic_id] for log in partition.logs() if log.topic_id in names}
+    return topics
+
+
+def _of_run(run: Run, topic: str) -> Iterator[dict[str, Any]]:
+    for (entry_id, body), due_ms in zip(run.bodies(), run.dues().tolist(), strict=True):
+        if body is None or isinstance(body, CorruptEntry):
+            continue
+        _, payload, key, properties, extra = decode_body(body)
+        if extra is None or extra.keys() <= {DEDUP, "ttl"}:
+            yield {
+                "topic": topic,
+                "id": f"{run.ledger_id}:{entry_id}",
+                "due_ms": due_ms,
+                "payload": base64.b64encode(payload).decode(),
+                "key": key,
+                "properties": properties,
+                "ttl_ms": (extra or {}).get("ttl"),
+            }
+
+
+def read_aside(path: Path) -> dict[int, list[AsideMessage]]:
+    """The messages of the tails of the store in `path`, by epoch, in the order in which they were sent."""
+    tails = {}
+    for directory in sorted(aside_of(path).glob("*"), key=lambda each: int(each.name) if each.name.isdigit() else -1):
+        if directory.name.isdigit() and (directory / MESSAGES).exists():
+            lines = (directory / MESSAGES).read_text(encoding="utf-8").splitlines()
+            tails[int(directory.name)] = [_read(json.loads(line)) for line in lines]
+    return tails
+
+
+def _read(fields: dict[str, Any]) -> AsideMessage:
+    ttl_ms = fields["ttl_ms"]
+    message = Message(
+        base64.b64decode(fields["payload"]),
+        deliver_at=fields["due_ms"],
+        key=fields["key"],
+        properties=fields["properties"],
+        ttl=None if ttl_ms is None else ttl_ms / 1000,
+    )
+    return AsideMessage(fields["topic"], fields["id"], fields["due_ms"], message)
+
+
+def send_again(store: DelayedStore, epoch: int, messages: list[AsideMessage]) -> int:
+    """Send the messages of a tail to the store that leads, each once however often this is called; how many."""
+    by_topic: dict[str, list[Message]] = {}
+    for each in messages:
+        by_topic.setdefault(each.topic, []).append(each.message)
+    for topic, of_topic in by_topic.items():
+        producer = store.topic(topic).producer(f"diverged-{epoch}")
+        for start in range(0, len(of_topic), _SENT_AT_ONCE):
+            some = of_topic[start : start + _SENT_AT_ONCE]
+            producer.send_batch(some, first_sequence_id=start, allow_past=True)
+    return len(messages)

@@ -1,0 +1,281 @@
+"""A standby follows, and takes over when the lease has passed; the leader before is fenced, its tail set aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
+from duelog.errors import Deposed, ForkFound, NotLeader, NotReplicated, ReplicaUnreachable, StoreFailed
+from duelog.replica.following import Standby
+from duelog.replica.set_aside import aside_of, read_aside, send_again
+from tests.duelog.replica.faulty import URL, FaultyBucket, ship, shipping_of
+
+LEASE_MS = 10_000
+CONFIG = StoreConfig(replica=URL, lease_ms=LEASE_MS)
+DAY_S = 86_400
+
+
+class Elapsed:
+    """A clock of leases that tests move, one for all machines."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
+    """The clock of leases of stores that are opened."""
+    clock = Elapsed()
+    monkeypatch.setattr("duelog.replica.shipping.boottime", clock)
+    return clock
+
+
+@pytest.fixture
+def leader(bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, elapsed: Elapsed) -> DelayedStore:
+    """A store that leads."""
+    store = DelayedStore.open(tmp_path / "one", CONFIG, clock=clock)
+    ship(store)
+    return store
+
+
+def standby(bucket: FaultyBucket, path: Path, elapsed: Elapsed) -> Standby:
+    """A standby that has begun to follow."""
+    made = Standby(path, bucket, lease_ms=LEASE_MS, address="pulsar://two:6650", elapsed=elapsed)
+    assert not made.begin()
+    assert not made.step()
+    return made
+
+
+def taken_over(follower: Standby, elapsed: Elapsed) -> None:
+    """Have the lease pass, and the standby lead."""
+    elapsed.now_s += LEASE_MS / 1000 + 0.1
+    assert follower.step()
+
+
+def waiting(store: DelayedStore) -> set[bytes]:
+    """The payloads that wait in topic a."""
+    return {bytes(message.payload) for message in store.topic("a").scheduled()}
+
+
+def test_a_standby_takes_over_with_all_that_was_shipped(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, elapsed: Elapsed
+) -> None:
+    """What comes after the fence is refused, also as the leader before goes on; no id is given out twice."""
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    ids: list[MessageId] = [leader.topic("a").send(b"%d" % number, deliver_after=DAY_S) for number in range(3)]
+    ship(leader)
+    assert not follower.step()
+    assert follower.epoch == 1
+    bucket.is_down = True
+    lost = leader.topic("a").send(b"lost", deliver_after=DAY_S)
+    with pytest.raises(ReplicaUnreachable):
+        shipping_of(leader).step()
+    bucket.is_down = False
+    taken_over(follower, elapsed)
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as second:
+        assert waiting(second) == {b"0", b"1", b"2"}
+        assert second.topic("a").send(b"new", deliver_after=DAY_S) not in (*ids, lost)
+        ship(second)
+        with pytest.raises(Deposed, match="epoch 2"):
+            shipping_of(leader).step()
+        with pytest.raises(StoreFailed, match="another machine has taken over"):
+            leader.topic("a").send(b"late", deliver_after=DAY_S)
+        leader.close()
+        assert list(second.check(deep=True)) == []
+        third = standby(bucket, tmp_path / "three", elapsed)
+        assert third.epoch == 2
+    assert third.step()  # the leader has resigned
+    with DelayedStore.open(tmp_path / "three", CONFIG, clock=clock) as store:
+        assert waiting(store) == {b"0", b"1", b"2", b"new"}
+        assert list(store.check(deep=True)) == []
+
+
+def test_a_leader_that_renews_its_lease_is_not_followed_by_another(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    """Heartbeats come where nothing is written; the one that was put is seen before a fence is."""
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    for _ in range(10):
+        elapsed.now_s += LEASE_MS / 2000
+        shipping_of(leader).step()
+        assert not follower.step()
+    elapsed.now_s += LEASE_MS / 1000 + 1
+    shipping_of(leader).step()  # late, and before the fence
+    assert not follower.step()
+    leader.topic("a").send(b"x")
+    leader.close()
+
+
+def test_a_leader_refuses_work_before_its_lease_has_passed(
+    leader: DelayedStore, bucket: FaultyBucket, elapsed: Elapsed
+) -> None:
+    """From 0.8 of it after the last success on, whatever keeps it from the bucket; and goes on once it is there."""
+    with leader.topic("a").subscribe("s") as consumer:
+        leader.topic("a").send(b"x")
+        bucket.is_down = True
+        elapsed.now_s += LEASE_MS * 0.79 / 1000
+        leader.topic("a").send(b"x")
+        elapsed.now_s += LEASE_MS * 0.02 / 1000
+        with pytest.raises(NotLeader, match="not renewed in time"):
+            leader.topic("a").send(b"x")
+        with pytest.raises(NotLeader):
+            consumer.receive(1, timeout=0)
+        bucket.is_down = False
+        ship(leader)
+        leader.topic("a").send(b"x")
+        assert consumer.receive(5, timeout=0)
+    leader.close()
+
+
+def test_of_two_standbys_one_leads_and_the_other_follows_it(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """Also where both put their fence at once."""
+    two, three = (standby(bucket, tmp_path / name, elapsed) for name in ("two", "three"))
+    elapsed.now_s += LEASE_MS / 1000 + 1
+    fenced = []
+
+    def between(name: str) -> None:
+        bucket.before_creation = lambda name: None
+        fenced.append(three.step())
+
+    bucket.before_creation = between
+    assert (two.step(), fenced) == (False, [True])
+    assert two.leader is not None
+    assert two.leader.address == "pulsar://two:6650"
+    DelayedStore.open(tmp_path / "three", CONFIG, clock=clock).close()
+    leader.close()
+
+
+def test_a_fence_whose_answer_is_lost_is_found(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    """It leads by the next look, without another fence."""
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    bucket.faults = iter(("lost",))
+    elapsed.now_s += LEASE_MS / 1000 + 1
+    with pytest.raises(ReplicaUnreachable):
+        follower.step()
+    assert follower.step()
+    assert follower.epoch == 2
+    leader.close()
+
+
+def test_a_standby_that_is_killed_begins_again(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """With what it left beside; killed between its fence and its opening, it fences once more."""
+    leader.topic("a").send(b"1", deliver_after=DAY_S)
+    ship(leader)
+    killed = standby(bucket, tmp_path / "two", elapsed)
+    killed._put_fence(killed._log.before)  # type: ignore[union-attr, arg-type]
+    again = standby(bucket, tmp_path / "two", elapsed)
+    assert again.epoch == 2
+    taken_over(again, elapsed)
+    assert again.epoch == 3
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as store:
+        assert waiting(store) == {b"1"}
+        assert list(store.check(deep=True)) == []
+    leader.close()
+
+
+def test_a_deposed_leader_sets_its_tail_aside_and_follows(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """What it had told and not shipped is listed, and sent again on request, once however often."""
+    leader.topic("a").send(b"shipped", deliver_after=DAY_S)
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    bucket.is_down = True
+    told = [leader.topic("a").send(b"told-%d" % day, deliver_after=DAY_S * day) for day in range(1, 4)]
+    leader.topic("a").send_payloads([b"batch"] * 5, deliver_after=DAY_S)
+    leader.close()
+    bucket.is_down = False
+    taken_over(follower, elapsed)
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as second:
+        with pytest.raises(Deposed):
+            DelayedStore.open(tmp_path / "one", CONFIG, clock=clock)
+        back = standby(bucket, tmp_path / "one", elapsed)
+        assert back.epoch == 2
+        ((epoch, tail),) = read_aside(tmp_path / "one").items()
+        assert [each.message_id for each in tail[:3]] == list(map(str, told))
+        assert [bytes(each.message.payload) for each in tail[3:]] == [b"batch"] * 5
+        for _ in range(2):
+            assert send_again(second, epoch, tail) == 8
+        assert waiting(second) == {b"shipped", b"told-1", b"told-2", b"told-3", b"batch"}
+        assert second.stats().pending == 9
+
+
+def test_a_leader_that_had_shipped_everything_leaves_nothing_aside(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """Its directory is what the copy has; it goes, and the standby that it is now begins with the copy."""
+    leader.topic("a").send(b"shipped", deliver_after=DAY_S)
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    taken_over(follower, elapsed)
+    with pytest.raises(Deposed):
+        shipping_of(leader).step()
+    leader.close()
+    standby(bucket, tmp_path / "one", elapsed)
+    assert not (tmp_path / "one").exists()
+    assert not aside_of(tmp_path / "one").exists()
+
+
+def test_a_replicated_send_is_never_told_behind_the_fence(
+    bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """The deposed leader says that it is not replicated, and the standby does not have it."""
+    config = StoreConfig(replica=URL, lease_ms=LEASE_MS, durability="replicated", replicated_timeout_ms=100)
+    leader = DelayedStore.open(tmp_path / "one", config, clock=clock)
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    leader.topic("a").send(b"told", deliver_after=DAY_S)
+    follower.step()
+    elapsed.now_s += LEASE_MS * 0.7 / 1000
+    follower._seen_s -= LEASE_MS  # its clock runs fast: what is replicated is safe all the same
+    assert follower.step()
+    with pytest.raises(NotReplicated):
+        leader.topic("a").send(b"late", deliver_after=DAY_S)
+    leader.close()
+    with DelayedStore.open(tmp_path / "two", config, clock=clock) as store:
+        assert waiting(store) == {b"told"}
+
+
+def test_a_late_put_of_a_stalled_leader_counts_after_a_look(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """Its number was taken, read and pruned meanwhile, so it is created; and the look finds who leads."""
+    leader.topic("a").send(b"1", deliver_after=DAY_S)
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    taken_over(follower, elapsed)
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as second:
+        second.topic("a").send(b"2", deliver_after=DAY_S)
+        ship(second)
+        shipping_of(second).make_manifest()
+        ship(second)
+        stalled = shipping_of(leader)._seq
+        bucket.delete([f"log/{number:016d}" for number in bucket.numbers() if number <= stalled + 2])
+        with pytest.raises(Deposed):
+            shipping_of(leader).step()
+    leader.close()
+
+
+def test_a_directory_that_another_leads_by_the_same_epoch_is_a_fork(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    """A copy of a directory does not follow: it is said that there are two."""
+    import shutil  # noqa: PLC0415
+
+    leader.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    with DelayedStore.open(tmp_path / "one", CONFIG) as store:
+        store.topic("a").send(b"")
+        with pytest.raises(ForkFound):
+            Standby(tmp_path / "copy", bucket, lease_ms=LEASE_MS, elapsed=elapsed).begin()
