@@ -19,8 +19,7 @@ from typing import TypeVar
 from ... import DelayedStore
 from ...replica.following import Standby, failure_of, serve_at
 from ...store.errors import Deposed, ReplicaDamaged, ReplicaUnreachable
-from ..cluster.proxy import Proxy
-from ..cluster.proxy_configuration import ProxyConfig
+from ..cluster.proxy import Proxy, ProxyConfig
 from ..configuration import BrokerConfig, ServiceConfig
 from ..lookup.topic_lookup import Urls
 from .broker import Broker
