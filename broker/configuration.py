@@ -202,6 +202,8 @@ class BrokerConfig(ServiceConfig):
     """Let roles do only what they were granted."""
     super_user_roles: tuple[str, ...] = ()
     """Roles that may do everything."""
+    viewer_roles: tuple[str, ...] = ()
+    """Roles that may look at everything, on the page and by operations of the table, and change nothing."""
     token_secret_key: str | None = None
     """Key of HS256 and its like: a path, `file://` and a path, or `data:;base64,` and the key."""
     token_public_key: str | None = None

@@ -328,6 +328,8 @@ class Census:
     def _has_changed(self, tally: _Tally, partition: Partition) -> bool:
         """True where its logs have to be read again: cancelling alone is known without."""
         stats = tally.stats
+        if self._main.read_only:  # another process writes
+            return True
         if partition.received != tally.received or partition.generation != stats.generation:
             return True
         is_open = partition.state is PartitionState.OPEN

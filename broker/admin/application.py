@@ -12,6 +12,8 @@ import binascii
 import json
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import aclosing, suppress
+from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
@@ -19,10 +21,10 @@ from aiohttp import web
 from ...store import errors
 from ..protocol.failures import Refused, ServerError
 from ..security.authentication import Authentication, InvalidCredentials, Proven
-from ..security.permissions import Action, Permissions
-from .http_request import HttpError, Reply, Request
+from ..security.permissions import Permissions
+from .http_request import HttpError, Reply, Request, Stream
 from .refusals import instead_of
-from .routing import Need, Route, Router
+from .routing import Need, Route, Router, actions_of
 
 _log = logging.getLogger("duelog.broker.admin")
 
@@ -45,12 +47,6 @@ _METHODS = {"bearer": "token", "basic": "basic"}
 
 _CHALLENGES = {"token": "Bearer", "basic": 'Basic realm="duelog"'}
 
-_ACTIONS = {
-    Need.PRODUCE: (Action.PRODUCE,),
-    Need.CONSUME: (Action.CONSUME,),
-    Need.EITHER: (Action.PRODUCE, Action.CONSUME),
-}
-
 OwnerOf = Callable[[str], str | None]
 """By `tenant/namespace`, the address of the broker that has it, `http://host:port`; None: this one."""
 
@@ -64,7 +60,11 @@ class Application:
         authentication: Authentication,
         permissions: Permissions,
         owner_of: OwnerOf = lambda namespace: None,
+        *,
+        is_local: bool = False,
     ) -> None:
+        """is_local: it listens at this machine's own addresses alone, and is asked by these or as localhost."""
+        self._is_local = is_local
         self.router = Router(routes)
         self._authentication = authentication
         self._permissions = permissions
@@ -74,24 +74,28 @@ class Application:
         """Answer a request; raises nothing but the end of its task."""
         try:
             answer = await self._answer(request)
+            if isinstance(answer, Stream):
+                return await _stream(request, answer)
             if isinstance(answer, Reply) and answer.until_left is not None:
                 async with answer.until_left:
                     return await _write(request, answer)
-            return _response(answer)
+            return _guarded(_response(answer))
         except Exception as error:
             failure = as_http_error(error)
             if failure is None:
                 _log.exception("%s %s failed", request.method, request.path)
                 failure = HttpError(500, f"the broker failed: {type(error).__name__}; its log says more")
             body = json.dumps({"reason": failure.reason}).encode()
-            return web.Response(
-                body=body, status=failure.status, headers=failure.headers, content_type="application/json"
+            return _guarded(
+                web.Response(body=body, status=failure.status, headers=failure.headers, content_type="application/json")
             )
 
     async def _answer(self, request: web.BaseRequest) -> Any:
         method = "GET" if request.method == "HEAD" else request.method
         if method != "GET":
             _refuse_other_sites(request)
+        if self._is_local and not self._authentication.methods:
+            _refuse_other_names(request)
         raw_path = request.rel_url.raw_path
         found = self.router.find(method, raw_path)
         is_open = not isinstance(found, list) and found.route.need is Need.NOTHING
@@ -126,9 +130,9 @@ class Application:
 
     def _check(self, need: Need, role: str | None, parameters: dict[str, str]) -> None:
         permissions = self._permissions
-        if need in _ACTIONS:
+        if actions := actions_of(need):
             namespace = f"{parameters['tenant']}/{parameters['namespace']}"
-            permissions.require(role, namespace, *_ACTIONS[need])
+            permissions.require(role, namespace, *actions)
         elif need is Need.SUPERUSER and not permissions.is_superuser(role):
             raise HttpError(403, f"role {role!r} is no superuser")
         elif need is Need.TENANT and not permissions.administers(role, parameters["tenant"]):
@@ -183,6 +187,29 @@ def _refuse_other_sites(request: web.BaseRequest) -> None:
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         raise HttpError(403, f"a page of {origin[:200]} may change nothing here")
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    if site not in ("same-origin", "none"):
+        raise HttpError(403, f"a page of another site ({site[:40]}) may change nothing here")
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for an address that only this machine reaches, or a name of it that no other machine can take."""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")
+
+
+def _refuse_other_names(request: web.BaseRequest) -> None:
+    """Raise HttpError 403 for a name that a page of another site has had lead to this machine (DNS rebinding)."""
+    host = (request.url.host or "").lower()
+    if not is_loopback(host):
+        raise HttpError(403, f"{host[:200]!r}: without credentials this is asked as localhost, or by address")
+
+
+def _guarded(response: web.Response) -> web.Response:
+    """Have no browser take an answer for something else than it says it is."""
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response
 
 
 async def _body(request: web.BaseRequest) -> bytes:
@@ -221,7 +248,26 @@ async def _write(request: web.BaseRequest, answer: Reply) -> web.StreamResponse:
     return response
 
 
-def _response(answer: Any) -> web.StreamResponse:
+async def _stream(request: web.BaseRequest, answer: Stream) -> web.StreamResponse:
+    """Write events as they come; a client that takes nothing for long loses its connection."""
+    response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+    response.content_type = "text/event-stream"
+    async with aclosing(answer.pieces) as pieces:
+        first = await anext(pieces)  # it may refuse
+        try:
+            await response.prepare(request)
+            await response.write(first)
+            async for piece in pieces:
+                async with asyncio.timeout(_STALL_S):
+                    await response.write(piece)
+            await response.write_eof()
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+    return response
+
+
+def _response(answer: Any) -> web.Response:
     if answer is None:
         return web.Response(status=204)
     if isinstance(answer, Reply):

@@ -1,12 +1,13 @@
 """A request as the handlers see it: names, queries and bodies checked; and what a handler may answer.
 
-A handler returns a JSON value (200), None (204), or a `Reply`; it raises `HttpError`, `Refused` or the store's errors.
+A handler returns a JSON value (200), None (204), a `Reply` or a `Stream`; it raises `HttpError`, `Refused` or the
+store's errors.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -40,6 +41,13 @@ class Reply:
     """Closed once the body has left the process, or the connection is gone."""
     within_s: float | None = None
     """With `until_left`: what the client has to take all of the body in; None: each piece of it in two minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer of server-sent events that ends when its pieces do, or the client leaves."""
+
+    pieces: AsyncGenerator[bytes, None]
 
 
 @dataclass(frozen=True, slots=True)

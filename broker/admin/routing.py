@@ -15,6 +15,7 @@ from urllib.parse import unquote_plus
 
 from ...operations.operation import Right
 from ...operations.operations import OPERATIONS
+from ..security.permissions import Action
 from .http_request import HttpError, Request
 
 Handler = Callable[[Request], Awaitable[Any]]
@@ -39,6 +40,18 @@ class Need(Enum):
 _NEEDS = {
     Right.READ: Need.EITHER, Right.PRODUCE: Need.PRODUCE, Right.CONSUME: Need.CONSUME, Right.ADMIN: Need.SUPERUSER
 }  # fmt: skip
+
+
+_ACTIONS = {
+    Need.PRODUCE: (Action.PRODUCE,),
+    Need.CONSUME: (Action.CONSUME,),
+    Need.EITHER: (Action.PRODUCE, Action.CONSUME),
+}
+
+
+def actions_of(need: Need) -> tuple[Action, ...]:
+    """Return the actions of which a namespace has to grant one; none: no namespace can grant it."""
+    return _ACTIONS.get(need, ())
 
 
 def need_of(operation: str) -> Need:

@@ -35,10 +35,17 @@ class Grants(Protocol):
 class Permissions:
     """Decides on requests by the role of a connection."""
 
-    def __init__(self, grants: Grants | None = None, superusers: Collection[str] = ()) -> None:
-        """grants: None allows everything to every connection that got in."""
+    def __init__(
+        self, grants: Grants | None = None, superusers: Collection[str] = (), viewers: Collection[str] = ()
+    ) -> None:
+        """grants: None allows everything to every connection that got in. viewers: may look at the whole store."""
         self._grants = grants
         self._superusers = frozenset(superusers)
+        self._viewers = frozenset(viewers)
+
+    def may_look(self, role: str | None) -> bool:
+        """Return True for a role that may ask for every operation that changes nothing."""
+        return self.is_superuser(role) or role in self._viewers
 
     def is_superuser(self, role: str | None) -> bool:
         return self._grants is None or role in self._superusers

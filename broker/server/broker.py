@@ -14,9 +14,10 @@ from typing import Any
 
 from ...delayed_store import DelayedStore
 from ...store.config import MIB, StoreConfig
+from ...operations.operations import Operations
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.names import TopicName
-from ..admin.application import Application
+from ..admin.application import Application, is_loopback
 from ..admin.brokers import Addresses, Brokers, RestLookup
 from ..admin.http_request import Reply, Request
 from ..admin.routing import Need, OpenApi, Route
@@ -38,12 +39,15 @@ from ..lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..metrics.text_format import CONTENT_TYPE
+from ..operate.jobs import JobResource, Jobs
 from ..operate.schedule_resource import ScheduleResource
-from ..operate.store_resource import Jobs, StoreResource
+from ..operate.store_resource import StoreResource
 from ..operate.subscription_resource import SubscriptionResource
 from ..operate.topic_finder import TopicFinder
 from ..operate.topic_resource import TopicResource
 from ..operate.topic_stats import StatsResource, TopicFigures
+from ..page.operation_resource import NoWaiter, OperationResource
+from ..page.page_files import PageFiles
 from ..produce.producers import Producers
 from ..protocol import commands
 from ..protocol.commands import Command
@@ -78,7 +82,7 @@ class Services:
         defaults = Defaults(creation, config.broker_deduplication_enabled, compatibility)
         self.resources = Resources(store.documents, defaults)
         permissions = self.permissions = Permissions(
-            self.resources if config.authorization_enabled else None, config.super_user_roles
+            self.resources if config.authorization_enabled else None, config.super_user_roles, config.viewer_roles
         )
         access = self.access = TopicAccess(store, self.resources, permissions)
         self.urls = {
@@ -111,6 +115,12 @@ class Services:
         self.jobs = Jobs(command, store.path, clock, store.tick)
         self.ownership = _ownership_of(config, limiter)
         """None: this broker serves every namespace."""
+        self.operations = OperationResource(
+            lambda name, arguments: Operations(store, NoWaiter()).ask(name, arguments),
+            permissions,
+            workers,
+            (lambda namespace: None) if self.ownership is None else self.ownership.http_owner,
+        )
         self.exposition = Exposition(
             store,
             config.cluster_name,
@@ -301,6 +311,7 @@ class Broker(Service):
             authentication,
             services.permissions,
             (lambda namespace: None) if ownership is None else ownership.http_owner,
+            is_local=is_loopback(config.bind_address),
         )
         addresses = services.addresses
         addresses.pulsar, addresses.pulsar_tls = self.urls
@@ -317,6 +328,8 @@ class Broker(Service):
         Every acknowledgement that was taken is the store's then.
         """
         self._store.topic_deleter = None
+        if self._services is not None:
+            self._services.operations.watching.close()
         await self._stop_http()
         listeners, services = self._listeners, self._services
         self._listeners = self._services = None
@@ -369,7 +382,10 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         *SubscriptionResource(finder, consumers, workers, store.clock.now_ms).routes(),
         *StatsResource(finder, figures, workers).routes(),
         *ScheduleResource(finder, workers).routes(),
-        *StoreResource(store, producers, consumers, services.rates, workers, services.jobs).routes(),
+        *StoreResource(store, producers, consumers, services.rates, workers).routes(),
+        *JobResource(services.jobs).routes(),
+        *services.operations.routes(),
+        *PageFiles().routes(),
     ]
     routes.append(_metrics(services.exposition, config))
     return [*routes, *OpenApi(routes).routes()]

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "broker.security",
         "broker.server",
     },
+    "broker.page": {"broker.admin", "broker.operate", "broker.protocol", "broker.security"},
     "broker.security": {"broker", "broker.protocol"},
     "broker.server": {
         "broker",
@@ -62,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "broker.lookup",
         "broker.metrics",
         "broker.operate",
+        "broker.page",
         "broker.cluster",
         "broker.produce",
         "broker.protocol",

@@ -26,7 +26,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 def copy_checkout(parent: Path) -> Path:
     """A copy of what the checkout holds under version control, links as links."""
     copy = parent / "checkout"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache")
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "node_modules")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
     return copy
 
@@ -72,6 +72,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     """Every module of every floor under duelog/, the type marker and the data are there, and no test or stray file."""
     expected = {installed_name(module) for floor in FLOORS for module in modules(ROOT / floor)}
     expected |= {installed_name(path) for path in (ROOT / "tools" / "demo" / "data").glob("*.gz")}
+    expected |= {installed_name(path) for path in (ROOT / "broker" / "page" / "assets").glob("*")}
     expected |= {"duelog/py.typed"}
     assert installed_files(wheel) == expected
 

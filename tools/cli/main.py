@@ -37,6 +37,7 @@ from . import (
     cli_snapshot,
     cli_topics,
     cli_transfer,
+    cli_ui,
     cli_upkeep,
 )
 from .place import command_at_place
@@ -259,7 +260,7 @@ def demo(
         raise typer.Exit(1)
 
 
-for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_replica, cli_serve):
+for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_replica, cli_serve, cli_ui):
     app.registered_commands += rooms.app.registered_commands
 app.command()(completion)
 app.command()(demo)

@@ -143,7 +143,7 @@ def test_every_command_has_help_with_an_example() -> None:
 
 
 DENTIST = event("UID:1@example.org", "DTSTART:20991201T090000Z", "SUMMARY:Dentist", alarms=[":-PT15M"])
-APART = {"completion", "demo", "serve", "worker", "proxy", "drain", "move-namespace"}
+APART = {"completion", "demo", "serve", "ui", "worker", "proxy", "drain", "move-namespace"}
 
 
 def test_the_examples_of_the_help_are_accepted(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,161 @@
+"""Every operation of the table over HTTP, by its name, with arguments and result in JSON; and which a role may ask.
+
+    POST /duelog/v1/operations/{operation}    {"topic": "reminders", ...}
+
+A result that is a sequence comes as {"items": [...], "more": true}: at most 1,000 of them, and 4 MiB. Operations that
+belong to an attached consumer are left out: nothing is open between two requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from ...operations.operation import Operation
+from ...operations.operations import OPERATIONS, Ask
+from ...store.errors import InvalidArgument
+from ...store.names import TopicName, validate_namespace_name
+from ..admin.http_request import HttpError, Reply, Request, Stream
+from ..admin.routing import Need, Route, actions_of, need_of
+from ..protocol.loop_calls import Workers
+from ..security.permissions import Permissions
+from .watching import Watching
+
+PATH = "/duelog/v1/operations"
+
+_ATTACHED = {"subscribe", "receive", "ack", "leave"}
+_MOST_ITEMS = 1_000
+_MOST_BYTES = 4 << 20
+_MOST_ASKS = 16
+
+
+class NoWaiter:
+    """Waits for nothing: operations that would are left out."""
+
+    def clear(self) -> None: ...
+    def wake(self) -> None: ...
+    def wait(self, seconds: float | None) -> bool:
+        """Return False."""
+        return False
+
+
+class OperationResource:
+    """For the event loop's thread alone."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        permissions: Permissions,
+        workers: Workers,
+        owner_of: Callable[[str], str | None] = lambda namespace: None,
+    ) -> None:
+        self._ask = ask
+        self._permissions = permissions
+        self._workers = workers
+        self._owner_of = owner_of
+        self.watching = Watching()
+
+    def routes(self) -> list[Route]:
+        login, here = Need.LOGIN, True
+        return [
+            Route("GET", PATH, self.known, "Operations, and which of them the role may ask", login, ("namespace",),
+                  here=here),
+            Route("POST", f"{PATH}/{{operation}}", self.do, "Do an operation", login, body="object", here=here),
+            Route("POST", "/duelog/v1/watch", self.watch, "Answers of operations that look, as they change", login,
+                  body="array", here=here),
+        ]  # fmt: skip
+
+    async def known(self, request: Request) -> Any:
+        """By name whether the role may ask it: of topics in `namespace`, or without one of the whole store."""
+        namespace = request.query.get("namespace")
+        given = {} if namespace is None else {"namespace": namespace}
+        return {
+            "role": request.role,
+            "operations": {
+                name: {"looks": each.looks, "allowed": self._refusal(request.role, each, given) is None}
+                for name, each in OPERATIONS.items()
+                if name not in _ATTACHED
+            },
+        }
+
+    async def do(self, request: Request) -> Reply:
+        """The result as JSON. 307: another broker has the namespace."""
+        operation = self._operation(request.path["operation"])
+        arguments = request.object(optional=True)
+        self._require(request.role, operation, arguments)
+        owner = self._owner_of(namespace) if (namespace := _namespace(arguments)) else None
+        if owner is not None:
+            raise HttpError(307, f"another broker has this namespace: {owner}",
+                            {"Location": f"{owner}{PATH}/{operation.name}"})  # fmt: skip
+        return Reply(await self._answer(operation, arguments), "application/json")
+
+    async def watch(self, request: Request) -> Stream:
+        """A body [[operation, arguments], ...]; events {"at": which, "result": ...}, or "reason" in its place."""
+        asks = request.json()
+        if not isinstance(asks, list) or not 1 <= len(asks) <= _MOST_ASKS:
+            raise HttpError(412, f"the body: expected 1 to {_MOST_ASKS} of [operation, arguments]")
+        wanted = []
+        for each in asks:
+            if not (isinstance(each, list) and len(each) == 2 and isinstance(each[1], dict)):
+                raise HttpError(412, f"{json.dumps(each)[:200]}: expected [operation, arguments]")
+            operation = self._operation(each[0])
+            if not operation.looks:
+                raise HttpError(412, f"{operation.name} changes something: it is not asked again and again")
+            self._require(request.role, operation, each[1])
+            wanted.append((operation, each[1]))
+        return Stream(self.watching.events([partial(self._answer, *each) for each in wanted]))
+
+    async def _answer(self, operation: Operation, arguments: Mapping[str, Any]) -> bytes:
+        def work() -> bytes:
+            result = self._ask(operation.name, arguments)
+            return json.dumps(_cut(result) if operation.streamed else result).encode()
+
+        return await self._workers(work)
+
+    # -- who may ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _operation(name: object) -> Operation:
+        found = OPERATIONS.get(name) if isinstance(name, str) and name not in _ATTACHED else None
+        if found is None:
+            raise HttpError(404, f"{name!r:.200} is no operation; GET {PATH} lists them")
+        return found
+
+    def _require(self, role: str | None, operation: Operation, arguments: Mapping[str, Any]) -> None:
+        refusal = self._refusal(role, operation, arguments)
+        if refusal is not None:
+            raise HttpError(403, refusal)
+
+    def _refusal(self, role: str | None, operation: Operation, arguments: Mapping[str, Any]) -> str | None:
+        """Why a role may not ask; None: it may. The namespace is that of the topic, and none is the whole store."""
+        if self._permissions.is_superuser(role) or (operation.looks and self._permissions.may_look(role)):
+            return None
+        namespace, actions = _namespace(arguments), actions_of(need_of(operation.name))
+        if namespace and actions and self._permissions.allows(role, namespace, *actions):
+            return None
+        return f"role {role!r} may not ask for {operation.name} of {namespace or 'the whole store'}"
+
+
+def _namespace(arguments: Mapping[str, Any]) -> str | None:
+    """Raises HttpError 412."""
+    topic, namespace = arguments.get("topic"), arguments.get("namespace")
+    try:
+        if topic is not None:
+            found = TopicName.parse(topic)
+            return f"{found.tenant}/{found.namespace}"
+        return None if namespace is None else validate_namespace_name(namespace)
+    except InvalidArgument as error:
+        raise HttpError(412, str(error)) from error
+
+
+def _cut(items: Iterator[Any]) -> dict[str, Any]:
+    found: list[Any] = []
+    size = 0
+    for each in items:
+        if len(found) == _MOST_ITEMS or size > _MOST_BYTES:
+            return {"items": found, "more": True}
+        found.append(each)
+        size += len(each.get("payload") or "") if isinstance(each, dict) else 0
+    return {"items": found, "more": False}

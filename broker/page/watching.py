@@ -1,0 +1,65 @@
+"""Answers to questions that are asked again and again, told as server-sent events when they change.
+
+All pages together take a hundredth of a core: after a look that took `t` seconds the next one waits 100 t for each page
+that is open, and at least a second. While nothing changes a comment is sent now and then, so that a connection that has
+gone is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from ...store.errors import ClosedError, DuelogError
+from ..admin.http_request import HttpError
+
+MOST_PAGES = 64
+_LEAST_S, _MOST_S = 1.0, 30.0
+_SHARE = 0.01
+_SILENCE_S = 15.0
+
+
+class Watching:
+    """The pages that are open. For the event loop's thread alone."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        self._ended = asyncio.Event()
+
+    def close(self) -> None:
+        """End all of them: their clients ask again."""
+        self._ended.set()
+
+    async def events(self, looks: Sequence[Callable[[], Awaitable[bytes]]]) -> AsyncGenerator[bytes, None]:
+        """Yield an event for each answer, then for each that has changed, until `close`. Raises HttpError 429."""
+        if self.pages >= MOST_PAGES:
+            raise HttpError(429, f"{self.pages} pages are open: close one")
+        self.pages += 1
+        told = [b""] * len(looks)
+        spoke_s = time.monotonic()
+        try:
+            yield b"retry: 2000\n\n"
+            while not self._ended.is_set():
+                began_s = time.monotonic()
+                for at, look in enumerate(looks):
+                    try:
+                        answer = b'"result": ' + await look()
+                    except (ClosedError, RuntimeError):
+                        return
+                    except (DuelogError, HttpError) as error:
+                        answer = b'"reason": ' + json.dumps(str(error)).encode()
+                    if answer != told[at]:
+                        told[at], spoke_s = answer, time.monotonic()
+                        yield b'data: {"at": %d, %b}\n\n' % (at, answer)
+                now_s = time.monotonic()
+                if now_s - spoke_s > _SILENCE_S:
+                    spoke_s = now_s
+                    yield b":\n\n"
+                pause_s = (now_s - began_s) * self.pages / _SHARE
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), min(max(pause_s, _LEAST_S), _MOST_S))
+        finally:
+            self.pages -= 1
