@@ -94,11 +94,11 @@ class Application:
         method = "GET" if request.method == "HEAD" else request.method
         if method != "GET":
             _refuse_other_sites(request)
-        if self._is_local and not self._authentication.methods:
-            _refuse_other_names(request)
         raw_path = request.rel_url.raw_path
         found = self.router.find(method, raw_path)
         is_open = not isinstance(found, list) and found.route.need is Need.NOTHING
+        if self._is_local and not (is_open or self._authentication.methods):
+            _refuse_other_names(request)
         role = None if is_open else (await self._prove(request)).role
         if isinstance(found, list):
             raise instead_of(method, raw_path, found)

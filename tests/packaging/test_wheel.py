@@ -26,7 +26,9 @@ def run(*command: str | Path, cwd: Path) -> str:
 def copy_checkout(parent: Path) -> Path:
     """A copy of what the checkout holds under version control, links as links."""
     copy = parent / "checkout"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "node_modules")
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "node_modules"
+    )
     shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
     return copy
 

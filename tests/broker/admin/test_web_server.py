@@ -89,7 +89,7 @@ async def test_a_body_that_does_not_come_is_408(rest: Rest, monkeypatch: pytest.
     """And its connection is closed."""
     monkeypatch.setattr("duelog.broker.admin.application._BODY_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
-    writer.write(b"PUT /admin/v2/tenants/x HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{")
+    writer.write(b"PUT /admin/v2/tenants/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
     assert (await reader.readline()).split()[1] == b"408"
     writer.close()
     assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["public"]

@@ -1,0 +1,180 @@
+"""Operations of the table over HTTP: who may ask for which, what comes, and what changes as it is watched."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from duelog.broker.admin.http_request import HttpError
+from duelog.broker.page.page_files import NOT_BUILT, POLICY, PageFiles
+from duelog.broker.page.watching import MOST_PAGES, Watching
+from duelog.operations.operation import Right
+from duelog.operations.operations import OPERATIONS
+from tests.broker.admin.rest import SECURED, Rest, administered, token
+
+PATH = "/duelog/v1/operations"
+
+
+async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[Any]:
+    """What is told, as it comes."""
+    async for line in answer.content:
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+
+
+async def test_an_operation_is_done_with_arguments_and_result_in_json(rest: Rest) -> None:
+    """A topic is made, sent to, listed and looked at; a sequence says whether there is more."""
+    sent = await rest.ask(
+        "POST", f"{PATH}/send", {"topic": "t", "payload": "cGF5", "deliver_after": 60, "create": True}
+    )
+    assert sent.status == 200
+    listed = await rest.ask("POST", f"{PATH}/scheduled", {"topic": "t"})
+    assert [each["payload"] for each in listed.value["items"]] == ["cGF5"]
+    assert listed.value["more"] is False
+    assert (await rest.ask("POST", f"{PATH}/overview")).value["pending"] == 1
+    assert (await rest.ask("POST", f"{PATH}/cancel", {"topic": "t", "ids": [sent.value["message_id"]]})).value == [
+        "cancelled"
+    ]
+
+
+async def test_what_cannot_be_asked_is_refused_by_name(rest: Rest) -> None:
+    """No such operation, one of an attached consumer, an argument that it does not take, a body that is none."""
+    await rest.refuses(
+        [
+            ("POST", "/backup", {}, 404, "'backup' is no operation"),
+            ("POST", "/receive", {}, 404, "'receive' is no operation"),
+            ("POST", "/topics", {"size": 1}, 412, "unexpected keyword argument 'size'"),
+            ("POST", "/scheduled", {"topic": "a/b"}, 412, "topic='a/b'"),
+            ("POST", "/topic_figures", {"topic": "none"}, 404, "does not exist"),
+            ("POST", "/topics", [], 412, "expected a JSON object"),
+        ],
+        PATH,
+    )
+    await rest.refuses(
+        [
+            ("POST", "", [["tick", {}]], 412, "tick changes something"),
+            ("POST", "", {}, 412, "expected 1 to 16"),
+            ("POST", "", [["topics"]], 412, "expected [operation, arguments]"),
+        ],
+        "/duelog/v1/watch",
+    )
+
+
+async def test_a_large_sequence_is_cut_and_says_so(rest: Rest) -> None:
+    """After 4 MiB of payloads, as base64, no more are read."""
+    for _ in range(6):
+        rest.store.topic("t").send(bytes(1 << 20), deliver_after=60)
+    listed = (await rest.ask("POST", f"{PATH}/scheduled", {"topic": "t"})).value
+    assert (len(listed["items"]), listed["more"]) == (3, True)
+    assert base64.b64decode(listed["items"][0]["payload"]) == bytes(1 << 20)
+
+
+async def test_a_role_asks_for_what_it_was_granted_and_a_viewer_only_looks(tmp_path: Path) -> None:
+    """By namespace, by the right of the operation; the server refuses what the page does not show."""
+    settings = {**SECURED, "viewer_roles": ("guest",)}
+    async with administered(tmp_path / "store", **settings) as (_, rest, store):
+        store.topic("a/b/t").create()
+        await rest.ask("PUT", "/admin/v2/tenants/a", {"adminRoles": [], "allowedClusters": ["standalone"]}, role="root")
+        await rest.ask("PUT", "/admin/v2/namespaces/a/b", {}, role="root")
+        await rest.ask("POST", "/admin/v2/namespaces/a/b/permissions/web", ["produce"], role="root")
+        assert (await rest.ask("POST", f"{PATH}/overview", {})).status == 401
+        statuses = {}
+        for role in ("root", "web", "guest", "nobody"):
+            for name, given in (("send", {"topic": "a/b/t", "payload": ""}), ("scheduled", {"topic": "a/b/t"}),
+                                ("scheduled", {"topic": "t"}), ("overview", {}), ("tick", {})):  # fmt: skip
+                answered = await rest.ask("POST", f"{PATH}/{name}", given, role=role)
+                statuses.setdefault(role, []).append(answered.status)
+            watched = (
+                await rest.ask("POST", "/duelog/v1/watch", [["overview", {}]], role=role) if role == "web" else None
+            )
+            assert watched is None or watched.status == 403
+        assert statuses == {
+            "root": [200, 200, 404, 200, 200], "web": [200, 200, 403, 403, 403],
+            "guest": [403, 200, 404, 200, 403], "nobody": [403] * 5,
+        }  # fmt: skip
+        known = (await rest.ask("GET", PATH, role="guest")).value
+        assert known["role"] == "guest"
+        allowed = {name for name, each in known["operations"].items() if each["allowed"]}
+        assert allowed == {name for name, each in OPERATIONS.items() if each.looks}
+        known = (await rest.ask("GET", f"{PATH}?namespace=a/b", role="web")).value["operations"]
+        granted = {name for name, each in known.items() if each["allowed"]}
+        assert granted == {n for n, each in OPERATIONS.items() if each.right in (Right.READ, Right.PRODUCE)}
+
+
+async def test_another_site_changes_nothing(rest: Rest) -> None:
+    """By Origin, by Sec-Fetch-Site, and by a name that was made to lead to this machine."""
+    for headers in (
+        {"Origin": "http://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ):
+        for path in (f"{PATH}/tick", "/duelog/v1/watch", "/admin/v2/tenants/x"):
+            answered = await rest.ask("POST", path, {}, headers=headers)
+            assert (answered.status, "may change nothing here" in answered.reason) == (403, True)
+    for method, path in (("GET", PATH), ("POST", f"{PATH}/tick")):
+        answered = await rest.ask(method, path, headers={"Host": "evil.example:8080"})
+        assert (answered.status, "asked as localhost" in answered.reason) == (403, True)
+    assert (await rest.ask("POST", f"{PATH}/tick", {}, headers={"Sec-Fetch-Site": "same-origin"})).status == 200
+
+
+async def test_a_watch_tells_each_answer_once_and_again_when_it_has_changed(rest: Rest) -> None:
+    """Two questions, an error among them; nothing is told again while nothing changes; stopping ends it."""
+    body = [["topics", {}], ["subscriptions", {"topic": "t"}]]
+    async with aiohttp.ClientSession() as session, session.post(rest.address + "/duelog/v1/watch", json=body) as answer:
+        assert (answer.content_type, answer.headers["X-Content-Type-Options"]) == ("text/event-stream", "nosniff")
+        told = events(answer)
+        assert await anext(told) == {"at": 0, "result": {"items": [], "more": False}}
+        assert "does not exist" in (await anext(told))["reason"]
+        rest.store.topic("t").create()
+        assert await anext(told) == {"at": 0, "result": {"items": ["persistent://public/default/t"], "more": False}}
+        assert await anext(told) == {"at": 1, "result": []}
+        assert rest.services.operations.watching.pages == 1
+        rest.services.operations.watching.close()
+        assert [each async for each in told] == []
+    assert rest.services.operations.watching.pages == 0
+
+
+async def test_too_many_pages_are_refused() -> None:
+    """One closed makes room for another."""
+
+    async def look() -> bytes:
+        return b"1"
+
+    watching = Watching()
+    opened = [watching.events([look]) for _ in range(MOST_PAGES)]
+    for each in opened:
+        await anext(each)
+    with pytest.raises(HttpError, match="64 pages are open"):
+        await anext(watching.events([look]))
+    await opened.pop().aclose()
+    assert await anext(watching.events([look])) == b"retry: 2000\n\n"
+    for each in opened:
+        await each.aclose()
+
+
+async def test_files_forbid_all_that_is_not_theirs(tmp_path: Path) -> None:
+    """Each has the policy; none is found outside the directory; without any, the page says how they are built."""
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    (tmp_path / "app.js").write_text("1")
+    files = PageFiles(tmp_path)
+    index = await files.index(None)  # type: ignore[arg-type]  # it looks at nothing of it
+    assert (index.status, index.body, index.headers["Content-Security-Policy"]) == (200, b"<!doctype html>", POLICY)
+    assert "'unsafe" not in POLICY
+    unbuilt = await PageFiles(tmp_path / "none").index(None)  # type: ignore[arg-type]
+    assert (unbuilt.status, unbuilt.body) == (503, NOT_BUILT.encode())
+
+
+async def test_the_page_is_served_without_credentials_and_its_data_is_not(tmp_path: Path) -> None:
+    """The page itself tells nothing; a file that is none, or lies elsewhere, is 404."""
+    async with administered(tmp_path / "store", **SECURED) as (_, rest, _):
+        assert (await rest.ask("GET", "/")).status in (200, 503)
+        for path in ("/page/none.js", "/page/..%2Fpage_files.py", "/page/%2Fetc%2Fpasswd"):
+            assert (await rest.ask("GET", path)).status == 404
+        assert (await rest.ask("GET", PATH)).status == 401
+        assert (await rest.ask("GET", PATH, headers={"Authorization": f"Bearer {token('root')}"})).status == 200
