@@ -18,8 +18,7 @@ from ...operations.operations import Ask
 from ...store.clock import SystemClock
 from ..admin.application import Application
 from ..admin.web_server import WebServer
-from ..operate.job_resource import JobResource
-from ..operate.jobs import Jobs
+from ..operate.jobs import JobResource, Jobs
 from ..protocol.loop_calls import Workers
 from ..security.authentication import Authentication, InvalidCredentials, Proven
 from ..security.permissions import Action, Permissions

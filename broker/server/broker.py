@@ -13,8 +13,8 @@ from importlib.metadata import version
 from typing import Any
 
 from ...delayed_store import DelayedStore
-from ...store.config import MIB, StoreConfig
 from ...operations.operations import Operations
+from ...store.config import MIB, StoreConfig
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.names import TopicName
 from ..admin.application import Application, is_loopback

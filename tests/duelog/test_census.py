@@ -1,7 +1,5 @@
 """Counts for somebody who looks all the time: right against a twin, and within their allowance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.admin.http_request import HttpError
-from duelog.broker.operate.store_resource import MOST_KEPT, Job, Jobs
+from duelog.broker.operate.jobs import MOST_KEPT, Job, Jobs
 from duelog.partitions.timespan import directory_name
 from tests.broker.admin.rest import Rest, Rows, administered
 from tests.broker.clients.conftest import ServedStore, free_port, listens
@@ -182,7 +182,7 @@ async def test_two_run_at_a_time_and_a_cancelled_one_is_gone(tmp_path: Path) -> 
 
 async def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while."""
-    monkeypatch.setattr("duelog.broker.operate.store_resource._END_S", 0.05)
+    monkeypatch.setattr("duelog.broker.operate.jobs._END_S", 0.05)
 
     jobs = Jobs(STUBBORN, tmp_path, lambda: 5)
     job = started(jobs)
@@ -207,7 +207,7 @@ async def test_how_a_job_ends(
     program: str, state: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Findings are a result; whatever else is no JSON within bounds is a failure with its reason."""
-    monkeypatch.setattr("duelog.broker.operate.store_resource.MAX_RESULT_BYTES", 100)
+    monkeypatch.setattr("duelog.broker.operate.jobs.MAX_RESULT_BYTES", 100)
 
     jobs = Jobs([sys.executable, "-c", program], tmp_path, lambda: 5)
     job = started(jobs)

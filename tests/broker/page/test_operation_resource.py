@@ -1,7 +1,5 @@
 """Operations of the table over HTTP: who may ask for which, what comes, and what changes as it is watched."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -84,7 +82,7 @@ async def test_a_role_asks_for_what_it_was_granted_and_a_viewer_only_looks(tmp_p
         await rest.ask("PUT", "/admin/v2/namespaces/a/b", {}, role="root")
         await rest.ask("POST", "/admin/v2/namespaces/a/b/permissions/web", ["produce"], role="root")
         assert (await rest.ask("POST", f"{PATH}/overview", {})).status == 401
-        statuses = {}
+        statuses: dict[str, list[int]] = {}
         for role in ("root", "web", "guest", "nobody"):
             for name, given in (("send", {"topic": "a/b/t", "payload": ""}), ("scheduled", {"topic": "a/b/t"}),
                                 ("scheduled", {"topic": "t"}), ("overview", {}), ("tick", {})):  # fmt: skip

@@ -198,7 +198,7 @@ async def test_a_client_that_goes_amid_its_list_leaves_no_permit_behind(rest: Re
     await limited(rest.broker, Limits(1 << 20, 1_000, 25_000), Limits(1 << 20, 1_000, 25_000))
     for _ in range(3):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]))
-        writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % PATHS[0].encode())
+        writer.write(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % PATHS[0].encode())
         await writer.drain()
         if reads:
             await reader.readexactly(reads)
@@ -217,7 +217,7 @@ async def test_a_client_that_takes_nothing_of_its_list_loses_its_connection(
         store.create_topics([f"t{number:05}-{'x' * 300}" for number in range(20_000)])
         await limited(broker, Limits(50 << 20, 1_000, 25_000), Limits(50 << 20, 1_000, 25_000))
         _, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1_000)
-        writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % PATHS[0].encode())
+        writer.write(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % PATHS[0].encode())
         await writer.drain()
         assert broker._services is not None
         direct = broker._services.limiter.direct
