@@ -282,7 +282,13 @@ class Transaction:
         self._numbers = producer, number
 
     def _store(self) -> None:
-        """Store all of it, or raise."""
+        """Store all of it, or raise; wait until it is as durable as its topics' policies ask for."""
+        self._store_once()
+        topics = {each.topic for each in self._sends} | {name for name, _ in self._cancelled_keys}
+        topics |= self._cancels.keys() | self._reschedules.keys()
+        self._engine.settle(*topics, *(TopicName.parse(ack.message.topic) for ack in self._acks))
+
+    def _store_once(self) -> None:
         if self._numbers is None:
             self._store_all(lambda group: None)
             return
@@ -491,9 +497,6 @@ class Transaction:
         self._ended = True
         if kind is None:
             self._store()
-            topics = {each.topic for each in self._sends} | {name for name, _ in self._cancelled_keys}
-            topics |= self._cancels.keys() | self._reschedules.keys()
-            self._engine.settle(*topics, *(TopicName.parse(ack.message.topic) for ack in self._acks))
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
