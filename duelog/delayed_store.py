@@ -385,6 +385,19 @@ class DelayedStore:
             )
             return iter(list(findings))
 
+    def save_manifest(self) -> int:
+        """Have the copy (`StoreConfig.replica`) get a manifest as of now; the store's time at its instant.
+
+        It is a backup that uploads what has changed since the one before, and takes the space of one file at a time:
+        `duelog restore URL DIR` begins with it. Raises InvalidArgument (the store has no copy), ReplicaUnreachable,
+        ReplicaRefused, StoreBusy, StoreFull.
+        """
+        self._engine.check_writable()
+        if self._engine.shipping is None:
+            raise InvalidArgument("replica", None, "the store is open without a copy")
+        with explained(self.path):
+            return self._engine.shipping.save_manifest().taken_ms
+
     def backup(self, dest: str | os.PathLike[str]) -> BackupResult:
         """Copy the store into directory `dest`, absent or empty, while it is in use; the copy is a store of its own.
 

@@ -396,6 +396,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     purge_dead_letters = in_thread(duelog.DelayedStore.purge_dead_letters)
     tick = in_thread(duelog.DelayedStore.tick)
     save_snapshots = in_thread(duelog.DelayedStore.save_snapshots)
+    save_manifest = in_thread(duelog.DelayedStore.save_manifest)
     flush = in_thread(duelog.DelayedStore.flush)
     listen = in_thread(duelog.DelayedStore.listen)
     check = listed(duelog.DelayedStore.check)

@@ -78,7 +78,7 @@ class Bucket:
         if store is None:
             options: dict[str, Any] = {"client_options": _TIMEOUTS, "retry_config": _NO_RETRIES}
             if url.startswith("file:"):
-                options = {"mkdir": True}
+                options = {"mkdir": True, "automatic_cleanup": True}
             elif url.startswith("memory:"):
                 options = {}
             with self._answered():

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, Protocol
 from duelog.store.clock import Clock
 from duelog.store.config import GIB, StoreConfig
 from duelog.store.errors import (
+    ClosedError,
     DamagedStore,
     Deposed,
     DuelogError,
@@ -221,6 +222,8 @@ class Shipping:
         """Bytes shipped since it was taken."""
         self._draft: Draft | None = None
         self._drafting: threading.Thread | None = None
+        self._draft_error: Exception | None = None
+        """Why the last draft was not made."""
         self._draft_at_s = 0.0
         """Before that no manifest is tried again, by `elapsed`."""
         self._manifest_s = 0.0
@@ -396,6 +399,8 @@ class Shipping:
                     if self._waiting_bytes >= self._ship_bytes or self._draft is not None:
                         break
                     if self._wanted > self._reached or self._address_is_new:
+                        break
+                    if self._manifest_bytes >= MANIFEST_BYTES and self._drafting is None:
                         break
                     if self._since_ms is not None:  # a clock that was set back waits no longer
                         due = time.monotonic() + self._ship_ms / 1000
@@ -721,6 +726,29 @@ class Shipping:
     def make_manifest(self) -> None:
         """Have the next step make a manifest, whether it is time or not."""
         self._manifest_bytes = MANIFEST_BYTES
+        self._draft_error, self._draft_at_s = None, 0.0
+
+    def save_manifest(self) -> Manifest:
+        """Make a manifest as of now, and return it once it is in the copy.
+
+        Raises ReplicaUnreachable, ReplicaRefused, StoreBusy, StoreFull, ClosedError.
+        """
+        asked_ms = self._clock.now_ms()
+        self.make_manifest()
+        if self._thread is None:
+            self.step()
+        with self._wake:
+            while self.manifest is None or self.manifest.taken_ms < asked_ms or self._manifest_bytes >= MANIFEST_BYTES:
+                error = self._draft_error or self.error
+                if error is not None:
+                    raise error
+                if self._closing or self._thread is None:
+                    raise ClosedError(f"store {self._path}")
+                if self._drafting is None or not self._drafting.is_alive():
+                    self._manifest_bytes = MANIFEST_BYTES  # one that was under way has been put meanwhile
+                self._wake.notify_all()
+                self._wake.wait(_RETRY_MS / 1000)
+        return self.manifest
 
     def _make_draft(self) -> None:
         """Copy files for a manifest. In a thread of its own, beside the one that ships."""
@@ -730,6 +758,7 @@ class Shipping:
         except Exception as error:
             self._draft_at_s = self.elapsed() + _LONGEST_RETRY_MS / 1000
             self.figures.failures += 1
+            self._draft_error = error
             self._log.log(logging.ERROR, "%s: no manifest is made for now: %s", self._path, error)
         with self._wake:
             self._wake.notify_all()

@@ -21,7 +21,7 @@ from ..output import (
     write_line,
     write_table,
 )
-from ..values import MIN_DEAD_RATIO, alone, iso_time, open_to_read
+from ..values import MIN_DEAD_RATIO, alone, iso_time, open_to_read, require_store, stored_identity
 from .options import (
     NOTHING,
     Json,
@@ -82,10 +82,18 @@ def init(
 @app.command("backup")
 def backup(
     store: Store,
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Where to make the copy: an empty directory, or none.")],
+    dest: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DEST]", help="Where to make the copy: an empty directory, or none.", show_default=False
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Copy a store while it is in use, by this process or another. Restoring is opening the copy.
+
+    Without DEST a store with a copy in object storage gets a manifest there: what has changed is uploaded, and
+    `duelog restore` begins with it.
 
     The copy is the store as of one instant after the command began. A file named BACKUP, with the checksums of the
     others, is written last: a copy without one is not complete. `duelog check --deep DEST` compares the copy with it,
@@ -96,6 +104,10 @@ def backup(
     ```
     """
     allow_every_descriptor()
+    if dest is None:
+        taken_ms = _save_manifest(store)
+        answer({"taken_ms": taken_ms}, f"the copy has a manifest as of {iso_time(taken_ms)}", json_=json_)
+        return
     with open_to_read(store) as opened:
         result = opened.backup(dest)
     if json_:
@@ -103,6 +115,26 @@ def backup(
                     "taken_ms": result.taken_ms})  # fmt: skip
         return
     say(f"copied {result.partitions:,} partitions and the main environment, {size_text(result.file_bytes)}")
+
+
+def _save_manifest(store: Path) -> int:
+    """Have the process that has a store open make a manifest, or this one where none has."""
+    from ... import DelayedStore, StoreConfig
+    from ...connected.connected_store import connect
+    from ...operations.wire import Disconnected
+    from ...replica.replica_status import shipped_to
+
+    require_store(store)
+    url = shipped_to(store)
+    if url is None:
+        raise InvalidArgument("DEST", None, "left out, and the store has no copy: `duelog replica init` prepares one")
+    try:
+        with connect(store) as opened:
+            return opened.save_manifest()
+    except Disconnected:
+        config = StoreConfig(partition_ms=stored_identity(store).partition_ms, replica=url, background=False)
+        with DelayedStore.open(store, config) as opened:
+            return opened.save_manifest()
 
 
 @app.command("move-namespace")

@@ -12,6 +12,7 @@ from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import ReplicaUnreachable
 from duelog.replica.bucket import AlreadyThere, Bucket
 from duelog.replica.identity import probe
+from duelog.replica.manifest import read_manifest
 from tests.conftest import START_MS, in_threads, present
 from tests.duelog.replica.faulty import restored, ship
 from tests.proof import length
@@ -167,9 +168,30 @@ def test_the_commands_prepare_show_restore_and_prune(s3: str, tmp_path: Path) ->
 
 
 def test_the_command_probes_a_bucket(tmp_path: Path) -> None:
-    """Unless told otherwise."""
+    """Unless told otherwise; and leaves nothing, not even an empty directory."""
     ok("init", tmp_path / "store")
     assert json_of("replica", "init", tmp_path / "store", (tmp_path / "copy").as_uri())["probed"] is True
+    assert [each.name for each in (tmp_path / "copy").iterdir()] == ["STORE"]
+
+
+def test_a_backup_of_a_store_with_a_copy_is_a_manifest(tmp_path: Path) -> None:
+    """Of the process that has it open, or of the command where none has; it has what was stored by then."""
+    store, copy = tmp_path / "store", Bucket((tmp_path / "copy").as_uri())
+    ok("init", store)
+    refused = run("backup", store)
+    assert (refused.exit_code, "no copy" in refused.stderr) == (2, True)
+    ok("replica", "init", store, copy.url, "--no-probe")
+    assert json_of("backup", store)["taken_ms"] > 0
+    with DelayedStore.open(store, StoreConfig(replica=copy.url, ship_ms=60_000)) as opened:
+        opened.topic("a").send(b"x", deliver_after=86_400)
+        taken_ms = json_of("backup", store)["taken_ms"]
+        assert read_manifest(copy, copy.manifests()[-1]).taken_ms == taken_ms
+        opened.topic("a").send(b"y", deliver_after=86_400)
+        later_ms = opened.save_manifest()
+        assert later_ms >= taken_ms
+    restored(copy, tmp_path / "restored", at_ms=taken_ms)
+    with DelayedStore.open(tmp_path / "restored") as again:
+        assert [message.payload for message in again.topic("a").scheduled()] == [b"x"]
 
 
 def test_a_server_that_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
