@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .upkeep.maintenance import TickResult
     from .upkeep.schedule import Schedule
     from .workers.task_arguments import TaskFunction
-    from .workers.task_message import TaskMessage
+    from .workers.task_message import FollowUp, TaskMessage
     from .workers.worker import Worker
 
     __version__: str
@@ -57,6 +57,7 @@ __all__ = [
     "Duplicate",
     "Failover",
     "Finding",
+    "FollowUp",
     "KeyShared",
     "LogPositions",
     "ManualClock",
@@ -127,7 +128,7 @@ _HOMES = {
     "duelog.topic": ("Topic",),
     "duelog.transactions": ("Transaction",),
     "duelog.workers.task_arguments": ("TaskFunction",),
-    "duelog.workers.task_message": ("TaskMessage",),
+    "duelog.workers.task_message": ("FollowUp", "TaskMessage"),
     "duelog.topics.dead_letters": ("DeadLetter",),
     "duelog.topics.seeking": (
         "LogPositions",

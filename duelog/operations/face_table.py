@@ -59,7 +59,7 @@ _REPEATED: dict[str, str] = {
     "Topic": "create cancel cancel_batch every pause_schedule resume_schedule",
     "Producer": "last_sequence_id",
     "SubscriptionAdmin": "peek pause resume stats",
-    "Subscription": "receive ack ack_cumulative pause resume stats active paused max_in_flight holds close",
+    "Subscription": "receive ack ack_cumulative extend pause resume stats active paused max_in_flight holds close",
 }
 """Operations besides those that READ that may be done twice, with the same result for what is stored."""
 

@@ -7,9 +7,10 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 _COMMITTING = 8
 """Threads that wait for a disk, so that those commits share a flush."""
@@ -24,13 +25,13 @@ class Limit:
         self._scope: asyncio.Timeout | None = None
         self._over = False
 
-    async def hold(self, work: Awaitable[None]) -> None:
-        """Await it; raises TimeoutError in it, and out of it, once the time is over, and what it raises."""
+    async def hold(self, work: Awaitable[T]) -> T:
+        """Await it, and give its result; raises TimeoutError in it, and out of it, once the time is over."""
         try:
             async with asyncio.timeout(None) as self._scope:
                 if self._over:
                     self._scope.reschedule(0)
-                await work
+                return await work
         finally:
             self._scope = None
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from duelog.store.errors import InvalidArgument
-from duelog.store.message import ReceivedMessage
+from duelog.store.message import Message, ReceivedMessage
 from duelog.store.position import MessageId
 
+from ..delayed_store import DelayedStore
 from ..topic import Topic
 from ..upkeep.schedule import Schedule
-from .task_message import TaskMessage
+from .task_message import FollowUp, TaskMessage
 
 if TYPE_CHECKING:
     import msgspec
@@ -44,16 +45,33 @@ def _hints(function: Callable[..., object]) -> dict[str, Any]:
     return get_type_hints(inspect.unwrap(function))
 
 
+class Codec(Protocol):
+    """Writes and reads arguments: a module of msgspec (`msgspec.msgpack`), or anything with its two functions.
+
+    `decode` raises msgspec.ValidationError or msgspec.DecodeError for what is not of the type.
+    """
+
+    def encode(self, obj: Any, /) -> bytes: ...
+    def decode(self, buf: bytes, /, *, type: Any) -> Any: ...
+
+
 class TaskFunction(Generic[P, R]):
     """A function that a worker runs for messages that have its arguments. Made by `Worker.task`.
 
     Called, it runs here and now. `send` has a worker run it.
     """
 
-    def __init__(self, function: Callable[P, R], topic: Callable[[], Topic]) -> None:
-        """topic: of the messages, in a store that can be sent to. Raises InvalidArgument for a parameter `send` has."""
+    def __init__(
+        self, function: Callable[P, R], topic: str, store: Callable[[], DelayedStore], codec: Codec | None = None
+    ) -> None:
+        """topic: of the messages, in a store that can be sent to. Raises InvalidArgument for a parameter `send` has.
+
+        codec: None: JSON.
+        """
         self.function = function
-        self._topic = topic
+        self.topic = topic
+        self._store = store
+        self._given_codec = codec
         self._signature = inspect.signature(function)
         taken = self._signature.parameters.keys() & (_OPTIONS | _OF_SCHEDULE | {"name"})
         if taken:
@@ -80,14 +98,20 @@ class TaskFunction(Generic[P, R]):
             forbid_unknown_fields=True,
         )
 
+    @functools.cached_property
+    def _codec(self) -> Codec:
+        import msgspec  # noqa: PLC0415 - as above
+
+        return self._given_codec or msgspec.json
+
     def encode(self, *args: Any, **kwargs: Any) -> bytes:
         """Write arguments. Raises TypeError as a call does, InvalidArgument for one that does not fit."""
         import msgspec  # noqa: PLC0415 - as above
 
         given = self._signature.bind(*args, **kwargs).arguments
         try:
-            payload = msgspec.json.encode(given)
-            msgspec.json.decode(payload, type=self._arguments)
+            payload = self._codec.encode(given)
+            self._codec.decode(payload, type=self._arguments)
         except (msgspec.ValidationError, TypeError) as error:
             text, _, place = str(error).partition(" - at `$.")
             name = place.rstrip("`").partition(".")[0].partition("[")[0]
@@ -99,7 +123,7 @@ class TaskFunction(Generic[P, R]):
         import msgspec  # noqa: PLC0415 - as above
 
         try:
-            found = msgspec.json.decode(payload, type=self._arguments)
+            found = self._codec.decode(payload, type=self._arguments)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise InvalidArgument("payload", payload, f"arguments of {self.function.__qualname__}: {error}") from None
         return {name: getattr(found, name) for name in self._signature.parameters}
@@ -112,12 +136,21 @@ class TaskFunction(Generic[P, R]):
         annotation, ClosedError where the worker neither runs nor connects.
         """
         options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
-        return self._topic().send(self.encode(*args, **kwargs), **options)
+        return self._store().topic(self.topic).send(self.encode(*args, **kwargs), **options)
 
-    def every(self, name: str, **kwargs: Any) -> Schedule:
-        """Have it called again and again: `Topic.every` by `cron` or `interval`, with arguments as of `send`."""
+    def message(self, *args: Any, **kwargs: Any) -> FollowUp:
+        """The message that `send` would send, for another task to return: it is sent when that is acknowledged."""
+        options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
+        return FollowUp(self.topic, Message(self.encode(*args, **kwargs), **options))
+
+    def every(self, name: str | None = None, **kwargs: Any) -> Schedule:
+        """Have it called again and again: `Topic.every` by `cron` or `interval`, with arguments as of `send`.
+
+        name: of the schedule; None: that of the function.
+        """
         options = {option: kwargs.pop(option) for option in _OF_SCHEDULE & kwargs.keys()}
-        return self._topic().every(name, payload=self.encode(**kwargs), **options)
+        schedule = self.function.__qualname__ if name is None else name
+        return self._store().topic(self.topic).every(schedule, payload=self.encode(**kwargs), **options)
 
     def handler(self) -> Callable[[TaskMessage], Any]:
         """Return what the worker runs for a message."""

@@ -1,14 +1,27 @@
-"""TaskMessage: a message that a task is run for, and the transaction that acknowledges it."""
+"""TaskMessage: a message that a task is run for, and the transaction that acknowledges it and sends what follows."""
 
 from __future__ import annotations
 
-from duelog.store.message import ReceivedMessage
+from typing import NamedTuple
+
+from duelog.store.errors import InvalidArgument
+from duelog.store.message import Message, ReceivedMessage
 
 from ..connected.connected_store import ConnectedSubscription
 from ..subscription import Subscription
 from ..transactions import Ack, Transaction
 
 _FIELDS = ReceivedMessage.__mro__[1].__slots__  # type: ignore[attr-defined]  # not declared to type checkers
+
+
+class FollowUp(NamedTuple):
+    """A message that a task returns, alone or in a list: it is sent in the transaction that acknowledges the task's.
+
+    topic: its name. `TaskFunction.message` makes one that calls another task.
+    """
+
+    topic: str
+    message: Message
 
 
 class TaskMessage(ReceivedMessage):
@@ -40,3 +53,20 @@ class TaskMessage(ReceivedMessage):
         if isinstance(self._consumer, ConnectedSubscription):
             return self._consumer.acknowledging(self)
         return Transaction(self._consumer._engine, Ack(self, self._consumer))
+
+
+def follow(message: TaskMessage, result: object) -> bool:
+    """Acknowledge a message and send what its task has returned to be sent; False: that is nothing of the kind.
+
+    Raises InvalidArgument, and as the transaction.
+    """
+    found = [result] if isinstance(result, FollowUp) else result
+    if not isinstance(found, (list, tuple)) or not any(isinstance(each, FollowUp) for each in found):
+        return False
+    with message.transaction() as transaction:
+        for each in found:
+            if not isinstance(each, FollowUp):
+                raise InvalidArgument("result", each, "expected a FollowUp, as the others")
+            options = {name: getattr(each.message, name) for name in Message.__slots__ if name != "payload"}
+            transaction.send(each.topic, each.message.payload, **options)
+    return True

@@ -4,8 +4,11 @@ One thread receives, no more than there are free slots: a message that is not ru
 run in as many threads as there are slots; coroutines in the event loop of the worker, and what becomes of their
 messages is committed in other threads. Waiting for messages is the subscription's, by the store's clock.
 
-A task with a timeout has one more thread, which looks at attempts by the store's clock: it has a coroutine's end with
-an exception, and gives a function's up, as its thread cannot be stopped.
+One more thread looks at attempts by the store's clock. Of a task with a timeout it has a coroutine's end with an
+exception, and gives a function's up, as its thread cannot be stopped. Of any other it extends what is held, so that a
+message is not delivered again while its function runs.
+
+What a task returns to be sent goes into the transaction that acknowledges its message.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias
 
 from duelog.store.clock import Monitor
 from duelog.store.duration import Duration, duration_ms
@@ -37,13 +40,14 @@ from duelog.store.errors import (
     ResourceShortage,
     StoreFull,
 )
+from duelog.store.listener import call_supplied
 from duelog.store.message import ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
 
 from ..connected.connected_store import ConnectedSubscription
 from ..subscription import Subscription
-from .task_message import TaskMessage
+from .task_message import TaskMessage, follow
 
 if TYPE_CHECKING:
     from .coroutine_loop import CoroutineLoop, Limit
@@ -62,6 +66,18 @@ LONGEST_BACKOFF_MS = 3_600_000
 _ROOM = os.path.join(os.path.dirname(__file__), "")
 
 
+class Hooks(NamedTuple):
+    """Functions that hear of a task's attempts: see `Worker.task`."""
+
+    on_start: Callable[[TaskMessage], object] | None = None
+    on_success: Callable[[TaskMessage], object] | None = None
+    on_retry: Callable[[TaskMessage, BaseException], object] | None = None
+    on_dead_letter: Callable[[TaskMessage, BaseException | None], object] | None = None
+
+
+NO_HOOKS = Hooks()
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """See `Worker.task`. Raises InvalidArgument for what is none."""
@@ -73,6 +89,7 @@ class Task:
     retries: int | None
     backoff: Backoff
     timeout: Duration | None = None
+    hooks: Hooks = NO_HOOKS
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -86,6 +103,9 @@ class Task:
                 raise InvalidArgument(field, value, f"expected an int of at least {lowest}")
         if not callable(self.backoff):
             duration_ms("backoff", self.backoff)
+        for field, hook in self.hooks._asdict().items():
+            if hook is not None and not callable(hook):
+                raise InvalidArgument(field, hook, "expected a function")
         if self.timeout is not None and duration_ms("timeout", self.timeout) == 0:
             raise InvalidArgument("timeout", self.timeout, "expected more than no time, or None")
 
@@ -155,6 +175,9 @@ def reason_of(error: BaseException) -> str:
 _PAUSE_MS = 1_000
 """How long receiving pauses after an error that may pass."""
 
+_LOOK_MS = 1_000
+"""How often it is looked whether what runs is to be extended, where there is no acknowledgement timeout by now."""
+
 
 @dataclass(eq=False, slots=True)
 class _Attempt:
@@ -205,6 +228,8 @@ class TaskRunner:
         """How many attempts ended how: "acknowledged", "failed"."""
         self._stopped = False
         self._closed = False
+        self._idle = False
+        """True while the thread that extends waits for something to run."""
         self._inbox: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
 
     # -- for the worker ----------------------------------------------------------------------------
@@ -215,7 +240,9 @@ class TaskRunner:
         self._start_thread(self._receive)
         for _ in range(0 if self._loop is not None else self.task.concurrency):
             self._start_thread(self._run_functions)
-        if self.task.timeout_ms is not None:
+        if self.task.timeout_ms is None:
+            self._start_thread(self._extend)
+        else:
             self._start_thread(self._watch, self.task.timeout_ms)
         self._subscription.report_running(self.running_since_ms)
 
@@ -305,7 +332,7 @@ class TaskRunner:
         with self._monitor.lock:
             attempt.ended = spent
             self._running[attempt.number] = attempt
-            if self.task.timeout_ms is not None:
+            if self._idle or self.task.timeout_ms is not None:
                 self._monitor.notify_all()
         if spent:
             self._end(attempt, None, spent=True)
@@ -324,26 +351,30 @@ class TaskRunner:
                 attempt.thread = threading.get_ident()
                 is_late = attempt.overdue
             error: BaseException | None = None
+            result = None
             try:
                 if not is_late:
-                    self.task.function(attempt.message)
+                    self._tell(self.task.hooks.on_start, attempt.message)
+                    result = self.task.function(attempt.message)
             except BaseException as raised:
                 error = raised
             with self._monitor.lock:
                 attempt.ended = True
                 attempt.thread = None
             if not attempt.overdue:
-                self._end(attempt, error)
+                self._end(attempt, error, result)
             elif not self._ended_late(attempt, error):
                 return
 
     async def _run_coroutine(self, loop: CoroutineLoop, attempt: _Attempt) -> None:
         error: BaseException | None = None
+        result = None
         try:
+            self._tell(self.task.hooks.on_start, attempt.message)
             if attempt.limit is None:
-                await self.task.function(attempt.message)
+                result = await self.task.function(attempt.message)
             else:
-                await attempt.limit.hold(self.task.function(attempt.message))
+                result = await attempt.limit.hold(self.task.function(attempt.message))
         except BaseException as raised:
             error = raised
         with self._monitor.lock:
@@ -352,7 +383,38 @@ class TaskRunner:
             return
         if attempt.overdue and type(error) is TimeoutError and not error.args:
             error = TimeoutError(self._took_longer()).with_traceback((error.__cause__ or error).__traceback__)
-        loop.in_thread(self._end, attempt, error)
+        loop.in_thread(self._end, attempt, error, result)
+
+    @staticmethod
+    def _tell(hook: Callable[P, object] | None, *args: P.args, **kwargs: P.kwargs) -> None:
+        if hook is not None:
+            call_supplied(hook, *args, **kwargs)
+
+    # -- what takes long -----------------------------------------------------------------------------
+
+    def _extend(self) -> None:
+        """Hold what runs for longer than the acknowledgement timeout, until the task is closed."""
+        clock = self._subscription.clock
+        while True:
+            lease_ms = 0
+            try:
+                lease_ms = self._ack_timeout_ms()
+                with self._monitor.lock:
+                    running = [each.message for each in self._running.values() if not each.ended]
+                if lease_ms and running:
+                    self._subscription.extend(running)
+            except DuelogError as error:
+                if self._closed or isinstance(error, ClosedError):
+                    return
+                _log.warning("task %s: what runs is not extended: %s", self.task.name, error)
+            look_ms = clock.now_ms() + (max(lease_ms // 3, 1) if lease_ms else _LOOK_MS)
+            with self._monitor.lock:
+                while not self._closed and (not self._running or clock.now_ms() < look_ms):
+                    self._idle = not self._running
+                    clock.wait(self._monitor, None if self._idle else look_ms)
+                self._idle = False
+                if self._closed:
+                    return
 
     # -- what takes too long -------------------------------------------------------------------------
 
@@ -424,17 +486,29 @@ class TaskRunner:
 
     # -- what becomes of a message -------------------------------------------------------------------
 
-    def _end(self, attempt: _Attempt, error: BaseException | None, *, spent: bool = False) -> None:
+    def _end(
+        self, attempt: _Attempt, error: BaseException | None, result: object = None, *, spent: bool = False
+    ) -> None:
         """A message has come to its end: acknowledge it, or see to its retry; then its slot is free.
 
         Raises nothing: it ends no thread, whatever goes wrong.
         """
         message = attempt.message
         try:
+            followed = False
+            if error is None and result is not None:
+                try:
+                    followed = follow(message, result)
+                except ClosedError:
+                    raise
+                except Exception as refused:
+                    error = refused
             if spent:
                 self._bury(message, None)
             elif error is None:
-                if self._connected is None:
+                if followed:
+                    pass
+                elif self._connected is None:
                     self._subscription.ack(message)
                 else:  # nobody looks at the count, for which a thread would wait
                     self._connected.ack_soon([message.position])
@@ -443,6 +517,8 @@ class TaskRunner:
             outcome = "acknowledged" if error is None and not spent else "failed"
             with self._monitor.lock:
                 self.outcomes[outcome] += 1
+            if outcome == "acknowledged":
+                self._tell(self.task.hooks.on_success, message)
         except ClosedError:
             _log.warning("task %s: %s was given back before it ended", self.task.name, attempt_id(message))
         except BaseException as refused:
@@ -454,11 +530,12 @@ class TaskRunner:
         finally:
             with self._monitor.lock:
                 del self._running[attempt.number]
-                self._monitor.notify_all()
+                if self._stopped:
+                    self._monitor.notify_all()
             if not attempt.stuck:
                 self._slots.release()
 
-    def _failed(self, message: ReceivedMessage, error: BaseException) -> None:
+    def _failed(self, message: TaskMessage, error: BaseException) -> None:
         if not self._subscription.holds(message):  # a transaction has acknowledged it, or another has it by now
             text = "task %s: %s failed, and is not held any more: %s"
             _log.warning(text, self.task.name, attempt_id(message), reason_of(error), exc_info=exc_info(error))
@@ -490,8 +567,9 @@ class TaskRunner:
         except DuelogError as refused:  # a delay over the policies' maximum, a full disk: it waits in memory
             _log.warning("task %s: the retry waits in memory alone: %s", self.task.name, refused)
             self._subscription.nack(message, delay=timedelta(milliseconds=wait_ms))
+        self._tell(self.task.hooks.on_retry, message, error)
 
-    def _bury(self, message: ReceivedMessage, reason: str | None, error: BaseException | None = None) -> None:
+    def _bury(self, message: TaskMessage, reason: str | None, error: BaseException | None = None) -> None:
         """Make a dead letter of it; reason: why this attempt failed, None: those before it were too many."""
         shown = reason or message.failure or "too many deliveries failed"
         attempts = plural(message.redelivery_count + message.retries + (reason is not None), "attempt")
@@ -505,3 +583,5 @@ class TaskRunner:
         except DuelogError as refused:
             _log.error("task %s: no dead letter of %s: %s", self.task.name, attempt_id(message), refused)
             self._subscription.nack(message, delay=timedelta(milliseconds=_PAUSE_MS))
+            return
+        self._tell(self.task.hooks.on_dead_letter, message, error)

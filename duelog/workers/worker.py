@@ -25,9 +25,9 @@ from duelog.store.names import TopicName
 from ..connected.connected_store import ConnectedStore, connect
 from ..delayed_store import DelayedStore
 from ..opening import stored_span_ms
-from .task_arguments import TaskFunction, takes_a_message
+from .task_arguments import Codec, TaskFunction, takes_a_message
 from .task_message import TaskMessage
-from .task_runner import Backoff, Task, TaskRunner, plural
+from .task_runner import Backoff, Hooks, Task, TaskRunner, plural
 
 _log = logging.getLogger("duelog.worker")
 
@@ -60,8 +60,8 @@ class Worker:
     A message is acknowledged when its function returns. One whose function raises is run again after the backoff, by a
     retry that survives a restart; after `retries` of them it becomes a dead letter, with the type and the text of the
     last exception as its reason. A crash counts as a failed delivery of what was running, so that a message that kills
-    its process becomes a dead letter too. `timeout` bounds an attempt. Where there is none, `Policies.ack_timeout_ms`
-    holds as for every consumer: a message is delivered again, and counted, while its function still runs.
+    its process becomes a dead letter too. `timeout` bounds an attempt. Where there is none, a message is held for as
+    long as its function runs, whatever `Policies.ack_timeout_ms` says.
 
     Functions run in threads, coroutines in one event loop in a thread. No order is kept, and nothing limits rates or
     prefers topics: use one task a topic, with the concurrency that it is to have. Thread-safe; a context manager that
@@ -122,11 +122,18 @@ class Worker:
         retries: int | None = 5,
         backoff: Backoff = 1,
         timeout: Duration | None = None,
+        codec: Codec | None = None,
+        on_start: Callable[[TaskMessage], object] | None = None,
+        on_success: Callable[[TaskMessage], object] | None = None,
+        on_retry: Callable[[TaskMessage, BaseException], object] | None = None,
+        on_dead_letter: Callable[[TaskMessage, BaseException | None], object] | None = None,
     ) -> TaskDecorator:
         """Have the function or coroutine function below run for each message of `topic`, which need not exist.
 
         It takes the message, in one parameter annotated as such or not at all; or arguments of its own, which JSON and
-        its annotations have: then it becomes a `TaskFunction`, whose `send` has a worker call it with them.
+        its annotations have: then it becomes a `TaskFunction`, whose `send` has a worker call it with them. A method
+        of an object is one too. A `FollowUp` that it returns, or a list of them, is sent in the transaction that
+        acknowledges its message; whatever else it returns is ignored.
 
         subscription: None: the worker's name. concurrency: how many messages it runs at a time; it holds no others.
         retries: how often a message is run again before it is a dead letter; None: any number of times. Where
@@ -140,16 +147,22 @@ class Worker:
         stopped: the attempt is given up, whatever comes of it later is ignored, and another thread takes the place of
         the one that hangs. That holds for as many threads as `concurrency` says; each that hangs beyond them is one
         less that runs messages, and when none is left the task ends with HandlersHang. `ack_timeout_ms` counts from the
-        end of the timeout. Raises InvalidArgument.
+        end of the timeout.
+
+        codec: writes and reads arguments, such as `msgspec.msgpack`; None: JSON. on_start, on_success, on_retry,
+        on_dead_letter: called for an attempt that begins, one whose message is acknowledged, one that failed and is run
+        again, and one whose message is a dead letter (the exception is None where deliveries before it were too many).
+        They must be quick; what they raise is logged. Raises InvalidArgument.
         """
 
         def decorate(function: Any, /) -> Any:
             name = self.name if subscription is None else subscription
             made, handler = function, function
             if inspect.isroutine(function) and not takes_a_message(function):
-                made = TaskFunction(function, lambda: self._sending().topic(topic))
+                made = TaskFunction(function, topic, self._sending, codec)
                 handler = made.handler()
-            task = Task(handler, topic, name, concurrency, retries, backoff, timeout)
+            hooks = Hooks(on_start, on_success, on_retry, on_dead_letter)
+            task = Task(handler, topic, name, concurrency, retries, backoff, timeout, hooks)
             of = TopicName.parse(topic)
             with self._changing:
                 if self._store is not None:

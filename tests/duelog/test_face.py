@@ -16,8 +16,8 @@ from tests.packaging.tree import FLOORS, ROOT, dotted, modules
 
 NAMES = [
     "DUPLICATE", "Clock", "DeadLetter", "DelayedDeliveryPolicies", "DelayedStore", "Document", "Documents",
-    "DuelogError", "Duplicate", "Failover", "Finding", "KeyShared", "LogPositions", "ManualClock", "Message",
-    "MessageId", "MessageIds", "Occurrence", "Outcome", "Policies", "PublishedAt", "ReceivedMessage",
+    "DuelogError", "Duplicate", "Failover", "Finding", "FollowUp", "KeyShared", "LogPositions", "ManualClock",
+    "Message", "MessageId", "MessageIds", "Occurrence", "Outcome", "Policies", "PublishedAt", "ReceivedMessage",
     "ReceivedMessages", "Schedule", "ScheduledMessage", "StoreConfig", "Subscription", "SubscriptionAdmin",
     "SystemClock", "TaskFunction", "TaskMessage", "TickResult", "Topic", "TopicEvent", "Transaction", "Worker",
 ]  # fmt: skip

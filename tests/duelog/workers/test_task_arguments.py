@@ -10,9 +10,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from duelog import DelayedStore, ReceivedMessage, TaskFunction, Worker
+from duelog import DelayedStore, FollowUp, Message, ReceivedMessage, TaskFunction, Worker
 from duelog.errors import ClosedError, InvalidArgument
 
 WAIT_S = 30
@@ -151,3 +152,95 @@ def test_a_worker_that_neither_runs_nor_connects_sends_nothing(tmp_path: Path) -
 
     with pytest.raises(ClosedError):
         remind.send(7)
+
+
+def test_what_a_task_returns_is_sent_when_its_message_is_acknowledged(store: DelayedStore) -> None:
+    """A chain of tasks, raw messages, a list of both; a coroutine too. What cannot be sent is a failed attempt."""
+    worker, seen, done = Worker(store), list[str](), threading.Event()
+
+    @worker.task("end")
+    def end(text: str) -> None:
+        seen.append(text)
+        done.set()
+
+    @worker.task("middle")
+    async def middle(number: int) -> list[FollowUp]:
+        seen.append(f"middle {number}")
+        return [FollowUp("archive", Message(b"x", deliver_after=60)), end.message("end", dedup_key="e")]
+
+    @worker.task("begin", backoff=0)
+    def begin(message: ReceivedMessage) -> Any:
+        seen.append("begin")
+        return [middle.message(number=7)] if message.retries else [middle.message(number=7), "none"]
+
+    store.topic("begin").send(b"x")
+    with worker:
+        assert done.wait(WAIT_S)
+    assert seen == ["begin", "begin", "middle 7", "end"]
+    assert [message.payload for message in store.topic("archive").scheduled()] == [b"x"]
+    assert all(store.topic(name).subscription("worker").stats().backlog == 0 for name in ("begin", "middle", "end"))
+
+
+def test_hooks_hear_of_each_attempt_and_what_they_raise_is_logged(
+    store: DelayedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start each, then a retry, a dead letter or a success."""
+    worker, heard, done = Worker(store), list[Any](), threading.Event()
+
+    def buried(message: ReceivedMessage, error: BaseException | None) -> None:
+        heard.append(("dead", message.payload, repr(error)))
+        done.set()
+        raise LookupError("a hook")
+
+    hooks: Any = {
+        "on_start": lambda message: heard.append(("start", message.payload)),
+        "on_success": lambda message: heard.append(("success", message.payload)),
+        "on_retry": lambda message, error: heard.append(("retry", message.payload, repr(error))),
+        "on_dead_letter": buried,
+    }
+
+    @worker.task("t", retries=1, backoff=0, concurrency=1, **hooks)
+    def handle(message: ReceivedMessage) -> None:
+        if message.payload == b"bad":
+            raise ValueError("no")
+
+    with pytest.raises(InvalidArgument, match="on_start=5"):
+        worker.task("u", on_start=5)(handle)  # type: ignore[arg-type]
+    store.topic("t").send(b"good")
+    store.topic("t").send(b"bad")
+    with worker:
+        assert done.wait(WAIT_S)
+    error = "ValueError('no')"
+    assert heard == [
+        ("start", b"good"), ("success", b"good"), ("start", b"bad"), ("retry", b"bad", error), ("start", b"bad"),
+        ("dead", b"bad", error),
+    ]  # fmt: skip
+    assert "callback test_hooks_hear" in caplog.text
+
+
+class Mailer:
+    """A class whose method is a task."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.done = threading.Event()
+
+    def mail(self, user: int) -> None:
+        """Note the user."""
+        self.sent.append(user)
+        self.done.set()
+
+
+def test_a_method_of_an_object_is_a_task_and_another_codec_writes_its_arguments(store: DelayedStore) -> None:
+    """Called with its object; a schedule has its name where it is given none."""
+    worker, mailer = Worker(store), Mailer()
+    mail = worker.task("t", codec=msgspec.msgpack)(mailer.mail)
+    assert isinstance(mail, TaskFunction)
+    assert mail.every(cron="@daily", user=8).name == "Mailer.mail"
+    with pytest.raises(InvalidArgument, match="user='7'"):
+        mail.send("7")
+    mail.send(user=7)
+    with worker:
+        assert mailer.done.wait(WAIT_S)
+    assert mailer.sent == [7]
+    assert [schedule.payload for schedule in store.topic("t").schedules()] == [msgspec.msgpack.encode({"user": 8})]
