@@ -85,7 +85,6 @@ class Turns:
                         if await self._call(self._standby.begin):
                             return True
                         begun = True
-                        _log.warning("this machine follows")
                     if await self._call(self._standby.step):
                         return True
                 except (ReplicaUnreachable, ReplicaDamaged) as error:
@@ -97,6 +96,7 @@ class Turns:
                         await way.close()
                     way = _Way(address, self._config, self._listen)
                     await way.open()
+                    _log.warning("this machine follows %s", address or "a leader whose address is not known yet")
                 await self._pause()
             return False
         finally:
