@@ -137,10 +137,12 @@ def merged_runs(
     while begin < len(runs):
         first, size, end = runs[begin].first, runs[begin].stored_bytes, begin + 1
         while end < len(runs):
-            if runs[end - 1].limit not in (runs[end].first, runs[end].follows):
-                raise BrokenInvariant(f"entry {runs[end].first} follows one before {runs[end - 1].limit}")
-            size += runs[end].stored_bytes
-            if runs[end].limit - first > limits.entries or size > limits.bytes:
+            run, expected = runs[end], runs[end - 1].limit
+            passes_over = run.first != expected
+            if passes_over and run.follows != expected:
+                raise BrokenInvariant(f"entry {run.first} follows one before {expected}")
+            size += run.stored_bytes
+            if run.limit - first > limits.entries or size > limits.bytes:
                 break
             if not (plain[begin] and plain[end]):
                 break
@@ -149,8 +151,8 @@ def merged_runs(
         if merged is not None:
             yield key_of(first), merged, runs[end - 1].limit - first
         else:
-            for run in runs[begin:end]:
-                yield key_of(run.first), run.value, run.limit - run.first
+            for each in runs[begin:end]:
+                yield key_of(each.first), each.value, each.limit - each.first
         begin = end
 
 
