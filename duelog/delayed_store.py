@@ -28,7 +28,7 @@ from .engine import Engine, open_engine, settled
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import Operations
 from .operations.wire_peer import Admit
-from .stats import Keeper, Overview, PartitionStats, StoreStats, TopicPage
+from .stats import Connections, Keeper, Overview, PartitionStats, Receiving, StoreStats, TopicPage
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
@@ -60,6 +60,8 @@ class DelayedStore:
             raise TypeError(f"a store is opened by DelayedStore.open({given})")
         self._engine = engine
         self.topic_deleter: Callable[[str, bool], object] | None = None
+        self.other_connections: Callable[[], Connections] | None = None
+        """Tells who else is connected: a broker sets it."""
         """How `duelog topics delete` of another process deletes: of a front, which knows a topic's clients.
 
         Called with the topic's name and `force`, in a thread that may wait. Raises a DuelogError that says why not.
@@ -451,6 +453,18 @@ class DelayedStore:
         self._engine.check_open()
         with explained(self.path):
             return self._engine.census.partitions()
+
+    def receiving(self) -> list[Receiving]:
+        """The subscriptions that have consumers, by topic; O(topics in memory)."""
+        self._engine.check_open()
+        return self._engine.figures.receiving()
+
+    def connections(self) -> Connections:
+        """Who is connected: by `duelog.connect`, and to the broker that serves the store, where there is one."""
+        self._engine.check_open()
+        ours = self._engine.clients()
+        others = Connections((), ()) if self.other_connections is None else self.other_connections()
+        return Connections((*ours, *others.connections), others.limits)
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
         """Have metrics counted by instruments of one's own as well, until what is returned is closed."""

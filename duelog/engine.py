@@ -55,7 +55,7 @@ from .sending.sender import Sender
 from .sending.topic_sender import StoreSender, TopicSender, TopicWithdrawals
 from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
-from .stats import Figures
+from .stats import ClientStats, Figures
 from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
@@ -438,6 +438,10 @@ class Engine:
             config = self.storage.config
             most_bytes = max(config.wal_bytes, config.max_message_bytes)
             self.control = WireServer.start(store, self.storage.path, operations, most_bytes)
+
+    def clients(self) -> list[ClientStats]:
+        """Who is connected."""
+        return [] if self.control is None else self.control.clients()
 
     def listen(self, host: str, port: int, tls: object, admit: Admit) -> int:
         """Take connections over TCP, as `DelayedStore.listen`. Raises InvalidArgument."""

@@ -267,6 +267,52 @@ class TopicSurvey:
     sent: int
 
 
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """A subscription that has consumers."""
+
+    topic: str
+    subscription: SubscriptionStats
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """A program that is connected to an open store.
+
+    client: how it says what it is; address: where it is. since_ms: when it came (epoch ms). permits: messages that it
+    may be handed now. held: handed to it and not acknowledged; None: only its subscriptions know. messages_in,
+    messages_out: since it came; None: they are not counted by connection.
+    """
+
+    client: str
+    address: str
+    since_ms: int
+    producers: int
+    consumers: int
+    permits: int
+    held: int | None
+    messages_in: int | None
+    messages_out: int | None
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """A limit of memory, in bytes, and what of it is in use. most: 0: there is none."""
+
+    name: str
+    used: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """Who is connected, and the limits that they share."""
+
+    connections: tuple[ClientStats, ...]
+    limits: tuple[LimitUse, ...]
+
+
 class Keeper(NamedTuple):
     """One reason why a partition is kept. topic, subscription: "" where the reason concerns none.
 
@@ -326,6 +372,15 @@ class Figures:
                 **asdict(state.counts),
                 longest_running_ms=max((now_ms - (now_ms if ms is None else ms) for ms in since_ms), default=None),
             )
+
+    def receiving(self) -> list[Receiving]:
+        """The subscriptions that have consumers, by topic; O(topics in memory)."""
+        return [
+            Receiving(str(topic.name), self.of_subscription(topic, state))
+            for topic in sorted(self._topics.loaded(), key=lambda topic: topic.name)
+            for _, state in sorted(topic.subscriptions.items())
+            if state.consumers
+        ]
 
     def pending_of(self, topic_id: int) -> int:
         """Messages of a topic in partitions that have not fired; O(partitions), each opened if it is not."""

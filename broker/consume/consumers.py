@@ -438,6 +438,10 @@ class Consumers:
         backlog = (await self._workers(engine.stats)).backlog
         peer.send(_stats_of(command, consumer, backlog, self._calls.loop.time()))
 
+    def of_connection(self, number: int) -> list[OpenedConsumer]:
+        """Consumers of a connection, those that are not ready among them."""
+        return list(self._connections.get(number, {}).values())
+
     def of_topic(self, topic: str) -> dict[str, list[Consumer]]:
         return {name: list(group.consumers) for (of, name), group in self._groups.items() if of == topic}
 

@@ -9,6 +9,7 @@ belong to an attached consumer are left out: nothing is open between two request
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -89,7 +90,8 @@ class OperationResource:
         if owner is not None:
             raise HttpError(307, f"another broker has this namespace: {owner}",
                             {"Location": f"{owner}{PATH}/{operation.name}"})  # fmt: skip
-        return Reply(await self._answer(operation, arguments), "application/json")
+        result, _ = await self._answer(operation, arguments)
+        return Reply(result, "application/json")
 
     async def watch(self, request: Request) -> Stream:
         """A body [[operation, arguments], ...]; events {"at": which, "result": ...}, or "reason" in its place."""
@@ -107,10 +109,14 @@ class OperationResource:
             wanted.append((operation, each[1]))
         return Stream(self.watching.events([partial(self._answer, *each) for each in wanted]))
 
-    async def _answer(self, operation: Operation, arguments: Mapping[str, Any]) -> bytes:
-        def work() -> bytes:
+    async def _answer(self, operation: Operation, arguments: Mapping[str, Any]) -> tuple[bytes, float]:
+        """The result as JSON, and the seconds of a processor that it took here."""
+
+        def work() -> tuple[bytes, float]:
+            began_s = time.thread_time()
             result = self._ask(operation.name, arguments)
-            return json.dumps(_cut(result) if operation.streamed else result).encode()
+            body = json.dumps(_cut(result) if operation.streamed else result).encode()
+            return body, time.thread_time() - began_s
 
         return await self._workers(work)
 

@@ -244,6 +244,11 @@ class Producers:
         while self.unanswered:
             await asyncio.sleep(0.005)
 
+    def of_connection(self, number: int) -> list[OpenProducer]:
+        """Producers of a connection, those that are not ready among them."""
+        found = self._connections.get(number)
+        return [] if found is None else list(found.producers.values())
+
     def of_topic(self, topic: str) -> list[OpenProducer]:
         producing = self._topics.get(topic)
         return [] if producing is None else [each for each in producing.by_name.values() if each.state == "ready"]

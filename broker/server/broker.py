@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from ...delayed_store import DelayedStore
 from ...operations.operations import Operations
+from ...stats import ClientStats, Connections, LimitUse
 from ...store.config import MIB, StoreConfig
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.names import TopicName
@@ -62,6 +63,8 @@ from ..tenancy.topic_removal import TopicRemoval
 from .connection import Connection, Handler, Login
 from .listening import Listeners
 from .service import Service
+
+T = TypeVar("T")
 
 _LIST_THREADS = 2
 """For topic lists: with more they would not be made quicker, and each has memory that it does not give back at once."""
@@ -121,6 +124,8 @@ class Services:
             workers,
             (lambda namespace: None) if self.ownership is None else self.ownership.http_owner,
         )
+        self.listeners: Iterable[Connection] = ()
+        """The connections, once the broker listens."""
         self.exposition = Exposition(
             store,
             config.cluster_name,
@@ -185,16 +190,45 @@ class Services:
 
         Raises what `TopicRemoval.delete` does, InvalidArgument, and ClosedError where the broker ends first.
         """
-        deletion = self.removal.delete(TopicAddress.parse(str(TopicName.parse(name))), force=force)
+        self._on_loop(self.removal.delete(TopicAddress.parse(str(TopicName.parse(name))), force=force))
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the event loop to do it, in any other thread. Raises ClosedError where the broker ends first."""
         try:
-            deleted = asyncio.run_coroutine_threadsafe(deletion, self._loop)
+            done = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError as error:  # the loop is closed
-            deletion.close()
+            work.close()
             raise ClosedError("the broker") from error
         try:
-            deleted.result()
+            return done.result()
         except CancelledError as error:
             raise ClosedError("the broker") from error
+
+    def connections(self) -> Connections:
+        """Clients of the binary protocol, and the memory of topic lists; waits, in any thread but the loop's."""
+        return self._on_loop(self._connections())
+
+    async def _connections(self) -> Connections:
+        semaphores = (("topic lists being made", self.limiter.heap), ("topic lists being sent", self.limiter.direct))
+        limits = [LimitUse(name, each.acquired, each.max_permits) for name, each in semaphores]
+        return Connections(tuple(map(self._client, self.listeners)), tuple(limits))
+
+    def _client(self, connection: Connection) -> ClientStats:
+        producers = self.producers.of_connection(connection.number)
+        consumers = self.consumers.of_connection(connection.number)
+        topics = {each.topic_name for each in producers} | {each.command.topic for each in consumers}
+        return ClientStats(
+            connection.client_version,
+            connection.address,
+            connection.since_ms,
+            len(producers),
+            len(consumers),
+            sum(each.permits for each in consumers),
+            sum(each.unacked for each in consumers),
+            sum(each.figures.messages for each in producers if each.state == "ready"),
+            sum(each.figures.messages for each in consumers),
+            tuple(sorted(topics)),
+        )
 
     def gone(self, connection: Connection) -> None:
         self.producers.gone(connection)
@@ -294,6 +328,7 @@ class Broker(Service):
                 authentication, session, store.clock.now_ms, config.authentication_refresh_check_seconds, fail
             ),
         )
+        services.listeners = listeners
         services.exposition.connections = lambda: (each.figures for each in listeners)
         services.exposition.connection_counts = lambda: listeners.counts
         services.urls[""] = await self._listen(listeners)
@@ -317,6 +352,7 @@ class Broker(Service):
         addresses.pulsar, addresses.pulsar_tls = self.urls
         addresses.http, addresses.https = await self._listen_http(self.application, config.max_http_server_connections)
         store.topic_deleter = services.delete_topic
+        store.other_connections = services.connections
         if config.bind_address in EVERYWHERE and not config.authentication_providers:
             _log.warning(
                 "every machine that reaches %s may use the broker: it asks for no credentials", config.reachable_address
@@ -327,7 +363,7 @@ class Broker(Service):
 
         Every acknowledgement that was taken is the store's then.
         """
-        self._store.topic_deleter = None
+        self._store.topic_deleter = self._store.other_connections = None
         if self._services is not None:
             self._services.operations.watching.close()
         await self._stop_http()

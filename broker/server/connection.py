@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -140,6 +141,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, environment: Environment) -> None:
         self.number = next(_numbers)
+        self.since_ms = time.time_ns() // 1_000_000
         self.address = self.host = ""
         self.role: str | None = None
         self._environment = environment

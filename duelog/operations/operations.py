@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from duelog.store.config import StoreConfig
     from duelog.store.policy.policies import EffectivePolicies, Policies, PolicyValue
 
-    from ..stats import Keeper, Overview, PartitionStats, StoreStats, TopicPage, TopicStats
+    from ..stats import Connections, Keeper, Overview, PartitionStats, Receiving, StoreStats, TopicPage, TopicStats
     from ..subscription import Subscription
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
@@ -70,6 +70,8 @@ class Store(Protocol):
         self, search: str = "", *, sort: str = "name", descending: bool = False, offset: int = 0, limit: int = 50
     ) -> TopicPage: ...
     def calendar(self) -> list[PartitionStats]: ...
+    def receiving(self) -> list[Receiving]: ...
+    def connections(self) -> Connections: ...
     def tick(self) -> TickResult: ...
     def flush(self) -> None: ...
     def save_snapshots(self) -> int: ...
@@ -469,6 +471,15 @@ class Operations:
     def calendar(self) -> list[PartitionStats]:
         """The partitions, as they were counted last."""
         return self._store.calendar()
+
+    @operation(Right.ADMIN, looks=True)
+    def receiving(self) -> list[Receiving]:
+        """The subscriptions that have consumers, by topic."""
+        return self._store.receiving()
+
+    @operation(Right.ADMIN, looks=True)
+    def connections(self) -> Connections:
+        return self._store.connections()
 
     @operation(Right.ADMIN)
     def tick(self) -> dict[str, Any]:

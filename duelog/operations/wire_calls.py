@@ -254,6 +254,10 @@ class WireCalls:
         self._waiting = Waiting()
         self._asking = threading.Lock()
 
+    def producers(self) -> list[tuple[str, str]]:
+        """Topics, and names under which it has numbered what it sent to them."""
+        return list(self._producers)
+
     # -- beginning and end, of the thread --------------------------------------------------------------
 
     def begin(self, number: int, name: str, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> None:

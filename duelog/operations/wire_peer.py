@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from duelog.store.errors import InvalidArgument
 
+from ..stats import ClientStats
 from . import wire_values
 from .wire import ERROR, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed, framed
 from .wire_calls import Guard, Service, WireCalls, closing
@@ -41,11 +42,20 @@ _log = logging.getLogger("duelog.control")
 class WirePeer:
     """One connection. The fields that the server's thread alone uses stand first."""
 
-    def __init__(self, service: Service, connection: Any, admit: Admit | None, ended: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        connection: Any,
+        admit: Admit | None,
+        ended: Callable[[], object],
+        address: str = "",
+        since_ms: int = 0,
+    ) -> None:
         """connection: a socket that does not wait. admit: None: its client need prove nothing.
 
-        ended: called once nothing of it is left.
+        ended: called once nothing of it is left. address, since_ms: where its client is, and when it came.
         """
+        self._address, self._since_ms = address, since_ms
         self._service = service
         self._socket = connection
         self._frames = Frames(service.most_bytes if admit is None else MOST_GREETING_BYTES)
@@ -70,6 +80,16 @@ class WirePeer:
         self._outbox: deque[bytes] = deque()
         self.unread = 0
         self.closed = False
+
+    def stats(self) -> ClientStats:
+        """Figures of its client. Of any thread."""
+        consumers, producers = list(self.calls.consumers.values()), self.calls.producers()
+        permits = sum(most for each in consumers for _, most, _ in list(each.credits))
+        topics = sorted(
+            {each.subscription.topic for each in consumers} | {topic for topic, _ in self.calls.producers()}
+        )
+        return ClientStats("duelog.connect", self._address, self._since_ms, len(producers), len(consumers),
+                           permits, None, None, None, tuple(topics))  # fmt: skip
 
     # -- of the thread ---------------------------------------------------------------------------------
 

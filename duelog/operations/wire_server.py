@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 from weakref import WeakSet
 
+from ..stats import ClientStats
 from . import wire_values
 from .face_table import FACE
 from .wire import ERROR, GREETED, SOCKET, VERSION, Disconnected, address_in, framed
@@ -169,7 +170,8 @@ class WireServer:
                 connection.send(framed(wire_values.answer(0, ERROR, pack_error(Disconnected(refusal)))))
             return
         made = connection if encrypt is None else encrypt(connection)
-        peer = WirePeer(self._service, made, admit, lambda: self._peers.discard(peer))
+        now_ms = self._service.store.clock.now_ms()
+        peer = WirePeer(self._service, made, admit, lambda: self._peers.discard(peer), _who(connection), now_ms)
         self._peers.add(peer)
         if not self._is_looking:
             self._look_at_peers()
@@ -183,6 +185,10 @@ class WireServer:
         }
         peer.greet([GREETED, VERSION, facts])
 
+    def clients(self) -> list[ClientStats]:
+        """Who is connected. Of any thread."""
+        return [peer.stats() for peer in list(self._peers)]
+
     def _look_at_peers(self) -> None:
         """End connections whose peers do not go on, now and then while there are any."""
         now = time.monotonic()
@@ -195,6 +201,18 @@ class WireServer:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _who(connection: socket.socket) -> str:
+    """Where a client is: its address, or its process on this machine."""
+    if connection.family != socket.AF_UNIX:
+        host, port, *_ = connection.getpeername()
+        return f"{host}:{port}"
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return "this machine"
+    process, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return f"process {process}"
 
 
 def _is_trusted(connection: socket.socket) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,10 +74,21 @@ def _asked(path: Path, only_look: bool) -> Iterator[Ask]:
     from ...operations.operations import Operations
     from ...operations.wire_client import Connection
 
-    client = Connection.to(path, _RECONNECT_S)
-    if client is not None:
-        with closing(client):
-            yield client.ask
+    first = Connection.to(path, _RECONNECT_S)
+    if first is not None:
+        mine, made = threading.local(), [first]  # a connection does one operation at a time
+
+        def ask_there(name: str, arguments: Mapping[str, object]) -> Any:
+            if not hasattr(mine, "connection"):
+                mine.connection = Connection.to(path, _RECONNECT_S) or first
+                made.append(mine.connection)
+            return mine.connection.ask(name, arguments)
+
+        try:
+            yield ask_there
+        finally:
+            for each in made:
+                each.close()
         return
     with alone("it takes no commands: end it first, or --only-look"):
         span_ms = stored_span_ms(path) or StoreConfig().partition_ms

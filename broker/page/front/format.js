@@ -52,8 +52,9 @@ export function asText(data) {
 }
 
 export function asJson(data) {
+  const text = asText(data);
   try {
-    return JSON.stringify(JSON.parse(asText(data)), null, 2);
+    return text === null ? null : JSON.stringify(JSON.parse(text), null, 2);
   } catch {
     return null;
   }

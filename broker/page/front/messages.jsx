@@ -101,7 +101,10 @@ const Crumbs = ({ topic, messages }) => (
 export function Message({ topic, id }) {
   const [answer, setAnswer] = useState();
   const look = () => ask("message", { topic, message_id: id }).then((result) => setAnswer({ result }), (error) => setAnswer({ reason: error.message }));
-  useEffect(() => void look(), [topic, id]);
+  useEffect(() => {
+    setAnswer(undefined); // nothing of the message before stands under this one's id
+    look();
+  }, [topic, id]);
   return (
     <>
       <Crumbs topic={topic} messages />

@@ -23,9 +23,8 @@ function Tile({ row, most, chosen }) {
   const level = row.pending ? Math.ceil((Math.log1p(row.pending) / Math.log1p(most)) * 4) : 0;
   const label = daily ? String(new Date(row.start_ms).getUTCDate()) : time(row.start_ms);
   return (
-    <a class={`tile ${row.state} level-${level}`} href={link(["partitions", row.start_ms])} aria-current={chosen ? "true" : undefined}
-      aria-label={`${day(row.start_ms)}, ${row.state}: ${count(row.pending, "message")} pending, ${bytes(row.disk_bytes)}`}>
-      <span>{label}</span><b>{row.state === "closed" ? "held" : short(row.pending, 1000)}</b>
+    <a class={`tile ${row.state} level-${level}`} href={link(["partitions", row.start_ms])} aria-current={chosen ? "true" : undefined} title={`${day(row.start_ms)}, ${row.state}: ${count(row.pending, "message")} pending, ${bytes(row.disk_bytes)}`}>
+      <span>{label}</span><b>{row.state === "closed" ? "held" : <>{short(row.pending, 1000)}<span class="hidden"> pending, {row.state}</span></>}</b>
     </a>
   );
 }

@@ -3,6 +3,7 @@
 import { createContext } from "preact";
 import { useContext, useEffect, useRef, useState } from "preact/hooks";
 import { time } from "./format.js";
+import { changed } from "./server.js";
 
 /** By operation whether the role may ask it. */
 export const May = createContext({});
@@ -134,6 +135,7 @@ export function Ask({ label, title, children, fields = [], act, danger, done = "
     setBusy(true);
     try {
       const result = await act(Object.fromEntries(new FormData(event.target)));
+      changed();
       say(typeof done === "function" ? done(result) : done);
       setOpen(false);
     } catch (error) {

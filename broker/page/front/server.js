@@ -88,6 +88,10 @@ const pause = (ms, signal) =>
     signal.addEventListener("abort", () => (clearTimeout(timer), resolve()));
   });
 
+const CHANGED = "duelog-changed";
+/** Have what is watched be asked at once: something was done. */
+export const changed = () => dispatchEvent(new Event(CHANGED));
+
 /** Answers to [[operation, arguments], ...] as they change: [{result} or {reason}, ...]; undefined: not yet there. */
 export function useWatch(asks) {
   const key = JSON.stringify(asks);
@@ -95,16 +99,22 @@ export function useWatch(asks) {
   useEffect(() => {
     const ending = new AbortController();
     const answers = [];
+    let stream;
+    const again = () => stream?.abort();
+    addEventListener(CHANGED, again);
+    ending.signal.addEventListener("abort", () => (again(), removeEventListener(CHANGED, again)));
     (async () => {
       while (!ending.signal.aborted) {
+        stream = new AbortController();
         try {
-          for await (const { at, ...answer } of events(JSON.parse(key), ending.signal)) {
+          for await (const { at, ...answer } of events(JSON.parse(key), stream.signal)) {
             answers[at] = answer;
             report("live");
             setFound({ key, answers: [...answers] });
           }
         } catch (error) {
           if (ending.signal.aborted) return;
+          if (stream.signal.aborted) continue;
           if (error instanceof Refused && error.status && error.status !== 429 && error.status !== 503) {
             if (error.status === 401) report(401);
             setFound({ key, answers: JSON.parse(key).map(() => ({ reason: error.message })) });

@@ -141,8 +141,8 @@ async def test_a_watch_tells_each_answer_once_and_again_when_it_has_changed(rest
 async def test_too_many_pages_are_refused() -> None:
     """One closed makes room for another."""
 
-    async def look() -> bytes:
-        return b"1"
+    async def look() -> tuple[bytes, float]:
+        return b"1", 0.0
 
     watching = Watching()
     opened = [watching.events([look]) for _ in range(MOST_PAGES)]

@@ -230,7 +230,7 @@ OTHER_NAMES = {
 TWO_MEANINGS = {"--partition", "--output", "--to"}
 """A length of time of `init`, else the name of one; a file or a directory; a broker, a URL or a place in a log."""
 
-WITHOUT_JSON = {"serve", "proxy", "worker", "completion", "table"}
+WITHOUT_JSON = {"serve", "ui", "proxy", "worker", "completion", "table"}
 """They run until they are ended, print what is no answer, or write a file of another kind."""
 
 

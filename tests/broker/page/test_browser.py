@@ -1,0 +1,320 @@
+"""The page in a real browser: each view, each action by pressing with its effect in the store, nothing executed."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from duelog import DelayedStore, Message
+from tests.disaster.running import module
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(__file__).parents[3] / "broker" / "page" / "front" / "node_modules" / "axe-core" / "axe.min.js"
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.skipif(
+        not (files("duelog.broker.page") / "assets" / "index.html").is_file(), reason="the page is not built: make page"
+    ),
+    pytest.mark.xdist_group("browser"),
+]
+
+VIEWS = ["", "topics", "letters", "partitions", "connections", "workers"]
+HOSTILE = [
+    "<script>window.hurt=1</script>",
+    "<img src=x onerror='window.hurt=1'>",
+    "\u202e gnp.exe",
+    "a&b=c#d?e%2F \"'",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, without a window."""
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Shown:
+    """A page of a store that this process has open, through `duelog ui`."""
+
+    process: subprocess.Popen[str]
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page = page
+        self.address, _, self.token = address.partition("#")
+        self.said: list[str] = []
+        page.on("console", lambda message: self.said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.goto(address)
+        page.wait_for_selector("h1")
+
+    def go(self, view: str) -> None:
+        """Open a view and wait until what it asked for is there."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.address}#/{view}")
+        self.page.wait_for_selector("h1")
+        sync_api.expect(self.page.get_by_text("Asking …")).to_have_count(0)
+
+    def press(self, label: str, **fields: str) -> None:
+        """Press a button, fill the dialog in, and confirm."""
+        self.page.get_by_role("button", name=label, exact=True).first.click()
+        dialog = self.page.get_by_role("dialog")
+        for name, value in fields.items():
+            field = dialog.locator(f"[name={name}]")
+            if field.evaluate("each => each.tagName") == "SELECT":
+                field.select_option(value)
+            else:
+                field.fill(value)
+        dialog.locator("button.strong").click()
+        dialog.wait_for(state="detached")
+
+    def text(self) -> str:
+        """All that stands in the view."""
+        return str(self.page.inner_text("main"))
+
+    def waits_for(self, text: str) -> None:
+        """The view has it, within some seconds."""
+        sync_api.expect(self.page.locator("main")).to_contain_text(text)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DelayedStore]:
+    """A store of this process, which `duelog ui` asks."""
+    with DelayedStore.open(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def show(browser: Any, store: DelayedStore) -> Iterator[Callable[..., Shown]]:
+    """Opens the page of the store."""
+    processes, contexts = [], []
+
+    def shown(*options: str, **context: Any) -> Shown:
+        command = module("duelog.tools.cli.main", "ui", str(store.path), *options)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout is not None
+        address = re.search(r"http\S+", process.stdout.readline())
+        assert address is not None
+        contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context}))
+        page = Shown(contexts[-1].new_page(), address[0])
+        page.process = process
+        return page
+
+    yield shown
+    for each in contexts:
+        each.close()
+    for process in processes:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def filled(store: DelayedStore) -> None:
+    """Messages to come, subscriptions, a schedule, dead letters."""
+    topic = store.topic("reminders")
+    topic.send_batch([Message(b'{"bill": %d}' % at, key="k", deliver_after=3_600 + at * 7_200) for at in range(40)])
+    topic.every("digest", cron="0 9 * * *")
+    with topic.subscribe("mailer") as mailer:
+        for _ in range(2):
+            topic.send(b"now")
+        for message in mailer.receive(2, timeout=20):
+            mailer.dead_letter(message, "ValueError: no such bill")
+    for _ in range(3):
+        topic.send(b"backlog")
+    for number in range(60):
+        store.topic(f"shop/mail/t{number:02}").create()
+
+
+def test_every_view_on_an_empty_and_a_small_store_is_whole(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """No error on the console, nothing serious for axe, in both colours, wide and narrow; nothing is wider than it."""
+    shown = show()
+    for more in ([], ["topics/reminders", "topics/reminders/messages"]):
+        if more:
+            filled(store)
+        for scheme, width in (("light", 1280), ("dark", 390)):
+            shown.page.emulate_media(color_scheme=scheme)
+            shown.page.set_viewport_size({"width": width, "height": 850})
+            for view in [*VIEWS, *more]:
+                shown.go(view)
+                assert shown.page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+                assert not serious(shown.page), (view, scheme, serious(shown.page))
+    assert shown.said == []
+
+
+def serious(page: Any) -> list[str]:
+    """What axe-core finds that keeps somebody out; nothing where it is not installed."""
+    if not AXE.is_file():
+        return []
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate(
+        "axe.run(document, {resultTypes: ['violations']}).then(found => JSON.stringify(found.violations))"
+    )
+    return [
+        f"{each['id']}: {[node['html'][:200] for node in each['nodes']][:3]}"
+        for each in json.loads(found)
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+def test_actions_of_a_subscription_are_done_by_pressing(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """Pause, resume, skip, expire, seek, subscribe, unsubscribe: each asks once, and the store has its effect."""
+    filled(store)
+    shown, topic = show(), store.topic("reminders")
+    mailer = topic.subscription("mailer")
+    shown.go("topics/reminders")
+    shown.press("Pause mailer")
+    assert mailer.stats().paused
+    shown.page.wait_for_selector("text=Resume >> nth=0")
+    shown.press("Resume mailer")
+    assert not mailer.stats().paused
+    shown.press("Skip mailer", count="1")
+    assert mailer.stats().backlog == 2
+    shown.press("Expire mailer", older="0")
+    assert mailer.stats().backlog == 0
+    shown.press("Seek mailer", to="earliest")
+    assert mailer.stats().backlog > 0
+    shown.press("Subscribe", subscription="audit", position="latest")
+    assert topic.subscriptions() == ["audit", "mailer"]
+    shown.waits_for("audit")
+    shown.press("Unsubscribe mailer")
+    assert topic.subscriptions() == ["audit"]
+    shown.press("Pause digest")
+    assert [each.paused for each in topic.schedules()] == [True]
+    shown.press("Change ttl_ms", value="86400000")
+    assert store.effective_policies("reminders").ttl_ms == 86_400_000
+    assert shown.said == []
+
+
+def test_messages_are_sent_found_moved_and_cancelled_by_pressing(
+    store: DelayedStore, show: Callable[..., Shown]
+) -> None:
+    """And leaving a dialog changes nothing; going back keeps the view, reloading too."""
+    filled(store)
+    shown, topic = show(), store.topic("reminders")
+    shown.go("topics/reminders/messages")
+    assert '{"bill": 0}' in shown.text()
+    shown.press("Send a message", payload="Grüße", key="k7", delay="60")
+    first = next(topic.scheduled())
+    assert (first.payload, first.key) == ("Grüße".encode(), "k7")
+    shown.waits_for("Grüße")
+    shown.page.get_by_role("button", name=f"Cancel {first.message_id}").click()
+    shown.page.get_by_role("button", name="Leave it").click()
+    assert topic.state(first.message_id) == "scheduled"
+    shown.page.locator("tbody a").first.click()
+    shown.waits_for("Grüße")
+    before = shown.page.url
+    shown.page.reload()
+    shown.waits_for("Grüße")
+    assert shown.page.url == before
+    shown.press(f"Reschedule {first.message_id}", at="2031-05-04T10:00")
+    assert topic.state(first.message_id) == "cancelled"
+    moved = list(topic.scheduled())[-1]
+    assert (moved.payload, moved.due_ms) == ("Grüße".encode(), int(moved.due_ms // 60_000 * 60_000))
+    shown.waits_for(f"Message {moved.message_id}")
+    shown.press(f"Cancel {moved.message_id}")
+    assert topic.state(moved.message_id) == "cancelled"
+    shown.waits_for("cancelled")
+    shown.page.go_back()
+    shown.page.go_back()
+    shown.waits_for("Messages to come")
+    assert shown.said == []
+
+
+def test_dead_letters_are_sent_back_singly_and_all_by_pressing(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """Their reason stands beside them."""
+    filled(store)
+    shown = show()
+    shown.go("letters")
+    assert "ValueError: no such bill" in shown.text()
+    (letter, other) = store.dead_letters()
+    shown.press(f"Send back {letter.message_id}")
+    assert [each.message_id for each in store.dead_letters()] == [other.message_id]
+    shown.press("Send all back")
+    assert list(store.dead_letters()) == []
+    shown.waits_for("There are no dead letters.")
+    assert shown.said == []
+
+
+def test_topics_are_searched_sorted_and_paged_and_the_address_keeps_it(
+    store: DelayedStore, show: Callable[..., Shown]
+) -> None:
+    """By the server; an export has all that was found, not the page alone."""
+    filled(store)
+    shown = show()
+    shown.go("topics")
+    shown.page.get_by_role("button", name="Pending").click()
+    sync_api.expect(shown.page.locator("tbody a").first).to_have_text("reminders")
+    shown.page.get_by_role("button", name="After").click()
+    shown.waits_for("51 to 62 of 62")
+    shown.page.reload()
+    shown.waits_for("51 to 62 of 62")
+    shown.page.go_back()
+    shown.waits_for("1 to 50 of 62")
+    with shown.page.expect_download() as download:
+        shown.page.get_by_role("button", name="Topics as CSV").click()
+    assert len(Path(download.value.path()).read_text(encoding="utf-8").splitlines()) == 63
+    shown.page.get_by_label("Search topics").fill("T5")
+    shown.waits_for("10 of 62 topics")
+    assert "search=T5" in shown.page.url
+    assert shown.said == []
+
+
+def test_hostile_names_and_payloads_are_shown_and_not_executed(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """HTML, script, right to left, binary, 5 MiB, every kind of character in a topic's name."""
+    for name in HOSTILE:
+        store.topic("public/default/" + name.replace("/", "")).send(name.encode(), deliver_after=60)
+    large = store.topic("large").send((bytes(range(256)) * (20 << 10))[:-64], deliver_after=60)
+    shown = show()
+    shown.go("topics")
+    for name in HOSTILE[:2]:
+        shown.waits_for(name.replace("/", ""))
+    for name in HOSTILE:
+        topic = store.topic("public/default/" + name.replace("/", ""))
+        shown.go(f"topics/{quote(topic.name, safe='')}/messages/{next(topic.scheduled()).message_id}")
+        assert shown.page.inner_text("pre").strip() == name.strip()
+    shown.go(f"topics/large/messages/{large}")
+    assert "00000010  10 11 12" in shown.page.inner_text("pre")
+    assert shown.page.evaluate("window.hurt") is None
+    assert shown.said == []
+
+
+def test_who_may_only_look_sees_no_buttons_that_change(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """And another token, or none, shows nothing."""
+    filled(store)
+    shown = show("--only-look")
+    for view in ("topics", "topics/reminders", "topics/reminders/messages", "letters", "partitions"):
+        shown.go(view)
+        assert shown.page.locator("button.danger").count() == 0
+        for label in ("Send a message", "Create a topic", "Subscribe", "Check"):
+            assert shown.page.get_by_role("button", name=label, exact=True).count() == 0
+    assert "may only look" in shown.page.inner_text("header")
+    shown.page.evaluate("sessionStorage.clear()")
+    shown.page.reload()
+    shown.page.get_by_label("Token").fill("wrong")
+    shown.page.get_by_role("button", name="Enter").click()
+    shown.page.wait_for_selector("text=another start")
+    shown.page.get_by_label("Token").fill(shown.token.removeprefix("token="))
+    shown.page.get_by_role("button", name="Enter").click()
+    shown.page.wait_for_selector("nav")
+
+
+def test_the_page_changes_as_the_store_does(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """What is sent while it is open is counted; that a server has gone is told."""
+    store.topic("t").create()
+    shown = show()
+    shown.go("topics/t")
+    store.topic("t").send_batch([Message(b"", deliver_after=600)] * 7)
+    sync_api.expect(shown.page.locator(".figure-card .figure").first).to_have_text("7")
+    shown.process.terminate()
+    shown.page.wait_for_selector("text=No answer")
