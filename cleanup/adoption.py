@@ -10,8 +10,6 @@ subscription there is by now. A generation for which that does not hold is throw
 one came into being that has still to read what was dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path

@@ -4,8 +4,6 @@ Made from the claims on the partition (log_claims.py), which are picklable too, 
 read, nothing is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple

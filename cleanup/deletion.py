@@ -4,8 +4,6 @@ The record comes first: after a crash the directory is removed because the catal
 other way round. What the record needs is checked again inside its transaction.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..partitions import cancellations

@@ -5,8 +5,6 @@ partition directories that were never registered: nothing in those was ever ackn
 Finished generations in staging/ready/ are left to adoption.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..partitions.partition import partition_path

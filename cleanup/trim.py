@@ -6,8 +6,6 @@ it; its runs are then removed in bounded parts, so that firing is not held up, i
 crash in between leaves a TRIMMING record, which the next open finishes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..store.codec import format as fmt

@@ -1,7 +1,5 @@
 """Looking stored messages and markers up, by id or by due time, without delivering them and without a delay index."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import chain
 

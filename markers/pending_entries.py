@@ -10,8 +10,6 @@ What takes the place of another is a conditional entry: it names that one, and f
 appends it admits it too. (Versions before appended it in a commit of its own: one that is not admitted never fires.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager

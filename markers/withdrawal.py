@@ -14,8 +14,6 @@ transaction changes the record, cancels the message before where it is still to 
 appends those to the main log whose time has passed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager

@@ -6,8 +6,6 @@ were cancelled or replaced. ADMITTED holds the conditional entries whose resched
 is not in it never fires.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from pyroaring import BitMap

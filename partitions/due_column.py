@@ -1,7 +1,5 @@
 """The due column of a partition log: the due times in the headers of its runs, read without payloads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ next lease is on that one.
 Deliberately without appends, creation and removal: a read-only store does none of them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

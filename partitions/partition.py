@@ -5,8 +5,6 @@ closes when too many are open, and its generation, which compaction replaces by 
 one partition are serialised by its environment; `listener` hears of each in commit order.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

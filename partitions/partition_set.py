@@ -9,8 +9,6 @@ in staging/, which every open clears, renamed into place, and registered in the 
 before that leaves a directory that nothing refers to, which the next open removes.
 """
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections import OrderedDict

@@ -12,8 +12,6 @@ one row of a record, so a batch for one log takes one, a scattered batch one a m
     SEQUENCE := bitmap                     roaring, 64 bits, whole numbers; key: topic id, producer name, block u64
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from pyroaring import BitMap64

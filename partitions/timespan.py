@@ -9,8 +9,6 @@ Due times are ``0 <= due_ms < DUE_LIMIT_MS``, the start of the year 10000, so th
 with a four-digit year. Pure functions; nothing here reads a clock, a time zone or a disk.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 

@@ -8,8 +8,6 @@ are removed.
 The caller holds the store's lock, and opens the environments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -27,8 +27,6 @@ now: both are recorded, and taking out or putting in twice does no harm.
 A snapshot that cannot be used is passed over for the one before it, and the last for full replay.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Generator
 from contextlib import suppress

@@ -14,8 +14,6 @@ commits. What a crash left of a snapshot (parts without metadata) is removed whe
 Does not decide when a snapshot is due, and holds no lock: a commit at a time is shared with appends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 

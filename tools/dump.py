@@ -5,8 +5,6 @@ the format modules of store/ only. A record that is damaged comes with its error
 writing process; reads in short transactions, so that what changes meanwhile may be dumped in part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from enum import IntEnum

@@ -3,8 +3,6 @@
 A store that cannot be read or written (damaged, busy, gone) is told with its reason, and hides nothing of the others.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -15,8 +15,6 @@ between 4 and 5 begins anew, if TARGET is as the file says: no process has used 
 open, so nothing is sent or fired meanwhile.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

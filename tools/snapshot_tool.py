@@ -5,8 +5,6 @@ whose snapshots are damaged or of another version and whose next start should be
 every entry of the pending partitions once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass

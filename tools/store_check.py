@@ -4,8 +4,6 @@ First the pages of every environment are read as bytes, which nothing can die of
 safely, and the check of an open store runs here; else it runs in a child process, and its death becomes a finding.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ is read, that goes back, and the listing waits for a direct permit of the answer
 and then for a heap permit, kept until it is queued. A smaller answer is read first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace

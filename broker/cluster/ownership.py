@@ -5,8 +5,6 @@ and lists, as with Pulsar: it asks the owner, with the client's credentials. Pro
 ServiceNotReady, at which clients look up again; watches with NotAllowedError, at which clients ask from time to time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace

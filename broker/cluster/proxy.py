@@ -6,8 +6,6 @@ A client that names one of the known brokers is spliced to it: bytes go both way
 only while the other one takes what comes, so that what a proxy keeps of a connection is bounded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping

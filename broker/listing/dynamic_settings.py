@@ -3,8 +3,6 @@
 Owns names, which values they may have, and what is in force. All belongs to the event loop's thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ...store.errors import InvalidArgument

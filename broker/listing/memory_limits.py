@@ -12,8 +12,6 @@ a namespace learns it for all: it goes on with a guess, the others wait for its 
 All of it belongs to the event loop's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -9,8 +9,6 @@ once the direct permit is there.
 Requests of one connection that ask the same while they wait for its turn are one question, answered by the same bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

@@ -4,8 +4,6 @@ A watcher that finds no memory in time tries again, with pauses, until it or its
 sent one at a time, after the answer, in the order of the commits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

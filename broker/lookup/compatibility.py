@@ -7,8 +7,6 @@ whether there are any. KEY_VALUE is two schemas; all others have to be the same.
 Source of the rules: Apache Avro, specification, "Schema Resolution".
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum

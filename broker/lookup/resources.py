@@ -5,8 +5,6 @@ compare-and-set in a worker, and everything else belongs to the event loop's thr
 to live are not here: the store keeps them itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping

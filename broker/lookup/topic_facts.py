@@ -4,8 +4,6 @@ A version is a number from 0, on the wire its 8 bytes, big-endian. Partitions sh
 topic; each has an epoch of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -4,8 +4,6 @@ The order of checks is the rule that a client without a right sees and changes n
 LOOKUP and PARTITIONED_METADATA answer where a topic is, and how many partitions it has.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Series of a topic are by topic or, where there are to be none, by namespace; histograms are by namespace.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from bisect import bisect_left

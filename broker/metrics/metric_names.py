@@ -5,8 +5,6 @@ engine's own are those of `duelog.metrics`, as OpenTelemetry's exporters write t
 part of the name, counters end in `_total`. What has a Pulsar name is not there twice.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from ... import metrics as engine

@@ -5,8 +5,6 @@ So a rate costs nothing where messages pass. REST and /metrics tell the same rat
 passed, as it is in Pulsar, whose `statsUpdateFrequencyInSecs` the period is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Written here rather than by prometheus_client, whose objects for each sample tak
 thousand topics has hundreds of thousands of them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from itertools import accumulate

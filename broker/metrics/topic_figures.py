@@ -5,8 +5,6 @@ text are made by a worker. Without series by topic, and for more topics than a p
 figures are added up by namespace.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable

@@ -3,8 +3,6 @@
 Pulsar has none of these. An id is that of the receipt, `ledger:entry`.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from contextlib import suppress

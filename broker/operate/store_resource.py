@@ -3,8 +3,6 @@
 Pulsar has none of these. Only superusers see them, as they concern all tenants.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

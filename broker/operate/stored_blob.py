@@ -5,8 +5,6 @@ payload of the whole batch, which the client divides. Source of the headers: Apa
 them.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib
 import zlib

@@ -6,8 +6,6 @@ subscription's backlog: it is neither skipped nor expired, and comes at its time
 Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

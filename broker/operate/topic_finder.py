@@ -1,7 +1,5 @@
 """Which topics of the store a request means: the topic that it names, or all partitions of a partitioned one."""
 
-from __future__ import annotations
-
 from ...delayed_store import DelayedStore
 from ...topic import Topic
 from ..admin.http_request import HttpError, Request

@@ -3,8 +3,6 @@
 Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress

@@ -6,8 +6,6 @@ the mean size of the main log's entries. A message that is not due counts in `ms
 in `msgBacklogNoDelayed`, as in Pulsar.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 On the wire a command is a message with its type in field 1, and its own fields in the field whose number is the type.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from enum import IntEnum

@@ -7,8 +7,6 @@ put into a topic without the broker have no header; `blob_of_program` makes a bl
 Owns the header's layout and the sticky hash. docs/format.md has a worked example.
 """
 
-from __future__ import annotations
-
 from base64 import b64decode
 from binascii import Error as NoBase64
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Numbers of errors that clients know, and which of duelog's errors is which of them."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from ...store import errors

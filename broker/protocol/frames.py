@@ -4,8 +4,6 @@ A frame is `u32 size of the rest | u32 command size | command`, then for SEND an
 `[u16 0x0e01 | u32 CRC-32C of all that follows] u32 metadata size | metadata | payload`. Integers are big-endian.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple

@@ -4,8 +4,6 @@ An event loop wakes by a byte through a pipe. A commit that answers a thousand m
 subscriptions, costs one such byte.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

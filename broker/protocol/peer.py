@@ -1,7 +1,5 @@
 """A client's connection as the rooms that serve its commands see it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 

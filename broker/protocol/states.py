@@ -5,8 +5,6 @@ jumps) and what is to be written are handed in and out. Every method that reads 
 closed then, and so is the connection to be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum

@@ -4,8 +4,6 @@ Superusers may do everything, administrators of a tenant everything in it, other
 Whether a namespace or topic exists makes no difference to the answer, so that a refusal tells nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Certificates: a TLS context for the listeners, kept up with the files."""
 
-from __future__ import annotations
-
 import logging
 import ssl
 from pathlib import Path

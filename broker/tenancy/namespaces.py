@@ -1,7 +1,5 @@
 """/admin/v2/namespaces, tenants and clusters: which there are, what is in them, who administers and may use them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """/admin/v2/schemas: the schemas of a topic; those of a partition are its topic's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Deleting topics with all that is kept of them: messages, schemas, epochs, settings, partitions."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

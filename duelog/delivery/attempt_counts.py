@@ -9,8 +9,6 @@ Records are made of blocks of a ledger (store/codec/format.py). One of a message
 is without effect, and is removed when its block is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Arguments of consumers: how one takes part in a failover subscription; messages or their positions, timeouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

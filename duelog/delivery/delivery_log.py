@@ -17,8 +17,6 @@ A file that is full is followed by another. Then all that is still in flight is 
 before are removed. Where there is no space for a file, nothing is noted until there is: delivering goes on.
 """
 
-from __future__ import annotations
-
 import logging
 import mmap
 import os

@@ -16,8 +16,6 @@ Deliberately in memory only, and only for keys of which a message is held or que
 130 a key. The bodies of messages kept back are not kept; they are read again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 

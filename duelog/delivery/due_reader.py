@@ -9,8 +9,6 @@ messages that were read and not asked for yet, up to a budget that the subscript
 what reading would give now: entries never change, and what was acknowledged meanwhile is left out.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 

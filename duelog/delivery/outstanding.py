@@ -9,8 +9,6 @@ consumer that may have it. What becomes of a message that is taken back the disp
 Memory: a bit to two bytes for an outstanding message (roaring), one queue entry for a batch while there is a timeout.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple

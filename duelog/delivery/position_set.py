@@ -3,8 +3,6 @@
 Owns the set operations and nothing else. Entry ids are 32 bits wide (see ``store/codec/format.py``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter

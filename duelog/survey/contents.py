@@ -1,7 +1,5 @@
 """The contents of an environment: small records with their checksums, logs and ledgers by their owners, dense runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path

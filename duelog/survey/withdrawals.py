@@ -6,8 +6,6 @@ not exact: an entry that was never admitted, because the process ended in betwee
 lost once its predecessor is cancelled for another reason. So that is gone by only where an admission cannot be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 

@@ -12,8 +12,6 @@ Each piece may fail on its own: it is suspended with its error, tried again afte
 (markers/firing/suspensions.py). What is raised concerns the whole store.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

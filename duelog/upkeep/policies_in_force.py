@@ -5,8 +5,6 @@ replaces it. Retention and time to live are looked up when ledgers are trimmed a
 after a change.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A quarantined entry holds its ledger and its partition, so that nothing is remov
 has looked: `duelog check` lists them, `duelog repair` discards them.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 `Maintenance` runs each as a step of a tick, a bounded piece at a time.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import time

@@ -12,8 +12,6 @@ Occurrences are due when their timetable says, whatever delay policies say: thei
 producers ask for at each send, a timetable was asked for once and is kept by the store.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging

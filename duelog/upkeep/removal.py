@@ -1,7 +1,5 @@
 """Removing topics and subscriptions, with all that they hold; no tick runs beside it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import chain, islice
 

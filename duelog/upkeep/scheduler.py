@@ -6,8 +6,6 @@ cannot go on, that is logged, and waiting threads are woken and raise StoreFaile
 A store without the thread has receivers that tick for themselves; `Wakeups` wakes either.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

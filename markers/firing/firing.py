@@ -12,8 +12,6 @@ do some ten ms of work a call, so that what is due is fired in between. A log th
 cannot be closed, is suspended, and the others go on.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ A change that an interrupt or an error breaks off leaves the log TORN: its memor
 closes it, and loads the partition again (loaded.py).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

@@ -14,8 +14,6 @@ error its partition's snapshots are suspended for a while.
 One transaction at a time, by the thread that fires, between batches.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence

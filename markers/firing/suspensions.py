@@ -6,8 +6,6 @@ pauses that double. Errors after which nothing may go on (the main environment h
 raised, and so is StoreFull, which concerns every write and is tried again with every tick.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ begins no round, or a few hundred cancellations would cost a copy of the index e
 Which entries are where follows from the due times handed in; this module never reads one. Not thread-safe.
 """
 
-from __future__ import annotations
-
 import mmap
 from array import array
 from bisect import bisect_left, bisect_right

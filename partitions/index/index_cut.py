@@ -11,8 +11,6 @@ The window is taken first and given last. An entry that moves from the window in
 the bucket's piece, so that it comes once.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from pyroaring import BitMap

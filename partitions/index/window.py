@@ -9,8 +9,6 @@ Knows nothing of buckets, of the due column or of a bound on its size: ``DelayIn
 Not thread-safe.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 
 import numpy as np

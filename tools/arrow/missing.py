@@ -1,7 +1,5 @@
 """The error raised where a package for tables is not installed."""
 
-from __future__ import annotations
-
 from ...store.errors import DuelogError
 
 INSTALL = "pip install 'duelog[arrow]'"

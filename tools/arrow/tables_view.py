@@ -1,7 +1,5 @@
 """Tables of one point in time: of a store, by one read transaction of its main environment, or of an export."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@
 `audit_report.py` writes the tables down. Nothing in a store is changed.
 """
 
-from __future__ import annotations
-
 from .audit_tables import Audit
 from .store_audit import audit_store
 

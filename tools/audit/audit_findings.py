@@ -4,8 +4,6 @@ Markers and frontiers are held against the catalog, the catalog against the disk
 the topics, ledgers and subscriptions that hold it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

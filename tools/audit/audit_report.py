@@ -9,8 +9,6 @@ reasons) is escaped. Light and dark by the reader's setting; it fits a phone: of
 stretched to the width there is, and every text is HTML. Colours are classes (`c-...`) of STYLE.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

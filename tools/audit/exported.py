@@ -5,8 +5,6 @@ open partitions, pages, records of the catalog, directories, and gaps in main lo
 here). Where the export was filtered, entries that are not in it are not taken for missing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

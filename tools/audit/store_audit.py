@@ -4,8 +4,6 @@ The runner is what differs between one machine and many: it gets the tasks of th
 results back, in any order. `Gathering` puts them into tables: ids become names, days of several partitions one row.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

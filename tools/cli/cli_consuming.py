@@ -1,7 +1,5 @@
 """The commands on one subscription: receive its messages, look at them, move it, pause and resume it."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping

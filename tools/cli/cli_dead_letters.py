@@ -1,7 +1,5 @@
 """The commands `duelog dead-letters list | export | requeue | purge`: messages whose deliveries all failed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

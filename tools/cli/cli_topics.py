@@ -1,7 +1,5 @@
 """The commands `duelog topics` and `duelog subscriptions`, each list, create and delete."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated

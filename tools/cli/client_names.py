@@ -1,7 +1,5 @@
 """A store in a directory, asked by the names and payloads that clients of its broker know."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ not a word, where the program that reads the output has closed the pipe (as a sh
 SIGPIPE), so that a command that was cut short never says that it found nothing.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

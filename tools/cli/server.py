@@ -5,8 +5,6 @@ over REST are those of namespaces and topics that Pulsar has: delays, retention 
 seconds; others are refused by name.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import ssl

@@ -1,7 +1,5 @@
 """Dead letters that keepers hold, read from a main environment, without a store that is open for writing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 

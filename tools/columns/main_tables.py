@@ -8,8 +8,6 @@ Of attempts those that count: of messages that their subscription has not acknow
 them; the store's delivery log has it, for the case that the process is killed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain

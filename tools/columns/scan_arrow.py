@@ -8,8 +8,6 @@ and never looked at; a checksum for each body, and what follows the payload wher
 left to do one by one. A body of any form but the usual one goes through `decode_body`, which knows them all.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

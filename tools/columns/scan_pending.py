@@ -11,8 +11,6 @@ of it, on the machine that has the store open. A partition that closes meanwhile
 replaced before it is read is DamagedStore, never a part that is missing.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence

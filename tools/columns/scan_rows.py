@@ -5,8 +5,6 @@ verified; scan_arrow.py reads those. A run that cannot be read comes as one row 
 UNREADABLE_DUE for its due time, and its reason in `Batch.damage`; what is in it otherwise says nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The plot of the demo: pending messages and disk use over the trace's time, to be read on a phone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ skips a change of order: what the trace writes before something else is due is s
 each time at which something is due the clock stops a millisecond short of it, and everything is asked for.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ This is the way there and back: choose the rows, open a store, show progress, pr
 demo_replay.py decides what is sent when, demo_trace.py what counts as wrong.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable

@@ -12,8 +12,6 @@ discarded of a main log, is acknowledged for every subscription, so that they go
 that hold a partition, are counted again.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -7,8 +7,6 @@ because it is of another store, goes to `quarantine/` in the store, which nothin
 A file with broken pages is written anew from what can be reached.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple

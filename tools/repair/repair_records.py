@@ -30,8 +30,6 @@ cancelled since, and by no rescheduling, cannot be told: they may be delivered, 
 counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, suppress

@@ -1,7 +1,5 @@
 """The account of a repair: its steps, what it discarded with the bytes, and what that means for messages."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

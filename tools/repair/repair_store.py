@@ -11,8 +11,6 @@ Deliberately not here: guessing. Without the main environment nothing tells what
 has read, so nothing is changed then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path

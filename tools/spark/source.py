@@ -19,8 +19,6 @@ withdrawn entries are of one point in time, when the query is planned. The envir
 closed before it ends: Spark uses its workers again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@
 gets, as long as the command is not given another --master.
 """
 
-from __future__ import annotations
-
 from duelog.tools.cli.main import main
 
 if __name__ == "__main__":

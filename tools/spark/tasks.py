@@ -6,8 +6,6 @@ a shuffle and over Spark Connect as well; what an answer means (a directory to p
 out once all are there.
 """
 
-from __future__ import annotations
-
 import base64
 import pickle
 import zlib

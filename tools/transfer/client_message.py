@@ -6,8 +6,6 @@ is the key), the bounds of batches and the compression. Of an encrypted message,
 sent in chunks, a client cannot send the same again: `NotCarried`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from struct import Struct
 from struct import error as StructError

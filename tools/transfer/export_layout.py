@@ -12,8 +12,6 @@ file system takes is cut short there, with a hash after it. The manifest has eve
 something that is sealed was left out (`filtered`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime

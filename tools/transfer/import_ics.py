@@ -9,8 +9,6 @@ importing a calendar again updates what was imported before: a reminder that is 
 something else is replaced, one that its event has no more is cancelled. Events that are not in the file are left alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

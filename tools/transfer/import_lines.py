@@ -18,8 +18,6 @@ producer, the messages of each topic are numbered in the order of their lines: a
 name stores what is missing and nothing twice.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

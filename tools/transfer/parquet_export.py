@@ -6,8 +6,6 @@ other attempt has; once all are there they get their names, and the manifest is 
 destination as it was found: empty.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

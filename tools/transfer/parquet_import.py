@@ -11,8 +11,6 @@ as they were to be. Every file is read before anything is written, since a part 
 its store.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
