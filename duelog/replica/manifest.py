@@ -23,7 +23,8 @@ MAIN_START = -1
 class ReplicaFile(NamedTuple):
     """A file of a manifest: the environment that it is a copy of, and the object that has it.
 
-    start_ms: of the partition, MAIN_START. applied: the place of the last group that is applied in it.
+    start_ms: of the partition, MAIN_START. generation: of the partition; of the main environment the first segment that
+    it says is not applied, 0 where the log was not begun. applied: the place of the last group that is applied in it.
     """
 
     start_ms: int

@@ -106,7 +106,7 @@ class ManifestFiles:
 
 def _environments(main: Environment, point: PointInTime) -> Iterator[tuple[int, int, Environment, HeldRead]]:
     """(start, generation, environment, its view) of each environment of the instant; each is held until the next."""
-    yield MAIN_START, 0, main, point.main
+    yield MAIN_START, point.oldest_segment or 0, main, point.main  # it has a record of that, which no group changes
     point.main.release()
     for partition, environment, read in point.partitions():
         yield partition.start_ms, int(environment.path.name[1:]), environment, read

@@ -400,7 +400,7 @@ class Shipping:
                         break
                     if self._wanted > self._reached or self._address_is_new:
                         break
-                    if self._manifest_bytes >= MANIFEST_BYTES and self._drafting is None:
+                    if not (self._closing or self._is_drafting) and self._manifest_is_due():
                         break
                     if self._since_ms is not None:  # a clock that was set back waits no longer
                         due = time.monotonic() + self._ship_ms / 1000
@@ -693,7 +693,7 @@ class Shipping:
             self._make_draft()
             self._ship()
             self._put_draft()
-        elif self._drafting is None or not self._drafting.is_alive():
+        elif not self._is_drafting:
             drafting = threading.Thread(target=self._make_draft, name="duelog-manifest", daemon=True)
             with self._wake:  # `stop_manifests` finds it running, or it is not begun
                 if not self._closing:
@@ -744,11 +744,15 @@ class Shipping:
                     raise error
                 if self._closing or self._thread is None:
                     raise ClosedError(f"store {self._path}")
-                if self._drafting is None or not self._drafting.is_alive():
+                if not self._is_drafting:
                     self._manifest_bytes = MANIFEST_BYTES  # one that was under way has been put meanwhile
                 self._wake.notify_all()
                 self._wake.wait(_RETRY_MS / 1000)
         return self.manifest
+
+    @property
+    def _is_drafting(self) -> bool:
+        return self._drafting is not None and self._drafting.is_alive()
 
     def _make_draft(self) -> None:
         """Copy files for a manifest. In a thread of its own, beside the one that ships."""

@@ -15,45 +15,60 @@ from duelog.replica.identity import probe
 from duelog.replica.manifest import read_manifest
 from tests.conftest import START_MS, in_threads, present
 from tests.duelog.replica.faulty import restored, ship
+from tests.duelog.replica.seaweed import KEYS, seaweed
 from tests.proof import length
 from tests.tools.command_line import json_of, ok, run
 
-ATOMIC = ("directory", "memory")
+ATOMIC = ("directory", "memory", "weed")
 """Without moto's server, which looks and stores in two steps: the probe finds it out once in some hundred races."""
 
 ROUNDS = length("DUELOG_REPLICA_RACES", 5, 50)
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """A bucket on a server that speaks S3."""
+def moto() -> Iterator[str]:
+    """The address of moto's server, with a bucket `backups`."""
     pytest.importorskip("moto.server", reason="moto[server] is not installed")
     import boto3  # noqa: PLC0415 - comes with moto
     from moto.server import ThreadedMotoServer  # noqa: PLC0415
 
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
     with pytest.MonkeyPatch.context() as patched:
-        server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        variables = {"ACCESS_KEY_ID": "AKIAEXAMPLE", "SECRET_ACCESS_KEY": "not-to-be-shown", "REGION": "us-east-1",
-                     "ENDPOINT_URL": f"http://{host}:{port}"}  # fmt: skip
-        for name, value in variables.items():
-            patched.setenv(f"AWS_{name}", value)
-        boto3.client("s3", endpoint_url=variables["ENDPOINT_URL"], region_name="us-east-1").create_bucket(
-            Bucket="backups"
-        )
-        yield "s3://backups/copies"
-        server.stop()
+        for name, value in KEYS.items():
+            patched.setenv(name, value)
+        boto3.client("s3", endpoint_url=address, region_name="us-east-1").create_bucket(Bucket="backups")
+    yield address
+    server.stop()
 
 
-@pytest.fixture(params=["directory", "memory", "s3"])
-def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
+@pytest.fixture(scope="module")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of SeaweedFS."""
+    with seaweed(tmp_path_factory.mktemp("seaweed")) as address:
+        yield address
+
+
+@pytest.fixture
+def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix on a server that speaks S3, found by the environment."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": moto}.items():
+        monkeypatch.setenv(name, value)
+    return "s3://backups/copies"
+
+
+@pytest.fixture(params=["directory", "memory", "moto", "weed"])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """An empty prefix."""
     if request.param == "memory":
         return Bucket("memory:///", obstore.store.MemoryStore())
     if request.param == "directory":
         return Bucket((tmp_path / "copy").as_uri())
-    return Bucket(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": request.getfixturevalue(request.param)}.items():
+        monkeypatch.setenv(name, value)
+    return Bucket(f"s3://backups/{tmp_path.name}")
 
 
 def test_of_two_creators_of_a_number_one_is_refused(bucket: Bucket) -> None:

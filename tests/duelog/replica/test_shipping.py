@@ -573,6 +573,21 @@ def test_a_manifest_that_is_about_to_be_made_does_not_break_a_close(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("duelog-manifest")]
 
 
+def test_the_main_environment_is_copied_again_where_only_its_record_of_the_log_has_changed(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """A checkpoint without a row for it moves the segment that it names: a restore would look for one that is gone."""
+    store = open_store(config=CONFIG)
+    ship(store)
+    for number in range(3):
+        store.topic("a").send(b"%d" % number, deliver_after=86_400)
+        if number:
+            store._engine.writer().apply_all()
+        shipping_of(store).make_manifest()
+        ship(store)
+        assert of_copy(bucket, tmp_path / f"restored-{number}") == waiting(store)
+
+
 def test_manifests_are_made_though_the_clock_was_set_back(
     bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock
 ) -> None:

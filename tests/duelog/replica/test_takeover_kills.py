@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, Queue
 from random import Random
@@ -21,6 +22,7 @@ from duelog.replica.bucket import Bucket
 from duelog.replica.following import last_object
 from tests.disaster.running import module
 from tests.duelog.replica.faulty import restored
+from tests.duelog.replica.seaweed import KEYS, seaweed
 from tests.proof import length
 from tests.tools.command_line import ok
 
@@ -35,9 +37,9 @@ _BOUND_S = 60.0
 class Pair:
     """Two processes, and all that clients of theirs were told."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, url: str) -> None:
         self.directory = directory
-        self.url = (directory / "copy").as_uri()
+        self.url = url
         self.lines: Queue[tuple[str, str]] = Queue()
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.readers: list[threading.Thread] = []
@@ -107,10 +109,31 @@ class Pair:
             self.take(self.lines.get()[1])
 
 
+@pytest.fixture(scope="module")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of SeaweedFS."""
+    with seaweed(tmp_path_factory.mktemp("seaweed")) as address:
+        yield address
+
+
+def test_nothing_told_as_replicated_is_lost_on_a_server(
+    weed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that speaks S3, and is reached over a connection."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": weed}.items():
+        monkeypatch.setenv(name, value)
+    take_turns(f"s3://backups/{tmp_path.name}", TAKEOVERS + 1, tmp_path)
+
+
 @pytest.mark.parametrize("seed", range(-(-TAKEOVERS // A_PAIR)))
 def test_nothing_told_as_replicated_is_lost_by_takeovers(seed: int, tmp_path: Path) -> None:
+    """Kills, stops and cuts by turns, in a directory."""
+    take_turns((tmp_path / "copy").as_uri(), seed, tmp_path)
+
+
+def take_turns(url: str, seed: int, tmp_path: Path) -> None:
     """No id is told twice, nothing cancelled is left, and each machine that was deposed follows the other."""
-    random, pair = Random(seed), Pair(tmp_path)
+    random, pair = Random(seed), Pair(tmp_path, url)
     ok("init", tmp_path / "one", "--partition", "1h")
     ok("replica", "init", tmp_path / "one", pair.url, "--no-probe")
     try:
