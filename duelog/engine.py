@@ -359,11 +359,15 @@ class Engine:
     def settle(self, *topics: TopicName) -> None:
         """Wait until the copy has all that was written so far, if changes of a topic, or else the store, are told then.
 
+        In a store with a lease also where much is not shipped yet, so that a takeover knows which ids may be told.
+
         Raises NotReplicated. Callers hold nothing that others wait for.
         """
         if self.shipping is None and not self.policies.says_replicated:
             return
         waits = self.storage.config.durability == "replicated"
+        if self.shipping is not None and self.shipping.is_far_behind:
+            self.shipping.wait_for(self.writer().segments.next_place())
         said = [self.policies.replicated(topic) for topic in topics]
         if any(waits if each is None else each for each in said or [None]):
             if self.shipping is None:

@@ -78,6 +78,12 @@ LEADS = 0.8
 _LOOK_MS = 60_000
 """Without a lease: a put that ends so long after the success before it counts after a look only."""
 
+ENTRIES = 1 << 18
+"""Most entries of one log that clients of a store with a lease are told of before they are shipped."""
+
+_ENTRY_BYTES = 24
+"""Least bytes of an entry in a group."""
+
 _SHIPPED_KEPT = 10_000
 """Log objects whose ends are remembered, to tell where a manifest begins."""
 
@@ -235,6 +241,9 @@ class Shipping:
 
         self._wake = threading.Condition()
         self._waiting_bytes = self._waiting_groups = 0
+        self._appended_bytes = self._taken_bytes = 0
+        """Bytes of groups that were appended since the store was opened, and of those of them that are shipped."""
+        self._begin_place = 0
         self._reached = self._wanted = 0
         """All before the first place is in the copy; who waits for the copy wants all before the second."""
         self._since_ms: int | None = None
@@ -251,6 +260,7 @@ class Shipping:
     def begin(self, source: LogSource, manifests: ManifestSource, *, background: bool) -> None:
         """Ship from now on, by a thread if `background`; else `step` does. Raises ReplicaRefused."""
         self._source, self._manifests = source, manifests
+        self._begin_place = source.next_place()
         with self._working:
             try:
                 if self._owner.lease_ms:
@@ -276,6 +286,7 @@ class Shipping:
             tail.heard(group)
         self._waiting_bytes += size
         self._waiting_groups += 1
+        self._appended_bytes += size
         if self._since_ms is None or self._waiting_bytes >= self._ship_bytes > self._waiting_bytes - size:
             with self._wake:
                 if self._since_ms is None:
@@ -299,6 +310,12 @@ class Shipping:
                     reason = f"there is no answer after {self._timeout_s:g} s" if error is None else str(error)
                     raise NotReplicated(self._bucket.url, f"{reason}. It is stored here, and may come there yet")
                 self._wake.wait(left_s)
+
+    @property
+    def is_far_behind(self) -> bool:
+        """True where a standby could not tell, by passing over `ENTRIES` ids, what clients may have been told."""
+        unshipped = self._appended_bytes - self._taken_bytes
+        return self._owner.lease_ms > 0 and unshipped > ENTRIES * _ENTRY_BYTES
 
     def check_leads(self) -> None:
         """Raise NotLeader where the lease may have passed."""
@@ -647,6 +664,7 @@ class Shipping:
         self.figures.bytes += size
         self.figures.seconds += time.perf_counter() - begun
         self._manifest_bytes += size
+        self._taken_bytes += sum(len(raw.content) for raw in made.raw if raw.position >= self._begin_place)
         self._seq, self._end, self._crc, self._pending = made.seq, made.end, crc_of(content[0]), None
         self._ends.append((made.seq, made.end))
         self.kept.passed(made.end >> 32)  # the last one shipped stays: the next opening goes on in it

@@ -28,10 +28,11 @@ from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.names import TopicName
 from duelog.store.wal.write_batch import WriteBatch
 
+from .shipping import ENTRIES
+
 LEDGERS = 1 << 20
 VERSIONS = 1 << 32
-ENTRIES = 1 << 18
-"""Most entries of one log of a partition, ledgers, and changes of documents, that are shipped late."""
+"""Most ledgers, and changes of documents, that are shipped late."""
 
 _LOGS_A_GROUP = 500
 

@@ -247,6 +247,22 @@ def test_a_replicated_send_is_never_told_behind_the_fence(
         assert waiting(store) == {b"told"}
 
 
+def test_no_more_ids_are_told_than_a_takeover_passes_over(
+    leader: DelayedStore, bucket: FaultyBucket, elapsed: Elapsed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch beyond that waits for the copy, whatever the durability; without the bucket its ids are not told."""
+    monkeypatch.setattr("duelog.replica.shipping.ENTRIES", 100)
+    topic = leader.topic("a")
+    topic.send_payloads([b""] * 50, deliver_after=DAY_S)
+    bucket.is_down = True
+    with pytest.raises(NotReplicated):
+        topic.send_payloads([b""] * 200, deliver_after=DAY_S)
+    bucket.is_down = False
+    topic.send_payloads([b""] * 500, deliver_after=DAY_S)
+    assert not shipping_of(leader).is_far_behind
+    leader.close()
+
+
 def test_a_late_put_of_a_stalled_leader_counts_after_a_look(
     leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.errors import DocumentChanged
-from duelog.replica.takeover import ENTRIES
+from duelog.replica.shipping import ENTRIES
 from duelog.tools.audit.store_audit import audit_store
 from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship
 from tests.duelog.side_by_side import crashed
