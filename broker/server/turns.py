@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ... import DelayedStore
 from ...replica.following import Standby, failure_of, serve_at
-from ...store.errors import Deposed, ReplicaDamaged, ReplicaUnreachable
+from ...store.errors import Deposed, NotReplicated, ReplicaDamaged, ReplicaUnreachable
 from ..cluster.proxy import Proxy, ProxyConfig
 from ..configuration import BrokerConfig, ServiceConfig
 from ..lookup.topic_lookup import Urls
@@ -62,8 +62,13 @@ class Turns:
             loop.add_signal_handler(number, self._ended.set)
         while not self._ended.is_set():
             if await self._follow():
-                with suppress(Deposed):  # by one that was first: this process follows it
+                try:
                     await self._lead()
+                except Deposed as error:  # by one that was first: this process follows it
+                    _log.warning("%s", error)
+                except (NotReplicated, ReplicaUnreachable) as error:  # it leads, if another has not taken over
+                    _log.warning("%s", error)
+                    await self._pause()
 
     async def _call(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

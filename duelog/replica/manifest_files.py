@@ -34,7 +34,10 @@ _KEPT_BYTES = 64 * MIB
 
 
 def begin_shipping(engine: Engine, shipping: Shipping) -> None:
-    """Have a store that is being opened ship its log from now on. Raises ReplicaRefused, ReplicaUnreachable."""
+    """Have a store that is being opened ship its log from now on.
+
+    Raises ReplicaRefused, ReplicaUnreachable, NotReplicated.
+    """
     manifests = ManifestFiles(engine, shipping, shipping.bucket)
     if engine.sending.wal_writer is None:
         raise BrokenInvariant("a store that is read alone ships its log")
@@ -43,6 +46,7 @@ def begin_shipping(engine: Engine, shipping: Shipping) -> None:
     )
     if shipping.is_new_line:
         renew_ids(engine)
+        shipping.wait_for(engine.writer().segments.next_place())  # else the next leader would pass over the same
         shipping.renewed()
 
 

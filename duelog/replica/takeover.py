@@ -8,8 +8,8 @@ message, an acknowledgement or a cancel would lose that one. So the first groups
 - go on `ENTRIES` ids later in each log of a partition: the ids between count as cancelled, and a last one, cancelled
   too, has a run that says how many were passed over (FLAG_SKIPS).
 
-They are groups of the write-ahead log as any other: whoever restores the copy later has them. After a crash they are
-written again, and pass over more.
+They are groups of the write-ahead log as any other: whoever restores the copy later has them. A standby that takes over
+has them in the copy before it tells an id. After a crash they are written again, and pass over more.
 """
 
 from __future__ import annotations

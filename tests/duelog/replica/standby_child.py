@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from duelog import DelayedStore, MessageId, StoreConfig
-from duelog.errors import Deposed, DuelogError, ReplicaUnreachable
+from duelog.errors import Deposed, DuelogError, NotReplicated, ReplicaUnreachable
 from duelog.replica import shipping
 from duelog.replica.bucket import Bucket, Content
 from duelog.replica.following import Standby, failure_of
@@ -81,7 +81,7 @@ def main(path: str, url: str, begin: str) -> None:
             with DelayedStore.open(directory, config) as store:
                 print(f"leads {present_epoch(store)}", flush=True)
                 number = lead(store, number)
-        except (Deposed, ReplicaUnreachable) as error:
+        except (Deposed, NotReplicated, ReplicaUnreachable) as error:
             print(f"waits {type(error).__name__}", flush=True)
             time.sleep(0.02)
 

@@ -247,6 +247,25 @@ def test_a_replicated_send_is_never_told_behind_the_fence(
         assert waiting(store) == {b"told"}
 
 
+def test_a_leader_that_ships_nothing_tells_no_id_that_the_next_one_tells(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """Its takeover commit is in the copy before it tells any."""
+    leader.topic("a").send(b"x", deliver_after=DAY_S)
+    ship(leader)
+    told: list[MessageId] = []
+    for name in ("two", "three", "four"):
+        follower = standby(bucket, tmp_path / name, elapsed)
+        taken_over(follower, elapsed)
+        store = DelayedStore.open(tmp_path / name, CONFIG, clock=clock)
+        told += [store.topic(topic).send(b"x", deliver_after=DAY_S * day) for topic in ("a", name) for day in (0, 1, 2)]
+        bucket.is_down = True
+        store.close()
+        bucket.is_down = False
+    assert len(told) == len(set(told))
+    leader.close()
+
+
 def test_no_more_ids_are_told_than_a_takeover_passes_over(
     leader: DelayedStore, bucket: FaultyBucket, elapsed: Elapsed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
