@@ -11,7 +11,7 @@ from duelog.store.wal.wal_reader import WalFollower
 
 from .bucket import FILES, LOG, Bucket, log_name
 from .identity import REPLICA, store_object
-from .log_object import unpack
+from .log_object import Owner, unpack
 from .pruning import read_manifests
 
 
@@ -19,7 +19,8 @@ class ReplicaStatus(NamedTuple):
     """A copy. first_ms, last_ms: every moment between them can be restored, but for gaps; None: none can.
 
     last_place: the last group that is shipped; 0: none is. behind_groups, behind_bytes: groups of the store that are
-    not shipped, None where no directory was asked about. damaged: manifests that cannot be read.
+    not shipped, None where no directory was asked about. damaged: manifests that cannot be read. epoch: of the last
+    object; 0: there is none. lease_ms, leader: of its maker, where clients find it; 0: it held no lease.
     """
 
     url: str
@@ -36,6 +37,9 @@ class ReplicaStatus(NamedTuple):
     behind_groups: int | None
     behind_bytes: int | None
     damaged: tuple[str, ...]
+    epoch: int
+    lease_ms: int
+    leader: str
 
 
 def shipped_to(path: Path) -> str | None:
@@ -58,9 +62,11 @@ def replica_status(bucket: Bucket, store: Path | None = None) -> ReplicaStatus:
     content = bucket.read(seq) if seq else None
     errors = [str(error) for error in damaged]
     end, last_ms = 0, manifests[-1].taken_ms if manifests else None
+    epoch, maker = 0, Owner("")
     if content is not None:
         try:
             last, _ = unpack(bucket.url, log_name(seq), content)
+            epoch, maker = last.epoch, last.maker
             end, last_ms = last.end, max(last.time_ms, last_ms or 0) if manifests else None
         except ReplicaDamaged as error:
             errors.append(str(error))
@@ -83,4 +89,7 @@ def replica_status(bucket: Bucket, store: Path | None = None) -> ReplicaStatus:
         None if behind is None else len(behind),
         None if behind is None else sum(behind),
         tuple(errors),
+        epoch,
+        maker.lease_ms,
+        maker.address,
     )

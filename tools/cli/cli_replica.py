@@ -104,6 +104,8 @@ def status(
             "log": f"{found.log_objects:,} objects, {size_text(found.log_bytes)}",
             "files": f"{found.files:,}, {size_text(found.file_bytes)}",
         }
+        if found.lease_ms:
+            lines["leader"] = f"epoch {found.epoch}, {printable(found.leader) or 'address unknown'}"
         if found.behind_groups is not None:
             lines["behind"] = f"{found.behind_groups:,} groups, {size_text(found.behind_bytes or 0)}"
         for name, text in lines.items():
