@@ -1,7 +1,5 @@
 """Fixtures for every test that opens a store: whatever was opened is checked at the end."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """How long a series is: short in `make test`, long in `make proof`; and wrong engines, most of which only that runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """A store to which random things are done one by one, its twin, and the places of a backup between which they are."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Fixtures that most tests of the engine begin with: a store, its topic `t`, and a consumer of subscription `s`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 One call gives what is there when a slice of firing has ended, on a slow machine not all that is due.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from duelog import DelayedStore, ReceivedMessage, Subscription

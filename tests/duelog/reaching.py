@@ -1,7 +1,5 @@
 """A store that is connected to, for tests that drive its clock: what its process alone has is that of the open one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

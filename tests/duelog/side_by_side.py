@@ -1,7 +1,5 @@
 """A store whose write-ahead log is soon full, groups of sends, and what other processes see of it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

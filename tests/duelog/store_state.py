@@ -1,7 +1,5 @@
 """Stores made for tests, and what one holds, so that a test can see that nothing has changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Backups of a store in use: the copy opens, checks clean, and has all that was acknowledged before it began."""
 
-from __future__ import annotations
-
 import json
 import threading
 import zlib

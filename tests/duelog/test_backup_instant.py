@@ -4,8 +4,6 @@ What else is done comes between any two steps of a backup, one thing after the o
 can be repeated. `DUELOG_BACKUPS=200` has so many made instead of 8, a third of them by another process.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Messages, due times and names that cannot be taken: refused by field and value, the store stays as it was."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Asking for what does not exist, is taken or is closed: refused by name, and the store stays as it was."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from datetime import timedelta

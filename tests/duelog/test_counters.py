@@ -1,7 +1,5 @@
 """Counters and ages of topics and subscriptions: what statistics say, and that metrics say the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

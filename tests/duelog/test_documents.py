@@ -1,7 +1,5 @@
 """Documents: small durable records, changed by compare-and-set, in order of key, in every check and copy of a store."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every duration of the public face is seconds or a timedelta; seconds for milliseconds are refused."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

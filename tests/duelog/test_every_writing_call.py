@@ -1,7 +1,5 @@
 """A store open read-only: each call that changes something raises ReadOnly, and no byte of the store is another."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

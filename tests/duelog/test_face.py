@@ -1,7 +1,5 @@
 """The public face: its names, and the examples in docstrings."""
 
-from __future__ import annotations
-
 import doctest
 import gc
 import importlib

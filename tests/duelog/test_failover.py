@@ -1,7 +1,5 @@
 """Failover subscriptions: which consumer is served, who is told, and what the one before held."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

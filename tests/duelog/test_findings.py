@@ -1,7 +1,5 @@
 """Findings of the model test and its relatives in the engine, each as small as it gets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Thread
 

@@ -1,7 +1,5 @@
 """One id for all: what `send` gave, its text, and the message itself do wherever a message is meant."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

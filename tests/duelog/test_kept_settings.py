@@ -1,7 +1,5 @@
 """Settings that decide what is kept live in the store: each process that opens it goes by them."""
 
-from __future__ import annotations
-
 import logging
 import tarfile
 from contextlib import closing

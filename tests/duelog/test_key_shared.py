@@ -1,7 +1,5 @@
 """Key-shared subscriptions: the owner of a key; order by a number of one's own, by ranges, or not at all."""
 
-from __future__ import annotations
-
 import struct
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Deduplication keys in batches and in sends that are not waited for: as if each message were sent alone."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Deduplication keys: a topic has one message at a time of each, found, replaced and cancelled by it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

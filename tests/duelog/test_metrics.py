@@ -1,7 +1,5 @@
 """Metrics as an SDK collects them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

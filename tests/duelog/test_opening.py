@@ -1,7 +1,5 @@
 """Opening: what is made, what a crash left and is finished, and the lock."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import gc

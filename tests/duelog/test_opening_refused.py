@@ -1,7 +1,5 @@
 """Opening what is no store, or none of this format, or damaged: refused by name, and left as it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

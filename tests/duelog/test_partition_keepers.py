@@ -1,7 +1,5 @@
 """Why a time partition is still there, as the store that has it open says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

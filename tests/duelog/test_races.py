@@ -4,8 +4,6 @@ Threads meet at failpoints and barriers; after that any of them may be first, an
 answers and deliveries agree.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

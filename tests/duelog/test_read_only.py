@@ -1,7 +1,5 @@
 """A store opened read-only beside the process that writes it: sees what comes and goes, changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

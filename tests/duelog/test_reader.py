@@ -1,7 +1,5 @@
 """Readers: everything from a place on, each once and never early, and nothing left behind."""
 
-from __future__ import annotations
-
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A shortage of descriptors or memory is not damage: a call raises, nothing is quarantined, and the next one works."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """Closing a store always ends, takes every step, and can be done again where it was interrupted."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 from typing import Any

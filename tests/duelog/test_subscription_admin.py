@@ -1,7 +1,5 @@
 """A subscription peeked at, skipped, expired and reset from outside; seeking by publish time. See the model, too."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Findings of the exception sweep (tests/disaster/exception_sweep.py), one by one."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors of the system are told as errors of duelog, with their facts; a store that was removed says so."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

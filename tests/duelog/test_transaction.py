@@ -2,8 +2,6 @@
 
 # ruff: noqa: PT012 - a transaction raises at the end of its block
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Replay of the write-ahead log: each row counts once, or opening names the missing ones."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace

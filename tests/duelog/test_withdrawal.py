@@ -1,7 +1,5 @@
 """Cancelling and rescheduling: truthful answers, one delivery, whatever happens in between."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 Its clock is manual; every command is answered once it is done, so that a test knows what the store holds.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import select

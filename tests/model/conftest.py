@@ -1,7 +1,5 @@
 """The settings that every run of the model has in common."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Strategies of the model test: settings, due times, and what a run is about."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Ways of the model test to reach into a store: it listens, fails writes, and copies it as a crash would."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

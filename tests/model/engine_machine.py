@@ -1,7 +1,5 @@
 """All rules together: lists of actions about one theme, and the end that every run comes to."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 

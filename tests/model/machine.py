@@ -1,7 +1,5 @@
 """The machine of the model test: a store on a manual clock and its twin, how time goes on, and comparisons."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from collections.abc import Callable, Sequence

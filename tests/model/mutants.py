@@ -3,8 +3,6 @@
 Each breaks one rule of delivery, and wraps the engine instead of copying it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any

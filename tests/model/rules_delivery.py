@@ -1,7 +1,5 @@
 """Rules: messages are handed out, acknowledged and sought; policies change; time goes on, back and far forward."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ One process, one thread: what another thread would do in between is done at the 
 failure replays. `DUELOG_MODEL_EXAMPLES=5000` in the environment runs that many examples, new ones each time.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The model test finds out wrong engines: one that passes everything would prove nothing."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test

@@ -5,8 +5,6 @@ engine has a choice (the order of late entries among themselves, the moment of a
 flushed yet) the twin is told what was chosen, refuses what is not allowed, and goes on from there.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence

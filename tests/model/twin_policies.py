@@ -1,7 +1,5 @@
 """Policies said plainly: which of four scopes wins, and what becomes of a due time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from duelog import StoreConfig

@@ -1,7 +1,5 @@
 """A kept schedule said plainly: an interval, and the pending occurrence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from duelog import MessageId

@@ -1,7 +1,5 @@
 """A subscription said with sets of places in its topic's main log, for every type of subscription."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Protocol

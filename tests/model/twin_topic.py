@@ -1,7 +1,5 @@
 """Topics and partitions said plainly: what stands in a main log, what waits in which partition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Cancelling and rescheduling said plainly: a message is looked for, taken off a list, and put on another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

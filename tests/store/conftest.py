@@ -1,7 +1,5 @@
 """An environment for every test of the ground floor that wants one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page cache in tests: a recording stand-in for the kernel's calls, and the pages that are in memory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from itertools import pairwise

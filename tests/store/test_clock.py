@@ -1,7 +1,5 @@
 """Clocks: waiting by a clock, moving one by hand, and a store's time that never goes back."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """StoreConfig: defaults, and a refusal that names the field for every bad value; durations in seconds or timedelta."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

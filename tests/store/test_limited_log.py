@@ -1,7 +1,5 @@
 """A logger that a loop does not flood."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

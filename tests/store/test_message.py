@@ -1,7 +1,5 @@
 """Messages: the due time that one asks for, and the classes themselves."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from dataclasses import asdict, fields, replace

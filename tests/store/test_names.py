@@ -1,7 +1,5 @@
 """Names: short and full forms, and what is refused; message ids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs of several threads: all are done, errors are told, and an interrupt leaves no thread at work."""
 
-from __future__ import annotations
-
 import _thread
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A queue of keys by time, against a dict that is searched."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The face for asyncio: same results, no blocked event loop, nothing lost by cancelling."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """`duelog serve --standby` as two processes: clients come to either, and go on with the one that leads."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess
