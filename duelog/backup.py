@@ -18,8 +18,6 @@ or in order to be copied, so that a backup does not need a descriptor for every 
 writes, every partition is held from the beginning: it may be deleted or replaced meanwhile, and its files stay.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

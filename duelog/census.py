@@ -9,8 +9,6 @@ The due column is read only of partitions that begin within `NEAR_MS` and are no
 delay index knows how many are due in each minute.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -27,8 +27,6 @@ by id meanwhile (a cancellation, a rescheduling, firing) changes the record in i
 record is still of that message.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress

@@ -10,8 +10,6 @@ passed over. The runs that are left follow the applied ones without a gap; else 
 refused.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -3,8 +3,6 @@
 Deliveries of all consumers of a subscription are in its dispatcher, under its lock; commits are waited for without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Topic: what producers send to, and where consumers subscribe."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace

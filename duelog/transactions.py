@@ -9,8 +9,6 @@ What is held is taken in one order, as by every other call: the locks of dedupli
 partitions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta

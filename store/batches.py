@@ -1,7 +1,5 @@
 """Items gathered into batches of a bounded size: what is read, written or removed in one transaction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 

@@ -5,8 +5,6 @@ the store. A clock tells milliseconds since the Unix epoch, UTC. It does not sch
 condition that wakes it and looks again when it is woken.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ Three groups: what changes behaviour, the defaults of a store that is made, and 
 what is kept lives in the store: its policies (policies.py), of which the second group is the beginning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args

@@ -3,8 +3,6 @@
 Grouped by when they occur: opening a store, handing something in, using it, finding damage.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A logger that a loop does not flood: each text a few times in a period, then a count of those left out."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -4,8 +4,6 @@ One protocol in place of a callback for each thing; RocksDB's EventListener is t
 their store when they are made. The list is filled once all parts are there, so nobody hears of recovery.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar

@@ -5,8 +5,6 @@ work over may leave one taken, and then no thread goes on. Here a thread is star
 its lock is taken; what has begun can be waited for, whatever was interrupted.
 """
 
-from __future__ import annotations
-
 import _thread
 import threading
 from collections.abc import Callable, Iterable

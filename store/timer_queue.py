@@ -3,8 +3,6 @@
 Knows neither clocks nor threads: callers say what time it is, and hold a lock of their own.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Hashable

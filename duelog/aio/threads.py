@@ -3,8 +3,6 @@
 A method of this face is made from the one of `duelog` that it awaits, with its arguments, types and docstring.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

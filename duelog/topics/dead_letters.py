@@ -14,8 +14,6 @@ many deliveries in DEAD_LETTER_REASON and DEAD_LETTER_ATTEMPTS.
 Source: Pulsar's DeadLetterPolicy and `initialSubscriptionName`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A topic whose consumers have passed something over has a tracker, which answers.
 something to wait for are read, and nothing is kept in memory. Where nothing waits, nothing is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field

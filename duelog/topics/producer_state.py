@@ -6,8 +6,6 @@ call that ends without all of them stored (a full disk, an interrupt) leaves its
 one of these numbers is sent again.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Where in a main log a time is, where it begins and ends, going there, and which messages have outlived their time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the store and a slow one holds up no commit. A listener hears of every commit af
 what it has not taken yet waits in memory.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from errno import EAGAIN

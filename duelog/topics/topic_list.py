@@ -1,7 +1,5 @@
 """The topics of an open store: loaded when first named, created when first written to; when each is to be trimmed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

@@ -4,8 +4,6 @@
 instead of 0.4 to 0.6. It is never required, and stores do not differ by it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 try:

@@ -15,8 +15,6 @@ The road not taken: a value for each entry. It costs 16 bytes and a node a messa
 above about 2,000 bytes.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum

@@ -11,8 +11,6 @@ as a leader takes those that are not `done`. The wake-ups are for speed alone: a
 after `_LOOK_AGAIN_S`. A call that raises has been decided by then: its work is stored, or never will be.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable

@@ -12,8 +12,6 @@ Guards (docs/design.md, "What LMDB demands"): begin and commit happen in one thr
 refused; a commit that raised is in doubt and closes the environment for writing.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -4,8 +4,6 @@ Meanwhile the environment's map does not move, its file reuses no page that the 
 environment waits. Any thread may renew or release it, one at a time.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

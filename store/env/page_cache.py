@@ -13,8 +13,6 @@ such call nothing is done. Descriptors are closed at once, so never pass lock.md
 LMDB holds on it.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -5,8 +5,6 @@ out in one step. Where it comes while a block is left, the token may stay until 
 traceback goes; it does not keep out the thread that it belongs to, so that this thread can close what it was reading.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

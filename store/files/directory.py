@@ -4,8 +4,6 @@ LMDB never syncs a directory, and a file system may forget a rename that was not
 of a store's tree is made here.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

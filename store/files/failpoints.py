@@ -5,8 +5,6 @@ kills the process (SIGKILL) the count-th time it reaches that point, so that a c
 told where to die; in-process tests use `arm`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

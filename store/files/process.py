@@ -5,8 +5,6 @@ demands"), so every call looks; a system call for it would be a tenth of a send.
 by a C library, is not noticed.
 """
 
-from __future__ import annotations
-
 import os
 
 

@@ -8,8 +8,6 @@ error" to it. So the free space itself is looked at: the file system's, and what
 (`ulimit -f`).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

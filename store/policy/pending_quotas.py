@@ -10,8 +10,6 @@ the main environment was full, never fires, and counts until its partition close
 Producers are refused. A retry, a dead letter that is requeued and an occurrence of a schedule are not, and count.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
