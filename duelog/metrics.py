@@ -8,14 +8,12 @@ at collection: one survey of a store for all of them.
 Stores open read-only report nothing: the process that writes does.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -248,7 +246,7 @@ class StoreMetrics(StoreListener):
         if self in self._listeners:
             self._listeners.remove(self)
 
-    def report_to(self, instruments: Instruments) -> StoreMetrics:
+    def report_to(self, instruments: Instruments) -> Self:
         """Have the store report to other instruments as well, until the returned object is closed."""
         also = replace(self, _shared=instruments)
         self._listeners.append(also)

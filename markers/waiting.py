@@ -9,10 +9,8 @@ Nothing is removed by being delivered, since each subscription reads in its own 
 remove. Deliberately without a lock and without the log: the tracker has both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +57,7 @@ class _Level(NamedTuple):
     places: Places
 
     @classmethod
-    def merged(cls, *levels: _Level) -> _Level:
+    def merged(cls, *levels: Self) -> Self:
         dues = np.concatenate([level.dues for level in levels])
         places = np.concatenate([level.places for level in levels])
         order = np.lexsort((places, dues))

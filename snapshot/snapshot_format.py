@@ -21,12 +21,10 @@ the entries below `tail` that come after it and had not been cancelled. `version
 before anything else; an unknown one is no error, only a snapshot that cannot be used.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from pyroaring import BitMap
@@ -117,7 +115,7 @@ class Metadata(NamedTuple):
         return head + b"".join(_PART_RECORD.pack(*part) for part in self.parts)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> Metadata:
+    def unpack(cls, fields: bytes) -> Self:
         """Raises Unusable."""
         version = int.from_bytes(fields[:2], "big")
         if len(fields) < 2 or version != VERSION:

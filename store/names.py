@@ -8,10 +8,8 @@ Source of the rules: Apache Pulsar's topic names, ``persistent://tenant/namespac
 have no place here.
 """
 
-from __future__ import annotations
-
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from .errors import InvalidArgument
 
@@ -43,7 +41,7 @@ class TopicName(NamedTuple):
     local_name: str
 
     @classmethod
-    def parse(cls, text: str) -> TopicName:
+    def parse(cls, text: str) -> Self:
         """Read a full or short topic name; raises InvalidArgument with field ``topic``.
 
         ``parse(str(name)) == name`` for every name that this returns.

@@ -20,8 +20,6 @@ A table is read again when its file changes. A file that cannot be read is logge
 a namespace rewrites one line of the file.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging
@@ -31,7 +29,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ...store.errors import DuelogError, InvalidArgument
 from ...store.files.directory import write_file
@@ -54,7 +52,7 @@ class Address(NamedTuple):
     tls: bool = False
 
     @classmethod
-    def parse(cls, text: str, name: str = "url") -> Address:
+    def parse(cls, text: str, name: str = "url") -> Self:
         """Read `pulsar://host:port` or `pulsar+ssl://host:port`. Raises InvalidArgument for `name`."""
         match = _SERVICE_URL.fullmatch(text)
         if match is None or not 0 < int(match[3]) <= 65_535:

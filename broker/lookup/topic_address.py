@@ -6,10 +6,8 @@ the store. It does not know what exists.
 Source of the rules: Apache Pulsar's TopicName.
 """
 
-from __future__ import annotations
-
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ...store.errors import InvalidArgument
 from ...store.names import TopicName, validate_namespace_name, validate_subscription_name
@@ -34,7 +32,7 @@ class TopicAddress(NamedTuple):
     """N of a name that ends in `-partition-N`, else -1."""
 
     @classmethod
-    def parse(cls, text: str) -> TopicAddress:
+    def parse(cls, text: str) -> Self:
         """Read a full or short name; Refused: InvalidTopicName, or NotAllowed for a topic that is not persistent."""
         if text.startswith("non-persistent://"):
             raise Refused(ServerError.NOT_ALLOWED, f"{text}: topics are persistent here")

@@ -5,8 +5,6 @@ ended at any moment: a compaction that is cancelled leaves each partition as it 
 process alone: a restart forgets them and their results, and ends those that run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,10 +1,9 @@
 """Acknowledgements take effect in memory at once and reach the disk here, many subscriptions in one commit."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from pyroaring import BitMap
 
@@ -156,7 +155,7 @@ class _StagedAcks:
         subscription.write_changes(transaction, self._changes[0], self._attempts)
 
     @classmethod
-    def of(cls, subscription: SubscriptionState, transaction: Transaction) -> _StagedAcks:
+    def of(cls, subscription: SubscriptionState, transaction: Transaction) -> Self:
         """The one of the group, which has all that was acknowledged before a request of the group was queued."""
         return transaction.stage(subscription, lambda state: cls(state, transaction))
 

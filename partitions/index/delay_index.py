@@ -24,9 +24,8 @@ Not thread-safe: the owner holds one lock around every call. Does not know what 
 been saved; keeps nothing on disk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
+from typing import Self
 
 import numpy as np
 from pyroaring import BitMap
@@ -86,7 +85,7 @@ class DelayIndex:
         start_ms: int,
         bucket_ms: int = 60_000,
         window_entries: int = 262_144,
-    ) -> DelayIndex:
+    ) -> Self:
         """An index of what ``buckets()`` gave, with the same ``start_ms`` and ``bucket_ms``; takes the bitmaps over.
 
         A start may come more than once: its bitmaps are united. Buckets that come packed stay so until they are

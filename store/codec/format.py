@@ -9,12 +9,10 @@ docs/format.md is the grammar with a worked example. How a format is changed: CO
 disk".
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ..errors import CorruptRecord
 from ..position import ENTRY_MASK, Position
@@ -271,7 +269,7 @@ class TopicRecord(NamedTuple):
         return _TOPIC.pack(*self)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> TopicRecord:
+    def unpack(cls, fields: bytes) -> Self:
         return cls(*unpack_fields(_TOPIC, fields, "topic record"))
 
 
@@ -302,7 +300,7 @@ class PartitionRecord(NamedTuple):
         return _PARTITION.pack(*self)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> PartitionRecord:
+    def unpack(cls, fields: bytes) -> Self:
         end_ms, generation, state, references, created_ms = unpack_fields(_PARTITION, fields, "partition record")
         return cls(end_ms, generation, PartitionState(state), references, created_ms)
 
@@ -323,7 +321,7 @@ class PartitionInfo(NamedTuple):
         return _PARTITION_INFO.pack(*self)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> PartitionInfo:
+    def unpack(cls, fields: bytes) -> Self:
         return cls(*unpack_fields(_PARTITION_INFO, fields, "partition info"))
 
 
@@ -351,7 +349,7 @@ class LedgerRecord(NamedTuple):
         return _LEDGER.pack(*self)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> LedgerRecord:
+    def unpack(cls, fields: bytes) -> Self:
         created_ms, closed_ms, entries, stored_bytes, state = unpack_fields(_LEDGER, fields, "ledger record")
         return cls(created_ms, closed_ms, entries, stored_bytes, LedgerState(state))
 
@@ -379,7 +377,7 @@ class CursorRecord(NamedTuple):
         return _CURSOR.pack(*self)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> CursorRecord:
+    def unpack(cls, fields: bytes) -> Self:
         return cls(*unpack_fields(_CURSOR, fields, "cursor record"))
 
 
@@ -471,7 +469,7 @@ class OriginRecord(NamedTuple):
         return head + b"".join(_RELIED.pack(*row[:2], len(row.positions)) + row.positions for row in self.relied_on)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> OriginRecord:
+    def unpack(cls, fields: bytes) -> Self:
         try:
             generation, transaction, file_bytes, entries, body_bytes, count = _ORIGIN.unpack_from(fields)
             at = _ORIGIN.size

@@ -4,10 +4,8 @@ The one place that compares entries with a frontier. Also what a due time is whe
 HELD and UNREADABLE_DUE lie before every frontier, so callers leave such entries out.
 """
 
-from __future__ import annotations
-
 import struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +54,7 @@ class FrontierRecord(NamedTuple):
     released: int
 
     @classmethod
-    def start(cls, ledger_id: int) -> FrontierRecord:
+    def start(cls, ledger_id: int) -> Self:
         return cls(ledger_id, *NOTHING_FIRED, 0, 0, 0, 0, 0)
 
     def passes(self, entries: Entries, dues: Dues) -> Mask:
@@ -77,5 +75,5 @@ class FrontierRecord(NamedTuple):
         return _FRONTIER.pack(*self)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> FrontierRecord:
+    def unpack(cls, fields: bytes) -> Self:
         return cls(*unpack_fields(_FRONTIER, fields, "frontier record"))

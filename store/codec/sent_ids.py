@@ -9,12 +9,10 @@ gone is known to be gone. The rows of NUMBERED are of consecutive numbers, up to
 of consecutive entries.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ..errors import CorruptRecord
 from ..position import MessageId
@@ -71,7 +69,7 @@ class KeyRecord(NamedTuple):
         return _KEY.pack(*self)
 
     @classmethod
-    def unpack(cls, fields: bytes) -> KeyRecord:
+    def unpack(cls, fields: bytes) -> Self:
         """The inverse of `pack`. Raises CorruptRecord."""
         return cls(*unpack_fields(_KEY, fields, "record of a key"))
 

@@ -3,11 +3,9 @@
 It commits nothing itself: the environment, or the writer of the log, does, and says what a unit of work may do.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import lmdb
 
@@ -110,7 +108,7 @@ class Transaction(LogEnds, ABC):
     def appended(self, callback: Callable[[], object]) -> None:
         """Have memory hear of an append once it is durable: callbacks run in the order of appends."""
 
-    def to(self, start_ms: int, memtable: Memtable) -> Transaction:
+    def to(self, start_ms: int, memtable: Memtable) -> Self:
         """The rows of a partition's environment, which take effect with these: of a group of the log alone."""
         raise BrokenInvariant(f"a commit of LMDB writes to partition {start_ms}")
 

@@ -5,11 +5,9 @@ record says that the defaults of the program that made the store are in it (`rec
 and the store keeps everything. Functions from transactions to values; nothing is cached here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgpack
 
@@ -49,7 +47,7 @@ class Scope(NamedTuple):
     subscription: str | None = None
 
     @classmethod
-    def of(cls, namespace: str | None = None, topic: str | None = None, subscription: str | None = None) -> Scope:
+    def of(cls, namespace: str | None = None, topic: str | None = None, subscription: str | None = None) -> Self:
         """The scope that a caller names; with nothing the store. Raises InvalidArgument."""
         if topic is not None:
             if namespace is not None:
@@ -102,7 +100,7 @@ class PolicyRecord(NamedTuple):
         return packed
 
     @classmethod
-    def unpack(cls, packed: bytes) -> PolicyRecord:
+    def unpack(cls, packed: bytes) -> Self:
         """Read the fields of a record. Raises CorruptRecord, FormatMismatch (another version)."""
         try:
             fields = msgpack.unpackb(packed)
@@ -119,7 +117,7 @@ class PolicyRecord(NamedTuple):
         """The policies set at the record's own scope, or for one of its subscriptions."""
         return self.policies if subscription is None else self.subscriptions.get(subscription, Policies())
 
-    def with_(self, subscription: str | None, policies: Policies) -> PolicyRecord:
+    def with_(self, subscription: str | None, policies: Policies) -> Self:
         if subscription is None:
             return self._replace(policies=policies)
         others = {name: set_ for name, set_ in self.subscriptions.items() if name != subscription}

@@ -8,8 +8,6 @@ or as after it, in all that is compared; a key is of one pending message at most
 what is pending. With durability "relaxed" what was done last may be lost, and the rules on keys and quotas hold.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter
@@ -18,7 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Topic
 from duelog.errors import QuotaExceeded
@@ -63,7 +61,7 @@ class World:
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By scope, what is set there."""
 
-    def after(self, change: dict[str, Any]) -> World:
+    def after(self, change: dict[str, Any]) -> Self:
         """Another, with a change made."""
         made = deepcopy(self)
         made.texts -= set(change.get("gone", ()))

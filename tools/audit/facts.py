@@ -4,14 +4,12 @@
 record that cannot be read is a finding, and what depends on it is not judged.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +58,7 @@ class MarkerRun(NamedTuple):
     dues: Int64s
 
     @classmethod
-    def copied(cls, run: Run) -> MarkerRun:
+    def copied(cls, run: Run) -> Self:
         """The columns of a run, to be kept after its transaction."""
         fired_ms = run.fired_ms()
         timed = UNTIMED if fired_ms is None else fired_ms

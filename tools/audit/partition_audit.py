@@ -11,13 +11,11 @@ too; what is pending is of the moment of reading, not of the facts.
 topics and partitions by number only; store_audit.py names them.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import lmdb
 import numpy as np
@@ -64,7 +62,7 @@ class LogTask(NamedTuple):
     acknowledged: BitMap
 
     @classmethod
-    def unknown(cls, topic_id: int, ledger_id: int, cancelled: BitMap, admitted: BitMap) -> LogTask:
+    def unknown(cls, topic_id: int, ledger_id: int, cancelled: BitMap, admitted: BitMap) -> Self:
         """A log of which nothing has fired."""
         return cls(topic_id, FrontierRecord.start(ledger_id), True, -1, cancelled, admitted, BitMap(), BitMap())
 

@@ -5,11 +5,9 @@ what their topics are called, which entries never fire. A slice carries what its
 its task touches the generation's directory only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ...opening import Identity
 from ...partitions import cancellations
@@ -86,7 +84,7 @@ class Wanted(NamedTuple):
         partitions: Collection[str] | None = None,
         due_from_ms: int | None = None,
         due_until_ms: int | None = None,
-    ) -> Wanted:
+    ) -> Self:
         """Checked: topic names in any form, partition names. Raises InvalidArgument."""
         if partitions is not None:
             for name in partitions:

@@ -8,13 +8,11 @@ A generation that has gone since it was listed is DamagedStore at opening, never
 it is open can be read to its end.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from ...opening import Identity, open_main
 from ...partitions.partition import Partition, partition_path
@@ -42,7 +40,7 @@ class Sealed(NamedTuple):
     file_bytes: int
 
     @classmethod
-    def of(cls, store: Path, start_ms: int, record: PartitionRecord) -> Sealed:
+    def of(cls, store: Path, start_ms: int, record: PartitionRecord) -> Self:
         """A generation of the catalog, closed or open; `file_bytes` 0: its file is not there."""
         sealed = cls(os.fspath(store.absolute()), start_ms, record.end_ms, record.generation, 0)
         return sealed._replace(file_bytes=sealed.size() or 0)

@@ -1,13 +1,11 @@
 """A client that watches for topics, and a broker in this process for it."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 from duelog import DelayedStore
 from duelog.broker.configuration import BrokerConfig
@@ -49,7 +47,7 @@ class WatchingClient(RawClient):
     _hearing: asyncio.Task[None]
 
     @classmethod
-    async def watching(cls, port: int) -> WatchingClient:
+    async def watching(cls, port: int) -> Self:
         """Connect, and hear."""
         client = await cls.connected(port)
         client.watched = {}

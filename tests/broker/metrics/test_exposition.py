@@ -1,7 +1,5 @@
 """/metrics of a live broker: names, labels, text, figures; and what docs/grafana.json and docs/alerts.yml use."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -12,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -55,7 +53,7 @@ class Scraped:
     families: dict[str, Metric]
 
     @classmethod
-    async def of(cls, rest: Rest) -> Scraped:
+    async def of(cls, rest: Rest) -> Self:
         """The page of a broker."""
         answer = await rest.ask("GET", "/metrics")
         assert (answer.status, answer.headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
