@@ -602,8 +602,11 @@ class Shipping:
         self._note_waiting()
 
     def _is_reached(self) -> None:
-        """Tell who waits for the copy how far it has come."""
-        if self._tail is not None and self._pending is None:
+        """Tell who waits for the copy how far it has come.
+
+        Behind a gap of the log, and at its beginning, nothing can be restored before there is a manifest.
+        """
+        if self._tail is not None and self._pending is None and self.manifest is not None and not self._begins_anew:
             with self._wake:
                 self._reached = self._tail.place
                 if self._wanted:
@@ -793,6 +796,7 @@ class Shipping:
         self.manifest, self._draft, self._begins_anew = manifest, None, False
         self._manifest_bytes, self._manifest_s = 0, self.elapsed()
         self.figures.manifests += 1
+        self._is_reached()
         if self._manifests is not None:
             self._manifests.prune(manifest, self._clock.now_ms())
 

@@ -129,6 +129,28 @@ def test_a_store_without_its_copy_tells_no_replicated_change(
             store.topic("a").send(b"")
 
 
+def test_nothing_is_told_as_replicated_before_it_can_be_restored(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log alone is no copy: at its beginning, and behind a gap of it, there has to be a manifest."""
+    store = open_store(config=REPLICATED)
+    shipping = shipping_of(store)
+    drafts, shipping._manifests = shipping._manifests, None
+    with pytest.raises(NotReplicated):
+        store.topic("a").send(b"1", deliver_after=DAY_S)
+    shipping._manifests = drafts
+    store.topic("a").send(b"2", deliver_after=DAY_S)
+    restored(bucket, tmp_path / "restored")
+    with DelayedStore.open(tmp_path / "restored", clock=store.clock) as again:
+        assert again.stats().pending == 2
+    shipping._manifests = None
+    shipping.kept.lost = True  # as where the bucket was down for so long that the log was given up
+    with pytest.raises(NotReplicated):
+        store.topic("a").send(b"3", deliver_after=DAY_S)
+    shipping._manifests = drafts
+    store.topic("a").send(b"4", deliver_after=DAY_S)
+
+
 def test_firing_does_not_wait_for_the_copy(bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock) -> None:
     """While the bucket is down messages are delivered on time, and acknowledged in memory."""
     store = open_store(config=REPLICATED)
