@@ -22,11 +22,11 @@ from duelog.store.clock import SystemClock
 from duelog.store.codec.body import DEDUP, decode_body
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.config import StoreConfig
-from duelog.store.errors import CorruptEntry, ReplicaDamaged
+from duelog.store.errors import CorruptEntry, DuelogError, ReplicaDamaged
 from duelog.store.files.directory import make_directory, move, remove_tree, write_file
 from duelog.store.log import catalog
 from duelog.store.message import Message
-from duelog.store.wal.segment import Group, RowKind
+from duelog.store.wal.segment import Group, RowKind, place_of
 from duelog.store.wal.write_batch import single_rows
 
 from .bucket import Bucket, log_name
@@ -57,28 +57,47 @@ def aside_of(path: Path) -> Path:
 def set_aside(path: Path, bucket: Bucket, epoch: int) -> None:
     """Move the store in `path`, which led in `epoch` and was deposed, out of the way.
 
-    Raises ReplicaUnreachable, ReplicaDamaged, DamagedStore.
+    Raises ReplicaUnreachable, ReplicaDamaged.
     """
-    identity = json.loads((path / "STORE").read_bytes())
-    groups = _tail(path, bytes.fromhex(identity["store_id"]), _end_of(bucket, epoch))
-    if groups == []:
+    place = _end_of(bucket, epoch)
+    try:
+        messages = _unshipped(path, place)
+    except (DuelogError, LogLost) as error:
+        _log.error("%s: what was not shipped cannot be read: %s", path, error)
+        messages = []
+    if messages is None:
         _log.warning("%s: another leads, and the copy has all of this directory, which is removed", path)
         remove_tree(path)
         return
     target = aside_of(path) / str(epoch)
     make_directory(target.parent)
     make_directory(target)
-    messages = [] if groups is None else list(_messages(path, groups))
     write_file(target / MESSAGES, b"".join(json.dumps(each).encode() + b"\n" for each in messages))
     if (target / "store").exists():
         shutil.rmtree(target / "store")
     move(path, target / "store")
-    _log.error(
-        "%s: another leads; %s were not shipped, and are set aside in %s: `duelog replica diverged` lists them",
-        path,
-        "changes, which cannot be read," if groups is None else f"{len(messages)} messages",
-        target,
-    )
+    text = "%s: another leads; %d messages were not shipped, and are set aside in %s (`duelog replica diverged`)"
+    _log.error(text, path, len(messages), target)
+
+
+def _unshipped(path: Path, place: int) -> list[dict[str, Any]] | None:
+    """The messages of groups from a place on; None: there are no such groups. Raises DuelogError, LogLost."""
+    config = StoreConfig(partition_ms=stored_span_ms(path) or 86_400_000, background=False, control=False)
+    engine = open_engine(path, config, SystemClock(), read_only=True)
+    try:
+        store_id, oldest = engine.storage.store_id, catalog.oldest_segment(engine.storage.main)
+        tail = LogTail(path, store_id, place)
+        try:
+            groups = [raw.verified(store_id) for raw in tail.rest()]
+        finally:
+            tail.close()
+        if (
+            tail.place < place_of(oldest or 0, 0) or None in groups
+        ):  # what follows is in the log, or recovery refuses it
+            raise LogLost("the log before what is not applied was given up")
+        return list(_messages(engine, [group for group in groups if group is not None])) if groups else None
+    finally:
+        engine.close()
 
 
 def _end_of(bucket: Bucket, epoch: int) -> int:
@@ -95,35 +114,17 @@ def _end_of(bucket: Bucket, epoch: int) -> int:
     return read(numbers[at]).begin
 
 
-def _tail(path: Path, store_id: bytes, place: int) -> list[Group] | None:
-    """The groups of a store from a place on; None: they cannot be read."""
-    try:
-        tail = LogTail(path, store_id, place)
-        try:
-            groups = [raw.verified(store_id) for raw in tail.rest()]
-        finally:
-            tail.close()
-    except LogLost:
-        return None
-    return [group for group in groups if group is not None]
-
-
-def _messages(path: Path, groups: list[Group]) -> Iterator[dict[str, Any]]:
+def _messages(engine: Engine, groups: list[Group]) -> Iterator[dict[str, Any]]:
     """The messages that groups have, but for those that are what a store makes of others: retries, dead letters, ..."""
-    config = StoreConfig(partition_ms=stored_span_ms(path) or 86_400_000, background=False, control=False)
-    engine = open_engine(path, config, SystemClock(), read_only=True)
-    try:
-        topics = _topics(engine)
-        for group in groups:
-            for row in single_rows(group.rows()):
-                if row.kind != RowKind.RUN:
-                    continue
-                run = Run("log", row.key, memoryview(bytes(row.value)))
-                topic = topics.get(run.ledger_id)
-                if run.kind == RunKind.MESSAGES and not run.conditional and topic is not None:
-                    yield from _of_run(run, topic)
-    finally:
-        engine.close()
+    topics = _topics(engine)
+    for group in groups:
+        for row in single_rows(group.rows()):
+            if row.kind != RowKind.RUN:
+                continue
+            run = Run("log", row.key, memoryview(bytes(row.value)))
+            topic = topics.get(run.ledger_id)
+            if run.kind == RunKind.MESSAGES and not run.conditional and topic is not None:
+                yield from _of_run(run, topic)
 
 
 def _topics(engine: Engine) -> dict[int, str]:

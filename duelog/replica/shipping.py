@@ -375,7 +375,9 @@ class Shipping:
             if self._owner.lease_ms and not self.ended and self._drained:
                 with suppress(DuelogError, _PutBefore):
                     self._put(*self._packed(kind=RESIGNED))
-        self.ended = True
+        with self._wake:
+            self.ended = True
+            self._wake.notify_all()
         if self._tail is not None:
             self._tail.close()
 

@@ -11,6 +11,7 @@ from duelog.errors import Deposed, ForkFound, NotLeader, NotReplicated, ReplicaU
 from duelog.replica.following import Standby
 from duelog.replica.set_aside import aside_of, read_aside, send_again
 from tests.duelog.replica.faulty import URL, FaultyBucket, ship, shipping_of
+from tests.duelog.side_by_side import crashed
 
 LEASE_MS = 10_000
 CONFIG = StoreConfig(replica=URL, lease_ms=LEASE_MS)
@@ -225,6 +226,50 @@ def test_a_leader_that_had_shipped_everything_leaves_nothing_aside(
     standby(bucket, tmp_path / "one", elapsed)
     assert not (tmp_path / "one").exists()
     assert not aside_of(tmp_path / "one").exists()
+
+
+def test_a_tail_that_was_given_up_leaves_the_whole_directory_aside(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """Its log does not say what was not shipped, so that nothing may be removed."""
+    leader.topic("a").send(b"shipped", deliver_after=DAY_S)
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    bucket.is_down = True
+    leader.topic("a").send(b"told", deliver_after=DAY_S)
+    leader.close()
+    for kept in (tmp_path / "one" / "wal").glob("*.kept"):
+        kept.unlink()
+    bucket.is_down = False
+    taken_over(follower, elapsed)
+    standby(bucket, tmp_path / "one", elapsed)
+    assert read_aside(tmp_path / "one") == {1: []}
+    with DelayedStore.open(aside_of(tmp_path / "one") / "1" / "store", clock=clock) as store:
+        assert waiting(store) == {b"shipped", b"told"}
+
+
+def test_a_leader_that_is_killed_ships_on_if_it_is_back_within_the_lease(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """With what it had not shipped; the standby goes on following it."""
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    leader.topic("a").send(b"1", deliver_after=DAY_S)
+    killed = crashed(leader, tmp_path / "killed")
+    elapsed.now_s += LEASE_MS * 0.9 / 1000
+    with DelayedStore.open(killed, CONFIG, clock=clock) as again:
+        ship(again)
+        elapsed.now_s += LEASE_MS * 0.9 / 1000
+        assert not follower.step()
+        assert follower.epoch == 1
+        shipping_of(again).step()
+        again.topic("a").send(b"2", deliver_after=DAY_S)
+        ship(again)
+    assert follower.step()  # it was closed in order
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as second:
+        assert waiting(second) == {b"1", b"2"}
+    with pytest.raises(ForkFound):
+        shipping_of(leader).step()
+    leader.close()
 
 
 def test_a_replicated_send_is_never_told_behind_the_fence(
