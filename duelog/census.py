@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -56,13 +57,16 @@ _SORTED_BY = ("name", "pending", "backlog", "oldest_due_ms", "sent", "received",
               "consumers", "dead_lettered")  # fmt: skip
 
 
+_COUNTS = attrgetter(*DeliveryCounts.__slots__)
+
+
 class Allowance:
     """Processor time that may be spent: a share of a core, saved up for a while; a step that takes longer is a debt."""
 
-    SHARE = 0.01
+    SHARE = 0.008
     FIRST_SHARE = 0.25
     """Until the first round is done, for figures that are there soon."""
-    SAVED_S = 0.3
+    SAVED_S = 1.0
 
     def __init__(
         self, monotonic: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.thread_time
@@ -160,6 +164,13 @@ class Census:
         self._cancelled_counts = np.empty(0, np.int64)
         self._disk: dict[str, int] = {}
         self._index_bytes = 0
+        self._moved: tuple[int, ...] = ()
+        """What was sent and handed out when it was last asked."""
+        self._stamp: tuple[int, ...] | None = None
+        """All that had changed when the last round began: where it is the same, nothing is counted again."""
+        self._rows_summed: dict[str, int] = {}
+        self._summed: Iterator[None] | None = None
+        self._oldest_ms: int | None = None
         self._samples: deque[tuple[float, int, int]] = deque()
 
     # -- what is asked -------------------------------------------------------------------------------
@@ -167,30 +178,31 @@ class Census:
     def overview(self) -> Overview:
         """O(topics + partitions) of sums, and steps of a round."""
         with self._lock:
-            self._refresh()
-            sent, delivered = 0, DeliveryCounts()
+            sent, delivered = 0, [0] * len(DeliveryCounts.__slots__)
             for topic in self._topics.loaded():
                 sent += topic.sent
                 for state in list(topic.subscriptions.values()):
-                    delivered += state.counts
-            rows = list(self._rows.values())
+                    delivered = list(map(int.__add__, delivered, _COUNTS(state.counts)))
+            self._moved = (sent, *delivered)
+            self._refresh()
+            rows = self._sums()
             late = (None, None) if self._lateness is None else self._lateness.percentiles()
-            oldest = [row.oldest_due_ms for row in rows if row.oldest_due_ms is not None]
-            sent_rate, received_rate = self._rates(sent, delivered.received)
+            sent_rate, received_rate = self._rates(sent, delivered[0])
             return Overview(
+                complete=self._rounds > 0,
                 topics=len(self._names),
                 partitions=len(self._partitions),
                 partitions_counted=len(self._tallies),
-                pending=sum(map(self._total, self._tallies.values())) + sum(row.inline for row in rows),
-                backlog=sum(row.backlog for row in rows),
-                unacknowledged=sum(row.unacknowledged for row in rows),
-                oldest_due_ms=min(oldest, default=None),
-                subscriptions=sum(row.subscriptions for row in rows),
-                consumers=sum(row.consumers for row in rows),
+                pending=sum(map(self._total, self._tallies.values())) + rows["inline"],
+                backlog=rows["backlog"],
+                unacknowledged=rows["unacknowledged"],
+                oldest_due_ms=self._oldest_ms,
+                subscriptions=rows["subscriptions"],
+                consumers=rows["consumers"],
                 sent=sent,
                 sent_per_s=sent_rate,
                 received_per_s=received_rate,
-                **{name: getattr(delivered, name) for name in DeliveryCounts.__slots__},
+                **dict(zip(DeliveryCounts.__slots__, delivered, strict=True)),
                 fired=self._firing.fired,
                 late_median_ms=late[0],
                 late_99_ms=late[1],
@@ -223,8 +235,9 @@ class Census:
             unread = [each for each in fine if topic_id is not None or self._tallies[each.start_ms].minutes is None]
             if len(unread) > (_MOST_READ if topic_id is None else _MOST_READ_OF_ONE):
                 raise InvalidArgument("step_ms", step_ms, f"expected {self._span_ms}, of a partition, so far ahead")
+            starts = {each.start_ms for each in fine}
             for start, tally in self._tallies.items():
-                if tally.stats not in fine:
+                if start not in starts:
                     pending = self._total(tally) if topic_id is None else self._of_topic(tally, topic_id)
                     whole.append((start if start < start_ms else start + self._span_ms // 2, pending))
                     continue
@@ -270,6 +283,17 @@ class Census:
             self._refresh()
             return [tally.stats for _, tally in sorted(self._tallies.items())]
 
+    def _sums(self) -> dict[str, int]:
+        """Figures of all topics together, added up once for each round."""
+        if self._summed is not self._round or not self._rows_summed:
+            rows = list(self._rows.values())
+            names = ("inline", "backlog", "unacknowledged", "subscriptions", "consumers")
+            self._rows_summed = {name: sum(getattr(row, name) for row in rows) for name in names}
+            oldest = [row.oldest_due_ms for row in rows if row.oldest_due_ms is not None]
+            self._oldest_ms = min(oldest, default=None)
+            self._summed = self._round
+        return self._rows_summed
+
     # -- rounds --------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
@@ -277,9 +301,14 @@ class Census:
             self._lateness = _Lateness()
             self._listeners.append(self._lateness)
         if self._round is None:
+            stamp = self._requests, self._clock.now_ms() // MINUTE_MS, *self._moved
+            if self._stamp == stamp and not self._main.read_only:
+                return
+            self._stamp = stamp
             self._round = self._steps()
         if self.allowance.steps(self._round, Allowance.SHARE if self._rounds else Allowance.FIRST_SHARE):
-            self._round = None
+            self._round = self._summed = None
+            self._rows_summed = {}
             self._rounds += 1
 
     def _steps(self) -> Iterator[None]:

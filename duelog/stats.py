@@ -185,13 +185,15 @@ class ReplicaFigures(NamedTuple):
 class Overview:
     """A store at a glance, for a page that is looked at all the time (duelog/census.py says how old a figure may be).
 
-    partitions_counted: of `partitions`, those whose messages are counted in `pending` so far. oldest_due_ms: when the
+    complete: False until everything was counted once. partitions_counted: of `partitions`, those whose messages are
+    counted in `pending` so far. oldest_due_ms: when the
     oldest message of a backlog was due (epoch ms); None: there is none. sent_per_s, received_per_s: over the last ten
     seconds in which it was asked. late_median_ms, late_99_ms: how late the messages fired last were; None: none was,
     since it was first asked. disk_parts: bytes by the parts of `StoreStats`. The rest is as in `StoreStats` and
     `SubscriptionStats`.
     """
 
+    complete: bool
     topics: int
     partitions: int
     partitions_counted: int

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from ...delayed_store import DelayedStore
 from ...operations.operation import Operation
-from ...operations.operations import OPERATIONS, Ask
+from ...operations.operations import OPERATIONS, Ask, Operations
 from ...store.errors import InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
 from ..admin.http_request import HttpError, Reply, Request, Stream
@@ -40,6 +41,11 @@ class NoWaiter:
     def wait(self, seconds: float | None) -> bool:
         """Return False."""
         return False
+
+
+def asking(store: DelayedStore) -> Ask:
+    """Make the way to ask a store that this process has open. Of any thread."""
+    return lambda name, arguments: Operations(store, NoWaiter()).ask(name, arguments)
 
 
 class OperationResource:
@@ -95,7 +101,10 @@ class OperationResource:
 
     async def watch(self, request: Request) -> Stream:
         """A body [[operation, arguments], ...]; events {"at": which, "result": ...}, or "reason" in its place."""
-        asks = request.json()
+        return Stream(self.watched(request.json(), request.role))
+
+    def watched(self, asks: Any, role: str | None = None) -> AsyncGenerator[bytes, None]:
+        """The events of such questions of a role. Raises HttpError."""
         if not isinstance(asks, list) or not 1 <= len(asks) <= _MOST_ASKS:
             raise HttpError(412, f"the body: expected 1 to {_MOST_ASKS} of [operation, arguments]")
         wanted = []
@@ -105,9 +114,9 @@ class OperationResource:
             operation = self._operation(each[0])
             if not operation.looks:
                 raise HttpError(412, f"{operation.name} changes something: it is not asked again and again")
-            self._require(request.role, operation, each[1])
+            self._require(role, operation, each[1])
             wanted.append((operation, each[1]))
-        return Stream(self.watching.events([partial(self._answer, *each) for each in wanted]))
+        return self.watching.events([partial(self._answer, *each) for each in wanted])
 
     async def _answer(self, operation: Operation, arguments: Mapping[str, Any]) -> tuple[bytes, float]:
         """The result as JSON, and the seconds of a processor that it took here."""

@@ -1,8 +1,8 @@
 """Answers to questions that are asked again and again, told as server-sent events when they change.
 
 All pages together take a hundredth of a core: after a look that took `t` seconds of a processor the next one waits
-100 t for each page that is open, at least a second and ten times as long as the look lasted. While nothing changes a
-comment is sent now and then, so that a connection that has gone is noticed.
+100 t for each page that is open, at least a second and at most ten; ten times as long as the look lasted, too. While
+nothing changes a comment is sent now and then, so that a connection that has gone is noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_PAGES = 64
 Look: TypeAlias = Callable[[], Awaitable[tuple[bytes, float]]]
 """Gives an answer as JSON, and the seconds of a processor that it took."""
 
-_LEAST_S, _MOST_S = 1.0, 30.0
+_LEAST_S, _MOST_S = 1.0, 10.0
 _SHARE = 0.01
 _SILENCE_S = 15.0
 

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from ...delayed_store import DelayedStore
-from ...operations.operations import Operations
 from ...stats import ClientStats, Connections, LimitUse
 from ...store.config import MIB, StoreConfig
 from ...store.errors import ClosedError, InvalidArgument
@@ -47,7 +46,7 @@ from ..operate.subscription_resource import SubscriptionResource
 from ..operate.topic_finder import TopicFinder
 from ..operate.topic_resource import TopicResource
 from ..operate.topic_stats import StatsResource, TopicFigures
-from ..page.operation_resource import NoWaiter, OperationResource
+from ..page.operation_resource import OperationResource, asking
 from ..page.page_files import PageFiles
 from ..produce.producers import Producers
 from ..protocol import commands
@@ -119,7 +118,7 @@ class Services:
         self.ownership = _ownership_of(config, limiter)
         """None: this broker serves every namespace."""
         self.operations = OperationResource(
-            lambda name, arguments: Operations(store, NoWaiter()).ask(name, arguments),
+            asking(store),
             permissions,
             workers,
             (lambda namespace: None) if self.ownership is None else self.ownership.http_owner,

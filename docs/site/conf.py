@@ -77,6 +77,7 @@ CONTENTS = {
         "docs/guide/testing",
         "docs/guide/errors",
         "docs/guide/inspect",
+        "docs/guide/page",
         "docs/guide/command-line",
         "docs/guide/limits",
         "docs/recipes",

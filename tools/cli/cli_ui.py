@@ -69,9 +69,8 @@ def ui(
 def _asked(path: Path, only_look: bool) -> Iterator[Ask]:
     """Ask the process that has the store open, for as long as one comes again; else this one, which opens it."""
     from ... import DelayedStore, StoreConfig
-    from ...broker.page.operation_resource import NoWaiter
+    from ...broker.page.operation_resource import asking
     from ...opening import stored_span_ms
-    from ...operations.operations import Operations
     from ...operations.wire_client import Connection
 
     first = Connection.to(path, _RECONNECT_S)
@@ -94,8 +93,4 @@ def _asked(path: Path, only_look: bool) -> Iterator[Ask]:
         span_ms = stored_span_ms(path) or StoreConfig().partition_ms
         opened = open_to_read(path) if only_look else DelayedStore.open(path, StoreConfig(partition_ms=span_ms))
     with opened:
-
-        def ask(name: str, arguments: Mapping[str, object]) -> Any:
-            return Operations(opened, NoWaiter()).ask(name, arguments)
-
-        yield ask
+        yield asking(opened)

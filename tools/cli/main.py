@@ -241,6 +241,8 @@ def demo(
     all_: Annotated[bool, typer.Option("--all", help="All 21 years of the trace.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Where to write the plot (PNG).")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON value.")] = False,
+    ui: Annotated[bool, typer.Option("--ui", help="Replay it live, compressed, with the page open on it.")] = False,
+    speed: Annotated[float, typer.Option(min=1, help="With --ui: how many times faster than it was.")] = 20_000,
 ) -> None:
     """Replay a real trace of delayed messages through the whole life of a store, and verify each of them.
 
@@ -252,6 +254,13 @@ def demo(
     duelog demo --years 1
     ```
     """
+    if ui:
+        try:
+            from ..demo.demo_live import show_demo
+        except ModuleNotFoundError as error:
+            raise InvalidArgument("--ui", error.name, "is not installed; pip install 'duelog[broker]'") from error
+        show_demo(store, years, all_, speed)
+        return
     from ..demo.demo_run import run_demo
 
     if not run_demo(store, years, all_, plot, json_):

@@ -51,13 +51,13 @@ export function Overview() {
         {(found) => (
           <>
             {found.suspended.map((each) => <p class="problem" role="alert">Upkeep has failed and is tried again: {each}</p>)}
-            {found.partitions_counted < found.partitions && (
-              <p class="quiet" role="status">Counting: {found.partitions_counted} of {count(found.partitions, "partition")}</p>
+            {!found.complete && (
+              <p class="quiet" role="status">Counting: {found.partitions_counted} of {count(found.partitions, "partition")}, then topics</p>
             )}
             <dl class="figures">
               <Figure name="Pending" value={short(found.pending)} note={`in ${count(found.topics, "topic")}`} />
-              <Figure name="Backlog" value={short(found.backlog)} alert={found.backlog > 0 && found.consumers === 0}
-                note={found.oldest_due_ms ? `oldest due ${ago(found.oldest_due_ms)}` : "all is acknowledged"} />
+              <Figure name="Backlog" value={found.complete ? short(found.backlog) : "…"} alert={found.backlog > 0 && found.consumers === 0}
+                note={!found.complete ? "being counted" : found.oldest_due_ms ? `oldest due ${ago(found.oldest_due_ms)}` : "all is acknowledged"} />
               <Figure name="In" value={`${short(found.sent_per_s)} /s`} note={`${short(found.sent)} since the start`} />
               <Figure name="Out" value={`${short(found.received_per_s)} /s`} note={`${short(found.received)} since the start`} />
               <Figure name="Lateness" value={duration(found.late_median_ms)} note={`99 %: ${duration(found.late_99_ms)}`} />
