@@ -487,7 +487,10 @@ class Figures:
             record = records.get(partition.start_ms)
             if record is None or record.state is PartitionState.DELETING:
                 continue
-            messages = pending = topics = 0
+            with partition.environment.read() as raw:
+                passed = catalog.rows(raw, fmt.counter_key(catalog.PASSED_OVER))
+                messages = -sum(fmt.unpack_u64(fields) for _, fields in passed)
+            pending = topics = 0
             for log in partition.logs():
                 topics += 1
                 messages += log.ledger.entries

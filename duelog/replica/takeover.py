@@ -60,6 +60,8 @@ def _rolling(log: ManagedLedger, now_ms: int) -> Callable[[WriteBatch], None]:
 
 def _skipping(partition: Partition, topic_ids: list[int]) -> Callable[[WriteBatch], None]:
     """The unit of work that has logs of a partition go on later."""
+    with partition.environment.read() as raw:
+        passed = dict(catalog.rows(raw, fmt.counter_key(catalog.PASSED_OVER)))
 
     def work(group: WriteBatch) -> None:
         rows = group.to(partition.start_ms, partition.memtable)
@@ -70,6 +72,9 @@ def _skipping(partition: Partition, topic_ids: list[int]) -> Callable[[WriteBatc
             tail = rows.end_of(log)
             last = tail + ENTRIES
             cancellations.add_range(group.main, Table.CANCELLED, log.ledger_id, tail, last + 1)
+            counter = fmt.counter_key(f"{catalog.PASSED_OVER}{log.ledger_id}")
+            before = fmt.unpack_u64(passed[counter]) if counter in passed else 0
+            rows.put(counter, fmt.pack_u64(before + ENTRIES + 1))
             partition.skip_to(rows, log, last, pack_skip(fmt.run_key(log.ledger_id, last), partition.start_ms, ENTRIES))
 
     return work

@@ -33,6 +33,9 @@ CLOCK = "clock_mark"
 WAL = "wal_segment"
 """The number of the oldest segment of the write-ahead log that is not applied."""
 
+PASSED_OVER = "passed_over/"
+"""In a partition, before the id of a log's ledger: how many of its ids takeovers have passed over."""
+
 _PAGE = 1_000
 """Rows read in one transaction by the iterators over an environment."""
 

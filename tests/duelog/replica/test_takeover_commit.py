@@ -82,6 +82,7 @@ def test_a_restore_of_a_restore_passes_over_ids_again(
         ] * (len(DAYS) - 1)
         assert list(store.check(deep=True)) == []
         assert store.stats().pending == 2 * (len(DAYS) - 1) + 2 * (len(DAYS) - 1)
+        assert [each.messages for each in store.partitions()] == [4] * (len(DAYS) - 1)
 
 
 def test_a_crash_amid_the_takeover_commit_is_survived(bucket: FaultyBucket, tmp_path: Path, clock: ManualClock) -> None:
