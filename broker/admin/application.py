@@ -164,6 +164,8 @@ _BY_CLASS: dict[type[BaseException], int] = {
     errors.InvalidArgument: 412,
     errors.ClosedError: 503,
     errors.StoreFailed: 503,
+    errors.NotLeader: 503,
+    errors.NotReplicated: 503,
     errors.StoreUnavailable: 503,
     errors.StoreBusy: 503,
     errors.StoreFull: 507,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...delivery.key_slots import KeyShared
-from ...store.errors import BrokenInvariant, ClockJumped, DuelogError, InvalidArgument, StoreFull
+from ...store.errors import BrokenInvariant, ClockJumped, DuelogError, InvalidArgument, NotLeader, StoreFull
 from ...store.listener import call_supplied
 from ...store.position import MessageId
 from ..protocol.commands import Subscribe, SubscriptionType
@@ -392,7 +392,7 @@ class Pump:
         self._running = False
         failure = job.error
         if failure is not None and not self.closed:
-            if isinstance(failure, DuelogError) and not isinstance(failure, StoreFull | ClockJumped):
+            if isinstance(failure, DuelogError) and not isinstance(failure, StoreFull | ClockJumped | NotLeader):
                 self._failed(failure)
             else:
                 traceback = None if isinstance(failure, DuelogError) else failure

@@ -20,7 +20,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...sending.outbox import Duplicate
-from ...store.errors import ClosedError, DelayTooLong, DuelogError, InvalidArgument, QuotaExceeded, StoreFailed
+from ...store.errors import (
+    ClosedError,
+    DelayTooLong,
+    Deposed,
+    DuelogError,
+    InvalidArgument,
+    NotLeader,
+    QuotaExceeded,
+    StoreFailed,
+)
 from ...store.position import MessageId
 from ..configuration import BrokerConfig
 from ..protocol import entry
@@ -40,6 +49,9 @@ _log = logging.getLogger("duelog.broker")
 Outcome: TypeAlias = MessageId | Duplicate | Exception
 
 _NO_ID = 2**64 - 1
+_SENT_AGAIN = StoreFailed, ClosedError, NotLeader, Deposed
+"""Errors after which a client opens its producer again, here or where another leads, and sends what has no answer."""
+
 _MOST_MESSAGES = 2**32 - 1
 _MOST_OVER_QUOTA = 10_000
 _RETRY_S = 0.01
@@ -325,7 +337,7 @@ class Sends:
                 producer.figures.duplicates += 1
                 message_id = MessageIdData(_NO_ID, _NO_ID)
                 frames.append(head(SendReceipt(producer.producer_id, sequence_id, message_id, highest)))
-            elif isinstance(outcome, (StoreFailed, ClosedError)):
+            elif isinstance(outcome, _SENT_AGAIN) or isinstance(getattr(outcome, "__cause__", None), Deposed):
                 failed = True
             elif isinstance(outcome, QuotaExceeded):  # as Pulsar does: the client fails what waits when it reopens
                 failed = True

@@ -308,7 +308,8 @@ class Shipping:
                 if self.ended or self._thread is None or left_s <= 0:
                     error = self.error
                     reason = f"there is no answer after {self._timeout_s:g} s" if error is None else str(error)
-                    raise NotReplicated(self._bucket.url, f"{reason}. It is stored here, and may come there yet")
+                    text = f"{reason}. It is stored here, and may come there yet"
+                    raise NotReplicated(self._bucket.url, text) from error
                 self._wake.wait(left_s)
 
     @property

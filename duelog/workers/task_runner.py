@@ -37,6 +37,7 @@ from duelog.store.errors import (
     DuelogError,
     HandlersHang,
     InvalidArgument,
+    NotLeader,
     ResourceShortage,
     StoreFull,
 )
@@ -315,7 +316,7 @@ class TaskRunner:
         """Messages to be run, at most `free`; none when it is stopped, or after a pause."""
         try:
             return self._subscription.receive_unless(lambda: self._stopped, free)
-        except (StoreFull, ClockJumped, ResourceShortage) as error:
+        except (StoreFull, ClockJumped, NotLeader, ResourceShortage) as error:
             _log.warning("task %s receives nothing: %s", self.task.name, error)
             clock = self._subscription.clock
             until_ms = clock.now_ms() + _PAUSE_MS
