@@ -169,9 +169,9 @@ class WireServer:
             with connection, suppress(OSError):
                 connection.send(framed(wire_values.answer(0, ERROR, pack_error(Disconnected(refusal)))))
             return
+        address, now_ms = _who(connection), self._service.store.clock.now_ms()
         made = connection if encrypt is None else encrypt(connection)
-        now_ms = self._service.store.clock.now_ms()
-        peer = WirePeer(self._service, made, admit, lambda: self._peers.discard(peer), _who(connection), now_ms)
+        peer = WirePeer(self._service, made, admit, lambda: self._peers.discard(peer), address, now_ms)
         self._peers.add(peer)
         if not self._is_looking:
             self._look_at_peers()
@@ -204,10 +204,12 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _who(connection: socket.socket) -> str:
-    """Where a client is: its address, or its process on this machine."""
+    """Where a client is: its address, or its process on this machine; empty: it has gone."""
     if connection.family != socket.AF_UNIX:
-        host, port, *_ = connection.getpeername()
-        return f"{host}:{port}"
+        with suppress(OSError):
+            host, port, *_ = connection.getpeername()
+            return f"{host}:{port}"
+        return ""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return "this machine"
