@@ -324,10 +324,12 @@ class Census:
                 yield
             elif tally.requests != self._requests:
                 self._settle(tally)
+        pending = self._by_topic()
+        yield
         for topic_id, name in list(self._names.items()):
             topic = self._topics.find(TopicName.parse(name))
             if topic is not None and topic.topic_id == topic_id:
-                self._rows[name] = self._row(topic)
+                self._rows[name] = self._row(topic, int(pending[topic_id]) if topic_id < len(pending) else 0)
                 yield
         for name in self._rows.keys() - set(self._names.values()):
             del self._rows[name]
@@ -457,7 +459,16 @@ class Census:
                 np.add.at(found, at, counts)
         return found
 
-    def _row(self, topic: TopicState) -> TopicRow:
+    def _by_topic(self) -> Int64s:
+        """Pending messages by topic id."""
+        tallies = list(self._tallies.values())
+        topics = np.concatenate([np.empty(0, np.uint32), *(tally.topics for tally in tallies)])
+        pending = np.concatenate([np.empty(0, np.int64), *(tally.pending for tally in tallies)])
+        found: Int64s = np.bincount(topics, pending).astype(np.int64)
+        return found
+
+    def _row(self, topic: TopicState, pending: int) -> TopicRow:
+        """pending: in partitions."""
         now_ms = self._clock.now_ms()
         not_due = self._inline.waiting(topic, now_ms)
         inline = sum(map(len, not_due.values()))
@@ -467,7 +478,6 @@ class Census:
             due_ms for state, each in zip(states, followers, strict=True)
             if each.backlog and (due_ms := self._oldest(topic, state, now_ms)) is not None
         ]  # fmt: skip
-        pending = sum(self._of_topic(tally, topic.topic_id) for tally in self._tallies.values())
         return TopicRow(
             name=str(topic.name),
             pending=pending + inline,
