@@ -137,7 +137,7 @@ export function Ask({ label, title, children, fields = [], act, danger, done = "
       const result = await act(Object.fromEntries(new FormData(event.target)));
       changed();
       say(typeof done === "function" ? done(result) : done);
-      setOpen(false);
+      dialog.current?.close(); // which gives the focus back
     } catch (error) {
       say(error.message, true);
     }

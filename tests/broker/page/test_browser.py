@@ -200,7 +200,7 @@ def test_actions_of_a_subscription_are_done_by_pressing(store: DelayedStore, sho
 def test_messages_are_sent_found_moved_and_cancelled_by_pressing(
     store: DelayedStore, show: Callable[..., Shown]
 ) -> None:
-    """And leaving a dialog changes nothing; going back keeps the view, reloading too."""
+    """Leaving a dialog changes nothing and gives the focus back; going back keeps the view, reloading too."""
     filled(store)
     shown, topic = show(), store.topic("reminders")
     shown.go("topics/reminders/messages")
@@ -210,6 +210,9 @@ def test_messages_are_sent_found_moved_and_cancelled_by_pressing(
     assert (first.payload, first.key) == ("Grüße".encode(), "k7")
     shown.waits_for("Grüße")
     shown.page.get_by_role("button", name=f"Cancel {first.message_id}").click()
+    shown.page.keyboard.press("Escape")
+    assert shown.page.evaluate("document.activeElement.textContent") == "Cancel"
+    shown.page.keyboard.press("Enter")
     shown.page.get_by_role("button", name="Leave it").click()
     assert topic.state(first.message_id) == "scheduled"
     shown.page.locator("tbody a").first.click()

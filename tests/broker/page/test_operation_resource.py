@@ -176,3 +176,20 @@ async def test_the_page_is_served_without_credentials_and_its_data_is_not(tmp_pa
             assert (await rest.ask("GET", path)).status == 404
         assert (await rest.ask("GET", PATH)).status == 401
         assert (await rest.ask("GET", PATH, headers={"Authorization": f"Bearer {token('root')}"})).status == 200
+
+
+async def test_clients_of_the_broker_and_who_receives_are_told(rest: Rest) -> None:
+    """With the memory of topic lists; a consumer that has left is told no more."""
+    client = await rest.client()
+    with rest.store.topic("t").subscribe("s"):
+        receiving = (await rest.ask("POST", f"{PATH}/receiving")).value
+        assert [(each["topic"], each["subscription"]["name"]) for each in receiving] == [
+            ("persistent://public/default/t", "s")
+        ]
+    told = (await rest.ask("POST", f"{PATH}/connections")).value
+    assert [(each["producers"], each["consumers"], each["address"][:10]) for each in told["connections"]] == [
+        (0, 0, "127.0.0.1:")
+    ]
+    assert [(each["used"], each["most"]) for each in told["limits"]] == [(0, 100 << 20)] * 2
+    assert (await rest.ask("POST", f"{PATH}/receiving")).value == []
+    await client.close()
