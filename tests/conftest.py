@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from duelog import Clock, DelayedStore, ManualClock, StoreConfig
+from duelog.store.files import failpoints
 
 START_MS = 1_790_000_000_000
 """2026-09-21T14:13:20Z: where test clocks begin, in the middle of a day."""
@@ -106,6 +107,13 @@ def open_store(tmp_path: Path, clock: ManualClock) -> Iterator[OpenStore]:
             findings = list(store.check())
             store.close()
             assert findings == []
+
+
+@pytest.fixture
+def disarmed() -> Iterator[None]:
+    """No failpoint stays armed after the test, also of a store that is closed after it."""
+    yield
+    failpoints.disarm()
 
 
 @pytest.fixture

@@ -166,6 +166,13 @@ class HeldWorkers(Executor):
             run()
         return future
 
+    async def work(self) -> None:
+        """Do what waits now; what that submits waits."""
+        waiting, self.waiting = self.waiting, []
+        for run_it in waiting:
+            run_it()
+        await idle()
+
     def release(self) -> None:
         """Run what waits, and what comes."""
         self.held = False

@@ -17,20 +17,14 @@ from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import StoreFull
-from duelog.store.files import failpoints
 from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_compaction, send_day
 from tests.conftest import OpenStore, present
 from tests.duelog.consuming import payloads, received
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
+pytestmark = pytest.mark.usefixtures("disarmed")
+
 SMALL = StoreConfig(run_entries=4, ledger_max_entries=8, ledger_max_age_ms=100 * DAY_MS, partition_ms=DAY_MS)
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    """No failpoint stays armed."""
-    yield
-    failpoints.disarm()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ The power cuts found each of these out; here is the order itself, without a disk
 """
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,16 +15,9 @@ from duelog.store.wal import segment
 from tests.conftest import OpenStore
 from tests.disaster.wal_faults import CONFIG, Sent
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.usefixtures("disarmed")]
 
 RELAXED = replace(CONFIG, durability="relaxed")
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    """No failpoint stays armed."""
-    yield
-    failpoints.disarm()
 
 
 @pytest.fixture

@@ -77,13 +77,6 @@ class Stand:
         self.tasks.append(asyncio.create_task(self.listing.topics(peer, command)))
         await idle()
 
-    async def work(self) -> None:
-        """Have the workers do what waits for them."""
-        waiting, self.workers.waiting = self.workers.waiting, []
-        for run_it in waiting:
-            run_it()
-        await idle()
-
     def held(self) -> tuple[int, int, int]:
         """Bytes in use, of both kinds, and listings under way."""
         return self.limiter.heap.acquired, self.limiter.direct.acquired, self.listing.gate.under_way
@@ -95,12 +88,12 @@ async def test_each_step_holds_what_it_is_to_hold(store: DelayedStore) -> None:
     stand.workers.held = peer.held = True
     await stand.ask(peer)
     assert stand.held() == (FIRST_SIZE, 0, 1)
-    await stand.work()  # the list
+    await stand.workers.work()  # the list
     assert stand.held() == (SIZE, 0, 1)
-    await stand.work()  # filter and hash
+    await stand.workers.work()  # filter and hash
     assert stand.held() == (SIZE, FRAME, 1)
     assert peer.sent == []
-    await stand.work()  # the frame
+    await stand.workers.work()  # the frame
     assert stand.held() == (0, FRAME, 1)
     assert peer.take() == [GetTopicsResponse(1, NAMES, False, topics_hash(NAMES), True)]
     peer.leave()
@@ -119,13 +112,13 @@ async def test_the_second_listing_asks_for_the_size_of_the_first(store: DelayedS
     await stand.ask(first)
     await stand.ask(second)
     assert stand.held() == (FIRST_SIZE, 0, 2)
-    await stand.work()
+    await stand.workers.work()
     assert stand.held() == (2 * SIZE, 0, 2)
     await stand.ask(FakePeer(), GetTopics(1, "public/default", TopicsMode.ALL))
     assert stand.held() == (2 * SIZE + FIRST_SIZE, 0, 3)
     stand.workers.held = False
     for _ in range(4):
-        await stand.work()
+        await stand.workers.work()
     assert stand.held() == (0, 0, 0)
     assert len(first.got(GetTopicsResponse)) == len(second.got(GetTopicsResponse)) == 1
 
@@ -290,7 +283,7 @@ async def test_a_connection_that_is_gone_takes_back_what_waits_for_it(store: Del
     stand.limiter.gone(second)
     await idle()
     assert stand.held() == (0, 0, 0)
-    await stand.work()
+    await stand.workers.work()
     assert first.sent == second.sent == []
 
 
@@ -305,7 +298,7 @@ async def test_so_many_listings_are_under_way_at_most(store: DelayedStore) -> No
     assert peers[2].got(Error)[0].error == ServerError.TOO_MANY_REQUESTS
     stand.workers.held = False
     for _ in range(3):
-        await stand.work()
+        await stand.workers.work()
     await stand.ask(peers[2])
     assert len(peers[2].got(GetTopicsResponse)) == 1
 
@@ -335,7 +328,7 @@ async def test_requests_at_one_time_share_one_list(store: DelayedStore, reads: l
         await stand.ask(peer)
     stand.workers.held = False
     for _ in range(3):
-        await stand.work()
+        await stand.workers.work()
     assert reads == ["public/default"] * 2
     assert {len(answer.topics) for peer in peers for answer in peer.got(GetTopicsResponse)} == {len(NAMES)}
 

@@ -117,13 +117,6 @@ class Stand:
         while any(timer.at <= self.loop.now and not timer.cancelled for timer in self.loop.timers):
             self.loop.advance(0)
 
-    async def work(self) -> None:
-        """Have the workers do what waits for them."""
-        waiting, self.workers.waiting = self.workers.waiting, []
-        for run_it in waiting:
-            run_it()
-        await idle()
-
     def held(self) -> tuple[int, int, int]:
         """Bytes in use, of both kinds, and listings under way."""
         return self.limiter.heap.acquired, self.limiter.direct.acquired, self.gate.under_way
@@ -219,14 +212,14 @@ async def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand
         read()
         await stand.hear(stand.store.change(names("e")))  # after it is read, before it is taken
         await stand.change(names("c"))
-        await stand.work()  # filtered
+        await stand.workers.work()  # filtered
         everything = stand.limiter.direct.acquire(90_000)
         await stand.change(names("d"))
-        await stand.work()  # the frame
+        await stand.workers.work()  # the frame
         assert not everything.cancel()
         stand.limiter.direct.release(everything.result())
         stand.workers.held = False
-        await stand.work()
+        await stand.workers.work()
         stand.advance(0)
         await idle()
         (success,) = peer.got(commands.WatchTopicListSuccess)
@@ -359,7 +352,7 @@ async def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
         await stand.watch(peer)
         stand.workers.held = False
         for _ in range(3):
-            await stand.work()
+            await stand.workers.work()
         error, success = peer.take()
         assert isinstance(error, commands.Error)
         assert error.error == ServerError.SERVICE_NOT_READY
@@ -377,7 +370,7 @@ async def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStan
             stand.watchers.close(peer, commands.WatchTopicListClose(200 + number, number))
         await idle()
         stand.workers.held = False
-        await stand.work()
+        await stand.workers.work()
         assert peer.take() == [commands.Success(201), commands.Success(202), commands.Success(203)]
         await stand.change(names("a"))
         assert peer.take() == []

@@ -1,7 +1,6 @@
 """When snapshots are written and removed."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +15,10 @@ from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
 from tests.conftest import START_MS, OpenStore
 
+pytestmark = pytest.mark.usefixtures("disarmed")
+
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=24 * HOUR_MS, snapshot_every_entries=1_000, durability="none")
-
-
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    """No failpoint is left armed."""
-    yield
-    failpoints.disarm()
 
 
 def send(store: DelayedStore, count: int, topic: str = "t", after_ms: int = HOUR_MS) -> None:
