@@ -366,13 +366,14 @@ class Engine:
         if self.shipping is None and not self.policies.says_replicated:
             return
         waits = self.storage.config.durability == "replicated"
-        if self.shipping is not None and self.shipping.is_far_behind:
-            self.shipping.wait_for(self.writer().segments.next_place())
+        writer, shipping = self.sending.wal_writer, self.shipping
+        if writer is not None and shipping is not None and shipping.is_far_behind:
+            shipping.wait_for(writer.segments.next_place())
         said = [self.policies.replicated(topic) for topic in topics]
         if any(waits if each is None else each for each in said or [None]):
-            if self.shipping is None:
+            if shipping is None or writer is None:
                 raise NotReplicated(f"store {self.storage.path}", "is open without `replica`, its copy")
-            self.shipping.wait_for(self.writer().segments.next_place())
+            shipping.wait_for(writer.segments.next_place())
 
     def sender_to(self, name: TopicName) -> TopicSender:
         return TopicSender(

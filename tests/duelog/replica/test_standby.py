@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -324,6 +325,31 @@ def test_no_more_ids_are_told_than_a_takeover_passes_over(
     bucket.is_down = False
     topic.send_payloads([b""] * 500, deliver_after=DAY_S)
     assert not shipping_of(leader).is_far_behind
+    leader.close()
+
+
+def test_what_was_written_before_the_lease_passed_is_not_told_as_never_done(
+    bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in doubt (NotReplicated), where NotLeader says that nothing was done."""
+    config = StoreConfig(replica=URL, lease_ms=LEASE_MS, durability="replicated", replicated_timeout_ms=100)
+    leader = DelayedStore.open(tmp_path / "one", config, clock=clock)
+    ship(leader)
+    sender = leader._engine.sending.sender
+    send_one = sender.send_one
+
+    def slowly(*arguments: Any) -> MessageId:
+        message_id = send_one(*arguments)
+        bucket.is_down = True
+        elapsed.now_s += LEASE_MS / 1000
+        return message_id
+
+    monkeypatch.setattr(sender, "send_one", slowly)
+    with pytest.raises(NotReplicated):
+        leader.topic("a").send(b"x", deliver_after=DAY_S)
+    with pytest.raises(NotLeader):
+        leader.topic("a").send(b"x", deliver_after=DAY_S)
+    bucket.is_down = False
     leader.close()
 
 
