@@ -223,6 +223,7 @@ class ManagedLedger:
     def append_message(self, transaction: Transaction, due_ms: int, body: bytes, now_ms: int) -> tuple[int, int]:
         """Append one message; returns its ledger id and entry id."""
         staged = self._staged(transaction)
+        staged.roll_if_full(transaction, now_ms)  # by a limit that is lower since the store was opened again
         ledger_id, entry_id, early = staged.ledger.ledger_id, staged.next_entry, due_ms > now_ms
         key = run_key(ledger_id, entry_id)
         value = pack_message(key, due_ms, due_ms, body, early=early)

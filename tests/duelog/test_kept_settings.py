@@ -54,6 +54,23 @@ def test_retention_is_not_lost_by_an_opening_with_default_settings(open_store: O
         assert all_again(reader) == []
 
 
+def test_a_ledger_that_a_lower_limit_makes_full_takes_no_message_more(open_store: OpenStore) -> None:
+    """Sent alone or in a batch, after the store was opened again: the next ledger begins."""
+    for lone in (True, False):
+        store = open_store(config=StoreConfig(ledger_max_entries=5))
+        topic = store.topic(f"t{lone}")
+        topic.send_batch([Message(b"x")] * 3)
+        store.close()
+        store = open_store(config=StoreConfig(ledger_max_entries=3))
+        topic = store.topic(f"t{lone}")
+        if lone:
+            topic.send(b"y")
+        else:
+            topic.send_batch([Message(b"y")])
+        assert [ledger.entries for ledger in topic.ledgers()] == [3, 1]
+        store.close()
+
+
 def test_retention_is_not_lost_by_looking_at_another_topic_on_the_command_line(tmp_path: Path) -> None:
     """`duelog receive` of another topic leaves a week's retention alone."""
     path = tmp_path / "store"
