@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 from duelog import Policies, StoreConfig
 from duelog.broker.cluster.proxy import ProxyConfig
 from duelog.broker.configuration import BrokerConfig
-from duelog.store.config import Durability
+from duelog.store.config import SendDurability
 from duelog.store.policy.policies import DEFAULTS, SUBSCRIPTION_FIELDS, DelayedDeliveryPolicies
 
 PAGE = Path(__file__).parents[1] / "configuration.md"
@@ -135,6 +135,17 @@ def attribute_docstrings(cls: type) -> dict[str, str]:
     }
 
 
+def annotations_of(cls: type) -> dict[str, str]:
+    """The annotation of each field of a class, as its source has it."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        (body,) = (node.body for node in ast.parse(inspect.getsource(base)).body if isinstance(node, ast.ClassDef))
+        for field in body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                found[field.target.id] = ast.unparse(field.annotation)
+    return found
+
+
 def unit_of(name: str) -> str:
     """The unit of a setting's values; empty: it has none."""
     return next((unit for pattern, unit in UNITS if pattern.search(name)), "")
@@ -164,9 +175,9 @@ IN_TOML = {"str": "string", "int": "integer", "float": "number", "bool": "boolea
 """Types as a file knows them; a setting that may be None may be left out, as any other."""
 
 
-def _type(annotation: object) -> str:
-    """An annotation as its source has it."""
-    text = str(annotation).replace("Durability", " | ".join(f'"{each}"' for each in get_args(Durability)))
+def _type(annotation: str) -> str:
+    """An annotation as readers know it."""
+    text = annotation.replace("SendDurability", " | ".join(f'"{each}"' for each in get_args(SendDurability)))
     text = text.replace("OptionalMilliseconds", "Milliseconds | None").replace("Milliseconds", "int | timedelta")
     return f"`{text}`".replace(" | ", "`, `")
 
@@ -178,11 +189,11 @@ def _toml_type(annotation: str) -> str:
 
 def store_settings() -> dict[str, list[Setting]]:
     """By heading of the docstring of `StoreConfig`."""
-    by_name = {each.name: each for each in fields(StoreConfig)}
+    by_name, annotations = {each.name: each for each in fields(StoreConfig)}, annotations_of(StoreConfig)
     found: dict[str, list[Setting]] = {}
     for each in documented_fields(StoreConfig.__doc__ or ""):
         field, unit = by_name[each.name], unit_of(each.name)
-        row = Setting(each.name, _type(field.type), shown(_default(field), unit), unit, each.text)
+        row = Setting(each.name, _type(annotations[each.name]), shown(_default(field), unit), unit, each.text)
         found.setdefault(each.heading, []).append(row)
     return found
 
@@ -194,10 +205,10 @@ def policies() -> list[Setting]:
         for cls in (DelayedDeliveryPolicies, Policies)
         for each in documented_fields(cls.__doc__ or "")
     }
-    found = []
+    found, annotations = [], annotations_of(Policies)
     for field in fields(Policies):
         unit = unit_of(field.name)
-        kind = _type(str(field.type).removeprefix("Optional").removesuffix(" | None"))
+        kind = _type(annotations[field.name].removeprefix("Optional").removesuffix(" | None"))
         text = f"{texts.get(field.name, '')} *{_scopes(field.name)}.*"
         found.append(Setting(field.name, kind, shown(DEFAULTS[field.name], unit), unit, text))
     return found
@@ -212,7 +223,7 @@ def _scopes(name: str) -> str:
 def settings_of(cls: type[BrokerConfig] | type[ProxyConfig]) -> list[Setting]:
     """Every setting of a class, under its name in a file."""
     texts = {name: text for base in reversed(cls.__mro__[:-1]) for name, text in attribute_docstrings(base).items()}
-    in_file, found = cls.in_file, []
+    in_file, found, annotations = cls.in_file, [], annotations_of(cls)
     for field in fields(cls):
         if not field.init:
             continue
@@ -220,7 +231,7 @@ def settings_of(cls: type[BrokerConfig] | type[ProxyConfig]) -> list[Setting]:
         text = re.sub("`([a-z]+_[a-z_]+)`", lambda match: f"`{in_file(match[1])}`", texts.get(field.name, ""))
         text = re.sub(r"\bNone\b", "unset", text)
         default = in_toml(shown(_default(field), unit))
-        found.append(Setting(name, _toml_type(str(field.type)), default, unit, text))
+        found.append(Setting(name, _toml_type(annotations[field.name]), default, unit, text))
     return found
 
 
