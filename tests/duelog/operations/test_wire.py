@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -32,6 +31,7 @@ from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
 from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, framed
 from duelog.operations.wire_client import Connection
+from duelog.operations.wire_peer import WirePeer
 from duelog.store.errors import StoreUnavailable
 from tests.packaging.tree import ROOT
 from tests.proof import length
@@ -40,10 +40,25 @@ FUZZED = length("DUELOG_WIRE_FUZZED", 300, 10_000)
 PAY = base64.b64encode(b"pay").decode()
 
 
+class Watched(set[WirePeer]):
+    """Connections, of which it is heard when one is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = threading.Condition()
+
+    def discard(self, peer: object) -> None:
+        """Tell who waits."""
+        with self.changed:
+            super().discard(peer)
+            self.changed.notify_all()
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DelayedStore]:
     """A store that listens; checked and closed at the end."""
     with DelayedStore.open(tmp_path / "store") as opened:
+        control_of(opened)._peers = Watched()
         yield opened
         if not opened.closed:
             assert list(opened.check()) == []
@@ -95,10 +110,10 @@ def ask(connection: socket.socket, *request: object) -> Any:
 
 def gone(store: DelayedStore, left: int = 0) -> None:
     """Wait until no more connections are left."""
-    deadline = time.monotonic() + 20
-    while len(control_of(store)._peers) > left:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    peers = control_of(store)._peers
+    assert isinstance(peers, Watched)
+    with peers.changed:
+        assert peers.changed.wait_for(lambda: len(peers) <= left, 20)
 
 
 def control_of(store: DelayedStore) -> wire_server.WireServer:
@@ -586,6 +601,7 @@ sys.path.append({root!r})
 from pathlib import Path
 from duelog.operations.wire import framed
 from duelog.operations.wire_client import Connection
+from duelog.operations.wire_peer import WirePeer
 client = Connection.to(Path({path!r}))
 client.ask("subscribe", {{"topic": "t", "subscription": "s"}})
 client.ask("receive", {{"timeout": 0}})
