@@ -63,7 +63,7 @@ _COUNTS = attrgetter(*DeliveryCounts.__slots__)
 class Allowance:
     """Processor time that may be spent: a share of a core, saved up for a while; a step that takes longer is a debt."""
 
-    SHARE = 0.008
+    SHARE = 0.005
     FIRST_SHARE = 0.25
     """Until the first round is done, for figures that are there soon."""
     SAVED_S = 1.0
