@@ -406,6 +406,12 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     suspended = in_thread(duelog.DelayedStore.suspended)
     partitions = in_thread(duelog.DelayedStore.partitions)
     kept_by = in_thread(duelog.DelayedStore.kept_by)
+    overview = in_thread(duelog.DelayedStore.overview)
+    timeline = in_thread(duelog.DelayedStore.timeline)
+    topic_rows = in_thread(duelog.DelayedStore.topic_rows)
+    calendar = in_thread(duelog.DelayedStore.calendar)
+    receiving = in_thread(duelog.DelayedStore.receiving)
+    connections = in_thread(duelog.DelayedStore.connections)
 
     @explained_by(duelog.DelayedStore.close)
     async def close(self) -> None:
