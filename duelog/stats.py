@@ -86,7 +86,8 @@ class TopicStats:
     fired: markers written so far into partitions not yet deleted. entries, ledgers, stored_bytes: of the main log.
     index_bytes: delay indexes in memory. sent: messages that were sent to it, retries included, since this process
     opened the store. created_ms: when it was created (epoch ms), 0: repair made its record, which did not tell.
-    furthest_due_ms: when the last of the pending messages is due (epoch ms); None: none is pending.
+    furthest_due_ms: when the last of the pending messages is due (epoch ms); None: none is pending. It is looked for
+    among all that are due in the same partition: 0.1 s for a million.
     """
 
     name: str

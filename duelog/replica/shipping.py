@@ -90,7 +90,8 @@ _SHIPPED_KEPT = 10_000
 
 def boottime() -> float:
     """The clock of leases, in seconds: it never goes back, and goes on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    on_mac = time.CLOCK_MONOTONIC  # which goes on in its sleep
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", on_mac))
 
 
 class _PutBefore(Exception):
