@@ -41,6 +41,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import StoreFull
 from duelog.store.files.process import here
+from duelog.store.files.system_calls import reserve
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 
@@ -117,7 +118,7 @@ class DeliveryLog:
             target = self._path / f"{self._number + 1:012d}.log"
             descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
-                os.posix_fallocate(descriptor, 0, size)
+                reserve(descriptor, size)
                 following = mmap.mmap(descriptor, size)
             except BaseException:
                 target.unlink(missing_ok=True)

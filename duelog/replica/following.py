@@ -29,6 +29,7 @@ from duelog.store.errors import (
     ReplicaRefused,
 )
 from duelog.store.files.directory import move, remove_tree
+from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explained
 from duelog.store.wal.segment import place_of
 
@@ -38,7 +39,6 @@ from .log_object import FENCE, RESIGNED, LogObject, Owner, crc_of, unpack
 from .manifest import read_manifest
 from .restoring import MARK, ReplicaLog, Restoring
 from .set_aside import set_aside
-from .shipping import boottime
 
 _log = logging.getLogger("duelog.replica")
 
@@ -72,7 +72,7 @@ class Standby:
         *,
         lease_ms: int,
         address: str = "",
-        elapsed: Callable[[], float] = boottime,
+        elapsed: Callable[[], float] = since_boot_s,
     ) -> None:
         """`path`: of the store once it leads. `lease_ms`, `address`: told by the fence, of the leader to be.
 

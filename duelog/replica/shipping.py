@@ -45,6 +45,7 @@ from duelog.store.errors import (
     ReplicaRefused,
     ReplicaUnreachable,
 )
+from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explained
 from duelog.store.limited_log import LimitedLog
 from duelog.store.wal.segment import RawGroup, place_of
@@ -86,12 +87,6 @@ _ENTRY_BYTES = 24
 
 _SHIPPED_KEPT = 10_000
 """Log objects whose ends are remembered, to tell where a manifest begins."""
-
-
-def boottime() -> float:
-    """The clock of leases, in seconds: it never goes back, and goes on while the machine sleeps."""
-    on_mac = time.CLOCK_MONOTONIC  # which goes on in its sleep
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", on_mac))
 
 
 class _PutBefore(Exception):
@@ -204,7 +199,7 @@ class Shipping:
         self._address_is_new = False
         """True until an object says where clients find this store."""
         self._timeout_s = config.replicated_timeout_ms / 1000
-        self.elapsed = boottime
+        self.elapsed = since_boot_s
         self._succeeded_s = self._looked_s = 0.0
         """When the last put began that was stored, and when the end of the log was last looked for, by `elapsed`."""
         self._source: LogSource | None = None

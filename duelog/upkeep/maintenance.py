@@ -28,6 +28,7 @@ from duelog.partitions.partition_set import Storage
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.codec.format import PartitionState
 from duelog.store.errors import ClockJumped, DuelogError, StoreFull
+from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explain
 from duelog.store.listener import call_supplied
 from duelog.upkeep.quarantine import Quarantine
@@ -239,7 +240,7 @@ class Maintenance:
         After a clock was set back, no earlier than what was fired ahead of it: those messages are not held back again.
         """
         now_ms = self._clock.wrapped.now_ms()
-        passed_ms = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
+        passed_ms = since_boot_s() * 1000
         bound_ms = self._storage.config.max_clock_jump_ms
         if self._seen is not None and bound_ms is not None and not isinstance(self._clock.wrapped, ManualClock):
             seen_ms, seen_at = self._seen

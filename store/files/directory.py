@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import InvalidArgument, StoreUnavailable
+from .system_calls import sync_data
 
 
 def sync_directory(path: Path) -> None:
@@ -54,7 +55,7 @@ def flush_file(path: Path) -> None:
     """Make the content of a file durable, whichever process wrote it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.fdatasync(descriptor)
+        sync_data(descriptor)
     finally:
         os.close(descriptor)
 

@@ -27,6 +27,7 @@ from ..errors import (
     StoreUnavailable,
 )
 from .directory import occupied_bytes
+from .system_calls import reserve
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS))
@@ -119,7 +120,7 @@ def reserve_lock_file(path: Path) -> None:
             return
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+            reserve(descriptor, _LOCK_BYTES)
         finally:
             os.close(descriptor)
 

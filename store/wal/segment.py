@@ -35,6 +35,7 @@ from ..codec.bodies import Buffer
 from ..codec.checksum import crc32
 from ..codec.run_lengths import logs_in
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
+from ..files.system_calls import forget_pages
 from .segment_file import MOST_DIRECT_BYTES, SECTOR, SegmentFile, make_file
 
 SEGMENT_VERSION = 3
@@ -426,7 +427,7 @@ class SegmentReader:
 
     def look_again(self) -> None:
         """Have the next read go to the disk: a page that was cached may be older than a write past the cache."""
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        forget_pages(self._descriptor)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

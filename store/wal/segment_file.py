@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from ..files.directory import InPlace, move
+from ..files.system_calls import sync_data
 
 SECTOR = 512
 MOST_DIRECT_BYTES = 64 * 1024
@@ -97,7 +98,7 @@ class SegmentFile:
 
     def flush(self) -> None:
         """Wait until what was written is on disk. Raises OSError."""
-        os.fdatasync(self._descriptor)
+        sync_data(self._descriptor)
         self._in_place.verify(time.perf_counter_ns())
 
     def close(self) -> None:
@@ -114,7 +115,9 @@ class SegmentFile:
 
 
 def _open_direct(path: Path) -> int:
-    """Open a descriptor for writes past the page cache; -1 where the file system has none."""
+    """Open a descriptor for writes past the page cache; -1 where the file system, or the system, has none."""
+    if not hasattr(os, "O_DIRECT"):
+        return -1
     try:
         return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_DSYNC | os.O_CLOEXEC)
     except OSError as error:

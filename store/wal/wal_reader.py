@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..errors import DamagedStore
 from ..files.directory import make_directory
+from ..files.system_calls import sync_data
 from ..files.system_errors import explained
 from .segment import (
     Group,
@@ -95,7 +96,7 @@ def flush_wal(path: Path, content: WalContent) -> None:
             groups = os.pread(file.fileno(), len(unflushed), unflushed.start)
             if os.pwrite(file.fileno(), groups, unflushed.start) != len(groups):
                 raise OSError(errno.EIO, "a write was cut short", file.name)
-            os.fdatasync(file.fileno())
+            sync_data(file.fileno())
 
 
 def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int) -> list[Path]:

@@ -243,15 +243,15 @@ def group_in_parts() -> None:
     """The rows of a send are a group each, but for those with the numbers of a producer."""
 
     def wrap(append: Any) -> Any:
-        def one_by_one(self: Any, rows: Any, *, flush: bool) -> int:
+        def one_by_one(self: Any, rows: Any, *, flush: bool) -> Any:
             rows = list(single_rows(rows))
             numbered = any(row.kind == RowKind.UNITE and row.key[0] == Table.SEQUENCE for row in rows)
             if numbered or not self._active.fits(sum(group_bytes([row]) for row in rows)):
-                return int(append(self, rows, flush=flush))
+                return append(self, rows, flush=flush)
             for row in rows[:-1]:
                 append(self, [row], flush=flush)
                 reach("wal.ended")  # rare elsewhere
-            return int(append(self, rows[-1:], flush=flush))
+            return append(self, rows[-1:], flush=flush)
 
         return one_by_one
 
@@ -260,8 +260,8 @@ def group_in_parts() -> None:
 
 def _appending_without(left_out: Callable[[Row], bool]) -> None:
     def wrap(append: Any) -> Any:
-        def without_some(self: Any, rows: Any, *, flush: bool) -> int:
-            return int(append(self, [row for row in rows if not left_out(row)], flush=flush))
+        def without_some(self: Any, rows: Any, *, flush: bool) -> Any:
+            return append(self, [row for row in rows if not left_out(row)], flush=flush)
 
         return without_some
 

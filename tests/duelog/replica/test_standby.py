@@ -33,7 +33,7 @@ class Elapsed:
 def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     """The clock of leases of stores that are opened."""
     clock = Elapsed()
-    monkeypatch.setattr("duelog.replica.shipping.boottime", clock)
+    monkeypatch.setattr("duelog.replica.shipping.since_boot_s", clock)
     return clock
 
 
