@@ -1,9 +1,8 @@
 """A connection to the process that has a store open: requests by number, from any thread, answered in any order.
 
-A call gives its frame to the socket, and its thread reads answers until its own is there, where no other thread reads:
-so an answer costs no hand-over. A thread of the connection reads while there are consumers, or calls that nobody waits
-for. When the connection ends, that thread connects again, for as long as it was told to: consumers are attached again,
-calls that may be done twice are asked again, and the others end with Disconnected, which says what is in doubt.
+One thread reads. A call gives its frame to the socket and waits for its own answer. When the connection ends, the
+thread connects again, for as long as it was told to: consumers are attached again, calls that may be done twice are
+asked again, and the others end with Disconnected, which says what is in doubt.
 """
 
 from __future__ import annotations
@@ -63,12 +62,10 @@ os.register_at_fork(after_in_child=_close_all)
 class Call:
     """One request, from its frame to its answer."""
 
-    __slots__ = ("_connection", "body", "done", "error", "finished", "kind", "name", "number", "others", "ready",
-                 "repeated", "result")  # fmt: skip
+    __slots__ = ("body", "done", "error", "kind", "name", "number", "others", "ready", "repeated", "result")
 
     def __init__(
         self,
-        connection: Connection,
         number: int,
         name: str,
         body: bytes,
@@ -76,7 +73,6 @@ class Call:
         repeated: bool,
         done: Callable[[Call], None] | None,
     ) -> None:
-        self._connection = connection
         self.number = number
         self.name = name
         self.body = body
@@ -85,32 +81,23 @@ class Call:
         """True where it is asked again after the connection has ended."""
         self.done = done
         self.ready = threading.Lock()
-        """Held until its thread is to look: it is finished, or nobody reads."""
         self.ready.acquire()
-        self.finished = False
         self.result: Any = None
         self.kind = 0
         self.error: BaseException | None = None
 
     def finish(self) -> None:
         """Have who waits for it go on."""
-        self.finished = True
-        self.wake()
+        self.ready.release()
         if self.done is not None:
             try:
                 self.done(self)
             except Exception:
                 _log.exception("what hears of %s failed", self.name)
 
-    def wake(self) -> None:
-        """Have its thread look."""
-        with suppress(RuntimeError):  # it is about to
-            self.ready.release()
-
     def wait(self) -> Any:
         """The result. Raises what the other process raised; Disconnected."""
-        if not self.finished:
-            self._connection.wait_for(self)
+        self.ready.acquire()
         if self.error is not None:
             raise self.error
         return self.result
@@ -147,18 +134,6 @@ class Connection:
         self._closing: Exception | None = None
         """The other end has said that it closes the store."""
         self._reading = False
-        """True while the thread of the connection runs."""
-        self._role = threading.Lock()
-        """Held by the thread that reads."""
-        self._waiting: dict[int, Call] = {}
-        """Calls whose threads wait for their answers, and read where nobody does."""
-        self._unwaited = 0
-        """Calls that nobody waits for."""
-        self._counting = threading.Lock()
-        """Held to change that: who reads must not wait for who writes."""
-        self._broken: str | None = None
-        """Why there is no more to be read."""
-        self._room = buffer()
         self._closed = False
         self.facts: dict[str, Any] = {}
         _of_process.add(self)
@@ -207,26 +182,15 @@ class Connection:
         except BaseException:
             connection.close()
             raise
-        self._socket, self._frames, self._closing, self._broken = connection, frames, None, None
+        self._socket, self._frames, self._closing = connection, frames, None
         with suppress(OSError):  # the thread that reads finds out
             for number in sorted(self._calls):
                 connection.sendall(framed(self._calls[number].body))
-        if self._is_wanted:
-            self._have_read()
-        self._changed.notify_all()
-        return True
-
-    @property
-    def _is_wanted(self) -> bool:
-        """True where the thread of the connection is to read, or to connect again."""
-        return bool(self._attached or self._unwaited or self._broken) or self._closed
-
-    def _have_read(self) -> None:
-        """Have the thread of the connection look whether it is to read. REQUIRES: the lock."""
         if not self._reading:
             self._reading = True
-            threading.Thread(target=self._run, args=[self._socket], name="duelog-connection", daemon=True).start()
+            threading.Thread(target=self._run, args=[connection], name="duelog-connection", daemon=True).start()
         self._changed.notify_all()
+        return True
 
     @property
     def closed(self) -> bool:
@@ -269,62 +233,13 @@ class Connection:
         most = self.facts.get("most_frame_bytes", len(body))
         if len(body) > most:
             raise InvalidArgument("arguments", len(body), f"{name}: a request has at most {most} bytes")
-        call = Call(self, number, name, body, others, repeated, done)
+        call = Call(number, name, body, others, repeated, done)
         with self._lock:
-            self.check_process()
             self._ready()
             self._calls[number] = call
-            if done is not None:
-                with self._counting:
-                    self._unwaited += 1
-                self._have_read()
-            with suppress(OSError):  # who reads finds out, and the thread decides on what is under way
+            with suppress(OSError):  # the thread that reads finds out, and decides on what is under way
                 _send(self._socket, body)
         return call
-
-    def wait_for(self, call: Call) -> None:
-        """Wait until a call is finished, and read meanwhile where no other thread does."""
-        self._waiting[call.number] = call
-        try:
-            while not call.finished:
-                if self._is_wanted or self._socket is None or not self._role.acquire(blocking=False):
-                    call.ready.acquire()
-                    continue
-                try:
-                    self._read_for(call)
-                finally:
-                    self._role.release()
-                    self._pass_on()
-        except BaseException:  # an interrupt: it may have been woken to read
-            del self._waiting[call.number]
-            self._pass_on()
-            raise
-        del self._waiting[call.number]
-
-    def _read_for(self, call: Call) -> None:
-        """Read until a call is finished, or there is no more to be read. REQUIRES: the role."""
-        connection, reason = self._socket, None
-        try:
-            while not call.finished and reason is None and connection is not None:
-                reason = self._read_some(connection)
-        except BaseException as error:  # an interrupt: what has been read is not known
-            reason = f"a thread that read was interrupted: {error!r}"
-            raise
-        finally:
-            if reason is not None:
-                with suppress(OSError):  # who sends, and holds the lock, goes on
-                    connection.shutdown(socket.SHUT_RDWR)
-                with self._lock:
-                    self._broken = reason
-                    self._have_read()
-
-    def _pass_on(self) -> None:
-        """Have a thread that waits read, where nobody does."""
-        if not self._is_wanted:
-            for call in list(self._waiting.values()):
-                if not call.finished:
-                    call.wake()
-                    return
 
     def _ready(self) -> None:
         """Wait until there is a connection. REQUIRES: the lock. Raises Disconnected."""
@@ -371,9 +286,7 @@ class Connection:
         """Attach a consumer, and again after each new connection until `detach`."""
         call = self.start(name, target, [key, *arguments], named, repeated=True)
         facts = call.wait()
-        with self._lock:
-            self._attached[key] = call.body
-            self._have_read()
+        self._attached[key] = call.body
         return facts
 
     def detach(self, key: int) -> None:
@@ -400,7 +313,7 @@ class Connection:
                     del self._calls[call.number]
             for call in lost:
                 call.error = self._lost(call, reason)
-                self._finish(call)
+                call.finish()
             if not (again and self._reconnect()):
                 break
             connection = self._socket
@@ -410,33 +323,20 @@ class Connection:
             self._changed.notify_all()
         for call in left:
             call.error = self._lost(call, "it cannot be connected to again")
-            self._finish(call)
+            call.finish()
 
     def _read_all(self, connection: Any) -> str:
-        """Read answers while the thread of the connection is wanted; why there are no more."""
+        """Read answers; why there are no more."""
+        frames, room = self._frames, buffer()
         while True:
-            with self._changed:
-                while not self._is_wanted:
-                    self._pass_on()
-                    self._changed.wait()
-                if self._broken is not None:
-                    return self._broken
-            with self._role:
-                reason = self._read_some(connection)
-            if reason is not None:
-                return reason
-
-    def _read_some(self, connection: Any) -> str | None:
-        """Read the answers that are next; why there are no more. REQUIRES: the role."""
-        try:
-            bodies = self._frames.receive(connection, self._room)
-            if bodies is None:
-                return "it has ended"
-            for body in bodies:
-                self._take(body)
-        except (OSError, InvalidArgument) as error:
-            return str(error)
-        return None
+            try:
+                bodies = frames.receive(connection, room)
+                if bodies is None:
+                    return "it has ended"
+                for body in bodies:
+                    self._take(body)
+            except (OSError, InvalidArgument) as error:
+                return str(error)
 
     def _take(self, body: bytes | memoryview) -> None:
         number = wire_values.number_of(body)
@@ -460,12 +360,6 @@ class Connection:
                 call.result = value
         except Exception as error:
             call.error = error
-        self._finish(call)
-
-    def _finish(self, call: Call) -> None:
-        if call.done is not None:
-            with self._counting:
-                self._unwaited -= 1
         call.finish()
 
     def _lost(self, call: Call, reason: str) -> Exception:
@@ -491,27 +385,15 @@ class Connection:
         self._closed = True
         with self._lock:
             connection = self._socket
-        if connection is None or self._pid != os.getpid():
-            return
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-        with self._lock:
-            if self._reading or self._calls:
-                self._have_read()
-            elif self._socket is not None:  # nobody reads, and nobody waits
-                self._socket = None
-                connection.close()
+        if connection is not None and self._pid == os.getpid():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        connection = getattr(self, "_socket", None)
-        if connection is not None:  # nothing refers to it any more, and no thread reads
-            connection.close()
 
 
 def is_closing(error: BaseException) -> bool:

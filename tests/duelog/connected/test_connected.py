@@ -401,30 +401,3 @@ def test_a_call_that_cannot_be_decided_says_what_is_in_doubt(
     ):
         error = lost(call)
         assert (error.in_doubt, error.stored) == (name, False)
-
-
-def test_threads_read_for_each_other_and_a_closed_connection_leaves_none_waiting(store: DelayedStore) -> None:
-    """No thread of the connection is there until something is attached; the answers of all come while one reads."""
-    connected = duelog.connect(store.path)
-    topic, ended = connected.topic("t"), list[object]()
-    before = threading.active_count()
-
-    def work() -> None:
-        try:
-            while True:
-                ended.append(topic.send(b"x"))
-        except (ClosedError, Disconnected) as error:
-            ended.append(error)
-
-    topic.send(b"x")
-    assert threading.active_count() <= before + 2  # the outbox's, and one of the pool
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for number in range(100):
-        assert topic.send_async(b"%d" % number).result(20).stored
-    connected.close()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    assert sum(isinstance(each, Exception) for each in ended) == 8
