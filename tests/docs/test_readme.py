@@ -6,7 +6,7 @@ from typing import get_args
 
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
 from duelog.store.codec.format import MAX_ENTRY_ID
-from duelog.store.config import Durability
+from duelog.store.config import SendDurability
 from duelog.store.message import MAX_KEY_BYTES
 from tests.docs.code_blocks import PAGES
 
@@ -46,7 +46,7 @@ def test_the_readme_has_ten_limits_and_leads_to_each_page_of_the_guide() -> None
 
 def test_the_durability_table_says_what_each_setting_loses() -> None:
     """A row for every setting; the figures of "none" are those of docs/testing.md, its advice that of the code."""
-    assert re.findall(r'^\| `"(\w+)"`', README, re.MULTILINE) == list(get_args(Durability))
+    assert re.findall(r'^\| `"(\w+)"`', README, re.MULTILINE) == list(get_args(SendDurability))
     testing = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     ((states, bad),) = re.findall(r"^\| `none` \| (\d+) \| (\d+) \|", testing, re.MULTILINE)
     assert f"everything: of {states} simulated power cuts {bad} lost messages or left an unusable file." in README
