@@ -165,7 +165,7 @@ class Census:
         self._disk: dict[str, int] = {}
         self._index_bytes = 0
         self._moved: tuple[int, ...] = ()
-        """What was sent and handed out when it was last asked."""
+        """Counts of what was sent and handed out when they were last asked for."""
         self._stamp: tuple[int, ...] | None = None
         """All that had changed when the last round began: where it is the same, nothing is counted again."""
         self._rows_summed: dict[str, int] = {}

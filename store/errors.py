@@ -333,7 +333,7 @@ class ForkFound(ReplicaRefused):
 
 
 class NotReplicated(_OfReplica):
-    """What was written is on this machine's disk, and not known to be in the copy. It may come there yet."""
+    """A change is on this machine's disk, and not known to be in the copy. It may come there yet."""
 
 
 class NotLeader(_OfReplica):

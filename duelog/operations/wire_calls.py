@@ -39,7 +39,7 @@ Subscription: TypeAlias = Any
 """Objects of the face, which stands above the engine, and this module below it."""
 
 MOST_CREDITS = 1_024
-"""Of one consumer, not answered."""
+"""Requests for messages of one consumer that are not answered yet."""
 
 MOST_CONSUMERS = 1_024
 MOST_SEQUENCES = 64

@@ -108,7 +108,7 @@ class WholeRun(NamedTuple):
 
     @property
     def follows(self) -> int:
-        """As of `Run`."""
+        """The first id of its own, or of those that are passed over before it."""
         return self.first - skipped_before(self.value)
 
     def parts(self) -> RunParts:
