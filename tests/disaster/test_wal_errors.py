@@ -34,6 +34,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Failing:
     def put(call: str, error: int | None, after: int = 0) -> FailingCalls:
         calls = FailingCalls(call, error, after)
         monkeypatch.setattr(segment_file, "os", calls)
+        monkeypatch.setattr(segment_file, "sync_data", calls.fdatasync)
         if call != "pwritev":
             through_page_cache(monkeypatch)
         elif not can_write_directly(tmp_path):
