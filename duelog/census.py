@@ -30,7 +30,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.codec.run import Int64s
 from duelog.store.env.environment import Environment
-from duelog.store.errors import DamagedStore, InvalidArgument
+from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, InvalidArgument
 from duelog.store.files.directory import disk_parts, size_bytes
 from duelog.store.listener import Listeners, StoreListener
 from duelog.store.log import catalog
@@ -306,7 +306,12 @@ class Census:
                 return
             self._stamp = stamp
             self._round = self._steps()
-        if self.allowance.steps(self._round, Allowance.SHARE if self._rounds else Allowance.FIRST_SHARE):
+        try:
+            is_done = self.allowance.steps(self._round, Allowance.SHARE if self._rounds else Allowance.FIRST_SHARE)
+        except BaseException:  # the steps are over: the next question begins anew
+            self._round = self._stamp = None
+            raise
+        if is_done:
             self._round = self._summed = None
             self._rows_summed = {}
             self._rounds += 1
@@ -368,17 +373,13 @@ class Census:
         return is_open and near and (tally.requests != self._requests or tally.minutes is None)
 
     def _count(self, partition: Partition) -> None:
+        """Count the logs of a partition; one that is damaged, or was deleted meanwhile, is left out."""
         try:
-            self._partitions.acquire(partition)
-        except DamagedStore:
-            if self._partitions.registered(partition):
-                raise
+            with self._partitions.lease(partition):
+                tally = self._counted(partition)
+        except (DamagedStore, CorruptEntry, CorruptRecord):
             self._tallies.pop(partition.start_ms, None)
             return
-        try:
-            tally = self._counted(partition)
-        finally:
-            self._partitions.release(partition)
         self._settle(tally)
         self._tallies[partition.start_ms] = tally
 

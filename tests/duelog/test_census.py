@@ -122,6 +122,20 @@ def test_a_fine_step_far_ahead_is_refused(tmp_path: Path) -> None:
         assert sum(store.timeline(START_MS, DAY_MS, 10)) == 9
 
 
+def test_a_partition_that_cannot_be_read_is_left_out_of_what_is_counted(tmp_path: Path) -> None:
+    """Each time, and `partitions_counted` tells it: before, the first look raised, and later ones took none for all."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    with DelayedStore.open(path, clock=clock) as store:
+        store.topic("t").send_batch([Message(b"", deliver_after=day * 86_400) for day in (3, 5, 5)])
+    (damaged, _) = sorted(path.glob("partitions/*/*/data.mdb"))
+    damaged.write_bytes(b"SQLite format 3\0" + bytes(8_176))
+    with DelayedStore.open(path, clock=clock) as store:
+        for _ in range(3):
+            found = store.overview()
+            assert (found.partitions, found.partitions_counted, found.pending) == (2, 1, 2)
+            clock.advance(60)
+
+
 def test_steps_stop_when_the_allowance_is_spent_and_go_on_as_it_grows() -> None:
     """A step of 200 ms is paid for in 40 s."""
     wall, spent, steps = [0.0], [0.0], [0]
