@@ -15,6 +15,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.files.system_errors import explained
+from duelog.store.log import catalog
 from duelog.store.log.documents import Documents
 from duelog.store.message import Message
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
@@ -488,6 +489,13 @@ class DelayedStore:
 
     def _await_copy(self) -> None:
         self._engine.settle()
+
+    def _numbered(self, beginning: str) -> set[tuple[str, str]]:
+        """(topic, name) of the producers whose names begin so; topic "": those of the whole store. O(producers)."""
+        names = {record.topic_id: str(name) for name, record in catalog.topic_names(self._engine.storage.main)}
+        known = {0: "", **names}
+        producers = self._engine.sending.producers.stored()
+        return {(known[of], name) for of, name in producers if of in known and name.startswith(beginning)}
 
     def _forget_numbers(self, topic: str, producers: Iterable[str]) -> None:
         """Forget the numbers of connections that have ended; topic "": those of the whole store."""

@@ -43,7 +43,12 @@ class PushedMessages:
                     wanted = 0
                 self._asked |= bool(wanted)
             if wanted:
-                self._start(wanted, self._come)
+                try:
+                    self._start(wanted, self._come)
+                except BaseException:
+                    with self._changed:
+                        self._asked = False
+                    raise
             with self._changed:
                 if stopped():
                     return []

@@ -113,6 +113,13 @@ class Service:
         """Log an error of duelog itself."""
         self.log.log(logging.ERROR, "%s: %s by an error of duelog itself: %r", self.path, text, error, error=error)
 
+    def forget_left(self) -> None:
+        """Forget the numbers of connections to a process before this one that have not come back; raises nothing."""
+        try:
+            self.forget(self.store._numbered(CONNECTION))
+        except DuelogError as error:  # the next process does it
+            self.log.log(logging.WARNING, "%s: numbers of connections stay: %s", self.path, error)
+
     def forget(self, producers: set[tuple[str, str]]) -> None:
         """Forget the numbers of a connection that has ended, and has not come back."""
         names: dict[str, list[str]] = {}

@@ -26,7 +26,7 @@ from ..stats import ClientStats
 from . import wire_values
 from .face_table import FACE
 from .wire import ERROR, GREETED, SOCKET, VERSION, Disconnected, address_in, framed
-from .wire_calls import MakeOperations, Service, Store, closing
+from .wire_calls import FORGET_S, MakeOperations, Service, Store, closing
 from .wire_peer import MOST_REQUESTS, Admit, WirePeer
 from .wire_values import pack_error
 
@@ -38,7 +38,7 @@ FRAME_BYTES = 1 << 20
 """Largest frame, besides a whole group of the write-ahead log."""
 
 _PAUSE_S = 1.0
-"""How often connections are looked at whose peers may not go on."""
+"""How often connections are looked at whose peers may not go on, and when a client is taken that could not be."""
 
 _log = logging.getLogger("duelog.control")
 
@@ -78,6 +78,7 @@ class WireServer:
                     os.chmod(address, 0o600)  # before it listens: no client has been let in
                 listener.listen(128)
                 server = cls(service, listener)
+                service.loop.at(time.monotonic() + FORGET_S, lambda: service.loop.pool.submit(service.forget_left))
                 service.loop.start()
                 undo.pop_all()
                 return server
@@ -144,19 +145,22 @@ class WireServer:
         """Take clients of a socket that listens."""
         self._listeners.append(listener)
         listener.setblocking(False)
-        accept = lambda _: self._accept(listener, encrypt, admit)  # noqa: E731 - the selector keeps it
+        self._wait_for_clients(listener, partial(self._accept, listener, encrypt, admit))
+
+    def _wait_for_clients(self, listener: socket.socket, accept: Callable[[int], None]) -> None:
         self._loop.selector.register(listener, selectors.EVENT_READ, accept)
 
     def _accept(
-        self, listener: socket.socket, encrypt: Callable[[socket.socket], Any] | None, admit: Admit | None
+        self, listener: socket.socket, encrypt: Callable[[socket.socket], Any] | None, admit: Admit | None, _: int
     ) -> None:
         try:
-            connection, _ = listener.accept()
+            connection, _address = listener.accept()
         except BlockingIOError:
             return
         except OSError as error:  # no descriptor left
             self._service.log.log(logging.WARNING, "%s: a client cannot be taken: %s", self._service.path, error)
-            time.sleep(_PAUSE_S / 10)
+            accept = self._loop.selector.unregister(listener).data
+            self._loop.at(time.monotonic() + _PAUSE_S, lambda: self._wait_for_clients(listener, accept))
             return
         connection.setblocking(False)
         if admit is not None:

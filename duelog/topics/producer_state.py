@@ -14,10 +14,13 @@ from pyroaring import BitMap64
 
 from duelog.partitions import producer_numbers
 from duelog.partitions.producer_numbers import BLOCK_BITS
+from duelog.store.codec import format as fmt
 from duelog.store.codec.bits import BitChange
+from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
+from duelog.store.log import catalog
 from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import GroupWriter, WriteBatch
 
@@ -236,6 +239,11 @@ class Producers:
                         stored, self._main, self._writer, topic.topic_id, name
                     )
         return known
+
+    def stored(self) -> set[tuple[int, str]]:
+        """(topic id, name) of all that have numbers. O(blocks)."""
+        keys = (key for page in catalog.pages(self._main, fmt.prefix(Table.SEQUENCE)) for key, _ in page)
+        return {producer_numbers.split_key(key)[:2] for key in keys}
 
     def forget(self, topic: Numbered, names: Iterable[str]) -> None:
         """Forget the numbers of producers that send no more, whose ids are not kept."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +29,8 @@ from duelog import (
     aio,
 )
 from duelog.connected import connected_store
-from duelog.errors import ClosedError, Disconnected, InvalidArgument, OnlyInProcess, TransactionConflict
-from duelog.operations import wire_calls, wire_peer
+from duelog.errors import ClosedError, Disconnected, DuelogError, InvalidArgument, OnlyInProcess, TransactionConflict
+from duelog.operations import wire_calls, wire_peer, wire_server
 from duelog.operations.face_table import FACE, NOT_OFFERED
 from duelog.operations.wire_peer import WirePeer
 from duelog.partitions.producer_numbers import split_key
@@ -194,6 +198,16 @@ def test_a_receiver_of_pushed_messages_waits_and_is_woken(store: DelayedStore) -
         closing.join()
 
 
+def test_a_receiver_of_pushed_messages_hears_each_time_that_nobody_serves(tmp_path: Path) -> None:
+    """A question that could not be asked is not waited for: before, the second call waited for ever."""
+    with DelayedStore.open(tmp_path / "store") as store:
+        consumer = duelog.connect(store.path, prefetch=10, reconnect=0).topic("t").subscribe("s")
+        assert consumer.receive(timeout=0.01) == []
+    for _ in range(3):
+        with pytest.raises(DuelogError):
+            consumer.receive(timeout=20)
+
+
 def test_a_future_of_a_message_that_cannot_be_taken_is_none(connected: DelayedStore) -> None:
     """It is refused at the call, as in the process; the others come to their ids."""
     topic = connected.topic("t")
@@ -285,15 +299,50 @@ def test_the_numbers_of_a_connection_that_does_not_come_back_are_forgotten(
             with duelog.connect(store.path) as comes:
                 comes.topic("t").send(b"x")
                 comes.topic("t").send_batch([Message(b"y"), Message(b"z", deliver_after=60)])
-        for _ in range(2_000):
-            names = producers(store)
-            if len(names) == 2:
-                break
-            threading.Event().wait(0.005)
-        assert "mine" in names
-        assert len(names) == 2
+        assert within(lambda: len(producers(store)) == 2)
+        assert "mine" in producers(store)
         assert stays.topic("t").send(b"x")
     assert store.topic("t").producer_number("mine") == 0
+
+
+def test_the_numbers_of_connections_to_a_process_that_ended_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some time after the store is open again, unless they come back: else each restart would leave some for ever."""
+    path = tmp_path / "store"
+    with DelayedStore.open(path) as store, duelog.connect(path) as connected:
+        store.topic("t").producer("mine").send(Message(b"x"))
+        connected.topic("t").send(b"x")
+        with connected.transaction() as transaction:
+            transaction.send("t", b"y")
+    monkeypatch.setattr(wire_calls, "FORGET_S", 0.05)
+    monkeypatch.setattr(wire_server, "FORGET_S", 0.05)
+    with DelayedStore.open(path) as store:
+        assert within(lambda: producers(store) == {"mine"})
+
+
+def test_a_server_without_a_descriptor_for_another_client_serves_those_that_it_has(
+    store: DelayedStore, connected: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens again later: before, its thread slept at each turn, and nobody was answered."""
+    slept: list[float] = []
+    refused = threading.Event()
+    accept = socket.socket.accept
+
+    def refuse_once(listener: socket.socket) -> Any:
+        if refused.is_set():
+            return accept(listener)
+        refused.set()
+        raise OSError(errno.EMFILE, "no descriptor left")
+
+    monkeypatch.setattr(socket.socket, "accept", refuse_once)
+    monkeypatch.setattr(wire_server, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
+    monkeypatch.setattr(wire_server, "_PAUSE_S", 0.01)
+    with duelog.connect(store.path) as other:
+        assert refused.is_set()
+        assert other.topic("t").create()
+    assert connected.topic("t").exists()
+    assert slept == []
 
 
 def test_nothing_is_kept_of_a_transaction_or_a_topic_that_a_client_has_used(
@@ -310,8 +359,13 @@ def test_nothing_is_kept_of_a_transaction_or_a_topic_that_a_client_has_used(
     assert use("t") == use("u") == use("v")
 
 
+def within(holds: Callable[[], bool]) -> bool:
+    """Wait until something holds; False: it does not come to hold."""
+    return any(holds() or threading.Event().wait(0.005) for _ in range(2_000))
+
+
 def producers(store: DelayedStore) -> set[str]:
-    """The producers of topic `t` whose numbers are stored."""
+    """The producers whose numbers are stored."""
     applied(store)
     with store._engine.storage.main.read() as raw:
         keys = [bytes(key) for key, _ in raw.cursor()]
