@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import shutil
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,15 +21,15 @@ from duelog.store.clock import SystemClock
 from duelog.store.codec.body import DEDUP, decode_body
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.config import StoreConfig
-from duelog.store.errors import CorruptEntry, DuelogError, ReplicaDamaged
-from duelog.store.files.directory import make_directory, move, remove_tree, write_file
+from duelog.store.errors import CorruptEntry, DuelogError, ReplicaDamaged, ReplicaRefused
+from duelog.store.files.directory import make_directory, move, move_away, remove_tree, write_file
 from duelog.store.log import catalog
 from duelog.store.message import Message
 from duelog.store.wal.segment import Group, RowKind, place_of
 from duelog.store.wal.write_batch import single_rows
 
 from .bucket import Bucket, log_name
-from .log_object import LogObject, unpack
+from .log_object import FENCE, LogObject, unpack
 from .log_tail import LogLost, LogTail
 
 _log = logging.getLogger("duelog.replica")
@@ -57,24 +56,26 @@ def aside_of(path: Path) -> Path:
 def set_aside(path: Path, bucket: Bucket, epoch: int) -> None:
     """Move the store in `path`, which led in `epoch` and was deposed, out of the way.
 
-    Raises ReplicaUnreachable, ReplicaDamaged.
+    Raises ReplicaUnreachable, ReplicaDamaged; ReplicaRefused where a tail of that epoch was set aside before.
     """
-    place = _end_of(bucket, epoch)
     try:
-        messages = _unshipped(path, place)
+        messages = _unshipped(path, _end_of(bucket, epoch))
     except (DuelogError, LogLost) as error:
         _log.error("%s: what was not shipped cannot be read: %s", path, error)
         messages = []
     if messages is None:
         _log.warning("%s: another leads, and the copy has all of this directory, which is removed", path)
-        remove_tree(path)
+        gone = path.with_name(f"{path.name}.removed")
+        remove_tree(gone)  # what a kill left of it
+        move_away(path, gone)  # of half a directory nobody could say what it is
+        remove_tree(gone)
         return
     target = aside_of(path) / str(epoch)
+    if (target / "store").exists():
+        raise ReplicaRefused(bucket.url, f"{target / 'store'} is in the way: a tail of that epoch was set aside before")
     make_directory(target.parent)
     make_directory(target)
     write_file(target / MESSAGES, b"".join(json.dumps(each).encode() + b"\n" for each in messages))
-    if (target / "store").exists():
-        shutil.rmtree(target / "store")
     move(path, target / "store")
     text = "%s: another leads; %d messages were not shipped, and are set aside in %s (`duelog replica diverged`)"
     _log.error(text, path, len(messages), target)
@@ -101,7 +102,10 @@ def _unshipped(path: Path, place: int) -> list[dict[str, Any]] | None:
 
 
 def _end_of(bucket: Bucket, epoch: int) -> int:
-    """The place up to which the copy has the groups of an epoch."""
+    """The place up to which the copy has the groups of an epoch, as the fence behind it says.
+
+    Raises ReplicaDamaged, ReplicaUnreachable; LogLost: the fence was pruned.
+    """
     numbers = bucket.numbers()
 
     def read(seq: int) -> LogObject:
@@ -111,7 +115,10 @@ def _end_of(bucket: Bucket, epoch: int) -> int:
         return unpack(bucket.url, log_name(seq), content)[0]
 
     at = bisect_right(numbers, epoch, key=lambda seq: read(seq).epoch)
-    return read(numbers[at]).begin
+    fence = read(numbers[at])
+    if fence.kind != FENCE:
+        raise LogLost("the end of what was shipped was pruned")
+    return fence.begin
 
 
 def _messages(engine: Engine, groups: list[Group]) -> Iterator[dict[str, Any]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
-from duelog.errors import Deposed, ForkFound, NotLeader, NotReplicated, ReplicaUnreachable, StoreFailed
+from duelog.errors import Deposed, ForkFound, NotLeader, NotReplicated, ReplicaRefused, ReplicaUnreachable, StoreFailed
+from duelog.replica.bucket import log_name
 from duelog.replica.following import Standby
+from duelog.replica.log_object import FENCE, LogObject, unpack
 from duelog.replica.set_aside import aside_of, read_aside, send_again
 from tests.duelog.replica.faulty import URL, FaultyBucket, ship, shipping_of
 from tests.duelog.side_by_side import crashed
@@ -62,6 +65,11 @@ def taken_over(follower: Standby, elapsed: Elapsed) -> None:
 def waiting(store: DelayedStore) -> set[bytes]:
     """The payloads that wait in topic a."""
     return {bytes(message.payload) for message in store.topic("a").scheduled()}
+
+
+def log_object(bucket: FaultyBucket, seq: int) -> LogObject:
+    """The log object of a number."""
+    return unpack(URL, log_name(seq), bucket.read(seq) or b"")[0]
 
 
 def test_a_standby_takes_over_with_all_that_was_shipped(
@@ -227,6 +235,72 @@ def test_a_leader_that_had_shipped_everything_leaves_nothing_aside(
     standby(bucket, tmp_path / "one", elapsed)
     assert not (tmp_path / "one").exists()
     assert not aside_of(tmp_path / "one").exists()
+
+
+def test_a_removal_of_a_deposed_directory_that_is_killed_keeps_no_standby_from_beginning(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it lay in the way, and was refused: it was neither a store nor an empty directory."""
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    leader.close()
+    taken_over(follower, elapsed)
+
+    def killed(path: Path) -> None:
+        if path.exists():
+            (path / "STORE").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("duelog.replica.set_aside.remove_tree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            standby(bucket, tmp_path / "one", elapsed)
+    for _ in range(2):
+        standby(bucket, tmp_path / "one", elapsed)
+    assert not (tmp_path / "one").exists()
+
+
+def test_a_tail_behind_a_fence_that_was_pruned_is_kept(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """The log that is left begins behind it: nothing says any more what was not shipped. Before, it was removed."""
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    bucket.is_down = True
+    leader.topic("a").send(b"told", deliver_after=DAY_S)
+    leader.close()
+    bucket.is_down = False
+    taken_over(follower, elapsed)
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as second:
+        second.topic("a").send(b"later", deliver_after=DAY_S)
+        ship(second)
+        shipping_of(second).make_manifest()
+        ship(second)
+        fence = next(seq for seq in bucket.numbers() if log_object(bucket, seq).kind == FENCE)
+        bucket.delete([log_name(seq) for seq in bucket.numbers() if seq <= fence])
+        standby(bucket, tmp_path / "one", elapsed)
+    with DelayedStore.open(aside_of(tmp_path / "one") / "1" / "store", clock=clock) as store:
+        assert waiting(store) == {b"told"}
+
+
+def test_what_was_set_aside_is_not_replaced(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    """By the same directory that comes again from a backup: which of the two is to stay is for a person to say."""
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    bucket.is_down = True
+    leader.topic("a").send(b"told", deliver_after=DAY_S)
+    leader.close()
+    bucket.is_down = False
+    shutil.copytree(tmp_path / "one", tmp_path / "backup")
+    taken_over(follower, elapsed)
+    standby(bucket, tmp_path / "one", elapsed)
+    shutil.move(tmp_path / "backup", tmp_path / "one")
+    with pytest.raises(ReplicaRefused, match="in the way"):
+        standby(bucket, tmp_path / "one", elapsed)
+    assert (aside_of(tmp_path / "one") / "1" / "store" / "STORE").exists()
+    assert (tmp_path / "one" / "STORE").exists()
 
 
 def test_a_tail_that_was_given_up_leaves_the_whole_directory_aside(
