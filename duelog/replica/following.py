@@ -222,8 +222,8 @@ class Standby:
             raise ReplicaRefused(self._bucket.url, f"{log_name(fence.seq)} came too late: another leads by now")
         self._restoring.finish(fence.end >> 32)
         Shipped(self._bucket.url, (self._owner.opening,), fence.epoch, new_line=True).write(self._staged)
-        (self._staged / MARK).unlink()
         with suppress(FileNotFoundError):
             self._path.rmdir()
         move(self._staged, self._path)
+        (self._path / MARK).unlink()  # behind the move: what has no mark is not ours to remove
         _log.warning("%s leads in epoch %d", self._path, fence.epoch)

@@ -188,10 +188,10 @@ def restore(
                     staged, ReplicaLog(bucket, found[0], manifest, at_ms, group), found, progress
                 ).run()
                 _set_apart(staged, found[1])
-                (staged / MARK).unlink()
                 if target.exists():
                     target.rmdir()
                 move(staged, target)
+                (target / MARK).unlink()  # behind the move: what has no mark is not ours to remove
         except ReplicaDamaged as error:
             if staged.exists():
                 remove_tree(staged)

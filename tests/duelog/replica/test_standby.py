@@ -194,6 +194,34 @@ def test_a_standby_that_is_killed_begins_again(
     leader.close()
 
 
+@pytest.mark.parametrize("unmarked", [False, True], ids=["moved", "unmarked"])
+def test_a_store_that_a_kill_leaves_on_its_way_to_its_place_is_in_nobodys_way(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch, unmarked: bool,
+) -> None:  # fmt: skip
+    """It is done again, or opened. Before, what lay beside had lost its mark, and was refused."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    leader.topic("a").send(b"1", deliver_after=DAY_S)
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    with monkeypatch.context() as patch:
+        if unmarked:
+            patch.setattr(Path, "unlink", killed)
+        else:
+            patch.setattr("duelog.replica.following.move", killed)
+        with pytest.raises(KeyboardInterrupt):
+            taken_over(follower, elapsed)
+    assert (tmp_path / "two" / "STORE").exists() == unmarked
+    if not unmarked:
+        taken_over(standby(bucket, tmp_path / "two", elapsed), elapsed)
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as store:
+        assert waiting(store) == {b"1"}
+    leader.close()
+
+
 def test_a_deposed_leader_sets_its_tail_aside_and_follows(
     leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
 ) -> None:
