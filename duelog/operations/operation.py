@@ -43,7 +43,7 @@ class Operation:
         self.right = right
         self.looks = looks
         """It changes nothing: a role that may only look may ask for it, and a page may ask again and again."""
-        self.streamed = str(method.__annotations__["return"]).startswith("Iterator[")
+        self.streamed = str(method.__annotations__["return"]).removeprefix("collections.abc.").startswith("Iterator[")
         """The result is a sequence that is made while it is read."""
         self._method = method
 

@@ -92,9 +92,8 @@ def _unshipped(path: Path, place: int) -> list[dict[str, Any]] | None:
             groups = [raw.verified(store_id) for raw in tail.rest()]
         finally:
             tail.close()
-        if (
-            tail.place < place_of(oldest or 0, 0) or None in groups
-        ):  # what follows is in the log, or recovery refuses it
+        # What follows is in the log, or recovery refuses it.
+        if tail.place < place_of(oldest or 0, 0) or None in groups:
             raise LogLost("the log before what is not applied was given up")
         return list(_messages(engine, [group for group in groups if group is not None])) if groups else None
     finally:

@@ -106,10 +106,10 @@ class Producer:
             rows = [number - claim.first for number in numbers]
             part = encoded if len(rows) == len(encoded) else encoded.rows(np.array(rows))
             try:
-                if not part.dedups:  # else they are applied to what no message of the store answers
-                    self._sender.apply_policies(
-                        part, now_ms
-                    )  # not to what is stored already, by other policies perhaps
+                # Not to what is stored already, by other policies perhaps; nor here to what has keys: they are applied
+                # to those that no message of the store answers.
+                if not part.dedups:
+                    self._sender.apply_policies(part, now_ms)
             except Exception:
                 self._producer.drop(claim)
                 raise
