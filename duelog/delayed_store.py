@@ -455,10 +455,10 @@ class DelayedStore:
         with explained(self.path):
             return self._engine.census.partitions()
 
-    def receiving(self) -> list[Receiving]:
-        """The subscriptions that have consumers, by topic; O(topics in memory)."""
+    def receiving(self, namespace: str | None = None) -> list[Receiving]:
+        """The subscriptions of a namespace, or of all, that have consumers, by topic; O(topics in memory)."""
         self._engine.check_open()
-        return self._engine.figures.receiving()
+        return self._engine.figures.receiving(namespace)
 
     def connections(self) -> Connections:
         """Who is connected: by `duelog.connect`, and to the broker that serves the store, where there is one."""

@@ -32,6 +32,7 @@ from duelog.store.position import Position
 
 from .topics.inline import InlineMessages, unacknowledged
 from .topics.seeking import first_due
+from .topics.task_activity import TaskActivity
 from .topics.topic_list import Topics
 from .topics.topic_state import DeliveryCounts, SubscriptionState, TopicState
 from .upkeep.quarantine import Quarantine
@@ -53,8 +54,8 @@ class SubscriptionStats:
     received, redelivered, acknowledged, dead_lettered, expired: how many since this process opened the store, or made
     the subscription. received: handed to consumers, each time again; redelivered: those handed out before, too.
     acknowledged: by consumers, and skipped. dead_lettered: moved to its dead-letter topic. expired: by time to live.
-    longest_running_ms: for how long the longest running handler of a `Worker` in this process has run; 0: none runs;
-    None: there is no worker.
+    longest_running_ms: for how long the longest running handler of its workers has run; 0: none runs; None: there is no
+    worker.
     """
 
     name: str
@@ -272,10 +273,11 @@ class TopicSurvey:
 
 @dataclass(frozen=True, slots=True)
 class Receiving:
-    """A subscription that has consumers."""
+    """A subscription that has consumers. tasks: of workers, without what each runs and what failed."""
 
     topic: str
     subscription: SubscriptionStats
+    tasks: tuple[TaskActivity, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +356,8 @@ class Figures:
         now_ms = self._clock.now_ms()
         if not_due is None:
             not_due = self._inline.waiting(topic, now_ms)
-        since_ms = [since() for since in list(state.running.values())]
+        tasks = state.tasks()
+        began_ms = min((attempt.began_ms for task in tasks for attempt in task.attempts), default=now_ms)
         with state.lock:
             dispatcher = state.dispatcher
             inline = unacknowledged(state.acks, not_due)
@@ -373,14 +376,19 @@ class Figures:
                 state.pause_ends_ms(now_ms),
                 0 if oldest_ms is None else now_ms - oldest_ms,
                 **asdict(state.counts),
-                longest_running_ms=max((now_ms - (now_ms if ms is None else ms) for ms in since_ms), default=None),
+                longest_running_ms=max(now_ms - began_ms, 0) if tasks else None,
             )
 
-    def receiving(self) -> list[Receiving]:
-        """The subscriptions that have consumers, by topic; O(topics in memory)."""
+    def receiving(self, namespace: str | None = None) -> list[Receiving]:
+        """The subscriptions of a namespace, or of all, that have consumers, by topic; O(topics in memory)."""
         return [
-            Receiving(str(topic.name), self.of_subscription(topic, state))
+            Receiving(
+                str(topic.name),
+                self.of_subscription(topic, state),
+                tuple(replace(task, attempts=(), failures=()) for task in state.tasks()),
+            )
             for topic in sorted(self._topics.loaded(), key=lambda topic: topic.name)
+            if namespace in (None, topic.name.namespace_name)
             for _, state in sorted(topic.subscriptions.items())
             if state.consumers
         ]

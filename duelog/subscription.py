@@ -37,6 +37,7 @@ from .engine import Engine, settled
 from .sending.sender import Sender
 from .stats import SubscriptionStats
 from .topics.seeking import SeekTarget, expired, go_to
+from .topics.task_activity import TaskActivity
 from .topics.topic_state import FOR_EVER_MS, Part, SubscriptionState, TopicState
 
 _AT_ONCE = 64
@@ -151,6 +152,11 @@ class SubscriptionAdmin:
         """Figures of the subscription."""
         self._engine.check_open()
         return self._engine.figures.of_subscription(self._topic, self._state)
+
+    def tasks(self) -> list[TaskActivity]:
+        """The tasks of workers that receive from it, in this process and in those that are connected."""
+        self._engine.check_open()
+        return self._state.tasks()
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -366,13 +372,12 @@ class Subscription:
         """Have every receiver of the topic look again."""
         self._topic.changed()
 
-    def report_running(self, since_ms: Callable[[], int | None]) -> None:
-        """Have figures say how long the longest running handler of a worker has run; `since_ms`: epoch ms, None: none.
+    def report_task(self, activity: TaskActivity | Callable[[], TaskActivity]) -> None:
+        """Have figures tell what a worker's task does, until the subscription is closed; a later call replaces it.
 
-        Until the subscription is closed.
+        activity: its state, or what tells that whenever it is asked.
         """
-        with self._state.lock:
-            self._state.running[self._id] = since_ms
+        self._state.report_task(self._id, activity if callable(activity) else lambda: activity)
 
     @property
     def may_wait(self) -> bool:

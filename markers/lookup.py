@@ -9,7 +9,7 @@ from ..partitions.cancellations import members
 from ..partitions.due_column import DueBatch, scan_dues
 from ..partitions.partition import Partition, PartitionLog
 from ..partitions.partition_set import PartitionSet
-from ..store.codec.body import decode_body, occurrence_of
+from ..store.codec.body import decode_body, occurrence_of, retry_of
 from ..store.codec.format import PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, RunKind, UInt32s
@@ -64,12 +64,14 @@ def _read(finder: RunFinder, message_id: MessageId, topic: str) -> ScheduledMess
     try:
         publish_ms, payload, key, properties, extra = decode_body(body)
         occurrence = occurrence_of(extra)
+        retries, addressee, failure = retry_of(extra or {})
     except ValueError as error:
         raise CorruptEntry(run.environment, run.ledger_id, message_id.entry_id, str(error)) from error
     due_ms, dedup_key = run.due(index), dedup_key_in(extra)
     return ScheduledMessage(
-        message_id, payload, key, properties or {}, due_ms, publish_ms, topic, occurrence, dedup_key
-    )
+        message_id, payload, key, properties or {}, due_ms, publish_ms, topic, occurrence, dedup_key,
+        addressee, retries, failure,
+    )  # fmt: skip
 
 
 def marker_target(main: Environment, position: Position) -> MessageId | None:

@@ -23,7 +23,7 @@ from pyroaring import BitMap
 from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
-from ..store.codec.body import decode_body, occurrence_of
+from ..store.codec.body import decode_body, occurrence_of, retry_of
 from ..store.codec.run import Run, RunKind, UInt32s
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
@@ -82,7 +82,7 @@ class MessageMaker:
         made = self._made
         publish_ms, payload, key, properties, extra = decode_body(body)
         if extra is not None:
-            retries, addressee, failure = _retry_facts(extra)
+            retries, addressee, failure = retry_of(extra)
             first_try = _first_try(extra["first"]) if "first" in extra else None
             expires_ms = made.due_ms[slot] + _ttl_ms(extra["ttl"]) if "ttl" in extra else None
             facts = Facts(properties, retries, addressee, first_try, expires_ms, occurrence_of(extra), failure)
@@ -103,13 +103,6 @@ class MessageMaker:
         if None not in payloads:
             return self._made
         return self._made.pick([slot for slot, payload in enumerate(payloads) if payload is not None])
-
-
-def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None, str | None]:
-    retries, addressee, failure = extra.get("retries", 0), extra.get("addressee"), extra.get("failure")
-    if not (isinstance(retries, int) and isinstance(addressee, str | None) and isinstance(failure, str | None)):
-        raise ValueError(f"retry facts {extra!r} of a body are malformed")
-    return retries, addressee, failure
 
 
 def _ttl_ms(ttl_ms: object) -> int:

@@ -189,7 +189,8 @@ class ReceivedMessage(_Kept):
 class ScheduledMessage:
     """A stored message looked up by id or by due time, without being delivered; fields as ReceivedMessage.
 
-    dedup_key: the deduplication key that it was sent with; None: without one.
+    dedup_key: the deduplication key that it was sent with; None: without one. addressee, retries, failure: of a retry,
+    for whom, after how many deliveries, and why the last of them failed.
     """
 
     message_id: MessageId
@@ -201,6 +202,9 @@ class ScheduledMessage:
     topic: str
     occurrence: Occurrence | None = None
     dedup_key: str | None = None
+    addressee: str | None = None
+    retries: int = 0
+    failure: str | None = None
 
 
 class Identified(Protocol):

@@ -40,6 +40,7 @@ class SubscriptionAdmin(InThreads[duelog.SubscriptionAdmin]):
     pause = in_thread(duelog.SubscriptionAdmin.pause)
     resume = in_thread(duelog.SubscriptionAdmin.resume)
     stats = in_thread(duelog.SubscriptionAdmin.stats)
+    tasks = in_thread(duelog.SubscriptionAdmin.tasks)
 
 
 class Subscription(InThreads[duelog.Subscription]):

@@ -24,7 +24,14 @@ from duelog.sending.producer import Producer
 from duelog.store.clock import StoreClock, SystemClock
 from duelog.store.codec.body import encode_send
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import ClosedError, InvalidArgument, InvalidMessage, UnknownSubscription, short_names
+from duelog.store.errors import (
+    ClosedError,
+    DuelogError,
+    InvalidArgument,
+    InvalidMessage,
+    UnknownSubscription,
+    short_names,
+)
 from duelog.store.log.documents import Documents
 from duelog.store.message import AnyId, Dedup, Message, ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
@@ -32,6 +39,7 @@ from duelog.store.position import FoundId, MessageId, MessageIds, position_at
 from duelog.store.received_messages import ReceivedMessages
 from duelog.subscription import Subscription, SubscriptionAdmin
 from duelog.topic import Topic
+from duelog.topics.task_activity import TaskActivity
 from duelog.transactions import Result, Transaction
 
 from .pushed_messages import Acknowledging, PushedMessages
@@ -40,6 +48,7 @@ C = TypeVar("C", bound=type)
 
 _SENDING = signature(Topic.send)
 _CLOCK = StoreClock(SystemClock())
+_REPORT_S, _REPORT_AGAIN_S = 1.0, 10.0
 
 
 def connect(
@@ -485,6 +494,7 @@ class ConnectedSubscription(Subscription):
         self._key = connection.next_number()
         self._target = (self._key,)
         self._closed = False
+        self._ended = threading.Event()
         self._lock = threading.Lock()
         self._waiting: set[int] = set()
         """Numbers of the requests of `receive_unless`."""
@@ -518,8 +528,22 @@ class ConnectedSubscription(Subscription):
         """The clock of this machine, which the other process's follows too."""
         return _CLOCK
 
-    def report_running(self, since_ms: Callable[[], int | None]) -> None:
-        """Do nothing: the store's figures know of no handlers in other processes."""
+    def report_task(self, activity: TaskActivity | Callable[[], TaskActivity]) -> None:
+        """See `Subscription.report_task`: a thread tells what has changed each second, and all of it now and then."""
+        tell = activity if callable(activity) else lambda: activity
+        threading.Thread(target=self._report, args=[tell], name="duelog-report", daemon=True).start()
+
+    def _report(self, tell: Callable[[], TaskActivity]) -> None:
+        told, again_s = None, 0.0
+        try:
+            while not self.closed:
+                activity, now_s = tell(), time.monotonic()
+                if activity != told or now_s >= again_s:  # a server that came anew does not know it
+                    self._ask(FACE["Subscription.report_task"], [activity])
+                    told, again_s = activity, now_s + _REPORT_AGAIN_S
+                self._ended.wait(_REPORT_S)
+        except DuelogError:  # the connection is over, or the server does not take it
+            pass
 
     def acknowledging(self, message: ReceivedMessage) -> Transaction:
         """Begin a transaction that acknowledges a message of this consumer."""
@@ -681,6 +705,7 @@ class ConnectedSubscription(Subscription):
         if not self._connection.closed:
             self._ask(FACE["Subscription.close"], (), {"failed": failed})
         self._closed = True
+        self._ended.set()
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""

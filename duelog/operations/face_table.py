@@ -32,10 +32,10 @@ _OFFERED: dict[str, dict[Right, str]] = {
         _CONSUME: "subscribe reader unsubscribe clear_inline",
     },
     "Producer": {_PRODUCE: "last_sequence_id send send_batch"},
-    "SubscriptionAdmin": {_CONSUME: "peek skip expire reset pause resume stats"},
+    "SubscriptionAdmin": {_CONSUME: "peek skip expire reset pause resume stats tasks"},
     "Subscription": {
         _CONSUME: "receive ack ack_cumulative nack extend nack_all retry_later dead_letter seek pause resume stats "
-        "active paused max_in_flight holds close"
+        "active paused max_in_flight holds report_task close"
     },
 }
 
@@ -58,8 +58,9 @@ _REPEATED: dict[str, str] = {
     "Documents": "get items",
     "Topic": "create cancel cancel_batch every pause_schedule resume_schedule",
     "Producer": "last_sequence_id",
-    "SubscriptionAdmin": "peek pause resume stats",
-    "Subscription": "receive ack ack_cumulative extend pause resume stats active paused max_in_flight holds close",
+    "SubscriptionAdmin": "peek pause resume stats tasks",
+    "Subscription": "receive ack ack_cumulative extend pause resume stats active paused max_in_flight holds close "
+    "report_task",
 }
 """Operations besides those that READ that may be done twice, with the same result for what is stored."""
 

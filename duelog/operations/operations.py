@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
     from ..topics.seeking import SeekTarget
+    from ..topics.task_activity import TaskActivity
     from ..transactions import Transaction
     from ..upkeep.maintenance import TickResult
     from ..upkeep.schedule import Schedule
@@ -45,6 +46,9 @@ Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
 
 _AT_ONCE = 16
 _MOST_RECEIVED = 1_000
+_MOST_LOOKED_AT = 10_000
+_PREVIEW_BYTES = 256
+"""Bytes of a payload that a page of messages has."""
 _MOST_RECEIVED_BYTES = 4 << 20
 """After so much payload one answer to `receive` ends."""
 
@@ -70,7 +74,7 @@ class Store(Protocol):
         self, search: str = "", *, sort: str = "name", descending: bool = False, offset: int = 0, limit: int = 50
     ) -> TopicPage: ...
     def calendar(self) -> list[PartitionStats]: ...
-    def receiving(self) -> list[Receiving]: ...
+    def receiving(self, namespace: str | None = None) -> list[Receiving]: ...
     def connections(self) -> Connections: ...
     def tick(self) -> TickResult: ...
     def flush(self) -> None: ...
@@ -317,7 +321,7 @@ class Operations:
         end_ms: int | None = None,
         limit: int = 50,
         after: str | None = None,
-        payload_bytes: int = 256,
+        payload_bytes: int = _PREVIEW_BYTES,
     ) -> dict[str, Any]:
         """List those as `scheduled`, a page of them; its `next` is the `after` of the page that follows, None: the end.
 
@@ -472,10 +476,32 @@ class Operations:
         """The partitions, as they were counted last."""
         return self._store.calendar()
 
-    @operation(Right.ADMIN, looks=True)
-    def receiving(self) -> list[Receiving]:
-        """The subscriptions that have consumers, by topic."""
-        return self._store.receiving()
+    @operation(Right.CONSUME, looks=True)
+    def receiving(self, namespace: str | None = None) -> list[Receiving]:
+        """The subscriptions that have consumers, by topic; those of a namespace, or all."""
+        return self._store.receiving(namespace)
+
+    @operation(Right.CONSUME, looks=True)
+    def tasks(self, topic: str, subscription: str) -> list[TaskActivity]:
+        """The tasks of workers that receive from a subscription: what each runs, and what failed last."""
+        return self._store.topic(topic).subscription(subscription).tasks()
+
+    @operation(Right.READ)
+    def retries(self, topic: str, subscription: str, limit: int = 50) -> dict[str, Any]:
+        """List the retries to come of a subscription, by due time; `complete`: False where there may be others.
+
+        At most `limit`, of the first 10,000 messages that are not due.
+        """
+        found: list[ScheduledMessage] = []
+        looked_at = 0
+        for each in self._store.topic(topic).scheduled(limit=_MOST_LOOKED_AT):
+            looked_at += 1
+            if each.addressee == subscription and each.retries:
+                found.append(each)
+                if len(found) > limit:
+                    break
+        complete = looked_at < _MOST_LOOKED_AT and len(found) <= limit
+        return {"messages": [_shortened(each, _PREVIEW_BYTES) for each in found[:limit]], "complete": complete}
 
     @operation(Right.ADMIN, looks=True)
     def connections(self) -> Connections:

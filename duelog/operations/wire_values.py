@@ -41,6 +41,7 @@ _HOMES = {
     "duelog.store.policy.policies": "DelayedDeliveryPolicies EffectivePolicies Policies",
     "duelog.topics.dead_letters": "DeadLetter",
     "duelog.topics.seeking": "LogPositions PublishedAt",
+    "duelog.topics.task_activity": "Attempt Failure TaskActivity",
     "duelog.upkeep.schedule": "Schedule",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}

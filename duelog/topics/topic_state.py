@@ -36,6 +36,7 @@ from ..delivery.consumer_arguments import Failover, chosen
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from ..delivery.due_reader import DueReader
 from ..delivery.key_slots import KeyShared, check_apart
+from .task_activity import TaskActivity
 
 _NONE: Mapping[tuple[int, int], bytes | None] = {}
 PAUSED = 0x01
@@ -120,8 +121,8 @@ class SubscriptionState:
         """How its consumers order keys, their ranges apart."""
         self._consumers: dict[int, Part] = {}
         """By id, in the order in which they came."""
-        self.running: dict[int, Callable[[], int | None]] = {}
-        """By consumer that is a worker's: since when its longest running handler runs (epoch ms); None: none does."""
+        self._tasks: dict[int, Callable[[], TaskActivity]] = {}
+        """By consumer that is a worker's task: what tells its state."""
         self._told: dict[int, bool] = {}
         """By consumer, the state it was last notified of: True if a failover subscription serves it."""
         self._ids = itertools.count(1)
@@ -239,7 +240,7 @@ class SubscriptionState:
     def detach(self, consumer: int, now_ms: int, *, failed: bool = True) -> None:
         """Remove a consumer; what it has not acknowledged is handed out again, with `failed` as failed deliveries."""
         with self.lock:
-            self.running.pop(consumer, None)
+            self._tasks.pop(consumer, None)
             if consumer in self._consumers and self.dispatcher is not None:
                 if consumer in self.dispatcher.consumers:
                     self.dispatcher.remove_consumer(consumer, now_ms, failed=failed)
@@ -252,6 +253,16 @@ class SubscriptionState:
                 if not self._consumers and self.reader is not None:
                     self.reader.close()
                     self.deleted |= not self.durable
+
+    def report_task(self, consumer: int, tell: Callable[[], TaskActivity]) -> None:
+        """Ask a function for the state of a consumer's task, until that is detached."""
+        with self.lock:
+            if consumer in self._consumers:
+                self._tasks[consumer] = tell
+
+    def tasks(self) -> list[TaskActivity]:
+        """The tasks of workers that are attached. Without the lock: a worker tells by its own."""
+        return [tell() for tell in list(self._tasks.values())]
 
     def seek(self, mark_delete: Position, not_due: Mapping[int, BitMap], ledgers: LedgerList) -> None:
         """Go to just after `mark_delete`; what of `not_due` lies before it comes too. REQUIRES: the lock."""

@@ -18,13 +18,14 @@ import itertools
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias
@@ -48,6 +49,15 @@ from duelog.store.position import MessageId
 
 from ..connected.connected_store import ConnectedSubscription
 from ..subscription import Subscription
+from ..topics.task_activity import (
+    MOST_ATTEMPTS,
+    MOST_FAILURES,
+    MOST_TEXT,
+    MOST_TRACEBACK,
+    Attempt,
+    Failure,
+    TaskActivity,
+)
 from .task_message import TaskMessage, follow
 
 if TYPE_CHECKING:
@@ -64,6 +74,7 @@ deliveries and the exception; None from it: no retry."""
 LONGEST_BACKOFF_MS = 3_600_000
 """The most that a backoff is doubled to, unless it was longer from the beginning: an hour."""
 
+_HOST = socket.gethostname()
 _ROOM = os.path.join(os.path.dirname(__file__), "")
 
 
@@ -147,6 +158,11 @@ def attempt_id(message: ReceivedMessage) -> MessageId:
     return message.message_id if message.first_try is None else message.first_try[0]
 
 
+def attempt_number(message: ReceivedMessage) -> int:
+    """Which attempt at a message this one is, 1 the first."""
+    return message.redelivery_count + message.retries + 1
+
+
 def exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """An exception as logging takes it, its traceback beginning with the function of the task."""
     frames = error.__traceback__
@@ -208,9 +224,15 @@ class TaskRunner:
         ack_timeout_ms: Callable[[], int],
         monitor: Monitor,
         loop: CoroutineLoop | None,
+        worker: str,
     ) -> None:
-        """ack_timeout_ms: the acknowledgement timeout in force, 0: none. loop: of a coroutine's task."""
+        """ack_timeout_ms: the acknowledgement timeout in force, 0: none. loop: of a coroutine's task.
+
+        worker: its name.
+        """
         self.task = task
+        self._worker = worker
+        self._began_ms = 0
         self.error: BaseException | None = None
         """The error that ended receiving; None: it runs, or was stopped."""
         self._subscription = subscription
@@ -223,6 +245,8 @@ class TaskRunner:
         self._running: dict[int, _Attempt] = {}
         self._hanging: dict[int, _Attempt] = {}
         """Attempts that were given up and whose functions have not ended."""
+        self._failures: deque[tuple[Failure, traceback.TracebackException]] = deque(maxlen=MOST_FAILURES)
+        """The last ones; without the frames, which would keep what their variables hold."""
         self.receiving = False
         """True while it may be handed messages."""
         self.outcomes = Counter[str]()
@@ -238,6 +262,7 @@ class TaskRunner:
     def start(self) -> None:
         """Begin to receive, in threads that do not keep the process from ending."""
         self.receiving = True
+        self._began_ms = self._subscription.clock.now_ms()
         self._start_thread(self._receive)
         for _ in range(0 if self._loop is not None else self.task.concurrency):
             self._start_thread(self._run_functions)
@@ -245,7 +270,7 @@ class TaskRunner:
             self._start_thread(self._extend)
         else:
             self._start_thread(self._watch, self.task.timeout_ms)
-        self._subscription.report_running(self.running_since_ms)
+        self._subscription.report_task(self.activity)
 
     def _start_thread(self, target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         name = f"duelog-worker-{self.task.name}"
@@ -264,11 +289,31 @@ class TaskRunner:
         """True if a message is running, or may be received. REQUIRES: the monitor."""
         return self.receiving or bool(self._running)
 
-    def running_since_ms(self) -> int | None:
-        """When the longest running handler began, one that was given up too; None: none runs."""
+    def activity(self) -> TaskActivity:
+        """Tell what runs, the longest running first, one that was given up too, and what failed last."""
         with self._monitor.lock:
-            running = [attempt for attempt in self._running.values() if not attempt.ended]
-            return min((attempt.began_ms for attempt in (*running, *self._hanging.values())), default=None)
+            attempts = {**self._running, **self._hanging}
+            failures, outcomes = list(self._failures), self.outcomes.copy()
+        running = sorted((each for each in attempts.values() if not each.ended), key=lambda each: each.began_ms)
+        return TaskActivity(
+            self._worker[:MOST_TEXT],
+            self.task.name[:MOST_TEXT],
+            _HOST,
+            os.getpid(),
+            self._began_ms,
+            self.task.concurrency,
+            len(running),
+            outcomes["acknowledged"],
+            outcomes["failed"],
+            tuple(
+                Attempt(each.message.message_id, attempt_number(each.message), each.began_ms, each.overdue)
+                for each in running[:MOST_ATTEMPTS]
+            ),
+            tuple(
+                replace(failure, traceback="".join(trace.format())[-MOST_TRACEBACK:])
+                for failure, trace in reversed(failures)
+            ),
+        )
 
     def close(self) -> int:
         """Give back what still runs, which does not count as a failed delivery; how many messages."""
@@ -541,7 +586,7 @@ class TaskRunner:
             text = "task %s: %s failed, and is not held any more: %s"
             _log.warning(text, self.task.name, attempt_id(message), reason_of(error), exc_info=exc_info(error))
             return
-        failed = message.redelivery_count + message.retries + 1
+        failed = attempt_number(message)
         try:
             wait_ms = self.task.backoff_ms(failed, error)
         except BaseException as raised:
@@ -568,6 +613,7 @@ class TaskRunner:
         except DuelogError as refused:  # a delay over the policies' maximum, a full disk: it waits in memory
             _log.warning("task %s: the retry waits in memory alone: %s", self.task.name, refused)
             self._subscription.nack(message, delay=timedelta(milliseconds=wait_ms))
+        self._note(message, error, reason, wait_ms)
         self._tell(self.task.hooks.on_retry, message, error)
 
     def _bury(self, message: TaskMessage, reason: str | None, error: BaseException | None = None) -> None:
@@ -585,4 +631,16 @@ class TaskRunner:
             _log.error("task %s: no dead letter of %s: %s", self.task.name, attempt_id(message), refused)
             self._subscription.nack(message, delay=timedelta(milliseconds=_PAUSE_MS))
             return
+        if error is not None:
+            self._note(message, error, shown, None)
         self._tell(self.task.hooks.on_dead_letter, message, error)
+
+    def _note(self, message: TaskMessage, error: BaseException, reason: str, wait_ms: int | None) -> None:
+        """Keep a failure for those who ask what the task does."""
+        now_ms, number = self._subscription.clock.now_ms(), attempt_number(message)
+        again_ms = None if wait_ms is None else now_ms + wait_ms
+        failure = Failure(message.message_id, number, now_ms, again_ms, reason[:MOST_TEXT], "")
+        kind, raised, frames = exc_info(error)
+        trace = traceback.TracebackException(kind, raised, frames, lookup_lines=False, compact=True)
+        with self._monitor.lock:
+            self._failures.append((failure, trace))

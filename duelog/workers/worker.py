@@ -226,7 +226,7 @@ class Worker:
                 undo.callback(subscription.close, failed=False)
                 timeout_ms = partial(_ack_timeout_ms, store, task)
                 in_loop = loop if task.is_coroutine else None
-                runners.append(TaskRunner(task, subscription, timeout_ms, self._monitor, in_loop))
+                runners.append(TaskRunner(task, subscription, timeout_ms, self._monitor, in_loop, self.name))
                 self._clock = subscription.clock
             self._store, self._runners = store, runners
             self._began_ms = self._clock.now_ms()

@@ -404,6 +404,14 @@ def occurrence_extra(occurrence: Occurrence | None) -> dict[str, object]:
     return {} if occurrence is None else {_SCHEDULE: list(occurrence)}
 
 
+def retry_of(extra: dict[str, object]) -> tuple[int, str | None, str | None]:
+    """Deliveries before a retry, for whom it is, and why the last failed. Raises ValueError."""
+    retries, addressee, failure = extra.get("retries", 0), extra.get("addressee"), extra.get("failure")
+    if not (isinstance(retries, int) and isinstance(addressee, str | None) and isinstance(failure, str | None)):
+        raise ValueError(f"retry facts {extra!r} of a body are malformed")
+    return retries, addressee, failure
+
+
 def occurrence_of(extra: Mapping[str, object] | None) -> Occurrence | None:
     """Return the occurrence of a schedule that a message is; None: it is none. Raises ValueError."""
     facts = None if extra is None else extra.get(_SCHEDULE)

@@ -132,7 +132,7 @@ READS: dict[type, set[str]] = {
         *("count", "exists", "get", "ledgers", "name", "position_of", "positions", "producer_number", "scheduled"),
         *("find", "keys", "schedules", "sender", "state", "stats", "subscription", "subscriptions"),
     },
-    SubscriptionAdmin: {"name", "peek", "stats", "topic"},
+    SubscriptionAdmin: {"name", "peek", "stats", "tasks", "topic"},
     Documents: {"get", "items"},
 }
 

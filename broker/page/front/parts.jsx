@@ -20,6 +20,16 @@ export const Figure = ({ name, value, note, alert }) => (
   </div>
 );
 
+/** The time, each second. */
+export function useNow() {
+  const [now, setNow] = useState(Date.now);
+  useEffect(() => {
+    const timer = setInterval(() => setNow(Date.now()), 1000);
+    return () => clearInterval(timer);
+  }, []);
+  return now;
+}
+
 /** Show what came, or why nothing did. */
 export function Answer({ answer, children }) {
   if (answer?.reason) return <p class="problem" role="alert">{answer.reason}</p>;

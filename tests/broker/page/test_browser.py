@@ -1,10 +1,13 @@
 """The page in a real browser: each view, each action by pressing with its effect in the store, nothing executed."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from duelog import DelayedStore, Message
+from duelog import DelayedStore, Message, ReceivedMessage, Worker
 from tests.disaster.running import module
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -249,6 +252,46 @@ def test_dead_letters_are_sent_back_singly_and_all_by_pressing(store: DelayedSto
     shown.press("Send all back")
     assert list(store.dead_letters()) == []
     shown.waits_for("There are no dead letters.")
+    assert shown.said == []
+
+
+def test_workers_tell_what_runs_what_failed_and_what_is_tried_again_and_are_paused_by_pressing(
+    store: DelayedStore, show: Callable[..., Shown]
+) -> None:
+    """One of this process and one that is connected alike; the traceback opens by the keyboard, and is text."""
+    shown, gate = show(), threading.Event()
+    workers = Worker(store, name="w"), Worker(store.path, name="v", connect=True)
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.payload == b"bad":
+            raise ValueError("<img src=x onerror='window.hurt=1'>")
+        gate.wait(60)
+
+    with ExitStack() as stack:
+        stack.callback(gate.set)
+        for worker in workers:
+            worker.task("t", retries=1, backoff=3600)(handle)
+            stack.enter_context(worker)
+        store.topic("t").send(b"bad")
+        running = store.topic("t").send(b"good")
+        for name, other in ("wv", "vw"):
+            shown.go("workers")
+            shown.waits_for("1 of 8")
+            shown.page.get_by_role("link", name=name, exact=True).click()
+            shown.waits_for(f"{os.getpid()} on ")
+            for part in (str(running), "ValueError: <img src=x", "in 59 min", "1 of 8"):
+                shown.waits_for(part)
+            shown.page.locator("summary").focus()
+            shown.page.keyboard.press("Enter")
+            sync_api.expect(shown.page.locator("pre")).to_contain_text("raise ValueError(")
+            assert serious(shown.page) == []
+            shown.press(f"Pause {name}")
+            assert store.topic("t").subscription(name).stats().paused
+            assert not store.topic("t").subscription(other).stats().paused
+            shown.press(f"Resume {name}")
+            assert not store.topic("t").subscription(name).stats().paused
+    shown.waits_for("No worker tells what it does.")
+    assert shown.page.evaluate("window.hurt") is None
     assert shown.said == []
 
 

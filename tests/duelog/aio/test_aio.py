@@ -235,7 +235,7 @@ def test_both_faces_have_the_same_methods_and_arguments(name: str) -> None:
         "wake",
         "add_waker",
         "remove_waker",
-        "report_running",
+        "report_task",
     }
     only_for_threads |= {"clock", "may_wait", "polls_at_once", "path", "config", "accept_clock", "closed", "sender"}
     sync_class, async_class = getattr(duelog, name), getattr(aio, name)

@@ -7,13 +7,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import duelog
-from duelog import DelayedStore, TaskMessage, Worker
+from duelog import DelayedStore, MessageId, TaskMessage, Worker
+from duelog.errors import InvalidArgument
+from duelog.operations.face_table import FACE
+from duelog.topics.task_activity import Attempt, TaskActivity
 from tests.packaging.tree import ROOT
 
 WAIT_S = 30
@@ -69,6 +74,66 @@ def test_a_coroutine_and_a_transaction_of_a_connected_worker(store: DelayedStore
     with worker:
         assert moved.wait(WAIT_S)
     assert [store.topic(name).subscription("worker").stats().backlog for name in "ab"] == [0, 0]
+
+
+def test_what_a_connected_worker_runs_is_told_by_the_process_that_has_the_store_open(store: DelayedStore) -> None:
+    """Who it is, what runs, what failed; gone with its connection; a pause reaches it, and is kept without it."""
+    connection = duelog.connect(store.path)
+    worker, gate = Worker(connection, name="w"), threading.Event()
+
+    @worker.task("t", retries=0)
+    def handle(message: TaskMessage) -> None:
+        if message.payload == b"bad":
+            raise ValueError("no")
+        gate.wait(WAIT_S)
+
+    def told(enough: Callable[[list[TaskActivity]], object]) -> list[TaskActivity]:
+        for _ in range(WAIT_S * 200):
+            if enough(found := store.topic("t").subscription("w").tasks()):
+                return found
+            threading.Event().wait(0.005)
+        raise AssertionError(found)
+
+    store.topic("t").send(b"bad")
+    running = store.topic("t").send(b"good")
+    with worker:
+        (task,) = told(lambda found: found and found[0].running and found[0].failures)
+        assert (task.worker, task.process, [each.message_id for each in task.attempts]) == ("w", os.getpid(), [running])
+        assert [(each.reason, each.again_ms) for each in task.failures] == [("ValueError: no", None)]
+        assert connection.topic("t").subscription("w").tasks() == [task]
+        assert store.topic("t").subscription("w").stats().longest_running_ms is not None
+        store.topic("t").subscription("w").pause()
+        gate.set()
+        told(lambda found: found[0].acknowledged)
+        store.topic("t").send(b"paused")
+    assert store.topic("t").subscription("w").tasks() == []
+    stats = store.topic("t").subscription("w").stats()
+    assert (stats.paused, stats.backlog, stats.unacknowledged) == (True, 1, 0)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("process", {"process": "1"}),
+        ("worker", {"worker": "w" * 1_001}),
+        ("attempts", {"attempts": (Attempt(MessageId(1, 1), 1, 0, hangs=False),) * 101}),
+        ("failures", {"failures": ("none",)}),
+    ],
+)
+def test_what_another_process_tells_is_checked(store: DelayedStore, field: str, change: dict[str, Any]) -> None:
+    """A type or a size that figures do not expect is refused by name, and figures go on."""
+    good = TaskActivity("w", "f", "host", 1, 0, 8, 0, 0, 0)
+    with duelog.connect(store.path) as connection, connection.topic("t").subscribe("s") as consumer:
+        bad = copy(good)
+        for name, value in change.items():
+            object.__setattr__(bad, name, value)
+        with pytest.raises(InvalidArgument) as caught:
+            consumer._ask(FACE["Subscription.report_task"], [bad])  # type: ignore[attr-defined]
+        assert caught.value.field == field
+        assert store.topic("t").subscription("s").tasks() == []
+        consumer._ask(FACE["Subscription.report_task"], [good])  # type: ignore[attr-defined]
+        assert store.topic("t").subscription("s").tasks() == [good]
 
 
 TASKS = """

@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -945,6 +946,49 @@ def test_the_longest_running_handler_is_told_until_it_returns(bench: Bench, kind
         os.sched_yield()
     worker.stop()
     assert longest() is None
+
+
+def test_a_task_tells_what_runs_what_failed_and_with_what_traceback(bench: Bench) -> None:
+    """The longest running first; a failure has when it is tried again, or that it is a dead letter; five are kept."""
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.payload.startswith(b"bad"):
+            raise ValueError(message.payload.decode())
+        bench.gate.handler()(message)
+
+    subscription = bench.store.topic("t").subscription
+    worker = bench.run(handle, retries=1, backoff=60)
+    (idle,) = subscription("worker").tasks()
+    assert (idle.worker, idle.task, idle.process, idle.running) == ("worker", handle.__qualname__, os.getpid(), 0)
+    first = bench.store.topic("t").send(b"a")
+    bench.log.wait(1)
+    bench.clock.advance(2_000)
+    bad = bench.store.topic("t").send(b"bad")
+    await_retry(bench.store)
+    while not (task := subscription("worker").tasks()[0]).failures:
+        os.sched_yield()
+    assert [(each.message_id, each.attempt, each.began_ms) for each in task.attempts] == [
+        (first, 1, bench.clock.now_ms() - 2_000)
+    ]
+    (failure,) = task.failures
+    assert (failure.message_id, failure.attempt, failure.reason) == (bad, 1, "ValueError: bad")
+    assert failure.again_ms == failure.failed_ms + 60_000 == bench.clock.now_ms() + 60_000
+    assert failure.traceback.startswith("Traceback")
+    assert "raise ValueError(message.payload" in failure.traceback
+    assert "task_runner" not in failure.traceback
+    (retry,) = bench.store.topic("t").scheduled()
+    assert (retry.addressee, retry.retries, retry.failure) == ("worker", 1, "ValueError: bad")
+    assert [each.tasks for each in bench.store.receiving()] == [(replace(task, attempts=(), failures=()),)]
+    for number in range(6):
+        bench.store.topic("t").send(b"bad%d" % number)
+    bench.clock.advance(61_000)
+    while (task := subscription("worker").tasks()[0]).failed < 8:
+        os.sched_yield()
+    assert len(task.failures) == 5
+    assert [each.again_ms for each in task.failures if each.reason == "ValueError: bad"] in ([], [None])
+    bench.gate.open()
+    worker.stop()
+    assert subscription("worker").tasks() == []
 
 
 @pytest.mark.parametrize(
