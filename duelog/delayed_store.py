@@ -29,11 +29,12 @@ from .engine import Engine, open_engine, settled
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import Operations
 from .operations.wire_peer import Admit
-from .stats import Connections, Keeper, Overview, PartitionStats, Receiving, StoreStats, TopicPage
+from .stats import Connections, Keeper, Overview, PartitionStats, Receiving, SnapshotStats, StoreStats, TopicPage
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
 from .transactions import Transaction
+from .upkeep.jobs import Jobs
 from .upkeep.maintenance import TickResult
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class DelayedStore:
             given = "path" if engine is None else repr(engine)
             raise TypeError(f"a store is opened by DelayedStore.open({given})")
         self._engine = engine
+        self._jobs = Jobs(engine.storage.path, engine.clock.now_ms)
         self.topic_deleter: Callable[[str, bool], object] | None = None
         self.other_connections: Callable[[], Connections] | None = None
         """Tells who else is connected: a broker sets it."""
@@ -109,6 +111,11 @@ class DelayedStore:
     def clock(self) -> Clock:
         """The store's clock: it never goes back behind what has fired."""
         return self._engine.clock
+
+    @property
+    def jobs(self) -> Jobs:
+        """Commands that read the whole store, in processes of their own."""
+        return self._jobs
 
     def topic(self, name: str) -> Topic:
         """The topic of a name, which need not exist. Raises InvalidArgument.
@@ -487,6 +494,15 @@ class DelayedStore:
         self._engine.check_open()
         return self._engine.figures.kept_by(start_ms)
 
+    def snapshots(self, start_ms: int) -> SnapshotStats:
+        """The saved delay indexes of the time partition that begins at `start_ms`. O(topics in it).
+
+        Raises InvalidArgument.
+        """
+        self._engine.check_open()
+        with explained(self.path):
+            return self._engine.figures.snapshots(start_ms)
+
     def _await_copy(self) -> None:
         self._engine.settle()
 
@@ -515,6 +531,7 @@ class DelayedStore:
 
     def close(self) -> None:
         """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""
+        self._jobs.close()
         self._engine.close()
 
     @property

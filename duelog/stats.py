@@ -18,6 +18,7 @@ from duelog.partitions.cancellations import members
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import PartitionSet
 from duelog.partitions.timespan import directory_name
+from duelog.snapshot.snapshot_format import inspect_snapshots
 from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
@@ -332,6 +333,23 @@ class Keeper(NamedTuple):
     explanation: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotStats:
+    """The saved delay indexes of a time partition, which spare the next start to read its logs.
+
+    logs: of topics that have messages in it. loaded: how many of their delay indexes are in memory. saved: how many
+    have a snapshot. unsaved: entries behind the snapshots, which a start reads. stored_bytes: of all snapshots.
+    newest_ms: when the newest one was saved, None: there is none.
+    """
+
+    logs: int
+    loaded: int
+    saved: int
+    unsaved: int
+    stored_bytes: int
+    newest_ms: int | None
+
+
 @dataclass(eq=False, repr=False)
 class Figures:
     """The figures of one open store, read from its parts. Thread-safe."""
@@ -591,11 +609,33 @@ class Figures:
 
     # -- why a partition is kept -------------------------------------------------------------------
 
-    def kept_by(self, start_ms: int) -> list[Keeper]:
-        """Every reason there is; without any the next tick deletes it. Raises InvalidArgument: there is no such one."""
+    def snapshots(self, start_ms: int) -> SnapshotStats:
+        """See `DelayedStore.snapshots`."""
+        partition = self._partition(start_ms)
+        with self._partitions.lease(partition):
+            logs = partition.logs()
+            found = list(inspect_snapshots(partition.environment))
+        saved = {each.ledger_id: each.metadata for each in found if each.metadata is not None}  # the newest comes last
+        tails = {ledger_id: metadata.tail for ledger_id, metadata in saved.items()}
+        loaded = list(self._firing.loaded.logs.get(start_ms, {}).values())
+        return SnapshotStats(
+            logs=len(logs),
+            loaded=sum(log.loaded for log in loaded),
+            saved=len(saved),
+            unsaved=sum(log.ledger.entries - tails.get(log.ledger_id, 0) for log in logs),
+            stored_bytes=sum(each.stored_bytes for each in found),
+            newest_ms=max((metadata.created_ms for metadata in saved.values()), default=None),
+        )
+
+    def _partition(self, start_ms: int) -> Partition:
         partition = self._partitions.get(start_ms)
         if partition is None:
             raise InvalidArgument("start_ms", start_ms, "no time partition begins there")
+        return partition
+
+    def kept_by(self, start_ms: int) -> list[Keeper]:
+        """Every reason there is; without any the next tick deletes it. Raises InvalidArgument: there is no such one."""
+        partition = self._partition(start_ms)
         if partition.state is PartitionState.OPEN:
             reasons = list(self._unfired(partition))
             if partition.end_ms > self._clock.now_ms():

@@ -53,8 +53,13 @@ def answer(value: object, line: str, *, json_: bool) -> None:
 def progress_bar(unit: str, *, time_left: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on standard error while the block runs, where that is a terminal; told what is done, and of how much.
 
-    time_left: show what is left in place of what has passed.
+    time_left: show what is left in place of what has passed. For a process that asks for it, lines (`jobs.PROGRESS`).
     """
+    from ..upkeep.jobs import PROGRESS
+
+    if PROGRESS in os.environ:
+        yield _progress_lines(PROGRESS)
+        return
     from rich.console import Console, RenderableType
     from rich.progress import (
         BarColumn,
@@ -90,6 +95,20 @@ def progress_bar(unit: str, *, time_left: bool = True) -> Iterator[Callable[[int
     with shown:
         task = shown.add_task(unit, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def _progress_lines(word: str) -> Callable[[int, int], None]:
+    said = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal said
+        percent = 100 * done // max(total, 1)
+        if percent != said:
+            said = percent
+            sys.stderr.write(f"{word} {done} {total}\n")
+            sys.stderr.flush()
+
+    return show
 
 
 def flush_output() -> None:

@@ -16,6 +16,10 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
+_OF_REPORTS = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+"""For the frame of a page that the store has made, which brings its style and no script."""
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
@@ -63,4 +67,5 @@ class PageFiles:
         return self._reply(request.path["file"])
 
     def _reply(self, name: str) -> Reply:
-        return Reply(self._files[name], _TYPES.get(name.rpartition(".")[2], "application/octet-stream"), 200, _HEADERS)
+        headers = {**_HEADERS, "Content-Security-Policy": _OF_REPORTS} if name == "report.html" else _HEADERS
+        return Reply(self._files[name], _TYPES.get(name.rpartition(".")[2], "application/octet-stream"), 200, headers)

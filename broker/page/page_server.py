@@ -10,15 +10,12 @@ import asyncio
 import hmac
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from ...operations.operations import Ask
-from ...store.clock import SystemClock
 from ..admin.application import Application
 from ..admin.web_server import WebServer
-from ..operate.jobs import JobResource, Jobs
 from ..protocol.loop_calls import Workers
 from ..security.authentication import Authentication, InvalidCredentials, Proven
 from ..security.permissions import Action, Permissions
@@ -53,19 +50,16 @@ class _NoGrants:
 
 async def serve_page(
     ask: Ask,
-    store: Path,
-    command: Sequence[str],
     announce: Callable[[str], object],
     ended: asyncio.Event,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
     only_look: bool = False,
-    done: Callable[[], object] = lambda: None,
 ) -> None:
-    """Serve until `ended` is set. announce: told the address once it is reached. Raises OSError.
+    """Serve until `ended` is set. announce: told the address once it is reached. only_look: nothing can be changed.
 
-    command: what runs `duelog`, for jobs; done: called when one is. only_look: nothing can be changed.
+    Raises OSError.
     """
     administrator, viewer = _ROLES
     token = secrets.token_urlsafe(24)
@@ -73,8 +67,7 @@ async def serve_page(
     permissions = Permissions(_NoGrants(), (administrator,), (viewer,))
     with ThreadPoolExecutor(_THREADS, "duelog-page") as threads:
         operations = OperationResource(ask, permissions, Workers(threads))
-        jobs = Jobs(command, store, SystemClock().now_ms, done)
-        routes = [*operations.routes(), *JobResource(jobs).routes(), *PageFiles().routes()]
+        routes = [*operations.routes(), *PageFiles().routes()]
         server = WebServer(Application(routes, Authentication({"token": _OneToken(token, role)}), permissions))
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
@@ -84,5 +77,4 @@ async def serve_page(
             await ended.wait()
         finally:
             operations.watching.close()
-            await jobs.close()
             await server.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import fields
@@ -39,7 +39,6 @@ from ..lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..metrics.text_format import CONTENT_TYPE
-from ..operate.jobs import JobResource, Jobs
 from ..operate.schedule_resource import ScheduleResource
 from ..operate.store_resource import StoreResource
 from ..operate.subscription_resource import SubscriptionResource
@@ -72,10 +71,7 @@ _LIST_THREADS = 2
 class Services:
     """The services of one broker, wired to each other. Runs on the event loop's thread."""
 
-    def __init__(
-        self, store: DelayedStore, config: BrokerConfig, workers: Workers, command: Sequence[str] = ()
-    ) -> None:
-        """command: what runs `duelog`, before its arguments; none: there are no jobs."""
+    def __init__(self, store: DelayedStore, config: BrokerConfig, workers: Workers) -> None:
         self.workers = workers
         self._loop = asyncio.get_running_loop()
         calls = LoopCalls(self._loop)
@@ -114,7 +110,6 @@ class Services:
         self.removal = TopicRemoval(
             store, self.resources, facts, self._users, self._disconnect, self.rates.forget_topic
         )
-        self.jobs = Jobs(command, store.path, clock, store.tick)
         self.ownership = _ownership_of(config, limiter)
         """None: this broker serves every namespace."""
         self.operations = OperationResource(
@@ -289,18 +284,13 @@ class Broker(Service):
         self,
         store: DelayedStore,
         config: BrokerConfig,
-        command: Sequence[str] = (),
         listen: tuple[str, int] | None = None,
     ) -> None:
-        """command: what runs `duelog`, before its arguments, for jobs of administration; none: there are no jobs.
-
-        listen: host and port at which `duelog.connect` is served too.
-        """
+        """listen: host and port at which `duelog.connect` is served too."""
         self._listen_at = listen
         self.address = ""
         """Where `duelog.connect` is served."""
         super().__init__(config)
-        self._command = command
         self._store = store
         self._config = config
         self._executor = ThreadPoolExecutor(config.worker_threads, "duelog-broker")
@@ -311,7 +301,7 @@ class Broker(Service):
         config, store = self._config, self._store
         asyncio.get_running_loop().set_default_executor(self._executor)
         authentication = authentication_of(config)
-        services = self._services = Services(store, config, Workers(self._executor), self._command)
+        services = self._services = Services(store, config, Workers(self._executor))
         delays = config.delay_policies()
         if delays:
             await asyncio.to_thread(lambda: store.update_policies(**delays))
@@ -373,7 +363,6 @@ class Broker(Service):
             services.close_listing()
         if listeners is not None and services is not None:
             within_s = self._config.shutdown_timeout_seconds
-            await services.jobs.close()
             listeners.stop_accepting()
             for connection in listeners:
                 connection.pause_reading("shutdown")
@@ -418,7 +407,6 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         *StatsResource(finder, figures, workers).routes(),
         *ScheduleResource(finder, workers).routes(),
         *StoreResource(store, producers, consumers, services.rates, workers).routes(),
-        *JobResource(services.jobs).routes(),
         *services.operations.routes(),
         *PageFiles().routes(),
     ]

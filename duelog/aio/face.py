@@ -407,6 +407,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     suspended = in_thread(duelog.DelayedStore.suspended)
     partitions = in_thread(duelog.DelayedStore.partitions)
     kept_by = in_thread(duelog.DelayedStore.kept_by)
+    snapshots = in_thread(duelog.DelayedStore.snapshots)
     overview = in_thread(duelog.DelayedStore.overview)
     timeline = in_thread(duelog.DelayedStore.timeline)
     topic_rows = in_thread(duelog.DelayedStore.topic_rows)

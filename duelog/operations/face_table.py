@@ -20,8 +20,8 @@ _OFFERED: dict[str, dict[Right, str]] = {
         _CONSUME: "dead_letters requeue_dead_letters purge_dead_letters",
         _PRODUCE: "send_batch",
         _ADMIN: "transaction topics create_topics delete_topic set_policies update_policies policies all_policies "
-        "remove_policies accept_clock save_snapshots save_manifest flush stats suspended partitions kept_by overview "
-        "timeline topic_rows calendar receiving connections",
+        "remove_policies accept_clock save_snapshots save_manifest flush stats suspended partitions kept_by snapshots "
+        "overview timeline topic_rows calendar receiving connections",
     },
     "Documents": {_ADMIN: "get put delete items"},
     "Topic": {
@@ -41,7 +41,7 @@ _OFFERED: dict[str, dict[Right, str]] = {
 
 NOT_OFFERED: Mapping[str, str] = MappingProxyType(
     {
-        "DelayedStore": "config clock listen on_topics tick check backup report_to",
+        "DelayedStore": "config clock jobs listen on_topics tick check backup report_to",
         "Topic": "sender put",
         "Producer": "send_encoded",
         "Subscription": "poll poll_columns polls_at_once add_waker remove_waker wait",
@@ -54,7 +54,7 @@ The store's `close`, from outside, closes the connection alone.
 
 _REPEATED: dict[str, str] = {
     "DelayedStore": "topics create_topics policies all_policies dead_letters save_snapshots save_manifest flush stats "
-    "suspended partitions kept_by overview timeline topic_rows calendar receiving connections",
+    "suspended partitions kept_by snapshots overview timeline topic_rows calendar receiving connections",
     "Documents": "get items",
     "Topic": "create cancel cancel_batch every pause_schedule resume_schedule",
     "Producer": "last_sequence_id",

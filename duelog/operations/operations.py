@@ -29,13 +29,24 @@ if TYPE_CHECKING:
     from duelog.store.config import StoreConfig
     from duelog.store.policy.policies import EffectivePolicies, Policies, PolicyValue
 
-    from ..stats import Connections, Keeper, Overview, PartitionStats, Receiving, StoreStats, TopicPage, TopicStats
+    from ..stats import (
+        Connections,
+        Keeper,
+        Overview,
+        PartitionStats,
+        Receiving,
+        SnapshotStats,
+        StoreStats,
+        TopicPage,
+        TopicStats,
+    )
     from ..subscription import Subscription
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
     from ..topics.seeking import SeekTarget
     from ..topics.task_activity import TaskActivity
     from ..transactions import Transaction
+    from ..upkeep.jobs import Jobs
     from ..upkeep.maintenance import TickResult
     from ..upkeep.schedule import Schedule
 
@@ -61,6 +72,8 @@ class Store(Protocol):
     @property
     def clock(self) -> Clock: ...
     @property
+    def jobs(self) -> Jobs: ...
+    @property
     def config(self) -> StoreConfig: ...
     def topic(self, name: str) -> Topic: ...
     def topics(self, namespace: str | None = None) -> Iterator[Topic]: ...
@@ -68,6 +81,7 @@ class Store(Protocol):
     def stats(self) -> StoreStats: ...
     def partitions(self) -> list[PartitionStats]: ...
     def kept_by(self, start_ms: int) -> list[Keeper]: ...
+    def snapshots(self, start_ms: int) -> SnapshotStats: ...
     def overview(self) -> Overview: ...
     def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]: ...
     def topic_rows(
@@ -456,6 +470,11 @@ class Operations:
         return self._store.kept_by(start_ms)
 
     @operation(Right.ADMIN, looks=True)
+    def snapshots(self, start_ms: int) -> SnapshotStats:
+        """The saved delay indexes of a partition, by `DelayedStore.snapshots`."""
+        return self._store.snapshots(start_ms)
+
+    @operation(Right.ADMIN, looks=True)
     def overview(self) -> Overview:
         return self._store.overview()
 
@@ -517,6 +536,29 @@ class Operations:
     def save_snapshots(self) -> int:
         """Save the delay indexes in memory of which the next start would have to read much; how many."""
         return self._store.save_snapshots()
+
+    @operation(Right.ADMIN)
+    def start_job(self, kind: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Start a command that reads the whole store, in a process of its own; the job.
+
+        kind: "check" (options: deep), "audit" (headers, html), "compaction" (min_dead_ratio, dry_run), "snapshots".
+        """
+        return self._store.jobs.start(kind, options)
+
+    @operation(Right.ADMIN, looks=True)
+    def jobs(self) -> list[dict[str, Any]]:
+        """List the jobs of this process, the oldest first: state, and how much of how much is done."""
+        return self._store.jobs.all()
+
+    @operation(Right.ADMIN, looks=True)
+    def job(self, job_id: int) -> dict[str, Any]:
+        """Show a job with its result."""
+        return self._store.jobs.get(job_id)
+
+    @operation(Right.ADMIN)
+    def cancel_job(self, job_id: int) -> None:
+        """End a job. Raises InvalidArgument: it has ended."""
+        self._store.jobs.cancel(job_id)
 
     @operation(Right.ADMIN, looks=True)
     def policies(

@@ -33,8 +33,8 @@ _HOMES = {
     "duelog.delivery.key_slots": "KeyShared",
     "duelog.markers.firing.suspensions": "Suspension",
     "duelog.markers.pending_entries": "Outcome",
-    "duelog.stats": "ClientStats Connections Keeper LimitUse Overview PartitionStats Receiving StoreStats "
-    "SubscriptionStats TopicPage TopicRow TopicStats",
+    "duelog.stats": "ClientStats Connections Keeper LimitUse Overview PartitionStats Receiving SnapshotStats "
+    "StoreStats SubscriptionStats TopicPage TopicRow TopicStats",
     "duelog.store.log.documents": "Document",
     "duelog.store.log.managed_ledger": "LedgerInfo",
     "duelog.store.message": "Message Occurrence ScheduledMessage",

@@ -126,7 +126,7 @@ READS: dict[type, set[str]] = {
     DelayedStore: {
         *("all_policies", "backup", "check", "clock", "close", "closed", "config", "dead_letters", "documents"),
         *("effective_policies", "kept_by", "open", "partitions", "path", "policies", "stats", "suspended", "topic"),
-        *("calendar", "connections", "overview", "receiving", "timeline", "topic_rows", "topics"),
+        *("calendar", "connections", "jobs", "overview", "receiving", "snapshots", "timeline", "topic_rows", "topics"),
     },
     Topic: {
         *("count", "exists", "get", "ledgers", "name", "position_of", "positions", "producer_number", "scheduled"),

@@ -287,6 +287,7 @@ def audit(
     from_parquet: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Audit what `duelog export` wrote, in place of a store.")
     ] = None,
+    html: Annotated[bool, typer.Option("--html", help="Print the page in place of tables.")] = False,
     json_: Json = False,
 ) -> None:
     """Look for what is lost, doubled, left over or held too long, and show what is kept. Exit status 1: findings.
@@ -304,7 +305,7 @@ def audit(
     duelog audit "stores/*" --output report
     ```
     """
-    from ..audit.audit_report import PARQUET_MISSING, as_json, fleet_as_json, write_fleet_report, write_report
+    from ..audit.audit_report import PARQUET_MISSING, as_json, fleet_as_json, page, write_fleet_report, write_report
     from ..audit.audit_tables import Audit, is_faulty
     from ..fleet import is_fleet, stores_of
 
@@ -313,6 +314,8 @@ def audit(
     if bool(stores) == (from_parquet is not None):
         given = " ".join(map(str, stores or ())) or None
         raise InvalidArgument("STORE", given, "expected a store, or --from-parquet with an export")
+    if html and (json_ or is_fleet(stores or [])):
+        raise InvalidArgument("--html", html, "expected one store, and no --json")
     if stores and is_fleet(stores):
         from ..spark.spark_jobs import audit_fleet
 
@@ -347,6 +350,8 @@ def audit(
         say(PARQUET_MISSING)
     if json_:
         write_json(as_json(result))
+    elif html:
+        write_line(page(result))
     else:
         _show_audit(result)
         if output is not None:

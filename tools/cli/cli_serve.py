@@ -196,7 +196,7 @@ def serve(
             return DelayedStore.open(store, store_config(chosen, stored_span_ms(store)))
 
     def broker_of(opened: DelayedStore) -> Broker:
-        return Broker(opened, chosen, [sys.executable, "-P", "-m", "duelog.tools.cli.main"], listen_at)
+        return Broker(opened, chosen, listen_at)
 
     if standby:
         _serve_by_turns(store, chosen, opened, broker_of, listen_at)

@@ -53,9 +53,7 @@ def ui(
         ended = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        command = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
-        done = (lambda: None) if only_look else (lambda: ask("tick", {}))
-        await serve_page(ask, store, command, announce, ended, host=host, port=port, only_look=only_look, done=done)
+        await serve_page(ask, announce, ended, host=host, port=port, only_look=only_look)
 
     def announce(address: str) -> None:
         write_line(f"{store} is shown at {address}")

@@ -82,7 +82,7 @@ def show_demo(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         say = announce or (lambda address: write_line(f"the demo is shown at {address}"))
-        await serve_page(asking(opened), opened.path, [], say, ended)
+        await serve_page(asking(opened), say, ended)
 
     with ExitStack() as stack:
         path = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duelog-demo-"))) / "store"

@@ -1,10 +1,10 @@
 // Time partitions as a calendar, why one is still there, and jobs that read the whole store.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { link } from "./address.js";
-import { bytes, count, day, number, short, time, topicName } from "./format.js";
-import { Answer, Ask, Figure, Table, useMay } from "./parts.jsx";
-import { ask, jobs, useWatch } from "./server.js";
+import { ago, bytes, count, day, duration, number, short, time, topicName } from "./format.js";
+import { Answer, Ask, Figure, Table, say, useMay } from "./parts.jsx";
+import { ask, useWatch } from "./server.js";
 
 const DAY = 86_400_000;
 const named = new Intl.DateTimeFormat("en-GB", { month: "long", year: "numeric", timeZone: "UTC" });
@@ -29,7 +29,7 @@ function Tile({ row, most, chosen }) {
   );
 }
 
-export function Partitions({ rest: [chosen] }) {
+export function Partitions({ rest: [chosen], query: { job } }) {
   const [calendar] = useWatch([["calendar", {}]]);
   return (
     <>
@@ -71,7 +71,7 @@ export function Partitions({ rest: [chosen] }) {
           );
         }}
       </Answer>
-      <Jobs />
+      <Jobs chosen={job} />
     </>
   );
 }
@@ -83,7 +83,8 @@ function gap(before, row) {
 }
 
 function One({ row }) {
-  const [kept] = useWatch([["kept_by", { start_ms: row.start_ms }]]);
+  const at = { start_ms: row.start_ms };
+  const [kept, saved] = useWatch([["kept_by", at], ["snapshots", at]]);
   return (
     <section class="card">
       <h2>{row.end_ms - row.start_ms === DAY ? day(row.start_ms) : time(row.start_ms)} <span class={`tag ${row.state}`}>{row.state}</span></h2>
@@ -91,6 +92,7 @@ function One({ row }) {
         <Figure name="Pending" value={number(row.pending)} note={`of ${count(row.messages, "message")}`} />
         <Figure name="Topics" value={number(row.topics)} note={row.state === "closed" ? `held by ${number(row.holders)}` : ""} />
         <Figure name="Disk" value={bytes(row.disk_bytes)} note={row.generation > 1 ? `generation ${row.generation}` : ""} />
+        {saved?.result && <Figure name="Snapshots" value={row.state === "current" || saved.result.saved ? `${number(saved.result.saved)} of ${number(saved.result.logs)}` : "none"} note={snapshotNote(row, saved.result)} />}
       </dl>
       <h3>Why it is there</h3>
       <Answer answer={kept}>
@@ -110,41 +112,98 @@ function One({ row }) {
   );
 }
 
-const KINDS = { check: "Check", audit: "Audit", compaction: "Compact", snapshots: "List snapshots" };
+function snapshotNote({ state }, { loaded, unsaved, stored_bytes, newest_ms }) {
+  if (state === "closed") return "none is needed: all has fired";
+  if (!loaded && newest_ms == null) return "not in memory yet: nothing to save";
+  return [newest_ms != null && `saved ${ago(newest_ms)}, ${bytes(stored_bytes)}`, `a start reads ${count(unsaved, "message")} more`].filter(Boolean).join("; ");
+}
 
-function Jobs() {
-  const may = useMay()("tick");
-  const [found, setFound] = useState([]);
-  const [one, setOne] = useState(null);
-  const look = () => jobs.all().then(setFound, () => {});
-  const running = found.some((each) => each.state === "running");
-  useEffect(() => void (may && look()), [may]);
-  useEffect(() => {
-    if (!running) return;
-    const timer = setInterval(look, 1000);
-    return () => clearInterval(timer);
-  }, [running]);
-  if (!may) return null;
-  const told = { check: "It reads the whole store and changes nothing.", audit: "It reads the whole store and changes nothing.",
-                 compaction: "It rewrites closed partitions of which much is dead. Nothing is lost; it can be cancelled.", snapshots: "It reads what was saved." };
+const KINDS = { check: "Check", audit: "Audit", compaction: "Compact" };
+const TOLD = {
+  check: "It reads the whole store and changes nothing.",
+  audit: "It reads the whole store and changes nothing: a report of what is kept, what holds it, and what is wrong.",
+  compaction: "It rewrites closed partitions of which much is dead: cancelled, or acknowledged by every subscription. What it drops cannot be gone back to by seeking. It can be cancelled.",
+};
+
+function Progress({ row: { id, done, total } }) {
+  const percent = total ? Math.floor((100 * done) / total) : null;
+  return <><progress max="100" value={percent ?? undefined} aria-label={`Progress of job ${id}`} /> <span class="figure">{percent == null ? "begun" : `${percent} %`}</span></>;
+}
+
+function Jobs({ chosen }) {
+  const may = useMay();
+  const [jobs] = useWatch([["jobs", {}]]);
+  if (!may("jobs")) return null;
   const columns = [
-    { title: "Job", key: "kind", show: (row) => KINDS[row.kind] },
-    { title: "State", key: "state", show: (row) => <><span class={`tag ${row.state}`}>{row.state}</span> {row.reason}</> },
-    { title: "Started", key: "startedMs", time: true },
-    { title: "Ended", key: "endedMs", time: true },
+    { title: "Job", key: "kind", show: (row) => KINDS[row.kind] ?? row.kind },
+    { title: "State", key: "state", wrap: true, show: (row) => row.state === "running" ? <Progress row={row} /> : <><span class={`tag ${row.state}`}>{row.state}</span> {row.reason}</> },
+    { title: "Started", key: "started_ms", time: true },
+    { title: "Took", key: "ended_ms", show: (row) => (row.ended_ms ? duration(row.ended_ms - row.started_ms) : "") },
     { title: "", show: (row) => row.state === "running"
-      ? <Ask label="Cancel" name={`job ${row.id}`} danger title="Cancel the job" act={() => jobs.cancel(row.id).then(look)}><p>What it has done so far stays.</p></Ask>
-      : row.state === "done" && <button onClick={() => jobs.one(row.id).then(setOne)} aria-label={`Result of job ${row.id}`}>Result</button> },
+      ? <Ask label="Cancel" name={`job ${row.id}`} danger needs="cancel_job" title="Cancel the job" act={() => ask("cancel_job", { job_id: row.id })} done="It is cancelled."><p>What it has done so far stays.</p></Ask>
+      : row.state === "done" && <a class="button" href={link(["partitions"], { job: row.id })} aria-label={`Result of job ${row.id}`}>Result</a> },
   ];
   return (
     <section>
       <h2>Jobs</h2>
-      <Table name="jobs" caption="Jobs" rows={[...found].reverse()} columns={columns} empty="None was started."
-        actions={Object.entries(KINDS).map(([kind, label]) => (
-          <Ask key={kind} label={label} title={`${label}?`} act={() => jobs.start(kind, {}).then(look)} done="It has begun."><p>{told[kind]}</p></Ask>
-        ))} />
-      {one && <section class="card"><h3>Result of {KINDS[one.kind].toLowerCase()}</h3>
-        {one.result.length ? <pre tabIndex={0} aria-label="Result">{one.result.map((each) => JSON.stringify(each, null, 1)).join("\n")}</pre> : <p>Nothing was found.</p>}</section>}
+      <Answer answer={jobs}>
+        {(rows) => (
+          <>
+            <Ends rows={rows} />
+            <Table name="jobs" caption="Jobs" rows={[...rows].reverse()} columns={columns} empty="None was started since the store was opened."
+              actions={<>
+                {Object.entries(KINDS).map(([kind, label]) => (
+                  <Ask key={kind} label={label} needs="start_job" title={`${label}?`} done="It has begun."
+                    act={() => ask("start_job", { kind, options: kind === "audit" ? { html: true } : {} })}><p>{TOLD[kind]}</p></Ask>
+                ))}
+                <Ask label="Save snapshots" needs="save_snapshots" title="Save snapshots?" act={() => ask("save_snapshots")} done={(count_) => `${count(count_, "snapshot")} saved.`}>
+                  <p>Delay indexes of which the next start would have to read much are saved now. The store does so by itself from time to time.</p>
+                </Ask>
+              </>} />
+          </>
+        )}
+      </Answer>
+      {chosen && <Result key={chosen} id={Number(chosen)} />}
     </section>
   );
 }
+
+/** Say that a job has ended, once. */
+function Ends({ rows }) {
+  const before = useRef(new Map());
+  useEffect(() => {
+    for (const { id, kind, state, reason } of rows) {
+      if (before.current.get(id) === "running" && state !== "running")
+        say(`${KINDS[kind] ?? kind}: ${state}${reason ? `, ${reason}` : ""}`, state === "failed");
+      before.current.set(id, state);
+    }
+  }, [rows]);
+  return null;
+}
+
+function Result({ id }) {
+  const [answer, setAnswer] = useState();
+  useEffect(() => void ask("job", { job_id: id }).then((result) => setAnswer({ result }), (error) => setAnswer({ reason: error.message })), [id]);
+  return (
+    <section class="card">
+      <h3>Result of job {id}</h3>
+      <Answer answer={answer}>
+        {({ kind, state, result }) =>
+          typeof result === "string" ? <Report html={result} />
+          : result === null ? <p>It is {state}: there is no result.</p>
+          : kind === "check" ? <Table name="findings" caption="Findings" rows={result} empty="Nothing is wrong." columns={[
+              { title: "Severity", key: "severity" }, { title: "Finding", key: "code" }, { title: "Where", key: "address", wrap: true }, { title: "What", key: "message", wrap: true }]} />
+          : <Table name="compacted" caption="Compacted partitions" rows={result.flatMap((each) => each.partitions ?? [])} empty="No closed partition has enough to drop." columns={[
+              { title: "Partition", key: "partition" }, { title: "Messages", key: "messages", number }, { title: "Dead", key: "dead_messages", number },
+              { title: "Before", key: "file_bytes", number: bytes }, { title: "After", key: "file_bytes_after", number: bytes },
+              { title: "Outcome", key: "outcome", show: (row) => `${row.outcome} ${row.reason}` }]} />}
+      </Answer>
+    </section>
+  );
+}
+
+/** A page that the store has made, in a frame of a policy of its own: no script, nothing loaded. */
+const Report = ({ html }) => (
+  <iframe class="report" title="Audit" src="page/report.html" sandbox="allow-same-origin" tabIndex={0}
+    onLoad={(event) => (event.target.contentDocument.documentElement.innerHTML = html)} />
+);

@@ -57,13 +57,6 @@ export const ask = (operation, given = {}) => json("POST", `${OPERATIONS}/${oper
 /** What the role may ask, by operation. */
 export const known = () => json("GET", OPERATIONS);
 
-export const jobs = {
-  all: () => json("GET", "duelog/v1/jobs"),
-  one: (id) => json("GET", `duelog/v1/jobs/${id}`),
-  start: (kind, options) => json("POST", "duelog/v1/jobs", { kind, ...options }),
-  cancel: (id) => json("DELETE", `duelog/v1/jobs/${id}`),
-};
-
 async function* events(body, signal) {
   const answer = await send("POST", "duelog/v1/watch", body, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,9 +108,9 @@ Rows = Iterable[tuple[str, str, Any, int, str]]
 
 @asynccontextmanager
 async def administered(
-    path: Path, *, command: Sequence[str] = (), clock: Clock | None = None, **settings: Any
+    path: Path, *, clock: Clock | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Broker, Rest, DelayedStore]]:
-    """A broker with administration at free ports of this machine, and a client of it. command: what runs `duelog`.
+    """A broker with administration at free ports of this machine, and a client of it.
 
     clock: the store's; None: the machine's.
     """
@@ -122,7 +122,7 @@ async def administered(
     }
     config = BrokerConfig(**{**values, **settings})
     with DelayedStore.open(path, store_config(config), clock=clock) as store:
-        broker = Broker(store, config, command)
+        broker = Broker(store, config)
         await broker.start()
         try:
             async with aiohttp.ClientSession() as session:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from duelog import DelayedStore, Message, ReceivedMessage, Worker
+from duelog.upkeep.jobs import PROGRESS, Jobs
 from tests.disaster.running import module
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -367,3 +369,38 @@ def test_the_page_changes_as_the_store_does(store: DelayedStore, show: Callable[
     sync_api.expect(shown.page.locator(".figure-card .figure").first).to_have_text("7")
     shown.process.terminate()
     shown.page.wait_for_selector("text=No answer")
+
+
+def test_jobs_are_started_followed_and_read_by_pressing(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """Progress in per cent that a reload keeps, the end said; the audit's page in a frame that runs nothing."""
+    filled(store)
+    store.topic("public/default/<img src=x onerror='top.hurt=1'>").send(b"x", deliver_after=600)
+    ready = store.path.parent / "ready"
+    os.mkfifo(ready)
+    program = f"import sys; print('{PROGRESS} 37 100', file=sys.stderr, flush=True); open({str(ready)!r}).read()"
+    store._jobs = Jobs(store.path, store.clock.now_ms, [sys.executable, "-c", program])
+    shown = show()
+    shown.go("partitions")
+    shown.press("Compact")
+    shown.waits_for("37 %")
+    shown.page.reload()
+    shown.waits_for("37 %")
+    shown.press("Cancel job 1")
+    shown.waits_for("cancelled")
+    shown.press("Check")
+    shown.waits_for("37 %")
+    ready.write_bytes(b"")  # it ends, and wrote nothing
+    sync_api.expect(shown.page.locator(".said")).to_have_text("Check: done")
+    store._jobs = Jobs(store.path, store.clock.now_ms)
+    shown.press("Audit")
+    shown.page.get_by_role("link", name="Result of job 1").click()
+    frame = shown.page.frame_locator("iframe")
+    sync_api.expect(frame.get_by_role("heading", name="At a glance")).to_be_visible(timeout=30_000)
+    assert frame.locator("main").evaluate("each => getComputedStyle(each).maxWidth") != "none", "it has its style"
+    assert "onerror" in frame.locator("body").inner_text()
+    shown.page.reload()
+    sync_api.expect(frame.get_by_role("heading", name="At a glance")).to_be_visible()
+    assert shown.page.evaluate("window.hurt") is None
+    shown.press("Save snapshots")
+    assert serious(shown.page) == []
+    assert shown.said == []
