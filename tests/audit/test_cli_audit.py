@@ -1,6 +1,7 @@
 """`duelog audit`: exit status, output for people and programs, beside a process that has the store open."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,14 @@ def test_output_is_written_into_a_directory(healthy: tuple[Path, int], tmp_path:
         ok("audit", healthy[0], "--output", tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b" / "audit.html").read_text().startswith("<!doctype html>")
     assert damage(json.loads((tmp_path / "a" / "b" / "audit.json").read_text())["findings"]) == []
+    now = ("--as-of", "2030-01-01T00:00Z")
+    ok("audit", healthy[0], "--output", tmp_path, *now)
+    made_at = re.compile(r"made at [^.,]*")
+    assert made_at.sub("", ok("audit", healthy[0], "--html", *now)) == made_at.sub(
+        "", (tmp_path / "audit.html").read_text() + "\n"
+    )
+    assert "--html" in refused("audit", healthy[0], "--html", "--json")
+    assert "expected one store" in refused("audit", healthy[0], healthy[0], "--html")
 
 
 def test_output_into_the_store_is_refused(healthy: tuple[Path, int]) -> None:

@@ -237,7 +237,17 @@ def test_both_faces_have_the_same_methods_and_arguments(name: str) -> None:
         "remove_waker",
         "report_task",
     }
-    only_for_threads |= {"clock", "may_wait", "polls_at_once", "path", "config", "accept_clock", "closed", "sender"}
+    only_for_threads |= {
+        "clock",
+        "may_wait",
+        "polls_at_once",
+        "path",
+        "config",
+        "accept_clock",
+        "closed",
+        "jobs",
+        "sender",
+    }
     sync_class, async_class = getattr(duelog, name), getattr(aio, name)
     for method in [method for method in dir(sync_class) if not method.startswith("_")]:
         if method in only_for_threads:
