@@ -29,7 +29,7 @@ from ..partitions.timespan import partition_start
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import HELD, FrontierRecord
-from ..store.codec.run import Int64s, RunKind, RunLimits
+from ..store.codec.run import Int64s, RunKind, RunLimits, fields_of_message
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
@@ -289,7 +289,9 @@ class PendingEntries:
         heard = [HELD if row in cancelled else new.dues[row] for row in rows]
         if len(rows) == 1:
             (row,) = rows
-            first = partition.add_message(rows_there, log, new.dues[row], new.bodies[row], new.ids[row], heard[0])
+            body = new.bodies[row]
+            fields = fields_of_message(partition.start_ms, new.dues[row], body, new.ids[row])
+            first = partition.add_message(rows_there, log, heard[0], fields, body)
         else:
             replaced = Replaced(
                 np.array([new.ids[row].ledger_id for row in rows], dtype=np.uint64),

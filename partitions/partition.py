@@ -16,7 +16,7 @@ import numpy as np
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionState
 from ..store.codec.frontier import HELD
-from ..store.codec.run import Int64s, Run, RunLimits, pack_message
+from ..store.codec.run import Int64s, Run, RunLimits, seal_run
 from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Publication, Reads
 from ..store.env.transaction import Transaction
@@ -251,21 +251,19 @@ class Partition:
         self,
         transaction: Transaction,
         log: PartitionLog,
-        due_ms: int,
+        heard_ms: int,
+        fields: bytes,
         body: bytes,
-        replaced: tuple[int, int] | None = None,
-        heard_ms: int | None = None,
     ) -> int:
-        """Append one message to a log; as `add`."""
+        """Append one message (`fields_of_message`) to a log; as `add`."""
         ledger, first = log.ledger, transaction.end_of(log)
         if not log.registered or first >= fmt.MAX_ENTRY_ID:
             first = self.begin_append(transaction, log)
             end_after(ledger.ledger_id, first, 1)
         transaction.move_end(log, first + 1)
         key = fmt.run_key(ledger.ledger_id, first)
-        value = pack_message(key, self.start_ms, due_ms, body, replaced)
-        heard = partial(self._heard_one, log, first, due_ms if heard_ms is None else heard_ms)
-        transaction.insert_run(key, value, 1, heard)
+        heard = partial(self._heard_one, log, first, heard_ms)
+        transaction.insert_run(key, seal_run(key, fields, (body,)), 1, heard)
         return first
 
     def add(

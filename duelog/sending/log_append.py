@@ -127,17 +127,13 @@ class ScatteredAppend:
             group.move_end(log, end_after(log.ledger_id, first, count))
             firsts.append(first)
         batch.place(firsts)
-        group.add_batch(batch.value, len(self._dues), self._publish)
+        group.add_batch(batch, [partition.memtable for partition in self._partitions], self._heard)
         return list(zip(batch.ledger_ids, firsts, batch.counts, strict=True))
 
-    def _publish(self, position: int) -> None:
-        """The group at `position` is durable: memtables get the batch, and memory hears of it."""
+    def _heard(self) -> None:
+        """The batch is durable, and in the memtables: memory hears of it."""
         batch = self._batch
-        ends = zip(self._partitions, self._logs, batch.ledger_ids, batch.limits(), strict=True)
-        for at, (partition, log, ledger_id, limit) in enumerate(ends):
-            memtable = partition.memtable
-            memtable.position = position
-            memtable.add_run(ledger_id, batch)
+        for at, (partition, log, limit) in enumerate(zip(self._partitions, self._logs, batch.limits(), strict=True)):
             log.registered = True
             log.ledger.entries = limit
             partition.received += limit - batch.firsts[at]

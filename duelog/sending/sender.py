@@ -18,7 +18,7 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.partitions.timespan import group_by_log, group_by_owner, group_by_partition
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.codec.run import Int64s, RunLimits
+from duelog.store.codec.run import Int64s, RunLimits, fields_of_message
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.errors import BrokenInvariant, InvalidArgument, UnknownTopic
 from duelog.store.log.managed_ledger import Segment
@@ -414,11 +414,12 @@ class Sender:
         topic: TopicState, due_ms: int, body: bytes, now_ms: int, also: PlaceAlso | None
     ) -> Work[tuple[int, int]]:
         """The unit of work that appends one message to the main log."""
+        fields = fields_of_message(due_ms, due_ms, body, early=due_ms > now_ms)
 
         def work(group: WriteBatch) -> tuple[int, int]:
             if topic.deleted:
                 raise UnknownTopic(str(topic.name))
-            place = topic.log.append_message(group.main, due_ms, body, now_ms)
+            place = topic.log.append_message(group.main, due_ms, fields, body, now_ms)
             if also is not None:
                 also(group, MAIN, *place)
             return place
@@ -431,12 +432,13 @@ class Sender:
         """The unit of work that appends one message to a partition. REQUIRES: an append lease until it is decided."""
         log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
         start_ms, memtable = partition.start_ms, partition.memtable
+        fields = fields_of_message(start_ms, due_ms, body)
 
         def work(group: WriteBatch) -> tuple[int, int]:
             if topic.deleted:
                 raise UnknownTopic(str(topic.name))
             rows = group.to(start_ms, memtable)
-            place = log.ledger.ledger_id, partition.add_message(rows, log, due_ms, body)
+            place = log.ledger.ledger_id, partition.add_message(rows, log, due_ms, fields, body)
             if also is not None:
                 also(group, start_ms, *place)
             return place

@@ -13,7 +13,7 @@ written, and its rows are applied along.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -29,7 +29,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import RawGroup, Row
+from duelog.store.wal.segment import GroupContent, RawGroup
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 
@@ -195,10 +195,10 @@ class WalSegments:
             self._main.sync()
             self._recorded = True
 
-    def append(self, rows: Sequence[Row], weight: int) -> int:
-        """Append a group of a weight (`row_weight`); its place, once it is as durable as the store's durability says.
+    def append(self, rows: GroupContent, weight: int) -> int:
+        """Append a group, of a weight (`WriteBatch.weight`).
 
-        REQUIRES: it fits. Raises OSError.
+        Returns its place, once it is as durable as the store's durability says. REQUIRES: it fits. Raises OSError.
         """
         now_ms = self._clock.now_ms()
         flush = self._is_to_flush(now_ms)

@@ -23,7 +23,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.listener import StoreListener, tell_committed
 from duelog.store.log.documents import MAX_VALUE_BYTES
-from duelog.store.wal.segment import capacity_of, group_bytes, row_weight
+from duelog.store.wal.segment import capacity_of
 from duelog.store.wal.write_batch import WriteBatch
 
 from .wal_segments import WalSegments
@@ -167,9 +167,9 @@ class WalWriter:
                 current.value = current.work(batch)
             current = None
             batch.end_reads()
-            rows, position = batch.rows, 0
-            if rows:
-                size, weight = group_bytes(rows), row_weight(rows)
+            content, weight, position = batch.content, batch.weight, 0
+            if weight:
+                size = content.size
                 if size > self.largest_group and len(units) > 1:
                     return self._halves(units)
                 if size > self._largest_unit:
@@ -190,7 +190,7 @@ class WalWriter:
                         return units
                 reach("wal.before")
                 self._unpublished = True
-                position = self._segments.append(rows, weight)
+                position = self._segments.append(content, weight)
                 reach("wal.after")
             self._unpublished = True
             batch.publish(position)

@@ -145,17 +145,18 @@ def pack_groups(dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, i
     return packed
 
 
-def pack_message(
-    key: bytes, base_ms: int, due_ms: int, body: bytes, replaced: tuple[int, int] | None = None, *, early: bool = False
+def fields_of_message(
+    base_ms: int, due_ms: int, body: bytes, replaced: tuple[int, int] | None = None, *, early: bool = False
 ) -> bytes:
-    """Pack one message as `pack_messages` does, without numpy, which would cost more than the rest of it."""
+    """The header and columns of a run of one message, for `seal_run`; as `pack_messages` has them.
+
+    Without numpy, which would cost more than the rest of it.
+    """
     flags, offset = FLAG_EARLY if early else 0, due_ms - base_ms
     if replaced is not None:
         flags |= FLAG_CONDITIONAL
     rest = _SINGLE.pack(RUN_VERSION, RunKind.MESSAGES, flags, 1, base_ms, 0, 0, offset, len(body), crc32(body))
-    if replaced is not None:
-        rest += _CONDITION.pack(*replaced)
-    return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, body))
+    return rest if replaced is None else rest + _CONDITION.pack(*replaced)
 
 
 def pack_skip(key: bytes, base_ms: int, skipped: int) -> bytes:

@@ -315,8 +315,3 @@ class BatchRun(NamedTuple):
 
 
 _new_run = partial(tuple.__new__, BatchRun)
-
-
-def logs_in(value: Buffer) -> int:
-    """Number of logs that a stored batch has messages for."""
-    return int(_HEAD.unpack_from(value)[0])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -125,6 +125,11 @@ class Records:
         if is_new:
             self._unsorted.append(key)
 
+    def update(self, entries: Mapping[bytes, Entry]) -> None:
+        """Add records, or replace them."""
+        for key, entry in entries.items():
+            self[key] = entry
+
     def get(self, key: bytes, default: Entry) -> Entry:
         """The unapplied part of a record; `default`: there is none."""
         return self._entries.get(key, default)
@@ -229,14 +234,6 @@ class Memtable:
 
     def __bool__(self) -> bool:
         return bool(self.view)
-
-    def add_run(self, ledger_id: int, run: LedgerRow) -> None:
-        """Add the run that follows the ledger's last, or a batch that has it."""
-        self.view.runs.setdefault(ledger_id, []).append(run)
-
-    def add_record(self, key: bytes, entry: Entry) -> None:
-        """Add a record, as `Unapplied.add_record` does."""
-        self.view.records[key] = entry
 
 
 class Applied:

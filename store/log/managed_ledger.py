@@ -20,7 +20,7 @@ import numpy as np
 
 from ..codec.bodies import Bodies
 from ..codec.format import MAX_ENTRY_ID, LedgerRecord, LedgerState, ledger_key, run_key
-from ..codec.run import Int64s, RunLimits, UInt32s, pack_message
+from ..codec.run import Int64s, RunLimits, UInt32s, seal_run
 from ..env.memtable import Reads
 from ..env.transaction import Transaction
 from ..errors import BrokenInvariant, CorruptRecord
@@ -220,15 +220,17 @@ class ManagedLedger:
 
     # -- changes ---------------------------------------------------------------------------------
 
-    def append_message(self, transaction: Transaction, due_ms: int, body: bytes, now_ms: int) -> tuple[int, int]:
-        """Append one message; returns its ledger id and entry id."""
+    def append_message(
+        self, transaction: Transaction, due_ms: int, fields: bytes, body: bytes, now_ms: int
+    ) -> tuple[int, int]:
+        """Append one message (`fields_of_message`, early where it is not due); returns its ledger id and entry id."""
         staged = self._staged(transaction)
         staged.roll_if_full(transaction, now_ms)  # by a limit that is lower since the store was opened again
-        ledger_id, entry_id, early = staged.ledger.ledger_id, staged.next_entry, due_ms > now_ms
+        ledger_id, entry_id = staged.ledger.ledger_id, staged.next_entry
         key = run_key(ledger_id, entry_id)
-        value = pack_message(key, due_ms, due_ms, body, early=early)
+        value = seal_run(key, fields, (body,))
         transaction.insert_run(key, value, 1)
-        if early:
+        if due_ms > now_ms:
             staged.due_by_ms = max(staged.due_by_ms, due_ms)
         staged.next_entry = entry_id + 1
         staged.bytes += len(value)

@@ -33,7 +33,6 @@ import numpy as np
 
 from ..codec.bodies import Buffer
 from ..codec.checksum import crc32
-from ..codec.run_lengths import logs_in
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.system_calls import forget_pages
 from .segment_file import MOST_DIRECT_BYTES, SECTOR, SegmentFile, make_file
@@ -53,6 +52,8 @@ SEVERAL = -2
 _HEADER = struct.Struct("<IQ16s")
 _GROUP = struct.Struct("<QIIII")
 _ROW = struct.Struct("<BqII")
+pack_row = _ROW.pack
+"""Packs the beginning of a row: its kind, its partition's start, and the bytes of its key and of its value."""
 _CRC = struct.Struct("<I")
 _PLACE = struct.Struct("<Q")
 
@@ -90,6 +91,44 @@ class Row(NamedTuple):
     value: Buffer
 
 
+class GroupContent(NamedTuple):
+    """The rows of a group as they are written: how many, and their bytes."""
+
+    row_count: int
+    content: Buffer
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> GroupContent:
+        """The content of a group of these rows."""
+        parts: list[Buffer] = []
+        for kind, start_ms, key, value in rows:
+            parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
+        return cls(len(rows), b"".join(parts))
+
+    @property
+    def size(self) -> int:
+        """Upper bound of the bytes that they take in a segment as one group."""
+        return _CRC.size + _GROUP.size + SECTOR + len(self.content)
+
+    def rows(self) -> Iterator[Row]:
+        """Iterate over them, in order."""
+        content, copy, at = self.content, b"", 0
+        for _ in range(self.row_count):
+            kind, start_ms, key_length, length = _ROW.unpack_from(content, at)
+            begin = at + _ROW.size
+            middle = begin + key_length
+            at = middle + length
+            if kind == RowKind.BATCH:  # it is large
+                yield Row(kind, start_ms, bytes(content[begin:middle]), content[middle:at])
+            else:
+                copy = copy or bytes(content)  # slices of it are bytes
+                yield Row(kind, start_ms, copy[begin:middle], copy[middle:at])
+
+
+_NO_ROWS = GroupContent(0, b"")
+"""The content of the group that ends a segment."""
+
+
 class Group(NamedTuple):
     """A group that was read whole."""
 
@@ -106,50 +145,16 @@ class Group(NamedTuple):
 
     def rows(self) -> Iterator[Row]:
         """Iterate over its rows, in order."""
-        content, copy, at = self.content, b"", 0
-        for _ in range(self.row_count):
-            kind, start_ms, key_length, length = _ROW.unpack_from(content, at)
-            begin = at + _ROW.size
-            middle = begin + key_length
-            at = middle + length
-            if kind == RowKind.BATCH:  # it is large
-                yield Row(kind, start_ms, bytes(content[begin:middle]), content[middle:at])
-            else:
-                copy = copy or bytes(content)  # slices of it are bytes
-                yield Row(kind, start_ms, copy[begin:middle], copy[middle:at])
+        return GroupContent(self.row_count, self.content).rows()
 
 
 def group_of(number: int, sequence: int, rows: Sequence[Row]) -> Group:
     """A group of rows, as it would be read from the place of `sequence` in the segment `number`."""
-    return Group(number, sequence, 0, len(rows), memoryview(_content_of(rows)))
-
-
-def _content_of(rows: Sequence[Row]) -> bytes:
-    parts: list[Buffer] = []
-    for kind, start_ms, key, value in rows:
-        parts += (_ROW.pack(kind, start_ms, len(key), len(value)), key, value)
-    return b"".join(parts)
-
-
-def group_bytes(rows: Sequence[Row]) -> int:
-    """Upper bound of the bytes that rows take in a segment as one group."""
-    needed = _CRC.size + _GROUP.size + SECTOR + _ROW.size * len(rows)
-    for _, _, key, value in rows:
-        needed += len(key) + len(value)
-    return needed
-
-
-def row_weight(rows: Sequence[Row]) -> int:
-    """Weigh rows by the time that reading them back takes: each log of a batch is half a row."""
-    weight = len(rows)
-    for kind, _, _, value in rows:
-        if kind == RowKind.BATCH:
-            weight += logs_in(value) // 2
-    return weight
+    return Group(number, sequence, 0, len(rows), memoryview(GroupContent.of(rows).content))
 
 
 def capacity_of(size: int) -> int:
-    """The largest group, by `group_bytes`, that a segment of `size` bytes takes."""
+    """The largest group, by `GroupContent.size`, that a segment of `size` bytes takes."""
     return size - _GROUPS_AT - _ENDING_BYTES
 
 
@@ -211,21 +216,21 @@ class Segment:
         return place_of(self.number, self._sequence)
 
     def fits(self, size: int) -> bool:
-        """True where a group of `size` bytes (`group_bytes`) can be appended, and the last one after it."""
+        """True where a group of `size` bytes (`GroupContent.size`) can be appended, and the last one after it."""
         return self._at + size <= self.size - _ENDING_BYTES
 
-    def append(self, rows: Sequence[Row], *, flush: bool) -> RawGroup:
+    def append(self, rows: GroupContent, *, flush: bool) -> RawGroup:
         """Append a group, and wait until it is on disk where `flush`. Raises OSError; the segment is of no use then.
 
-        No rows: the last. One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
+        One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
         """
-        content = _content_of(rows)
-        header = _GROUP.pack(self.number, self._sequence, self._flushed, len(rows), len(content))
+        row_count, content = rows
+        header = _GROUP.pack(self.number, self._sequence, self._flushed, row_count, len(content))
         crc = crc32(content, crc32(header, _seed(self._at, self._store_id)))
         group = b"".join((_CRC.pack(crc), header, content))
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
-        raw = RawGroup(self.position, self._at, len(rows), group)
+        raw = RawGroup(self.position, self._at, row_count, group)
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
         if flush and self.is_flushed:
             self._file.write_through(group, self._at)
@@ -234,8 +239,12 @@ class Segment:
             if flush:
                 self._file.flush()
         self._flushed = sequence if flush else self._flushed
-        self._at, self._sequence, self.ended = follows, sequence, not rows
+        self._at, self._sequence, self.ended = follows, sequence, not row_count
         return raw
+
+    def end(self, *, flush: bool) -> None:
+        """Append the group that says that the log goes on in the next segment. Raises OSError."""
+        self.append(_NO_ROWS, flush=flush)
 
     @property
     def is_empty(self) -> bool:
@@ -476,14 +485,14 @@ def write_segment(directory: Path, number: int, store_id: bytes, groups: Sequenc
 
     ended: the log goes on in the next. Raises OSError.
     """
-    rows = [list(group.rows()) for group in groups]
-    size = _aligned(_GROUPS_AT + _ENDING_BYTES + sum(map(group_bytes, rows)))
+    contents = [GroupContent(group.row_count, group.content) for group in groups]
+    size = _aligned(_GROUPS_AT + _ENDING_BYTES + sum(content.size for content in contents))
     segment = Segment(directory, number, store_id, size)
     try:
-        for each in rows:
-            segment.append(each, flush=False)
+        for content in contents:
+            segment.append(content, flush=False)
         if ended:
-            segment.append([], flush=False)
+            segment.end(flush=False)
         segment.flush()
     finally:
         segment.close()

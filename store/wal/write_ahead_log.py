@@ -9,14 +9,14 @@ be there. No record: the log has not been begun, and nothing was lost with it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.directory import make_directory, move
 from ..files.failpoints import reach
-from .segment import RawGroup, Row, Segment, capacity_of, empty_segment, file_name, numbers_in
+from .segment import GroupContent, RawGroup, Segment, capacity_of, empty_segment, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
 
 Keep = Callable[[list[int]], list[int]]
@@ -58,11 +58,11 @@ class WriteAheadLog:
         return self._active
 
     def fits(self, size: int) -> bool:
-        """True where a group of `size` bytes (`group_bytes`) can be appended to the active segment."""
+        """True where a group of `size` bytes (`GroupContent.size`) can be appended to the active segment."""
         active = self._active
         return active is not None and not self._recovered and not active.ended and active.fits(size)
 
-    def append(self, rows: Sequence[Row], *, flush: bool) -> RawGroup:
+    def append(self, rows: GroupContent, *, flush: bool) -> RawGroup:
         """Append a group (`Segment.append`), and return it. REQUIRES: it fits."""
         if self._active is None:
             raise BrokenInvariant("no segment has been begun")
@@ -100,7 +100,7 @@ class WriteAheadLog:
         try:
             reach("wal.prepared")
             if before is not None and not before.ended:  # else a call before was interrupted behind this
-                before.append([], flush=True)
+                before.end(flush=True)
         except BaseException:
             following.close()
             raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from itertools import repeat
 from typing import NamedTuple, Protocol
 
@@ -21,6 +20,7 @@ from ..env.environment import Environment
 from ..env.memtable import (
     ABSENT,
     Entry,
+    LedgerRow,
     Memtable,
     Reads,
     ReadTransaction,
@@ -30,13 +30,13 @@ from ..env.memtable import (
 )
 from ..env.transaction import LogEnds, Staged, Transaction
 from ..errors import BrokenInvariant
-from .segment import MAIN, SEVERAL, Group, Row, RowKind
+from .segment import MAIN, SEVERAL, Group, GroupContent, Row, RowKind, pack_row
 
 
 class EnvironmentBatch(Transaction):
     """The rows of one environment in a batch."""
 
-    __slots__ = ("_environment", "_group", "_put", "_reads", "memtable", "start_ms")
+    __slots__ = ("_environment", "_group", "_reads", "memtable", "records", "start_ms")
 
     def __init__(
         self, group: WriteBatch, start_ms: int, memtable: Memtable, environment: Environment | None = None
@@ -46,7 +46,7 @@ class EnvironmentBatch(Transaction):
         self._group = group
         self._environment = environment
         self._reads: ReadTransaction | None = None
-        self._put: dict[bytes, Entry] = {}
+        self.records: dict[bytes, Entry] = {}
         """Small records as the group leaves them."""
         self.start_ms = start_ms
         self.memtable = memtable
@@ -60,7 +60,7 @@ class EnvironmentBatch(Transaction):
             reads = self._group.reading(self._environment)
             if not isinstance(reads, ReadTransaction):
                 reads = ReadTransaction(reads, Unapplied.nothing())
-            reads.changed = self._put
+            reads.changed = self.records
             self._reads = reads
         return self._reads
 
@@ -70,7 +70,7 @@ class EnvironmentBatch(Transaction):
 
     def _entry(self, key: bytes) -> Entry:
         """The unapplied part of a small record, with the changes of the units so far."""
-        entry = self._put.get(key, ABSENT)
+        entry = self.records.get(key, ABSENT)
         return self.memtable.view.records.get(key, ABSENT) if entry is ABSENT else entry
 
     def get(self, key: bytes) -> bytes | None:
@@ -86,13 +86,13 @@ class EnvironmentBatch(Transaction):
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
-        self._change(key, fields, Row(RowKind.RECORD, self.start_ms, key, fields))
+        self._change(RowKind.RECORD, key, fields, fields)
 
     def delete(self, key: bytes) -> bool:
         """Remove a small record; False when it is not there."""
         if self.raw.get(key) is None:
             return False
-        self._change(key, None, Row(RowKind.DELETE, self.start_ms, key, b""))
+        self._change(RowKind.DELETE, key, None, b"")
         return True
 
     def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
@@ -103,26 +103,25 @@ class EnvironmentBatch(Transaction):
             entry = BitChange(change.members(before), bits_of(key, None), whole=True)
         for kind, members in ((RowKind.SUBTRACT, change.taken), (RowKind.UNITE, change.united)):
             if members:
-                self._change(key, entry, Row(kind, self.start_ms, key, members.serialize()))
+                self._change(kind, key, entry, members.serialize())
 
-    def _change(self, key: bytes, entry: Entry, row: Row) -> None:
-        self._put[key] = entry
-        self._group.rows.append(row)
-        self._group.published.append(partial(self.memtable.add_record, key, entry))
+    def _change(self, kind: RowKind, key: bytes, entry: Entry, value: bytes) -> None:
+        self.records[key] = entry
+        self._group.add_row(kind, self.start_ms, key, value)
 
     def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
         """Store a run of `count` entries under a key that must be new."""
         group = self._group
         ledger_id, first = split_run_key(key)
-        group.rows.append(Row(RowKind.RUN, self.start_ms, key, value))
-        group.published.append(partial(self.memtable.add_run, ledger_id, WholeRun(first, first + count, value)))
+        group.add_row(RowKind.RUN, self.start_ms, key, value)
+        group.runs.append((self.memtable, ledger_id, WholeRun(first, first + count, value)))
         group.entries += count
         if heard is not None:
-            group.published.append(heard)
+            group.heard.append(heard)
 
     def appended(self, callback: Callable[[], object]) -> None:
         """Have memory hear of an append once the memtables have it."""
-        self._group.published.append(callback)
+        self._group.heard.append(callback)
 
 
 class GroupWriter(Protocol):
@@ -144,13 +143,15 @@ class WriteBatch(LogEnds):
         self._staged: dict[object, Staged] = {}
         self._after: list[Callable[[], object]] = []
         self._reading: ExitStack | None = None
-        self.rows: list[Row] = []
+        self._parts: list[Buffer] = []
+        """The rows as they are written."""
+        self._row_count = self._more_weight = 0
         self.entries = 0
         """Entries appended to ledgers."""
-        self.published: list[Callable[[], object]] = []
-        """Adds a row to its memtable, or has memory hear of an append; in the order of appends."""
-        self.position = 0
-        """The place of the group, once it is durable."""
+        self.runs: list[tuple[Memtable, int, LedgerRow]] = []
+        """The runs that memtables get, with their ledgers' ids; in the order of appends."""
+        self.heard: list[Callable[[], object]] = []
+        """Have memory hear of an append, once the memtables have the group; in the order of appends."""
 
     @property
     def main(self) -> EnvironmentBatch:
@@ -167,11 +168,28 @@ class WriteBatch(LogEnds):
             batch = self._batches[start_ms] = EnvironmentBatch(self, start_ms, memtable)
         return batch
 
-    def add_batch(self, value: Buffer, count: int, publish: Callable[[int], None]) -> None:
-        """Store `count` entries of several logs as one row; `publish` has memory know, with the group's place."""
-        self.rows.append(Row(RowKind.BATCH, SEVERAL, b"", value))
-        self.published.append(lambda: publish(self.position))
-        self.entries += count
+    def add_row(self, kind: RowKind, start_ms: int, key: bytes, value: Buffer) -> None:
+        """Add a row of one environment."""
+        self._parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
+        self._row_count += 1
+
+    def add_batch(self, batch: ScatteredBatch, memtables: Iterable[Memtable], heard: Callable[[], object]) -> None:
+        """Store a batch of messages for several logs as one row; `memtables`: of each of its logs."""
+        self.add_row(RowKind.BATCH, SEVERAL, b"", batch.value)
+        self.runs += zip(memtables, batch.ledger_ids, repeat(batch))
+        self.heard.append(heard)
+        self.entries += sum(batch.counts)
+        self._more_weight += len(batch.counts) // 2
+
+    @property
+    def content(self) -> GroupContent:
+        """Its rows as they are written."""
+        return GroupContent(self._row_count, b"".join(self._parts))
+
+    @property
+    def weight(self) -> int:
+        """Its rows, weighed by the time that reading them back takes: each log of a batch is half a row."""
+        return self._row_count + self._more_weight
 
     def after_commit(self, callback: Callable[[], object]) -> None:
         """Have `callback` run once the group is durable and memory knows its rows; it must not raise."""
@@ -189,15 +207,20 @@ class WriteBatch(LogEnds):
 
     def publish(self, position: int) -> None:
         """The group at `position` is durable: the memtables get its rows, and memory hears of them."""
-        publication, self.position = self._memtable.publication, position
+        publication = self._memtable.publication
         with publication.lock:  # all of a group, or nothing
             publication.torn = True
-            if self.rows:
+            if self._row_count:
                 publication.position = position
-                for batch in self._batches.values():
+            for memtable, ledger_id, run in self.runs:
+                memtable.position = position
+                memtable.view.runs.setdefault(ledger_id, []).append(run)
+            for batch in self._batches.values():
+                if batch.records:
                     batch.memtable.position = position
-            for add in self.published:
-                add()
+                    batch.memtable.view.records.update(batch.records)
+            for heard in self.heard:
+                heard()
             for staged in self._staged.values():
                 staged.committed()
             for callback in self._after:
@@ -208,7 +231,7 @@ class WriteBatch(LogEnds):
         """Let go of what refers to the batch, so that nothing is left to the collector; twice does nothing."""
         self.end_reads()
         self._batches.clear()
-        self.published.clear()
+        self.heard.clear()
 
 
 class BatchRow(NamedTuple):

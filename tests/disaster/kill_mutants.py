@@ -22,7 +22,7 @@ from duelog.store.codec.format import Table, counter_key, pack_u64
 from duelog.store.files.directory import move
 from duelog.store.files.failpoints import reach
 from duelog.store.log import catalog
-from duelog.store.wal.segment import Row, RowKind, group_bytes
+from duelog.store.wal.segment import GroupContent, Row, RowKind
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import single_rows
 from duelog.subscription import Subscription
@@ -244,14 +244,14 @@ def group_in_parts() -> None:
 
     def wrap(append: Any) -> Any:
         def one_by_one(self: Any, rows: Any, *, flush: bool) -> Any:
-            rows = list(single_rows(rows))
-            numbered = any(row.kind == RowKind.UNITE and row.key[0] == Table.SEQUENCE for row in rows)
-            if numbered or not self._active.fits(sum(group_bytes([row]) for row in rows)):
+            parts = [GroupContent.of([row]) for row in single_rows(rows.rows())]
+            numbered = any(row.kind == RowKind.UNITE and row.key[0] == Table.SEQUENCE for row in rows.rows())
+            if numbered or not self._active.fits(sum(part.size for part in parts)):
                 return append(self, rows, flush=flush)
-            for row in rows[:-1]:
-                append(self, [row], flush=flush)
+            for part in parts[:-1]:
+                append(self, part, flush=flush)
                 reach("wal.ended")  # rare elsewhere
-            return append(self, rows[-1:], flush=flush)
+            return append(self, parts[-1], flush=flush)
 
         return one_by_one
 
@@ -261,7 +261,7 @@ def group_in_parts() -> None:
 def _appending_without(left_out: Callable[[Row], bool]) -> None:
     def wrap(append: Any) -> Any:
         def without_some(self: Any, rows: Any, *, flush: bool) -> Any:
-            return append(self, [row for row in rows if not left_out(row)], flush=flush)
+            return append(self, GroupContent.of([row for row in rows.rows() if not left_out(row)]), flush=flush)
 
         return without_some
 

@@ -18,14 +18,14 @@ from duelog.store.codec.body import encode_one
 from duelog.store.codec.checksum import crc32
 from duelog.store.codec.format import FailedDeliveries, attempts_key, copy_key, pack_attempts
 from duelog.store.codec.frontier import FrontierRecord
-from duelog.store.codec.run import pack_markers, pack_message, pack_messages
+from duelog.store.codec.run import fields_of_message, pack_markers, pack_messages, seal_run
 from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.codec.sent_ids import KeyRecord, NumberedRow, numbered_key, pack_numbered, sent_key
 from duelog.store.env.memtable import APPLIED_KEY
 from duelog.store.log import catalog
 from duelog.store.message import Message
 from duelog.store.wal import segment as segments
-from duelog.store.wal.segment import MAIN, SEVERAL, Row, RowKind, Segment, file_name
+from duelog.store.wal.segment import MAIN, SEVERAL, GroupContent, Row, RowKind, Segment, file_name
 from duelog.store.wal.wal_reader import DIRECTORY
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
@@ -99,20 +99,20 @@ def test_the_pages_segment_is_what_is_written(tmp_path: Path) -> None:
     log, run = fmt.log_key(1), fmt.run_key(7, 0)
     rows = [
         Row(RowKind.RECORD, START_MS, log, fmt.pack_u64(7)),
-        Row(RowKind.RUN, START_MS, run, pack_message(run, START_MS, due_ms, body)),
+        Row(RowKind.RUN, START_MS, run, seal_run(run, fields_of_message(START_MS, due_ms, body), [body])),
     ]
     dues, groups = np.array([due_ms, START_MS + DAY_MS + 1_000]), [(START_MS, 0, 1), (START_MS + DAY_MS, 1, 2)]
     batch = ScatteredBatch.pack(dues, Bodies([body, body]), groups, [7, 9])
     batch.place([1, 0])
     with closing(Segment(tmp_path, 5, bytes(range(16)), 1 << 20)) as segment:
-        segment.append(rows, flush=True)
-        segment.append([Row(RowKind.BATCH, SEVERAL, b"", batch.value)], flush=True)
+        segment.append(GroupContent.of(rows), flush=True)
+        segment.append(GroupContent.of([Row(RowKind.BATCH, SEVERAL, b"", batch.value)]), flush=True)
         cancelled, acked = fmt.block_key(fmt.Table.CANCELLED, 7, 0), fmt.acked_key(9, 3)
         bits = [
             Row(RowKind.UNITE, MAIN, cancelled, BitMap([1]).serialize()),
             Row(RowKind.SUBTRACT, MAIN, acked, BitMap([4, 6]).serialize()),
         ]
-        segment.append(bits, flush=True)
+        segment.append(GroupContent.of(bits), flush=True)
     content = (tmp_path / file_name(5)).read_bytes()
     assert content[:4096].rstrip(b"\0") == whole(4)
     assert content[4096:4608].rstrip(b"\0") == whole(5)

@@ -15,7 +15,7 @@ from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.files import pages as file_pages
-from duelog.store.wal.segment import Group, Row, RowKind, Segment, file_name, read_segment
+from duelog.store.wal.segment import Group, GroupContent, Row, RowKind, Segment, file_name, read_segment
 from duelog.store.wal.wal_reader import DIRECTORY
 from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS, OpenStore, applied
@@ -54,7 +54,7 @@ def rewrite(path: Path, change: Callable[[list[list[Row]]], Sequence[Sequence[Ro
     file.unlink()
     segment = Segment(path / DIRECTORY, number, store_id, size)
     for group in change(rows):
-        segment.append(group, flush=True)
+        segment.append(GroupContent.of(group), flush=True)
     segment.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ import pytest
 from duelog import DelayedStore, ManualClock, MessageId
 from duelog.errors import StoreFailed
 from duelog.partitions import partition_set
+from duelog.partitions.partition import Partition
 from duelog.sending.wal_segments import Checkpoint, WalSegments
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.memtable import Memtable
 from duelog.store.files import failpoints
 from duelog.store.listener import StoreListener
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import Row, Segment
+from duelog.store.wal.segment import Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import WriteBatch
 from tests.conftest import OpenStore
@@ -64,8 +65,8 @@ def reopened(store: DelayedStore, open_store: OpenStore) -> list[bytes]:
     [
         (WalSegments, "append", False),  # the group is on disk, and the writer does not know it yet
         (WriteAheadLog, "append", False),
-        (Memtable, "add_run", True),
-        (Memtable, "add_run", False),
+        (Partition, "_heard_one", True),
+        (Partition, "_heard_one", False),
     ],
 )
 def test_an_interrupt_behind_the_first_byte_of_a_group_gives_its_ids_to_no_other(
@@ -99,20 +100,20 @@ def test_no_commit_applies_a_part_of_a_group_that_broke_off(
     store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread of a checkpoint would record that the group is applied, and the rest of it would be missing."""
-    adds = 0
-    add_run = Memtable.add_run
+    published: list[Memtable] = []
 
-    def second_is_interrupted(self: Memtable, *arguments: Any) -> None:
-        nonlocal adds
-        adds += 1
-        if adds == 2:
+    def second_is_interrupted(self: Memtable, position: int) -> None:
+        published.append(self)
+        if len(published) == 2:
             raise KeyboardInterrupt
-        add_run(self, *arguments)
+        self.__dict__["position"] = position
 
-    monkeypatch.setattr(Memtable, "add_run", second_is_interrupted)
+    moved = property(lambda self: self.__dict__["position"], second_is_interrupted)
+    monkeypatch.setattr(Memtable, "position", moved, raising=False)
     with pytest.raises(KeyboardInterrupt):
         store.topic("a").send_payloads([b"x", b"y", b"z"], deliver_at=[FIRST_MS + hour * HOUR_MS for hour in range(3)])
     monkeypatch.undo()
+    assert [sum(map(len, memtable.view.runs.values())) for memtable in published] == [2, 1]  # "first" and one
     for partition in store._engine.storage.partitions:
         with store._engine.storage.partitions.lease(partition), pytest.raises(StoreFailed):
             partition.environment.apply()
@@ -215,8 +216,8 @@ def test_an_interrupt_as_a_segment_ends_lets_no_group_follow_its_end(
         def __getattr__(self, name: str) -> Any:
             return getattr(self._segment, name)
 
-        def append(self, rows: Sequence[Row], *, flush: bool) -> None:
-            self._segment.append(rows, flush=flush)
+        def end(self, *, flush: bool) -> None:
+            self._segment.end(flush=flush)
             interrupts.append(1)
             raise KeyboardInterrupt
 

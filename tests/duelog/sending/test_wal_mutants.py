@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from duelog import DelayedStore, ManualClock, Message, opening
 from duelog.errors import DuelogError
 from duelog.store.files import failpoints
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import RawGroup, Row, Segment
+from duelog.store.wal.segment import GroupContent, RawGroup, Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS
@@ -137,8 +137,8 @@ def not_atomic(patch: pytest.MonkeyPatch) -> None:
     """Each row is a group of its own, and what a batch has for each log."""
     append = WriteAheadLog.append
 
-    def each(self: WriteAheadLog, rows: Sequence[Row], *, flush: bool) -> RawGroup:
-        return [append(self, [row], flush=flush) for row in single_rows(rows)][-1]
+    def each(self: WriteAheadLog, rows: GroupContent, *, flush: bool) -> RawGroup:
+        return [append(self, GroupContent.of([row]), flush=flush) for row in single_rows(rows.rows())][-1]
 
     patch.setattr(WriteAheadLog, "append", each)
 

@@ -17,12 +17,13 @@ from duelog.store.codec.run import (
     PackedRun,
     Run,
     RunLimits,
+    fields_of_message,
     pack_groups,
     pack_markers,
-    pack_message,
     pack_messages,
+    seal_run,
 )
-from duelog.store.codec.run_lengths import ScatteredBatch, ShortRun, WholeRun, fits_runs, logs_in, merged_runs
+from duelog.store.codec.run_lengths import ScatteredBatch, ShortRun, WholeRun, fits_runs, merged_runs
 from duelog.store.errors import BrokenInvariant
 
 Messages = list[tuple[int, bytes]]
@@ -87,7 +88,8 @@ def test_runs_that_are_merged_are_those_that_packing_at_once_gives(
 def test_single_messages_with_bases_of_their_own_get_the_earliest(dues: list[int], early: bool) -> None:
     """Sends into a main log have such bases; where they lie too far apart they stay single."""
     bodies = [b"%d" % due for due in dues]
-    values = [pack_message(KEY(at), due, due, bodies[at], early=early) for at, due in enumerate(dues)]
+    fields = [fields_of_message(due, due, body, early=early) for due, body in zip(dues, bodies, strict=True)]
+    values = [seal_run(KEY(at), fields[at], [body]) for at, body in enumerate(bodies)]
     found = list(merged_runs(KEY, whole_runs(values), RunLimits(100, 1 << 20)))
     base_ms = min(dues)
     if max(dues) - base_ms > MAX_DUE_SPAN_MS:
@@ -175,7 +177,7 @@ def test_the_run_of_each_log_is_that_of_its_messages_alone(
     firsts = [data.draw(st.integers(0, 2**32 - 10)) for _ in logs]
     batch = scattered(logs, firsts)
     for each in (batch, ScatteredBatch(bytes(batch.value))):
-        assert logs_in(each.value) == len(logs)
+        assert len(each.counts) == len(logs)
         assert list(each.limits()) == [first + len(messages) for first, (_, messages) in zip(firsts, logs, strict=True)]
         found = [(start_ms, ledger_id, each.run_of(ledger_id)) for start_ms, ledger_id, _ in each.by_log()]
         assert found == list(each.by_log())

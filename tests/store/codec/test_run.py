@@ -16,9 +16,10 @@ from duelog.store.codec.run import (
     MAX_DUE_SPAN_MS,
     Run,
     RunKind,
+    fields_of_message,
     pack_markers,
-    pack_message,
     pack_messages,
+    seal_run,
 )
 from duelog.store.codec.run_lengths import cut
 from duelog.store.errors import CorruptEntry
@@ -173,7 +174,7 @@ def test_the_run_of_a_single_send_is_a_run_like_any(offset: int, base_ms: int, b
     """It is packed in a way of its own, to the same bytes."""
     key = run_key(7, 3)
     many = pack_messages(key, base_ms, np.array([base_ms + offset]), [body], early=early)
-    assert pack_message(key, base_ms, base_ms + offset, body, early=early) == many
+    assert seal_run(key, fields_of_message(base_ms, base_ms + offset, body, early=early), [body]) == many
 
 
 # -- cutting a batch into runs -----------------------------------------------------------------

@@ -77,7 +77,7 @@ def add(memtable: Memtable, ledger_id: int, first: int, count: int) -> None:
     """Messages that say their entry ids."""
     dues = np.arange(count, dtype=np.int64)
     value = pack_messages(run_key(ledger_id, first), 0, dues, [b"%d" % entry for entry in range(first, first + count)])
-    memtable.add_run(ledger_id, WholeRun(first, first + count, value))
+    memtable.view.add_run(ledger_id, WholeRun(first, first + count, value))
 
 
 def add_batch(memtable: Memtable, ends: dict[int, int], counts: dict[int, int]) -> None:
@@ -88,7 +88,7 @@ def add_batch(memtable: Memtable, ends: dict[int, int], counts: dict[int, int]) 
     batch = ScatteredBatch.pack(np.zeros(len(bodies), dtype=np.int64), Bodies(bodies), groups, list(counts))
     batch.place([ends[ledger_id] for ledger_id in counts])
     for ledger_id in counts:
-        memtable.add_run(ledger_id, batch)
+        memtable.view.add_run(ledger_id, batch)
 
 
 def entries(raw: Reads, ledger_id: int, start: int = 0, limit: int | None = None) -> list[int]:
@@ -142,7 +142,7 @@ def test_records_of_both_come_in_order(opened: Environment, memtable: Memtable) 
     for name, fields in (("b", b"1"), ("d", b"2"), ("f", b"3")):
         opened.write(lambda transaction, name=name, fields=fields: transaction.put(counter_key(name), fields))  # type: ignore[misc]
     for name, fields in (("a", b"4"), ("d", b"5"), ("e", b"6"), ("g", b"7")):
-        memtable.add_record(counter_key(name), fields)
+        memtable.view.add_record(counter_key(name), fields)
     expected = [("a", b"4"), ("b", b"1"), ("d", b"5"), ("e", b"6"), ("f", b"3"), ("g", b"7")]
     with opened.read() as raw:
         rows = [(counter_key(name), fields) for name, fields in expected]
@@ -164,8 +164,8 @@ def test_a_scan_of_one_prefix_takes_few_of_many_unapplied_records(opened: Enviro
 
     memtable.view = memtable.view._replace(records=Counted())
     for at in range(3_000):
-        memtable.add_record(document_key(b"%04d" % at), b"x")
-    memtable.add_record(KEY, b"1")
+        memtable.view.add_record(document_key(b"%04d" % at), b"x")
+    memtable.view.add_record(KEY, b"1")
     with opened.read() as raw:
         assert list(catalog.rows(raw, KEY[:1])) == [(KEY, b"1")]
         assert list(catalog.keys(raw, document_key(b"17"))) == [
@@ -203,10 +203,10 @@ def test_a_record_that_is_deleted_is_read_nowhere_and_gone_with_its_copy_once_th
     stored, unapplied, again = (counter_key(name) for name in "abc")
     for key in (stored, again):
         opened.write(lambda transaction, key=key: transaction.put(key, b"1"))  # type: ignore[misc]
-    memtable.add_record(unapplied, b"2")
+    memtable.view.add_record(unapplied, b"2")
     for key in (stored, unapplied, again):
-        memtable.add_record(key, None)
-    memtable.add_record(again, b"3")
+        memtable.view.add_record(key, None)
+    memtable.view.add_record(again, b"3")
     for _ in range(2):
         with opened.read() as raw:
             assert [key for key, _ in catalog.rows(raw, KEY[:1]) if key != APPLIED_KEY] == [again]
@@ -223,19 +223,19 @@ def test_a_deletion_that_comes_while_a_commit_works_is_not_taken_for_applied(
     opened: Environment, memtable: Memtable
 ) -> None:
     """Nor one that came before it, for the row that came behind."""
-    memtable.add_record(KEY, b"1")
+    memtable.view.add_record(KEY, b"1")
 
     def work(_: Transaction) -> None:
-        memtable.add_record(KEY, None)
+        memtable.view.add_record(KEY, None)
         memtable.position += 1
 
     opened.write(work)
     assert opened.get(KEY) is None
-    memtable.add_record(KEY, b"2")
-    opened.write(lambda _: memtable.add_record(KEY, None))
+    memtable.view.add_record(KEY, b"2")
+    opened.write(lambda _: memtable.view.add_record(KEY, None))
     assert opened.get(KEY) is None
-    memtable.add_record(KEY, None)
-    opened.write(lambda _: memtable.add_record(KEY, b"3"))
+    memtable.view.add_record(KEY, None)
+    opened.write(lambda _: memtable.view.add_record(KEY, b"3"))
     assert opened.get(KEY) == b"3"
 
 
@@ -243,7 +243,7 @@ def test_a_commit_applies_what_is_unapplied_with_its_place(opened: Environment, 
     """All of it in few runs, before its own work reads; the memtable has nothing left then."""
     for at in range(8):
         add(memtable, 7, at, 1)
-    memtable.add_record(KEY, b"new")
+    memtable.view.add_record(KEY, b"new")
     memtable.view.change_bits(NUMBERS, BitChange(BitMap64([1, 5]), BitMap64()))
     memtable.view.change_bits(NUMBERS, BitChange(BitMap64([9]), BitMap64()))
     memtable.position = 77
@@ -275,7 +275,7 @@ def test_a_commit_that_fails_leaves_everything_unapplied(
 ) -> None:
     """It is applied by the next one, once."""
     add(memtable, 7, 0, 2)
-    memtable.add_record(KEY, b"new")
+    memtable.view.add_record(KEY, b"new")
     memtable.view.change_bits(NUMBERS, BitChange(BitMap64([1]), BitMap64()))
 
     def refuse(transaction: Transaction) -> None:
@@ -329,7 +329,7 @@ class Views(RuleBasedStateMachine):
         self.memtable.position += 1
         if with_record:
             self.record = b"%d" % self.memtable.position
-            self.memtable.add_record(KEY, self.record)
+            self.memtable.view.add_record(KEY, self.record)
             self.numbers.add(self.memtable.position)
             self.memtable.view.change_bits(NUMBERS, BitChange(BitMap64([self.memtable.position]), BitMap64()))
 
@@ -466,7 +466,7 @@ def test_bits_that_are_changed_are_those_of_a_set(steps: list[Any]) -> None:
             if twin is None:
                 assert batch.main.get(BITS) is None
             assert set(batch.main.bits(BITS)) == (twin or set())
-            since += batch.rows
+            since += batch.content.rows()
             batch.end_reads()
             batch.publish(memtable.position + 1)
             batch.close()

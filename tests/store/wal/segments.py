@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from duelog.store.wal import segment_file
-from duelog.store.wal.segment import Group, Row, RowKind, Segment, file_name
+from duelog.store.wal.segment import Group, GroupContent, Row, RowKind, Segment, file_name
 from duelog.store.wal.segment_file import SegmentFile
 from duelog.store.wal.wal_reader import DIRECTORY
 
@@ -53,9 +53,9 @@ def make_segment(
     directory.mkdir(exist_ok=True)
     segment = Segment(directory, number, STORE_ID, SIZE)
     for group in groups:
-        segment.append([row(each) for each in group], flush=flush)
+        segment.append(GroupContent.of([row(each) for each in group]), flush=flush)
     if ended:
-        segment.append([], flush=flush)
+        segment.end(flush=flush)
     segment.close()
     return directory / file_name(number)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import counter_key, run_key, split_run_key
-from duelog.store.codec.run import HEADER, pack_message
+from duelog.store.codec.run import HEADER, fields_of_message, seal_run
 from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.env.memtable import LedgerRuns
 from duelog.store.wal.environment_rows import rows_by_environment
-from duelog.store.wal.segment import MAIN, SEVERAL, Group, Row, RowKind, Segment, place_of, read_segment
+from duelog.store.wal.segment import MAIN, SEVERAL, Group, GroupContent, Row, RowKind, Segment, place_of, read_segment
 from duelog.store.wal.write_batch import single_rows
 from tests.store.wal.segments import STORE_ID
 
@@ -30,7 +30,8 @@ ENVIRONMENTS = (MAIN, 0, 1_000, 2_000)
 def run(start_ms: int, ledger_id: int, first: int) -> Row:
     """Make a row of one message."""
     key = run_key(ledger_id, first)
-    return Row(RowKind.RUN, start_ms, key, pack_message(key, max(start_ms, 0), max(start_ms, 0) + 5, b"%d" % first))
+    body, base_ms = b"%d" % first, max(start_ms, 0)
+    return Row(RowKind.RUN, start_ms, key, seal_run(key, fields_of_message(base_ms, base_ms + 5, body), [body]))
 
 
 def batch(firsts: dict[int, int], count: int) -> Row:
@@ -51,7 +52,7 @@ def written(groups: Sequence[Sequence[Row]]) -> list[Group]:
     with tempfile.TemporaryDirectory() as path:
         segment = Segment(Path(path), 1, STORE_ID, 1 << 18)
         for rows in groups:
-            segment.append(rows, flush=False)
+            segment.append(GroupContent.of(rows), flush=False)
         segment.close()
         return read_segment(Path(path), 1, STORE_ID).groups
 

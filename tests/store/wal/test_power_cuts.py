@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from duelog.store.files.directory import flush_file
 from duelog.store.wal import wal_reader
-from duelog.store.wal.segment import Group, Row, Segment, group_bytes
+from duelog.store.wal.segment import Group, GroupContent, Segment
 from duelog.store.wal.wal_reader import WalContent, flush_wal, read_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from tests.store.wal.segments import SIZE, STORE_ID, Disk, row, through_page_cache
@@ -62,10 +62,10 @@ class Machine:
     def append(self, *, flush: bool) -> None:
         number = self._last = self._last + 1
         rows = [row(number, self.rng.randbytes(self.rng.choice((0, 10, 600, 2_500))))]
-        if not self.log.fits(group_bytes(rows)):
+        if not self.log.fits(GroupContent.of(rows).size):
             self.begin()
         self.attempts.append(number)
-        position = self.log.append(rows, flush=flush).position
+        position = self.log.append(GroupContent.of(rows), flush=flush).position
         self.attempts = []
         self.appended.append(number)
         self._segments[number] = position >> 32
@@ -199,7 +199,7 @@ def not_flushed_at_all(patch: pytest.MonkeyPatch) -> None:
     """Mutant: a flush does nothing."""
     append = Segment.append
 
-    def unflushed(self: Segment, rows: Sequence[Row], *, flush: bool) -> None:
+    def unflushed(self: Segment, rows: GroupContent, *, flush: bool) -> None:
         append(self, rows, flush=False)
         if flush:
             self._flushed = self._sequence
@@ -226,7 +226,7 @@ def flushed_is_claimed_too_early(patch: pytest.MonkeyPatch) -> None:
     """Mutant: a group says of those before it that they were flushed, and they were only written."""
     append = Segment.append
 
-    def claiming(self: Segment, rows: Sequence[Row], *, flush: bool) -> None:
+    def claiming(self: Segment, rows: GroupContent, *, flush: bool) -> None:
         append(self, rows, flush=flush)
         self._flushed = self._sequence
 
@@ -235,8 +235,8 @@ def flushed_is_claimed_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def an_end_that_is_not_flushed(patch: pytest.MonkeyPatch) -> None:
     """Mutant: the next segment is used before the end of this one is on disk."""
-    append = Segment.append
-    patch.setattr(Segment, "append", lambda self, rows, *, flush: append(self, rows, flush=flush and bool(rows)))
+    end = Segment.end
+    patch.setattr(Segment, "end", lambda self, *, flush: end(self, flush=False))
 
 
 @pytest.mark.parametrize(

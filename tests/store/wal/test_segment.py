@@ -17,12 +17,12 @@ from duelog.errors import BrokenInvariant, DamagedStore, FormatMismatch
 from duelog.store.codec.checksum import crc32
 from duelog.store.wal.segment import (
     MAIN,
+    GroupContent,
     Row,
     RowKind,
     Segment,
     capacity_of,
     file_name,
-    group_bytes,
     numbers_in,
     place_of,
     read_group,
@@ -59,7 +59,7 @@ def test_groups_are_read_back_in_order(segment: Segment, tmp_path: Path) -> None
         [Row(RowKind.RUN, -86_400_000, bytes(200), b"x")],
     ]
     for group in groups:
-        segment.append(group, flush=True)
+        segment.append(GroupContent.of(group), flush=True)
     found = read_segment(tmp_path, 7, STORE_ID)
     assert [list(group.rows()) for group in found.groups] == groups
     assert [group.position for group in found.groups] == [place_of(7, sequence) for sequence in range(3)]
@@ -71,7 +71,7 @@ def test_groups_are_read_back_in_order(segment: Segment, tmp_path: Path) -> None
 
 def test_a_segment_is_as_long_as_it_was_made(segment: Segment, tmp_path: Path) -> None:
     """Appending writes over zeros that are there: the file does not grow, and nothing is sparse."""
-    segment.append([row(1, bytes(9_000))], flush=True)
+    segment.append(GroupContent.of([row(1, bytes(9_000))]), flush=True)
     found = (tmp_path / file_name(7)).stat()
     assert found.st_size == SIZE
     assert found.st_blocks * 512 >= SIZE
@@ -81,7 +81,7 @@ def test_groups_begin_at_sectors(segment: Segment) -> None:
     """No sector is written twice: what was flushed is not put at risk."""
     for size in (0, 1, 470, 512, 2_000):
         assert segment.used % SECTOR == 0
-        segment.append([row(1, bytes(size))], flush=True)
+        segment.append(GroupContent.of([row(1, bytes(size))]), flush=True)
 
 
 def test_a_group_without_rows_ends_a_segment(tmp_path: Path) -> None:
@@ -110,15 +110,15 @@ def test_a_group_is_taken_as_long_as_there_is_space(segment: Segment, tmp_path: 
     most = capacity_of(SIZE)
     assert segment.fits(most)
     assert not segment.fits(most + 1)
-    full = row(1, bytes(most - group_bytes([row(1, b"")])))
-    assert group_bytes([full]) == most
-    segment.append([full], flush=True)
-    assert not segment.fits(group_bytes([row(2)]))
-    segment.append([], flush=True)
+    full = row(1, bytes(most - GroupContent.of([row(1, b"")]).size))
+    assert GroupContent.of([full]).size == most
+    segment.append(GroupContent.of([full]), flush=True)
+    assert not segment.fits(GroupContent.of([row(2)]).size)
+    segment.end(flush=True)
     found = read_segment(tmp_path, 7, STORE_ID)
     assert (numbers(found.groups), found.ended) == ([[1]], True)
     with pytest.raises(BrokenInvariant, match="does not fit"):
-        segment.append([full], flush=True)
+        segment.append(GroupContent.of([full]), flush=True)
 
 
 def test_a_write_that_is_cut_short_is_an_error(segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_write_that_is_cut_short_is_an_error(segment: Segment, monkeypatch: py
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, at: len(content) - 1)
     monkeypatch.setattr(os, "pwritev", lambda descriptor, parts, at: len(parts[0]) - 1)
     with pytest.raises(OSError, match="cut short"):
-        segment.append([row(1)], flush=True)
+        segment.append(GroupContent.of([row(1)]), flush=True)
 
 
 def test_a_disk_without_direct_writes_has_groups_written_through_the_page_cache(
@@ -139,7 +139,7 @@ def test_a_disk_without_direct_writes_has_groups_written_through_the_page_cache(
 
     monkeypatch.setattr(os, "pwritev", refuse)
     for number in (1, 2):
-        segment.append([row(number)], flush=True)
+        segment.append(GroupContent.of([row(number)]), flush=True)
     assert segment.is_flushed
     assert numbers(read_segment(tmp_path, 7, STORE_ID).groups) == [[1], [2]]
 
@@ -212,7 +212,7 @@ def test_a_segment_of_the_version_before_is_read_and_not_begun_again(tmp_path: P
     with pytest.raises(FormatMismatch, match="version is 2"):
         Segment(tmp_path, 7, STORE_ID, SIZE)
     with closing(Segment(tmp_path, 7, STORE_ID, SIZE, at=found.end, sequence=1)) as segment:
-        segment.append([], flush=True)
+        segment.end(flush=True)
     assert read_segment(tmp_path, 7, STORE_ID).ended
 
 
@@ -253,12 +253,12 @@ def test_groups_that_were_not_flushed_may_be_lost_in_any_order(tmp_path: Path) -
     """Groups after the first hole are not read, though they are whole; flushed groups must be there."""
     with closing(Segment(tmp_path, 7, STORE_ID, SIZE)) as made:
         for number in range(2):
-            made.append([row(number)], flush=False)
+            made.append(GroupContent.of([row(number)]), flush=False)
         assert not made.is_flushed
         made.flush()
         assert made.is_flushed
         for number in range(2, 6):
-            made.append([row(number)], flush=False)
+            made.append(GroupContent.of([row(number)]), flush=False)
     file = tmp_path / file_name(7)
     whole = file.read_bytes()
     for lost, left in ((3, [[0], [1], [2]]), (2, [[0], [1]])):
@@ -272,13 +272,13 @@ def test_groups_that_were_not_flushed_may_be_lost_in_any_order(tmp_path: Path) -
 
 def test_a_payload_that_holds_a_group_is_none(segment: Segment, tmp_path: Path) -> None:
     """Groups know their place: where the message that holds one is torn, it is not taken for a group after it."""
-    segment.append([row(1)], flush=True)
-    segment.append([row(2)], flush=True)
+    segment.append(GroupContent.of([row(1)]), flush=True)
+    segment.append(GroupContent.of([row(2)]), flush=True)
     file = tmp_path / file_name(7)
     content = file.read_bytes()
     inside = content[GROUPS_AT + SECTOR : GROUPS_AT + 2 * SECTOR]
-    pad = SECTOR - group_bytes([row(3, b"")]) % SECTOR
-    segment.append([row(3, bytes(pad) + inside)], flush=True)
+    pad = SECTOR - GroupContent.of([row(3, b"")]).size % SECTOR
+    segment.append(GroupContent.of([row(3, bytes(pad) + inside)]), flush=True)
     at = GROUPS_AT + 3 * SECTOR
     assert file.read_bytes()[at : at + SECTOR] == inside
     assert read_group(file.read_bytes(), at, STORE_ID, 7) is None

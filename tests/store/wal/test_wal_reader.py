@@ -18,7 +18,18 @@ from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.env.memtable import LedgerRuns
 from duelog.store.wal import segment as segments
 from duelog.store.wal.followed_wal import FollowedWal
-from duelog.store.wal.segment import MAIN, SEVERAL, Row, RowKind, Segment, file_name, numbers_in, place_of, read_segment
+from duelog.store.wal.segment import (
+    MAIN,
+    SEVERAL,
+    GroupContent,
+    Row,
+    RowKind,
+    Segment,
+    file_name,
+    numbers_in,
+    place_of,
+    read_segment,
+)
 from duelog.store.wal.wal_reader import DIRECTORY, WalFollower, read_wal, write_wal
 from tests.store.wal.segments import GROUPS_AT, SECTOR, SIZE, STORE_ID, flip, make_segment, numbers, row, write_at
 
@@ -117,14 +128,14 @@ def test_a_follower_reads_on_where_it_stopped(tmp_path: Path) -> None:
     directory.mkdir()
     with closing(Segment(directory, 1, STORE_ID, SIZE)) as first:
         assert follower.follow() == []
-        first.append([row(1, bytes(600)), row(2)], flush=True)
-        first.append([row(3)], flush=False)
+        first.append(GroupContent.of([row(1, bytes(600)), row(2)]), flush=True)
+        first.append(GroupContent.of([row(3)]), flush=False)
         assert numbers(follower.follow()) == [[1, 2], [3]]
-        first.append([row(4)], flush=True)
-        first.append([], flush=True)
+        first.append(GroupContent.of([row(4)]), flush=True)
+        first.end(flush=True)
     with closing(Segment(directory, 2, STORE_ID, SIZE)) as second:
         assert numbers(follower.follow()) == [[1, 2], [3], [4]]
-        second.append([row(5)], flush=True)
+        second.append(GroupContent.of([row(5)]), flush=True)
         assert numbers(follower.follow()) == [[1, 2], [3], [4], [5]]
     assert numbers(follower.follow()) == numbers(read_wal(tmp_path, STORE_ID, 1).groups)
 
@@ -144,9 +155,9 @@ def test_a_follower_does_not_read_a_group_that_is_written_in_part(tmp_path: Path
     directory = tmp_path / DIRECTORY
     directory.mkdir()
     with closing(Segment(directory, 1, STORE_ID, SIZE)) as segment:
-        segment.append([row(1)], flush=True)
-        segment.append([row(2, b"x" * 2_000)], flush=True)
-        segment.append([row(3)], flush=True)
+        segment.append(GroupContent.of([row(1)]), flush=True)
+        segment.append(GroupContent.of([row(2, b"x" * 2_000)]), flush=True)
+        segment.append(GroupContent.of([row(3)]), flush=True)
     file = directory / file_name(1)
     whole = file.read_bytes()
     follower = WalFollower(tmp_path, STORE_ID)
@@ -178,15 +189,15 @@ def test_rows_of_an_environment_are_those_after_its_last_applied_group(directory
     """By environment, and by the place that the reader's transaction finds."""
     followed = FollowedWal(directory.parent, STORE_ID)
     segment = Segment(directory, 1, STORE_ID, SIZE)
-    segment.append([record(0), record(7, 3_600_000)], flush=True)
-    segment.append([record(1)], flush=True)
+    segment.append(GroupContent.of([record(0), record(7, 3_600_000)]), flush=True)
+    segment.append(GroupContent.of([record(1)]), flush=True)
     look = followed.of(MAIN)
     assert look()(-1).records.items() == of(0, 1)
     assert look()(place_of(1, 0)).records.items() == of(1)
     assert not look()(place_of(1, 1))
     assert followed.of(3_600_000)()(-1).records.items() == of(7)
     before = look()
-    segment.append([record(2)], flush=True)
+    segment.append(GroupContent.of([record(2)]), flush=True)
     assert before(-1).records.items() == of(0, 1)
     assert look()(-1).records.items() == of(0, 1, 2)
     segment.close()
@@ -198,8 +209,8 @@ def test_a_batch_is_found_by_each_environment_that_it_has_messages_of(directory:
     batch = ScatteredBatch.pack(dues, bodies, [(0, 0, 1), (3_600_000, 1, 3)], [7, 8])
     batch.place([4, 9])
     segment = Segment(directory, 1, STORE_ID, SIZE)
-    segment.append([record(0, 3_600_000)], flush=True)
-    segment.append([Row(RowKind.BATCH, SEVERAL, b"", batch.value), record(1, 0)], flush=True)
+    segment.append(GroupContent.of([record(0, 3_600_000)]), flush=True)
+    segment.append(GroupContent.of([Row(RowKind.BATCH, SEVERAL, b"", batch.value), record(1, 0)]), flush=True)
     followed = FollowedWal(directory.parent, STORE_ID)
     earlier, later = followed.of(0)()(-1), followed.of(3_600_000)()(-1)
     assert (earlier.records.items(), later.records.items()) == (of(1), of(0))
@@ -218,7 +229,7 @@ def test_a_segment_that_ends_after_it_was_read_is_read_to_its_end(
 ) -> None:
     """Else the groups of the next one would be seen without those before them."""
     segment = Segment(directory, 1, STORE_ID, SIZE)
-    segment.append([record(0)], flush=True)
+    segment.append(GroupContent.of([record(0)]), flush=True)
     following = Segment(directory, 2, STORE_ID, SIZE)
     follow = segments.SegmentFollower.follow
     begun: list[int] = []
@@ -227,9 +238,9 @@ def test_a_segment_that_ends_after_it_was_read_is_read_to_its_end(
         follow(follower)
         if not begun:
             begun.append(1)
-            segment.append([record(1)], flush=True)
-            segment.append([], flush=True)
-            following.append([record(2)], flush=True)
+            segment.append(GroupContent.of([record(1)]), flush=True)
+            segment.end(flush=True)
+            following.append(GroupContent.of([record(2)]), flush=True)
 
     monkeypatch.setattr(segments.SegmentFollower, "follow", slowly)
     assert FollowedWal(directory.parent, STORE_ID).of(MAIN)()(-1).records.items() == of(0, 1, 2)
@@ -241,14 +252,14 @@ def test_a_segment_that_was_renamed_is_forgotten(directory: Path) -> None:
     """Its rows are applied, and those of the one that it has become are read as they come."""
     look = FollowedWal(directory.parent, STORE_ID).of(MAIN)
     segment = Segment(directory, 1, STORE_ID, SIZE)
-    segment.append([record(0)], flush=True)
-    segment.append([], flush=True)
+    segment.append(GroupContent.of([record(0)]), flush=True)
+    segment.end(flush=True)
     segment.close()
     assert look()(-1).records.items() == of(0)
     (directory / "000000000001.wal").rename(directory / "000000000002.wal")
     assert not look()(place_of(1, 0))
     segment = Segment(directory, 2, STORE_ID, SIZE)
-    segment.append([record(1)], flush=True)
+    segment.append(GroupContent.of([record(1)]), flush=True)
     assert look()(place_of(1, 0)).records.items() == of(1)
     assert numbers_in(directory) == [2]
     segment.close()
@@ -257,7 +268,7 @@ def test_a_segment_that_was_renamed_is_forgotten(directory: Path) -> None:
 def test_a_log_that_may_not_be_read_is_no_empty_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal of the system is told as for the rest of the store."""
     segment = Segment(directory, 1, STORE_ID, SIZE)
-    segment.append([record(0)], flush=True)
+    segment.append(GroupContent.of([record(0)]), flush=True)
     segment.close()
 
     def refuse(path: Path, mode: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duelog.store.errors import BrokenInvariant
-from duelog.store.wal.segment import MAIN, Row, RowKind, capacity_of, file_name, group_bytes
+from duelog.store.wal.segment import MAIN, GroupContent, Row, RowKind, capacity_of, file_name
 from duelog.store.wal.wal_reader import DIRECTORY, flush_wal, read_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from tests.store.wal.segments import SIZE, STORE_ID, make_segment, numbers, row
@@ -37,7 +37,7 @@ def test_nothing_is_appended_before_a_segment_is_begun(tmp_path: Path) -> None:
     with closing(opened(tmp_path, None)) as log:
         assert not log.fits(1)
         with pytest.raises(BrokenInvariant, match="no segment has been begun"):
-            log.append([row(1)], flush=True)
+            log.append(GroupContent.of([row(1)]), flush=True)
         log.flush()
         assert not list(tmp_path.iterdir())
 
@@ -46,9 +46,9 @@ def test_a_segment_is_made_for_a_group_that_is_larger_than_it(tmp_path: Path) ->
     """One message may be larger than segments are."""
     large = Row(RowKind.RUN, MAIN, b"key", bytes(10 * SIZE))
     with closing(opened(tmp_path, None)) as log:
-        begin(log, SIZE, group_bytes([large]))
-        assert log.fits(group_bytes([large]))
-        log.append([large], flush=True)
+        begin(log, SIZE, GroupContent.of([large]).size)
+        assert log.fits(GroupContent.of([large]).size)
+        log.append(GroupContent.of([large]), flush=True)
         begin(log)
         assert log.fits(capacity_of(SIZE))
         assert not log.fits(capacity_of(SIZE) + 1)
@@ -75,7 +75,7 @@ def test_files_of_segments_that_are_applied_are_used_again(tmp_path: Path) -> No
         assert files(tmp_path) == [file_name(5), file_name(6)]
         assert log.active is not None
         assert log.active.size == SIZE
-        log.append([row(9)], flush=True)
+        log.append(GroupContent.of([row(9)]), flush=True)
     assert numbers(read_wal(tmp_path, STORE_ID, 6).groups) == [[9]]
 
 
@@ -84,7 +84,7 @@ def test_segments_are_released_with_those_before_them(tmp_path: Path) -> None:
     with closing(opened(tmp_path, None)) as log:
         for _ in range(3):
             begin(log)
-            log.append([row(1)], flush=True)
+            log.append(GroupContent.of([row(1)]), flush=True)
     with closing(opened(tmp_path, 1)) as log:
         assert begin(log) == 3
         log.release(2)
@@ -110,13 +110,13 @@ def test_a_segment_that_was_prepared_and_is_too_small_is_made_anew(tmp_path: Pat
     """The process that prepared it was killed before it was begun."""
     with closing(opened(tmp_path, None)) as log:
         begin(log)
-        log.append([row(1)], flush=True)
+        log.append(GroupContent.of([row(1)]), flush=True)
         log.prepare_segment(SIZE, 0).close()
     with closing(opened(tmp_path, 1)) as log:
         begin(log, 4 * SIZE)
         assert log.active is not None
         assert log.active.size == 4 * SIZE
-        log.append([row(2)], flush=True)
+        log.append(GroupContent.of([row(2)]), flush=True)
     assert numbers(read_wal(tmp_path, STORE_ID, 1).groups) == [[1], [2]]
 
 
@@ -124,12 +124,12 @@ def test_without_space_for_a_segment_the_log_goes_on_as_it_was(tmp_path: Path, m
     """Nothing is ended, and another attempt succeeds."""
     with closing(opened(tmp_path, None)) as log:
         begin(log)
-        log.append([row(1)], flush=True)
+        log.append(GroupContent.of([row(1)]), flush=True)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", lambda descriptor, content: 0)
             with pytest.raises(OSError, match="No space left"):
                 log.prepare_segment(SIZE, 0)
-        log.append([row(2)], flush=True)
+        log.append(GroupContent.of([row(2)]), flush=True)
         assert begin(log) == 1
-        log.append([row(3)], flush=True)
+        log.append(GroupContent.of([row(3)]), flush=True)
     assert numbers(read_wal(tmp_path, STORE_ID, 1).groups) == [[1], [2], [3]]

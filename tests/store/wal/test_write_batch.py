@@ -11,8 +11,10 @@ import pytest
 from pyroaring import BitMap, BitMap64
 
 from duelog.store.codec.bits import BitChange
+from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import counter_key, pack_u64, run_key, sequence_key, unpack_u64
 from duelog.store.codec.run import HEADER, RunLimits
+from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import LedgerRuns, Memtable, Publication
 from duelog.store.errors import BrokenInvariant
@@ -77,7 +79,7 @@ def test_rows_of_several_environments_are_published_with_the_place_of_their_grou
     main.change_bits(KEY, BitChange(BitMap([1, 2]), BitMap([3])))
     main.after_commit(lambda: order.append("main"))
     rig.batch.after_commit(lambda: order.append("group"))
-    assert [(each.start_ms, each.kind, each.key) for each in rig.batch.rows] == [
+    assert [(each.start_ms, each.kind, each.key) for each in rig.batch.content.rows()] == [
         (MAIN, RowKind.RUN, run_key(5, 0)),
         (3_600, RowKind.RUN, run_key(6, 10)),
         (3_600, RowKind.RUN, run_key(6, 14)),
@@ -115,7 +117,7 @@ def test_rows_that_are_read_back_fill_a_memtable_as_they_were_published(rig: Rig
     main.change_bits(NUMBERS, BitChange(BitMap64([2]), BitMap64([1])))
     main.put(counter_key("b"), b"")
     main.delete(counter_key("b"))
-    rows = rig.batch.rows
+    rows = list(rig.batch.content.rows())
     rig.batch.publish(1)
     again = Memtable(Publication(), LIMITS)
     for row in rows:
@@ -159,7 +161,10 @@ def test_a_group_leaves_no_garbage_to_the_collector(rig: Rig) -> None:
         main, partition = rig.rows()
         append(partition, Log(6), [b"a"])
         main.put(KEY, b"x")
-        rig.batch.add_batch(b"", 0, lambda _: None)
+        bodies = Bodies.of([b"b"])
+        scattered = ScatteredBatch.pack(np.zeros(1, dtype=np.int64), bodies, [(0, 0, 1)], [7])
+        scattered.place([0])
+        rig.batch.add_batch(scattered, [rig.partition], list)
         rig.batch.publish(1)
         rig.batch.close()
         rig.batch = WriteBatch(rig.environment, rig.main)
