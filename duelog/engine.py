@@ -442,7 +442,7 @@ class Engine:
         if wanted and not self.storage.read_only and self.control is None:
             config = self.storage.config
             most_bytes = max(config.wal_bytes, config.max_message_bytes)
-            self.control = WireServer.start(store, self.storage.path, operations, most_bytes)
+            self.control = WireServer.start(store, self.storage.path, operations, most_bytes, self.sending.outbox)
 
     def clients(self) -> list[ClientStats]:
         """Who is connected."""

@@ -47,6 +47,7 @@ from .pushed_messages import Acknowledging, PushedMessages
 C = TypeVar("C", bound=type)
 
 _SENDING = signature(Topic.send)
+_SENT = frozenset(_SENDING.parameters) - {"self", "payload"}
 _CLOCK = StoreClock(SystemClock())
 _REPORT_S, _REPORT_AGAIN_S = 1.0, 10.0
 
@@ -387,7 +388,8 @@ class ConnectedTopic(Topic):
 
     def _send(self, given: tuple[Any, ...], named: dict[str, Any], done: Callable[[Call], None] | None) -> Call:
         """Ask for a message to be stored, once."""
-        _SENDING.bind(self, *given, **named)
+        if len(given) != 1 or not named.keys() <= _SENT:
+            _SENDING.bind(self, *given, **named)
         payload = given[0] if given else named.pop("payload")
         number = self._store.number(self._target[0])
         named["numbers"] = [self._store._sender, number, number]

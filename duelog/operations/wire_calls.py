@@ -21,14 +21,17 @@ from typing import Any, Protocol, TypeAlias
 from duelog.store.clock import SystemClock
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.limited_log import LimitedLog
+from duelog.store.message import Dedup
+from duelog.store.position import MessageId
 
+from ..sending.outbox import Numbers, Outbox
 from . import wire_values
 from .face_table import FACE, Row
 from .operation import Right
 from .transacted import changed_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
 from .wire_loop import WireLoop
-from .wire_values import columns, pack, pack_error
+from .wire_values import columns, pack_error
 
 Guard: TypeAlias = Callable[[Right, str | None], None]
 """Raises NotAllowed where a client has not this right in the namespace of a topic, None: in the whole store."""
@@ -52,6 +55,7 @@ _MOST_RECEIVED_BYTES = 4 << 20
 _TOPICS = 256
 _MANUAL_PAUSE_S = 0.02
 _CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
+_PLAIN = {"deliver_at": None, "deliver_after": None, "key": None, "properties": None, "allow_past": False, "ttl": None}
 _SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
          "numbers"}  # fmt: skip
 
@@ -92,13 +96,14 @@ class Waiting(threading.Event):
 class Service:
     """The store that connections ask, and what they share."""
 
-    def __init__(self, store: Store, path: Path, operations: MakeOperations, most_bytes: int) -> None:
-        """most_bytes: of a frame. Raises OSError."""
+    def __init__(self, store: Store, path: Path, operations: MakeOperations, most_bytes: int, outbox: Outbox) -> None:
+        """most_bytes: of a frame. outbox: of the store. Raises OSError."""
         self.store = store
         self.path = path
         self.operations = operations
         self.most_bytes = most_bytes
-        self.loop = WireLoop(lambda error: self.log_error("a turn has failed", error))
+        self.outbox = outbox
+        self.loop = WireLoop(lambda error: self.log_error("a turn has failed", error), outbox.take_up, outbox.write)
         self.buffer = buffer()
         """For the frames of all connections, which one thread reads."""
         self.closing = False
@@ -256,6 +261,8 @@ class WireCalls:
         self._topics: OrderedDict[str, Topic] = OrderedDict()
         self._producers: set[tuple[str, str]] = set()
         """Topics and names under which it has numbered what it sent."""
+        self._numbering: dict[str, str] = {}
+        """Name of the producer of what it sent last, by the name of a topic as it was asked for."""
         self._sequences: dict[int, Iterator[Any]] = {}
         self._operations: ClientOperations | None = None
         self._waiting = Waiting()
@@ -497,16 +504,27 @@ class WireCalls:
         """Send one message by the outbox: [payload], and by name what `Topic.send` takes, and its numbers."""
         if len(arguments) != 1 or len(target) != 1 or not named.keys() <= _SENT:
             return False
-        topic = self._topic(target[0])
-        numbers = named.pop("numbers", None)
-        self._use(topic.name, numbers)
-        given = {**named, "numbers": None if numbers is None else tuple(numbers), "done": _outcomes}
-        if not topic.put(arguments[0], **given, token=(self.answering, number), wait=False):
+        (payload,) = arguments
+        topic, numbers, dedup = self._topic(target[0]), named.pop("numbers", None), None
+        if numbers is not None:
+            numbers = Numbers.checked(tuple(numbers) if type(numbers) is list else numbers)
+            if self._numbering.get(target[0]) != numbers.producer:
+                self._use(topic.name, numbers)
+                if len(self._numbering) >= _TOPICS:
+                    self._numbering.clear()
+                self._numbering[target[0]] = numbers.producer
+        if "dedup_key" in named or "dedup_for" in named or "replace" in named:
+            dedup = Dedup.checked(
+                named.pop("dedup_key", None), named.pop("dedup_for", None), named.pop("replace", False)
+            )
+        encoded = topic.sender.encode_one(payload, **{**_PLAIN, **named}, dedup=dedup)
+        item = topic.sender.outgoing(encoded, (self.answering, number), _outcomes, dedup=dedup, numbers=numbers)
+        if not self.service.outbox.put(item, wait=False, begin=False):
             self.answering.hold(held=True)
 
             def put() -> None:
                 try:
-                    topic.put(arguments[0], **given, token=(self.answering, number))
+                    self.service.outbox.put(item)
                 except BaseException as error:
                     self.fail(number, "Topic.send", error)
                 self.service.loop.later(lambda: self.answering.hold(held=False))
@@ -604,8 +622,10 @@ def _outcomes(results: list[tuple[tuple[Answering, int], Any]]) -> None:
     for (answering, number), outcome in results:
         if isinstance(outcome, Exception):
             body = wire_values.answer(number, ERROR, pack_error(outcome))
+        elif isinstance(outcome, MessageId):
+            body = wire_values.id_answer(number, outcome)
         else:  # of a duplicate: it is stored, its id not known
-            body = wire_values.answer(number, RESULT, pack(outcome) if isinstance(outcome, tuple) else b"\xc0")
+            body = wire_values.answer(number, RESULT, b"\xc0")
         answers.setdefault(answering, []).append(body)
     for answering, bodies in answers.items():
         answering.answered(bodies)

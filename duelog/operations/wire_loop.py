@@ -1,6 +1,8 @@
 """The thread that serves all connections of an open store, what other threads have it do, and those of a pool.
 
-It waits for sockets alone. What may wait for a disk is done by a few threads, begun as they are needed.
+It waits for sockets alone. What may wait for a disk is done by a few threads, begun as they are needed; but what its
+connections send is written by the thread that has read it, while another takes its place: so a message sent alone
+waits for no other thread to wake.
 """
 
 from __future__ import annotations
@@ -23,10 +25,15 @@ Ready = Callable[[int], object]
 
 
 class WireLoop:
-    """The thread, from `start` to `end`. Other threads may call `later`, `submit`, `end`."""
+    """The thread, from `start` to `end`: one of two, which take turns. Others may call `later`, `submit`, `end`."""
 
-    def __init__(self, failed: Callable[[Exception], object]) -> None:
-        """failed: hears in the thread of an error of what it did, which goes on. Raises OSError."""
+    def __init__(
+        self, failed: Callable[[Exception], object], take_up: Callable[[], bool], write: Callable[[], None]
+    ) -> None:
+        """failed: hears in the thread of an error of what it did, which goes on. Raises OSError.
+
+        take_up: asked after each turn whether there is something to write, by `write`, while the other thread goes on.
+        """
         self.selector = selectors.DefaultSelector()
         """Sockets with the `Ready` of each. Of the thread."""
         self._failed = failed
@@ -40,16 +47,28 @@ class WireLoop:
             end.setblocking(False)
         self.selector.register(self._wakes, selectors.EVENT_READ, self._drain)
         self.pool = _Pool(_THREADS)
-        self._thread = threading.Thread(target=self._run, name="duelog-control", daemon=True)
+        self._take_up, self._write = take_up, write
+        self._turns = threading.Lock()
+        """Held by the thread that takes turns."""
+        self._turning: int | None = None
+        """Which one that is."""
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Raises RuntimeError: no thread can be started."""
-        self._thread.start()
+        try:
+            for at in range(2):
+                thread = threading.Thread(target=self._run, name=f"duelog-control-{at}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError:
+            if not self._threads:
+                raise
 
     @property
     def is_here(self) -> bool:
         """True in the thread."""
-        return threading.get_ident() == self._thread.ident
+        return threading.get_ident() == self._turning
 
     def later(self, call: Callable[[], object]) -> None:
         """Have something done by the thread, soon."""
@@ -73,10 +92,18 @@ class WireLoop:
 
     def _run(self) -> None:
         while not self._ended:
-            try:
-                self._turn()
-            except Exception as error:
-                self._failed(error)
+            with self._turns:
+                self._turning = threading.get_ident()
+                is_writing = False
+                while not (self._ended or is_writing):
+                    try:
+                        self._turn()
+                        is_writing = self._take_up()
+                    except Exception as error:
+                        self._failed(error)
+                self._turning = None
+            if is_writing:
+                self._write()
 
     def _turn(self) -> None:
         timeout = max(self._timers[0][0] - time.monotonic(), 0) if self._timers else None
@@ -100,7 +127,8 @@ class WireLoop:
             last()
 
         self.later(stop)
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self.close()
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 from duelog.store.errors import InvalidArgument
@@ -35,6 +34,9 @@ MOST_UNREAD_BYTES = 16 << 20
 
 STALLED_S = 30.0
 """How long a peer may leave its answers unread, or a frame without its end."""
+
+_REQUEST = (int, str, list, list, dict)
+"""Types of the parts of a request."""
 
 _log = logging.getLogger("duelog.control")
 
@@ -72,14 +74,19 @@ class WirePeer:
         self._since = time.monotonic()
         """When it last was as it should be: its answers read, its frames whole."""
         self.calls = WireCalls(service, self)
-        self._counting = threading.Lock()
-        self.under_way = 0
-        """Requests that are not answered."""
+        self._begun = 0
+        """Requests that have come."""
         self._lock = threading.Lock()
         """Held to change the fields below, and while something is sent."""
+        self._answered = 0
         self._outbox: deque[bytes] = deque()
         self.unread = 0
         self.closed = False
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are not answered."""
+        return self._begun - self._answered
 
     def stats(self) -> ClientStats:
         """Figures of its client. Of any thread."""
@@ -126,7 +133,10 @@ class WirePeer:
         if not self._frames.begun:
             self._since = time.monotonic()
         try:
-            with self._lock if self._is_encrypted else nullcontext():  # it is read and written by one thread at a time
+            if self._is_encrypted:
+                with self._lock:  # it is read and written by one thread at a time
+                    bodies = self._frames.receive(self._socket, self._service.buffer)
+            else:
                 bodies = self._frames.receive(self._socket, self._service.buffer)
         except BlockingIOError:
             self._flush()
@@ -174,14 +184,10 @@ class WirePeer:
 
     def _request(self, request: Any) -> None:
         """Begin to do a request. Raises InvalidArgument for what is none."""
-        match request:
-            case [int(number), str(name), list(target), list(arguments), dict(named)] if 0 < number < 1 << 62:
-                pass
-            case _:
-                expected = "expected [number, operation, target, arguments, named]"
-                raise InvalidArgument("request", request, expected)
-        with self._counting:
-            self.under_way += 1
+        if type(request) is not list or tuple(map(type, request)) != _REQUEST or not 0 < request[0] < 1 << 62:
+            raise InvalidArgument("request", request, "expected [number, operation, target, arguments, named]")
+        number, name, target, arguments, named = request
+        self._begun += 1
         if self._service.closing:
             self.answer(number, ERROR, closing())
         elif self._admit is not None:
@@ -194,8 +200,7 @@ class WirePeer:
         number = wire_values.number_of(body)
         if not number or body[0] != 0x95:
             raise error
-        with self._counting:
-            self.under_way += 1
+        self._begun += 1
         self.answer(number, ERROR, error)
 
     def _refuse(self, error: InvalidArgument) -> None:
@@ -259,9 +264,9 @@ class WirePeer:
 
     def answered(self, bodies: Sequence[bytes]) -> None:
         """Send the answers of as many requests."""
-        with self._counting:
-            full = self.under_way >= MOST_REQUESTS
-            self.under_way -= len(bodies)
+        with self._lock:
+            self._answered += len(bodies)
+            full = self.under_way + len(bodies) >= MOST_REQUESTS  # also where one has come meanwhile
         self._send(*bodies)
         if full:
             self._service.loop.later(self._take)

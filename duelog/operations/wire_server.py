@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 from weakref import WeakSet
 
+from ..sending.outbox import Outbox
 from ..stats import ClientStats
 from . import wire_values
 from .face_table import FACE
@@ -59,14 +60,16 @@ class WireServer:
     # -- beginning and end -----------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, store: Store, path: Path, operations: MakeOperations, group_bytes: int) -> Self | None:
+    def start(
+        cls, store: Store, path: Path, operations: MakeOperations, group_bytes: int, outbox: Outbox
+    ) -> Self | None:
         """Listen in the store's directory, whose lock this process has. None: no socket can be made, which is logged.
 
-        group_bytes: of the largest batch.
+        group_bytes: of the largest batch. outbox: of the store.
         """
         try:
             with ExitStack() as undo:
-                service = Service(store, path, operations, FRAME_BYTES + group_bytes)
+                service = Service(store, path, operations, FRAME_BYTES + group_bytes, outbox)
                 undo.callback(service.loop.close)
                 listener = undo.enter_context(socket.socket(socket.AF_UNIX))
                 with address_in(path) as address:

@@ -351,9 +351,26 @@ def pages(items: Iterator[Any], most_items: int = 500, most_bytes: int = 1 << 18
     return page, False
 
 
+_pack_ints: Callable[[object], bytes] = msgpack.Packer().pack
+"""Writes integers, which calls back nothing, so that threads may share it."""
+
+_ID_HEADS = {
+    kind: [msgpack.packb(msgpack.ExtType(code, bytes(size)))[:-size] for size in range(1, 20)]
+    for kind, code in ((MessageId, ID), (FoundId, FOUND))
+}
+"""What stands before an id whose data has 1, 2 ... bytes."""
+
+
 def answer(number: int, kind: int, body: bytes) -> bytes:
     """The body of an answer, whose value is written already."""
-    return b"\x93" + msgpack.packb(number) + bytes([kind]) + body
+    return b"\x93" + _pack_ints(number) + bytes([kind]) + body
+
+
+def id_answer(number: int, message_id: MessageId) -> bytes:
+    """The body of an answer whose result is an id."""
+    ledger, entry = message_id
+    content = _pack_ints([ledger, entry])
+    return b"\x93" + _pack_ints(number) + b"\x00" + _ID_HEADS[type(message_id)][len(content) - 1] + content
 
 
 def items_answer(number: int, page: list[bytes], *, more: bool) -> bytes:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from errno import EAGAIN
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -36,6 +37,9 @@ _MESSAGE_BYTES = 500
 _ROW_BYTES = 192
 """Most bytes of a row of the write-ahead log besides a body or numbers."""
 
+_IDLE, _CALLED, _WRITING = range(3)
+"""No thread writes; the outbox's own is to; one does."""
+
 _BLOCK_BYTES = 8_192
 """Most bytes of the numbers of a range in a row."""
 
@@ -55,6 +59,10 @@ Done = Callable[[list[tuple[Any, PutOutcome]]], object]
 """Hears what became of messages: (token, outcome) of each, in the order in which they were put in."""
 
 
+_check_producer = lru_cache(1_024)(validate_subscription_name)
+"""Those that were checked are known: a connection's are the same for each message."""
+
+
 class Numbers(NamedTuple):
     """The numbers of a message of a named producer, `last` included."""
 
@@ -68,7 +76,7 @@ class Numbers(NamedTuple):
         if not isinstance(numbers, tuple) or len(numbers) != 3:
             raise InvalidArgument("numbers", numbers, "expected (name of a producer, first number, last number)")
         name, first, last = numbers
-        validate_subscription_name(name, "producer")
+        (_check_producer if isinstance(name, str) else validate_subscription_name)(name, "producer")
         if type(first) is not int or type(last) is not int or not 0 <= first <= last < MAX_SEQUENCE:
             raise InvalidArgument("numbers", numbers, f"expected first <= last, ints from 0 to {MAX_SEQUENCE - 1}")
         return cls(name, first, last)
@@ -136,22 +144,27 @@ class Outbox:
         self._group_bytes = group_bytes
         self._condition = Monitor()
         self._items: deque[Outgoing] = deque()
-        self._busy = False
+        self._called = threading.Condition(self._condition.lock)
+        """Notified for the outbox's own thread alone."""
+        self._state = _IDLE
         self._bytes = 0
         self._closed = False
         self._thread: int | None = None
-        """The thread that writes, from the first message to the end."""
+        """The outbox's own thread, from the first message to the end."""
+        self._writer: int | None = None
+        """The thread that writes."""
 
-    def put(self, item: Outgoing, *, wait: bool = True) -> bool:
+    def put(self, item: Outgoing, *, wait: bool = True, begin: bool = True) -> bool:
         """Take one message; False: there is no capacity, and `wait` is False. Raises ClosedError, ResourceShortage.
 
-        A message larger than the bound is taken when nothing else is in flight. The outbox's own thread (a `done`, a
-        callback of a future) never waits, as no other thread would make space.
+        A message larger than the bound is taken when nothing else is in flight. The thread that writes (a `done`, a
+        callback of a future) never waits, as no other thread would make space. begin: False leaves it to the caller to
+        have it written, by `take_up` and `write`.
         """
         size = item.size
         with self._condition.lock:
             while not self._closed and self._bytes and self._bytes + size > self._max_bytes:
-                if self._thread == threading.get_ident():
+                if self._writer == threading.get_ident():
                     break
                 if not wait:
                     return False
@@ -161,7 +174,7 @@ class Outbox:
             self._bytes += size
             try:
                 self._items.append(item)
-                if not self._busy:
+                if begin and self._state == _IDLE:
                     self._begin()
             except BaseException:
                 with suppress(IndexError):  # the thread has taken it
@@ -171,32 +184,45 @@ class Outbox:
                 raise
         return True
 
+    def take_up(self) -> bool:
+        """Have the caller be the thread that writes, by `write`; False: nothing waits, or another thread writes."""
+        with self._condition.lock:
+            if not self._items or self._state != _IDLE:
+                return False
+            self._state = _WRITING
+        return True
+
+    def write(self) -> None:
+        """Write until nothing waits. REQUIRES: `take_up`. Raises nothing."""
+        self._writer = threading.get_ident()
+        self._work()
+
     def _begin(self) -> None:
-        """Have the thread write. REQUIRES: the lock. Raises ResourceShortage."""
+        """Have the outbox's own thread write. REQUIRES: the lock. Raises ResourceShortage."""
         if self._thread is None:
             try:
                 _thread.start_new_thread(self._run, ())  # one step: an interrupt leaves no lock of a pool taken
             except RuntimeError as error:
                 raise ResourceShortage(self._path, "a thread that writes cannot be started", EAGAIN) from error
-        self._busy = True
-        self._condition.notify_all()
+        self._state = _CALLED
+        self._called.notify_all()
 
     def _run(self) -> None:
-        """Write what is put in, until the outbox is closed and nothing is left."""
+        """Write whenever it is called, until the outbox is closed."""
         with self._condition.lock:
             if self._thread is not None:  # an interrupt kept its caller from knowing of the first
                 return
             self._thread = threading.get_ident()
         while True:
-            self._work()
             with self._condition.lock:
-                while not self._items and not self._closed:
-                    self._condition.wait()
-                if not self._items:
+                while self._state != _CALLED and not self._closed:
+                    self._called.wait()
+                if self._state != _CALLED:
                     self._thread = None
                     self._condition.notify_all()
                     return
-                self._busy = True
+                self._state = _WRITING
+            self.write()
 
     def _work(self) -> None:
         """Write what waits, group by group, until nothing does. Nothing that others supplied or raise ends it."""
@@ -251,8 +277,10 @@ class Outbox:
             taken.append(waiting.popleft())
         if not taken:
             with self._condition.lock:
-                self._busy = bool(waiting)
-                return self._take() if waiting else []
+                if waiting:
+                    return self._take()
+                self._state, self._writer = _IDLE, None
+                self._condition.notify_all()
         return taken
 
     def close(self) -> None:
@@ -260,12 +288,13 @@ class Outbox:
 
         Raises DuelogError, with nothing done, in a callback, whose end it would wait for for ever.
         """
-        if self._thread == threading.get_ident():
+        if self._writer == threading.get_ident():
             raise DuelogError("a callback of send_async or put cannot close the store, which waits for it to end")
         with self._condition.lock:
             self._closed = True
-            if self._items and self._thread is None:  # an interrupted put has left them
+            if self._items and self._state == _IDLE:  # nobody has begun to write them
                 self._begin()
             self._condition.notify_all()
-            while self._thread is not None or self._items:
+            self._called.notify_all()
+            while self._thread is not None or self._items or self._state != _IDLE:
                 self._condition.wait()

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "topics": {"delivery"},
     "sending": {"topics"},
     "upkeep": {"sending", "topics"},
-    "operations": {"", "upkeep", "topics"},
+    "operations": {"", "upkeep", "topics", "sending"},
     "connected": {"", "operations", "sending", "topics"},
     "replica": {"", "sending"},
     "": {"connected", "operations", "delivery", "topics", "sending", "upkeep", "check", "workers", "replica"},

@@ -33,6 +33,8 @@ from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, f
 from duelog.operations.wire_client import Connection
 from duelog.operations.wire_peer import WirePeer
 from duelog.store.errors import StoreUnavailable
+from tests.duelog.sending.putting import Held
+from tests.duelog.side_by_side import in_wal
 from tests.packaging.tree import ROOT
 from tests.proof import length
 
@@ -168,7 +170,7 @@ def test_control_false_has_no_socket_and_no_thread(tmp_path: Path, settings: Any
     before = threading.active_count()
     with DelayedStore.open(tmp_path / "store", config, clock=clock):
         assert (tmp_path / "store" / "CONTROL").exists() == there
-        assert threading.active_count() - before == there
+        assert threading.active_count() - before == 2 * there
     with DelayedStore.open(tmp_path / "store", config, read_only=True, clock=clock):
         assert threading.active_count() == before
 
@@ -422,6 +424,22 @@ def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedSt
         other.ask("subscribe", {"topic": "t", "subscription": "s", "type": "shared"})
         assert len(other.ask("receive", {"timeout": 20})) == 1
         assert other.ask("ack", {"positions": [message["position"]]}) == 1
+
+
+def test_a_send_that_waits_for_the_disk_keeps_nothing_else_waiting(store: DelayedStore, client: Connection) -> None:
+    """One thread writes, and the other reads: messages are pushed, and further sends are one group."""
+    store.topic("t").send(b"due")
+    with connect(store.path) as other:
+        other.call("Topic.subscribe", ["t"], [1, "s"])
+        held, groups = Held(store), len(in_wal(store))
+        sent = [client.start("Topic.send", ["t"], [b"first"])]
+        assert held.reached.wait(10)
+        assert other.call("Subscription.receive", [1], [1, None]).payloads == [b"due"]
+        sent += [other.start("Topic.send", ["t"], [b"x"]) for _ in range(5)]
+        assert other.call("Topic.exists", ["t"])
+        held.let_go.set()
+        assert len({call.wait() for call in sent}) == 6
+    assert len(in_wal(store)) - groups == 2
 
 
 def test_a_process_with_more_descriptors_than_select_takes_is_reached_too(tmp_path: Path) -> None:

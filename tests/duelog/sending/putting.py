@@ -44,11 +44,29 @@ class Heard:
         return [outcome for _, outcome in self.wait(count)]
 
 
+class Held:
+    """Holds every commit of a store's main environment until it is let go."""
+
+    def __init__(self, store: DelayedStore) -> None:
+        writer = store._engine.sending.wal_writer
+        assert writer is not None
+        self._writer = writer
+        self._write = self._writer.write
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+        self._writer.write = self._wait  # type: ignore[method-assign]
+
+    def _wait(self, work: Any) -> Any:
+        self.reached.set()
+        assert self.let_go.wait(LIMIT_S)
+        return self._write(work)
+
+
 def together(store: DelayedStore, put: Callable[[], object]) -> None:
     """Have what `put` puts be written as one group, as far as it may be."""
     outbox = store._engine.sending.outbox
     with outbox._condition.lock:
-        outbox._busy = True
+        outbox._state = -1
         try:
             put()
         finally:

@@ -12,30 +12,13 @@ import pytest
 from duelog import DelayedStore, MessageId, StoreConfig
 from duelog.errors import ClosedError, DuelogError, InvalidMessage, ResourceShortage
 from tests.conftest import OpenStore
+from tests.duelog.sending.putting import Held
 from tests.duelog.side_by_side import in_wal
 
 LIMIT_S = 60
 
 
 Outcomes = list[tuple[Any, Any]]
-
-
-class Held:
-    """Holds every commit of a store's main environment until it is let go."""
-
-    def __init__(self, store: DelayedStore) -> None:
-        writer = store._engine.sending.wal_writer
-        assert writer is not None
-        self._writer = writer
-        self._write = self._writer.write
-        self.reached = threading.Event()
-        self.let_go = threading.Event()
-        self._writer.write = self._wait  # type: ignore[method-assign]
-
-    def _wait(self, work: Any) -> Any:
-        self.reached.set()
-        assert self.let_go.wait(LIMIT_S)
-        return self._write(work)
 
 
 @pytest.fixture
@@ -99,6 +82,27 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
 
 def _nothing(results: Outcomes) -> None:
     pass
+
+
+def test_one_thread_writes_and_close_writes_what_none_has_taken_up(small: DelayedStore) -> None:
+    """A caller that has left the writing to itself, and did not come to it, loses nothing."""
+    outbox, sender = small._engine.sending.outbox, small.topic("t").sender
+    heard: Outcomes = []
+
+    def put(token: int) -> None:
+        encoded = sender.encode_one(b"x", None, None, None, None, False, None, None)
+        outbox.put(sender.outgoing(encoded, token, heard.extend, dedup=None), begin=False)
+
+    assert not outbox.take_up()
+    put(0)
+    assert outbox.take_up()
+    assert not outbox.take_up()
+    put(1)
+    outbox.write()
+    assert [token for token, _ in heard] == [0, 1]
+    put(2)
+    small.close()
+    assert [(token, type(outcome)) for token, outcome in heard] == [(at, MessageId) for at in range(3)]
 
 
 def test_a_message_larger_than_the_bound_is_taken_alone(small: DelayedStore) -> None:
