@@ -36,7 +36,7 @@ from duelog.store.listener import Listeners, StoreListener
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 from duelog.store.message import MAX_DUE_MS
-from duelog.store.names import TopicName
+from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 
 from .stats import Figures, Overview, PartitionStats, TopicPage, TopicRow
 from .topics.inline import InlineMessages
@@ -258,8 +258,12 @@ class Census:
         found = np.bincount(at[at < bars], number[at < bars], minlength=bars)
         return [round(each) for each in found.tolist()]
 
-    def topic_rows(self, search: str, sort: str, descending: bool, offset: int, limit: int) -> TopicPage:
+    def topic_rows(
+        self, search: str, namespace: str | None, sort: str, descending: bool, offset: int, limit: int
+    ) -> TopicPage:
         """See `DelayedStore.topic_rows`."""
+        if namespace is not None:
+            validate_namespace_name(namespace)
         if sort not in _SORTED_BY:
             raise InvalidArgument("sort", sort, f"expected one of {', '.join(_SORTED_BY)}")
         for name, value, least, most in (("offset", offset, 0, 1 << 31), ("limit", limit, 1, MOST_BARS)):
@@ -267,9 +271,9 @@ class Census:
                 raise InvalidArgument(name, value, f"expected {least} to {most}")
         with self._lock:
             self._refresh()
-            wanted = search.casefold()
-            rows = [row for name, row in self._rows.items() if wanted in name.casefold()]
-            known = len(self._names)
+            wanted, within = search.casefold(), "" if namespace is None else f"{SCHEME}{namespace}/"
+            rows = [row for name, row in self._rows.items() if name.startswith(within) and wanted in name.casefold()]
+            known = sum(name.startswith(within) for name in self._names.values())
         rows.sort(key=lambda row: row.name)
         if sort != "name":
             rows.sort(key=lambda row: getattr(row, sort) or 0, reverse=descending)

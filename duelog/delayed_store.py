@@ -27,7 +27,7 @@ from .backup import BackupResult, back_up
 from .check.check_store import Finding, check
 from .engine import Engine, open_engine, settled
 from .metrics import Instruments, StoreMetrics
-from .operations.operations import Operations
+from .operations.operations import EntryReader, Operations
 from .operations.wire_peer import Admit
 from .stats import Connections, Keeper, Overview, PartitionStats, Receiving, SnapshotStats, StoreStats, TopicPage
 from .topic import Topic
@@ -63,12 +63,14 @@ class DelayedStore:
         self._engine = engine
         self._jobs = Jobs(engine.storage.path, engine.clock.now_ms)
         self.topic_deleter: Callable[[str, bool], object] | None = None
-        self.other_connections: Callable[[], Connections] | None = None
-        """Tells who else is connected: a broker sets it."""
         """How `duelog topics delete` of another process deletes: of a front, which knows a topic's clients.
 
         Called with the topic's name and `force`, in a thread that may wait. Raises a DuelogError that says why not.
         """
+        self.other_connections: Callable[[], Connections] | None = None
+        """Tells who else is connected: a broker sets it."""
+        self.entry_reader: EntryReader | None = None
+        """Shows a message that a client of another protocol has sent: whoever knows that protocol sets it."""
         engine.start_control(self, lambda waiting: Operations(self, waiting))
 
     @classmethod
@@ -446,15 +448,22 @@ class DelayedStore:
             return self._engine.census.timeline(start_ms, step_ms, bars, topic)
 
     def topic_rows(
-        self, search: str = "", *, sort: str = "name", descending: bool = False, offset: int = 0, limit: int = 50
+        self,
+        search: str = "",
+        *,
+        namespace: str | None = None,
+        sort: str = "name",
+        descending: bool = False,
+        offset: int = 0,
+        limit: int = 50,
     ) -> TopicPage:
         """List topics whose names contain `search`, in whatever case, by a field of `TopicRow`: a page of them.
 
-        At a bounded cost, as `overview`. Raises InvalidArgument.
+        namespace: only its topics; `known` counts those. At a bounded cost, as `overview`. Raises InvalidArgument.
         """
         self._engine.check_open()
         with explained(self.path):
-            return self._engine.census.topic_rows(search, sort, descending, offset, limit)
+            return self._engine.census.topic_rows(search, namespace, sort, descending, offset, limit)
 
     def calendar(self) -> list[PartitionStats]:
         """The time partitions, by start, as `partitions`, at a bounded cost as `overview`."""

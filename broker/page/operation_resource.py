@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from ...delayed_store import DelayedStore
@@ -21,8 +22,9 @@ from ...store.errors import InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
 from ..admin.http_request import HttpError, Reply, Request, Stream
 from ..admin.routing import Need, Route, actions_of, need_of
+from ..operate.client_message import shown_entry
 from ..protocol.loop_calls import Workers
-from ..security.permissions import Permissions
+from ..security.permissions import Action, Permissions
 from .watching import Watching
 
 PATH = "/duelog/v1/operations"
@@ -44,7 +46,11 @@ class NoWaiter:
 
 
 def asking(store: DelayedStore) -> Ask:
-    """Make the way to ask a store that this process has open. Of any thread."""
+    """Make the way to ask a store that this process has open, which shows messages as clients sent them then.
+
+    Of any thread.
+    """
+    store.entry_reader = shown_entry
     return lambda name, arguments: Operations(store, NoWaiter()).ask(name, arguments)
 
 
@@ -57,8 +63,11 @@ class OperationResource:
         permissions: Permissions,
         workers: Workers,
         owner_of: Callable[[str], str | None] = lambda namespace: None,
+        namespaces: Callable[[], Iterable[str]] = tuple,
     ) -> None:
+        """owner_of: a namespace's broker, None: this one. namespaces: all of them, in which roles may have rights."""
         self._ask = ask
+        self._namespaces = namespaces
         self._permissions = permissions
         self._workers = workers
         self._owner_of = owner_of
@@ -75,11 +84,16 @@ class OperationResource:
         ]  # fmt: skip
 
     async def known(self, request: Request) -> Any:
-        """By name whether the role may ask it: of topics in `namespace`, or without one of the whole store."""
-        namespace = request.query.get("namespace")
+        """By name whether the role may ask it: of topics in `namespace`, or without one of the whole store.
+
+        namespaces: those in which it has rights, at most 1,000; null: it may look at the whole store.
+        """
+        namespace, role, permissions = request.query.get("namespace"), request.role, self._permissions
         given = {} if namespace is None else {"namespace": namespace}
+        granted = (each for each in self._namespaces() if permissions.allows(role, each, *Action))
         return {
-            "role": request.role,
+            "role": role,
+            "namespaces": None if permissions.may_look(role) else list(islice(granted, _MOST_ITEMS)),
             "operations": {
                 name: {"looks": each.looks, "allowed": self._refusal(request.role, each, given) is None}
                 for name, each in OPERATIONS.items()
@@ -92,7 +106,7 @@ class OperationResource:
         operation = self._operation(request.path["operation"])
         arguments = request.object(optional=True)
         self._require(request.role, operation, arguments)
-        owner = self._owner_of(namespace) if (namespace := _namespace(arguments)) else None
+        owner = next(filter(None, map(self._owner_of, _namespaces(arguments))), None)
         if owner is not None:
             raise HttpError(307, f"another broker has this namespace: {owner}",
                             {"Location": f"{owner}{PATH}/{operation.name}"})  # fmt: skip
@@ -144,23 +158,27 @@ class OperationResource:
             raise HttpError(403, refusal)
 
     def _refusal(self, role: str | None, operation: Operation, arguments: Mapping[str, Any]) -> str | None:
-        """Why a role may not ask; None: it may. The namespace is that of the topic, and none is the whole store."""
+        """Why a role may not ask; None: it may.
+
+        It is asked of the namespaces that arguments name, and of the whole store where they name none. What only
+        superusers may ask of that, the administrators of a tenant may of its namespaces.
+        """
         if self._permissions.is_superuser(role) or (operation.looks and self._permissions.may_look(role)):
             return None
-        namespace, actions = _namespace(arguments), actions_of(need_of(operation.name))
-        if namespace and actions and self._permissions.allows(role, namespace, *actions):
+        within = operation.signature.parameters.keys() & {"topic", "namespace"}
+        namespaces = _namespaces(arguments) if within else []
+        actions = actions_of(need_of(operation.name))
+        if namespaces and all(self._permissions.allows(role, each, *actions) for each in namespaces):
             return None
-        return f"role {role!r} may not ask for {operation.name} of {namespace or 'the whole store'}"
+        return f"role {role!r} may not ask for {operation.name} of {' and '.join(namespaces) or 'the whole store'}"
 
 
-def _namespace(arguments: Mapping[str, Any]) -> str | None:
-    """Raises HttpError 412."""
+def _namespaces(arguments: Mapping[str, Any]) -> list[str]:
+    """The namespaces of `topic` and `namespace`. Raises HttpError 412."""
     topic, namespace = arguments.get("topic"), arguments.get("namespace")
     try:
-        if topic is not None:
-            found = TopicName.parse(topic)
-            return f"{found.tenant}/{found.namespace}"
-        return None if namespace is None else validate_namespace_name(namespace)
+        of_topic = [] if topic is None else [TopicName.parse(topic).namespace_name]
+        return of_topic if namespace is None else [*of_topic, validate_namespace_name(namespace)]
     except InvalidArgument as error:
         raise HttpError(412, str(error)) from error
 

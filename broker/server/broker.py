@@ -117,6 +117,7 @@ class Services:
             permissions,
             workers,
             (lambda namespace: None) if self.ownership is None else self.ownership.http_owner,
+            self.resources.namespaces.names,
         )
         self.listeners: Iterable[Connection] = ()
         """The connections, once the broker listens."""

@@ -12,12 +12,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, ConsumerBusy, DelayTooLong, DuelogError, InvalidArgument
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
+from duelog.store.names import SCHEME, validate_namespace_name
 from duelog.store.position import MessageId
 
 from .json_form import to_json
@@ -55,6 +57,7 @@ _log = logging.getLogger("duelog.control")
 Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
 """Does an operation by its name with arguments in JSON, and returns its result in JSON."""
 
+
 _AT_ONCE = 16
 _MOST_RECEIVED = 1_000
 _MOST_LOOKED_AT = 10_000
@@ -64,10 +67,18 @@ _MOST_RECEIVED_BYTES = 4 << 20
 """After so much payload one answer to `receive` ends."""
 
 
+class EntryReader(Protocol):
+    """Shows a message as a client of another protocol has sent it."""
+
+    def __call__(self, payload: bytes, *, whole: bool) -> dict[str, Any] | None:
+        """In JSON, wholly or its beginning; None: it is none of that protocol."""
+
+
 class Store(Protocol):
     """The calls of a DelayedStore that the operations use; it makes them, so they cannot import it."""
 
     topic_deleter: Callable[[str, bool], object] | None
+    entry_reader: EntryReader | None
 
     @property
     def clock(self) -> Clock: ...
@@ -85,7 +96,14 @@ class Store(Protocol):
     def overview(self) -> Overview: ...
     def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]: ...
     def topic_rows(
-        self, search: str = "", *, sort: str = "name", descending: bool = False, offset: int = 0, limit: int = 50
+        self,
+        search: str = "",
+        *,
+        namespace: str | None = None,
+        sort: str = "name",
+        descending: bool = False,
+        offset: int = 0,
+        limit: int = 50,
     ) -> TopicPage: ...
     def calendar(self) -> list[PartitionStats]: ...
     def receiving(self, namespace: str | None = None) -> list[Receiving]: ...
@@ -339,7 +357,8 @@ class Operations:
     ) -> dict[str, Any]:
         """List those as `scheduled`, a page of them; its `next` is the `after` of the page that follows, None: the end.
 
-        Of each payload come the first bytes, and `bytes` says how many there are.
+        Of each payload come the first bytes, and `bytes` says how many there are. `client` has what a client of the
+        broker sent, null: a program sent it.
         """
         behind = None
         if after is not None:
@@ -352,7 +371,7 @@ class Operations:
         found = list(self._store.topic(topic).scheduled(start_ms, end_ms, limit + 1, after=behind))
         more = found[limit - 1] if len(found) > limit else None
         return {
-            "messages": [_shortened(each, payload_bytes) for each in found[:limit]],
+            "messages": [self._shown(each, payload_bytes) for each in found[:limit]],
             "next": more and f"{more.due_ms}:{more.message_id}",
         }
 
@@ -366,7 +385,18 @@ class Operations:
         return {
             "state": state,
             "position": to_json(position),
-            "message": None if found is None else _shortened(found, len(found.payload)),
+            "message": None if found is None else self._shown(found, len(found.payload), whole=True),
+        }
+
+    def _shown(
+        self, message: ScheduledMessage | DeadLetter, payload_bytes: int, *, whole: bool = False
+    ) -> dict[str, Any]:
+        """A message with the first bytes of its payload, and how many there are; `client`: as its client sent it."""
+        reader = self._store.entry_reader
+        return {
+            **to_json(replace(message, payload=message.payload[:payload_bytes])),
+            "bytes": len(message.payload),
+            "client": None if reader is None else reader(message.payload, whole=whole),
         }
 
     @operation(Right.PRODUCE)
@@ -483,12 +513,20 @@ class Operations:
         """Count pending messages by due time, by `DelayedStore.timeline`."""
         return self._store.timeline(start_ms, step_ms, bars, topic)
 
-    @operation(Right.ADMIN, looks=True)
+    @operation(Right.READ)
     def topic_rows(
-        self, search: str = "", sort: str = "name", descending: bool = False, offset: int = 0, limit: int = 50
+        self,
+        search: str = "",
+        sort: str = "name",
+        descending: bool = False,
+        offset: int = 0,
+        limit: int = 50,
+        namespace: str | None = None,
     ) -> TopicPage:
         """List topics with figures, by `DelayedStore.topic_rows`."""
-        return self._store.topic_rows(search, sort=sort, descending=descending, offset=offset, limit=limit)
+        return self._store.topic_rows(
+            search, namespace=namespace, sort=sort, descending=descending, offset=offset, limit=limit
+        )
 
     @operation(Right.ADMIN, looks=True)
     def calendar(self) -> list[PartitionStats]:
@@ -520,7 +558,7 @@ class Operations:
                 if len(found) > limit:
                     break
         complete = looked_at < _MOST_LOOKED_AT and len(found) <= limit
-        return {"messages": [_shortened(each, _PREVIEW_BYTES) for each in found[:limit]], "complete": complete}
+        return {"messages": [self._shown(each, _PREVIEW_BYTES) for each in found[:limit]], "complete": complete}
 
     @operation(Right.ADMIN, looks=True)
     def connections(self) -> Connections:
@@ -570,7 +608,7 @@ class Operations:
         policies = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
         return None if policies is None else asdict(policies)
 
-    @operation(Right.ADMIN, looks=True)
+    @operation(Right.READ)
     def effective(self, topic: str, subscription: str | None = None) -> dict[str, Any]:
         """Show the policies in force, and the scope at which each value was set."""
         policies = self._store.effective_policies(topic, subscription)
@@ -612,9 +650,40 @@ class Operations:
         reason: str | None = None,
         key: str | None = None,
         older_than: float | None = None,
+        namespace: str | None = None,
     ) -> Iterator[DeadLetter]:
-        """List dead letters, oldest first."""
-        return self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        """List dead letters, oldest first. namespace: of the topics that they come from."""
+        return self._letters(topic, subscription, reason, key, older_than, namespace)
+
+    def _letters(
+        self,
+        topic: str | None,
+        subscription: str | None,
+        reason: str | None,
+        key: str | None,
+        older_than: float | None,
+        namespace: str | None,
+    ) -> Iterator[DeadLetter]:
+        within = "" if namespace is None else f"{SCHEME}{validate_namespace_name(namespace)}/"
+        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        return (letter for letter in letters if letter.topic.startswith(within))
+
+    @operation(Right.CONSUME, looks=True)
+    def dead_letter_page(
+        self,
+        topic: str | None = None,
+        subscription: str | None = None,
+        reason: str | None = None,
+        key: str | None = None,
+        older_than: float | None = None,
+        namespace: str | None = None,
+        limit: int = 100,
+    ) -> dict[str, Any]:
+        """List the first of those as `dead_letters`, of each payload its beginning, as `scheduled_page`."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_RECEIVED:
+            raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_RECEIVED}")
+        found = list(islice(self._letters(topic, subscription, reason, key, older_than, namespace), limit + 1))
+        return {"letters": [self._shown(each, _PREVIEW_BYTES) for each in found[:limit]], "more": len(found) > limit}
 
     @operation(Right.CONSUME)
     def requeue_dead_letters(
@@ -626,9 +695,10 @@ class Operations:
         reason: str | None = None,
         key: str | None = None,
         older_than: float | None = None,
+        namespace: str | None = None,
     ) -> int:
         """Deliver again those of these ids among what the others leave, None: all of that; how many."""
-        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        letters = self._letters(topic, subscription, reason, key, older_than, namespace)
         return self._store.requeue_dead_letters(_chosen(letters, ids), delay=delay)
 
     @operation(Right.CONSUME)
@@ -640,9 +710,10 @@ class Operations:
         reason: str | None = None,
         key: str | None = None,
         older_than: float | None = None,
+        namespace: str | None = None,
     ) -> int:
         """Drop them for good; how many."""
-        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
+        letters = self._letters(topic, subscription, reason, key, older_than, namespace)
         return self._store.purge_dead_letters(_chosen(letters, ids))
 
     # -- schedules -------------------------------------------------------------------------------------
@@ -795,13 +866,6 @@ def _asked(operation: Operation) -> Callable[..., Any]:
 
 for _name, _operation in OPERATIONS.items():
     setattr(Asked, _name, _asked(_operation))
-
-
-def _shortened(message: ScheduledMessage, payload_bytes: int) -> dict[str, Any]:
-    return {
-        **to_json(replace(message, payload=message.payload[:payload_bytes])),
-        "bytes": len(message.payload),
-    }
 
 
 def _chosen(held: Iterator[DeadLetter], ids: Sequence[str] | None) -> list[DeadLetter]:

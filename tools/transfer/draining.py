@@ -25,6 +25,7 @@ import numpy as np
 
 from ... import DelayedStore
 from ...broker.lookup.topic_address import shown_subscription
+from ...broker.operate.client_message import ClientMessage, NotCarried, client_messages
 from ...engine import Engine
 from ...markers.lookup import unfired
 from ...store.codec.body import decode_body
@@ -35,7 +36,6 @@ from ...store.log.scan import RunFinder
 from ...store.message import MAX_DUE_MS
 from ...store.names import TopicName
 from ...store.position import MessageId
-from .client_message import ClientMessage, NotCarried, client_messages
 
 AT_ONCE = 512
 """Entries that are sent before they are cancelled together."""

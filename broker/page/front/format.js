@@ -37,6 +37,11 @@ export const ago = (ms, now = Date.now()) =>
 /** The name of a topic without what all of them have. */
 export const topicName = (full) => full.replace(/^persistent:\/\/(public\/default\/)?/, "");
 
+export function namespaceOf(topic) {
+  const parts = topic.replace(/^persistent:\/\//, "").split("/");
+  return parts.length > 2 ? parts.slice(0, 2).join("/") : "public/default";
+}
+
 export const fromBase64 = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
 export function toBase64(text) {
   return btoa(Array.from(new TextEncoder().encode(text), (each) => String.fromCharCode(each)).join(""));
@@ -71,8 +76,20 @@ export function asHex(data) {
   return lines.join("\n");
 }
 
-/** A payload in one line. */
-export function preview(base64, size) {
+/** A message as its sender sent it: of a client of the broker the first of its entry, and how many more that has. */
+export function sent(row) {
+  const first = row.client?.messages[0];
+  if (!row.client) return { ...row, more: 0 };
+  return { ...row, key: row.client.key, payload: "", bytes: null, ...first, more: row.client.count - 1, problem: row.client.problem };
+}
+
+/** What was sent, in one line. */
+export function preview(row) {
+  const { payload, bytes: size, more, problem } = sent(row);
+  return problem ? `(${problem})` : line(payload, size) + (more ? ` (and ${count(more, "message")})` : "");
+}
+
+function line(base64, size) {
   const data = fromBase64(base64);
   if (!size) return "(empty)";
   const text = asText(data) ?? asText(data.slice(0, data.length - 3)); // cut within a character

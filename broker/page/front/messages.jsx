@@ -1,8 +1,8 @@
 // Messages of a topic by due time, and one of them: payload, state, place; sent, cancelled, given another time.
 
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { change, link } from "./address.js";
-import { ago, asHex, asJson, asText, bytes, fromBase64, number, preview, time, toBase64, topicName } from "./format.js";
+import { ago, asHex, asJson, asText, bytes, count, fromBase64, number, preview, sent, time, toBase64, topicName } from "./format.js";
 import { Answer, Ask, Table } from "./parts.jsx";
 import { ask, useWatch } from "./server.js";
 
@@ -19,11 +19,10 @@ export function SendOne({ topic }) {
   );
 }
 
-function Cancel({ topic, id, done }) {
+function Cancel({ topic, id }) {
   const act = async () => {
     const [outcome] = await ask("cancel", { topic, ids: [id] });
     if (outcome !== "cancelled") throw new Error(`It was not cancelled: ${outcome}.`);
-    done?.();
   };
   return (
     <Ask label="Cancel" name={id} danger needs="cancel" title={`Cancel message ${id}`} act={act} done="It is cancelled.">
@@ -58,8 +57,8 @@ export function Messages({ topic, query }) {
   const columns = [
     { title: "Due", key: "due_ms", show: (row) => <a href={link(["topics", topic, "messages", row.message_id])}>{time(row.due_ms)}</a> },
     { title: "Id", key: "message_id" },
-    { title: "Key", key: "key" },
-    { title: "Payload", key: "payload", show: (row) => <span class="payload" dir="auto">{preview(row.payload, row.bytes)}</span> },
+    { title: "Key", key: "key", wrap: true, show: (row) => sent(row).key },
+    { title: "Payload", key: "payload", show: (row) => <span class="payload" dir="auto">{preview(row)}</span> },
     { title: "Size", key: "bytes", number: bytes },
     { title: "", show: ({ message_id, due_ms }) => (
       <span class="buttons"><Reschedule topic={topic} id={message_id} due={due_ms} /><Cancel topic={topic} id={message_id} /></span>
@@ -98,13 +97,8 @@ const Crumbs = ({ topic, messages }) => (
   </nav>
 );
 
-export function Message({ topic, id }) {
-  const [answer, setAnswer] = useState();
-  const look = () => ask("message", { topic, message_id: id }).then((result) => setAnswer({ result }), (error) => setAnswer({ reason: error.message }));
-  useEffect(() => {
-    setAnswer(undefined); // nothing of the message before stands under this one's id
-    look();
-  }, [topic, id]);
+export function Message({ topic, id, query }) {
+  const [answer] = useWatch([["message", { topic, message_id: id }]]);
   return (
     <>
       <Crumbs topic={topic} messages />
@@ -115,7 +109,7 @@ export function Message({ topic, id }) {
               <h1>Message {id}</h1> <span class={`tag ${state}`}>{state}</span>
               {state === "scheduled" && <>
                 <Reschedule topic={topic} id={id} due={message?.due_ms} done={(moved) => (location.hash = link(["topics", topic, "messages", moved]))} />
-                <Cancel topic={topic} id={id} done={look} />
+                <Cancel topic={topic} id={id} />
               </>}
             </div>
             {!message ? <p class="quiet">{state === "unknown" ? "The topic has no such message." : "It is gone: its part of the log was trimmed."}</p> : <>
@@ -123,12 +117,12 @@ export function Message({ topic, id }) {
                 <dt>Due</dt><dd>{time(message.due_ms)} <span class="quiet">{ago(message.due_ms)}</span></dd>
                 <dt>Sent</dt><dd>{time(message.publish_ms)}</dd>
                 <dt>Lies at</dt><dd>ledger {id.split(":")[0]}, entry {id.split(":")[1]}{position && position !== id && <>; delivered from {position}</>}</dd>
-                {message.key != null && <><dt>Key</dt><dd>{message.key}</dd></>}
                 {message.dedup_key != null && <><dt>Deduplication key</dt><dd>{message.dedup_key}</dd></>}
                 {message.occurrence && <><dt>Schedule</dt><dd>{message.occurrence.schedule}</dd></>}
-                {Object.entries(message.properties).map(([name, value]) => <><dt>{name}</dt><dd>{value}</dd></>)}
+                {message.retries > 0 && <><dt>Retry</dt><dd>for <a href={link(["workers", topic, message.addressee])}>{message.addressee}</a>, after {count(message.retries, "delivery").replace("deliverys", "deliveries")}{message.failure && `: ${message.failure}`}</dd></>}
+                {!message.client && <Sent message={message} />}
               </dl>
-              <Payload base64={message.payload} />
+              {message.client ? <Entry entry={message.client} part={Number(query.part ?? 0)} raw={message} /> : <Payload {...message} />}
             </>}
           </>
         )}
@@ -137,10 +131,50 @@ export function Message({ topic, id }) {
   );
 }
 
+const Sent = ({ message: { key, ordering_key, event_time, properties } }) => (
+  <>
+    {key != null && <><dt>Key</dt><dd>{key}</dd></>}
+    {ordering_key != null && <><dt>Ordering key</dt><dd>{ordering_key}</dd></>}
+    {event_time > 0 && <><dt>Event time</dt><dd>{time(event_time)}</dd></>}
+    {Object.entries(properties).map(([name, value]) => <><dt>{name}</dt><dd>{value}</dd></>)}
+  </>
+);
+
+/** What a client of the broker has sent: a message, or a batch of them, of which one is shown. */
+function Entry({ entry, part, raw }) {
+  const { producer, sequence_id, compression, count: many, messages, problem } = entry;
+  const at = Math.min(part, messages.length - 1), shown = messages[at];
+  return (
+    <>
+      <dl class="facts">
+        <dt>Client</dt><dd>producer {producer ?? "unknown"}, its number {number(sequence_id)}{compression && `, compressed by ${compression}`}</dd>
+        {many > 1 && <><dt>Batch</dt><dd>{count(many, "message")}</dd></>}
+        {many === 1 && shown && <Sent message={shown} />}
+      </dl>
+      {problem && <p class="problem">It is shown as it is stored, {problem}.</p>}
+      {many > 1 && shown && (
+        <>
+          <Table name={`batch ${raw.message_id}`} caption="Messages of the batch" rows={messages.map((each, number) => ({ ...each, number, id: number }))} columns={[
+            { title: "Message", key: "number", show: (row) => <a href="#" aria-current={row.number === at ? "true" : undefined} onClick={(event) => (event.preventDefault(), change({ part: row.number }))}>{row.number + 1}</a> },
+            { title: "Key", key: "key", wrap: true },
+            { title: "Properties", key: "properties", wrap: true, show: (row) => Object.entries(row.properties).map(([name, value]) => `${name}=${value}`).join(", ") },
+            { title: "Payload", key: "payload", show: (row) => <span class="payload" dir="auto">{preview(row)}</span> },
+            { title: "Size", key: "bytes", number: bytes },
+          ]} />
+          {messages.length < many && <p class="quiet">The first {count(messages.length, "message")} are shown.</p>}
+          <h2>Message {at + 1} of {number(many)}</h2>
+          <dl class="facts"><Sent message={shown} /></dl>
+        </>
+      )}
+      <Payload {...(shown ?? raw)} />
+    </>
+  );
+}
+
 const SHOWN = 1 << 18;
 
-export function Payload({ base64 }) {
-  const data = fromBase64(base64);
+export function Payload({ payload, bytes: size }) {
+  const data = fromBase64(payload);
   const forms = { Text: asText, JSON: asJson, Hex: asHex };
   const part = data.slice(0, SHOWN);
   const possible = Object.entries(forms).map(([name, form]) => [name, form(name === "JSON" ? data : part)]).filter(([, text]) => text !== null);
@@ -150,13 +184,13 @@ export function Payload({ base64 }) {
   return (
     <section class="card">
       <div class="title">
-        <h2>Payload <span class="figure">{bytes(data.length)}</span></h2>
+        <h2>Payload <span class="figure">{bytes(size)}</span></h2>
         <div class="tabs" role="group" aria-label="Shown as">
           {possible.map(([name]) => <button aria-pressed={name === chosen} onClick={() => setForm(name)}>{name}</button>)}
         </div>
       </div>
       <pre tabIndex={0} dir="auto" aria-label={`Payload as ${chosen}`}>{text.slice(0, 4 * SHOWN)}</pre>
-      {data.length > SHOWN && <p class="quiet">The first {number(SHOWN)} bytes are shown.</p>}
+      {size > SHOWN && <p class="quiet">The first {number(SHOWN)} bytes are shown.</p>}
     </section>
   );
 }

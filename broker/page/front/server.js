@@ -54,8 +54,8 @@ async function json(method, path, body) {
 /** Do an operation of the table. */
 export const ask = (operation, given = {}) => json("POST", `${OPERATIONS}/${operation}`, given);
 
-/** What the role may ask, by operation. */
-export const known = () => json("GET", OPERATIONS);
+/** What the role may ask, by operation: in a namespace, or of the whole store. */
+export const known = (namespace) => json("GET", namespace ? `${OPERATIONS}?namespace=${encodeURIComponent(namespace)}` : OPERATIONS);
 
 async function* events(body, signal) {
   const answer = await send("POST", "duelog/v1/watch", body, signal);
@@ -65,6 +65,7 @@ async function* events(body, signal) {
     const { value, done } = await reader.read();
     if (done) return;
     text += value;
+    if (!value.includes("\n")) continue; // amid an event, which may be long
     const parts = text.split("\n\n");
     text = parts.pop();
     for (const part of parts) if (part.startsWith("data: ")) yield JSON.parse(part.slice(6));

@@ -20,9 +20,9 @@ const COLUMNS = [
 ];
 
 export function Topics({ query }) {
-  const { search = "", sort = "name" } = query;
+  const { search = "", sort = "name", namespace } = query;
   const descending = query.descending === "true", offset = Number(query.offset ?? 0);
-  const given = { search, sort, descending };
+  const given = { search, sort, descending, ...(namespace && { namespace }) };
   const [page] = useWatch([["topic_rows", { ...given, offset, limit: PAGE }]]);
   const all = async () => {
     const found = [];
@@ -36,7 +36,7 @@ export function Topics({ query }) {
     <>
       <div class="title">
         <h1>Topics</h1>
-        <Ask label="Create a topic" title="Create a topic" needs="create_topic" fields={[{ name: "topic", label: "Name", required: true, help: "A name, or tenant/namespace/name" }]}
+        <Ask label="Create a topic" title="Create a topic" needs="create_topic" fields={[{ name: "topic", label: "Name", required: true, value: namespace ? `${namespace}/` : "", help: "A name, or tenant/namespace/name" }]}
           act={({ topic }) => ask("create_topic", { topic })} done={(made) => (made ? "The topic is there." : "It was there already.")} />
       </div>
       <input class="search" type="search" placeholder="Search" aria-label="Search topics" value={search}

@@ -96,7 +96,7 @@ function Tasks({ topic, subscription }) {
               { title: "Failed", key: "retries", show: (row) => count(row.retries, "time") },
               { title: "Message", key: "message_id", show: (row) => messageLink(topic, row.message_id) },
               { title: "Key", key: "key", wrap: true },
-              { title: "Payload", key: "payload", show: (row) => <span class="payload" dir="auto">{preview(row.payload, row.bytes)}</span> },
+              { title: "Payload", key: "payload", show: (row) => <span class="payload" dir="auto">{preview(row)}</span> },
             ]} />
           </>
         )}

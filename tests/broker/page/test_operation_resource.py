@@ -100,9 +100,68 @@ async def test_a_role_asks_for_what_it_was_granted_and_a_viewer_only_looks(tmp_p
         assert known["role"] == "guest"
         allowed = {name for name, each in known["operations"].items() if each["allowed"]}
         assert allowed == {name for name, each in OPERATIONS.items() if each.looks}
-        known = (await rest.ask("GET", f"{PATH}?namespace=a/b", role="web")).value["operations"]
-        granted = {name for name, each in known.items() if each["allowed"]}
-        assert granted == {n for n, each in OPERATIONS.items() if each.right in (Right.READ, Right.PRODUCE)}
+        granted = await allowed_to(rest, "web", "a/b")
+        assert granted == {
+            name
+            for name, each in OPERATIONS.items()
+            if each.right in (Right.READ, Right.PRODUCE) and each.parameters.keys() & {"topic", "namespace"}
+        }
+
+
+async def allowed_to(rest: Rest, role: str, namespace: str | None = None) -> set[str]:
+    """The operations that a role hears that it may ask, in a namespace or of the whole store."""
+    known = await rest.ask("GET", PATH if namespace is None else f"{PATH}?namespace={namespace}", role=role)
+    return {name for name, each in known.value["operations"].items() if each["allowed"]}
+
+
+async def test_a_role_of_one_namespace_sees_and_does_nothing_outside_it(tmp_path: Path) -> None:
+    """Lists are of the namespace alone; two namespaces in one question, or none, are refused; so is what changes more.
+
+    An administrator of a tenant may what REST lets it: make topics and set policies, in that tenant.
+    """
+    async with administered(tmp_path / "store", **SECURED) as (_, rest, store):
+        for tenant, admins in (("a", []), ("shop", ["chief"])):
+            await rest.ask(
+                "PUT",
+                f"/admin/v2/tenants/{tenant}",
+                {"adminRoles": admins, "allowedClusters": ["standalone"]},
+                role="root",
+            )
+        for namespace in ("a/b", "a/c", "shop/x"):
+            await rest.ask("PUT", f"/admin/v2/namespaces/{namespace}", {}, role="root")
+            with store.topic(f"{namespace}/t").subscribe("s") as consumer:
+                consumer.dead_letter(store.topic(f"{namespace}/t").send(b"x") and consumer.receive(1)[0], "no")
+        await rest.ask("POST", "/admin/v2/namespaces/a/b/permissions/desk", ["consume"], role="root")
+        assert (await rest.ask("GET", PATH, role="desk")).value["namespaces"] == ["a/b"]
+        assert (await rest.ask("GET", PATH, role="root")).value["namespaces"] is None
+        assert await allowed_to(rest, "desk") == await allowed_to(rest, "desk", "a/c") == set()
+        assert not await allowed_to(rest, "desk", "a/b") & {"overview", "connections", "tick", "send", "create_topic"}
+
+        async def ask(name: str, role: str = "desk", **given: Any) -> Any:
+            answered = await rest.ask("POST", f"{PATH}/{name}", given, role=role)
+            return answered.value if answered.status == 200 else answered.status
+
+        listed = await ask("topic_rows", namespace="a/b")
+        assert ([row["name"] for row in listed["rows"]], listed["known"]) == (
+            ["persistent://a/b/t", "persistent://a/b/t-s-DLQ"], 2,
+        )  # fmt: skip
+        with store.topic("a/b/t").subscribe("s"), store.topic("a/c/t").subscribe("s"):
+            assert [each["topic"] for each in await ask("receiving", namespace="a/b")] == ["persistent://a/b/t"]
+        page = await ask("dead_letter_page", namespace="a/b")
+        assert [each["topic"] for each in page["letters"]] == ["persistent://a/b/t"]
+        for name in ("topic_rows", "receiving", "dead_letter_page", "requeue_dead_letters", "purge_dead_letters"):
+            assert await ask(name) == await ask(name, namespace="a/c") == 403, name
+        assert await ask("purge_dead_letters", topic="a/b/t", namespace="a/c") == 403
+        assert await ask("send", topic="a/b/t", payload="") == 403
+        assert await ask("overview", namespace="a/b") == 403
+        assert await ask("purge_dead_letters", namespace="a/b") == 1
+        assert len(list(store.dead_letters())) == 2
+        assert (await rest.ask("POST", "/duelog/v1/watch", [["receiving", {}]], role="desk")).status == 403
+        assert await ask("create_topic", "chief", topic="shop/x/u") is True
+        assert (await ask("update_policies", "chief", topic="shop/x/u", values={"ttl_ms": 1_000}))["ttl_ms"] == 1_000
+        assert await ask("create_topic", "chief", topic="a/b/u") == await ask("tick", "chief", topic="shop/x/u") == 403
+        assert await allowed_to(rest, "chief", "shop/x") >= {"create_topic", "send", "purge_dead_letters", "effective"}
+        assert not await allowed_to(rest, "chief", "shop/x") & {"tick", "overview", "figures", "transaction"}
 
 
 async def test_another_site_changes_nothing(rest: Rest) -> None:

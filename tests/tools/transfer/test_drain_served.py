@@ -13,7 +13,7 @@ pytest.importorskip("crc32c", reason="needs duelog[broker]")
 pytest.importorskip("pulsar")
 
 from duelog import DelayedStore, Message, StoreConfig
-from duelog.tools.transfer.client_message import client_messages
+from duelog.broker.operate.client_message import client_messages
 from duelog.tools.values import open_to_read
 from tests.broker.clients.conftest import ServedStore
 from tests.tools.command_line import DAY_MS, DUELOG, FUTURE_MS, refused, run

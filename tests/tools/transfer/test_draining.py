@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("crc32c", reason="needs duelog[broker]")
 
 from duelog import DelayedStore, StoreConfig
+from duelog.broker.operate.client_message import ClientMessage
 from duelog.engine import open_engine
 from duelog.store.clock import SystemClock
 from duelog.store.errors import DuelogError
-from duelog.tools.transfer.client_message import ClientMessage
 from duelog.tools.transfer.draining import ADDRESSED, AT_ONCE, BY_SCHEDULE, EXPIRES, Drain, Drained, DrainStopped
 from tests.tools.command_line import DAY_MS, FUTURE_MS
 

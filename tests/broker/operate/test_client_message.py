@@ -1,6 +1,7 @@
 """An entry of the broker as the messages of a client: batches, compression, and what cannot be sent again."""
 
 import zlib
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
+from duelog.broker.operate.client_message import ClientMessage, NotCarried, _Single, client_messages, shown_entry
 from duelog.broker.operate.stored_blob import MOST_BYTES, StoredMetadata
 from duelog.broker.protocol.commands import KeyValue
 from duelog.broker.protocol.entry import BATCH, CHUNK, Header, pack
 from duelog.broker.protocol.fields import BYTES, ENCODERS, VARINT, tag, varint
 from duelog.broker.protocol.frames import join_blob
-from duelog.tools.transfer.client_message import ClientMessage, NotCarried, _Single, client_messages
 from tests.tools.command_line import FUTURE_MS, json_lines_of, make_store
 
 HEAD = tag(1, BYTES) + varint(1) + b"p" + tag(2, VARINT) + varint(7) + tag(3, VARINT) + varint(1_000)
@@ -81,12 +82,57 @@ def test_a_message_of_a_program_is_as_it_was_sent() -> None:
     assert client_messages(b"pay", "k", {"a": "b"}) == [ClientMessage(b"pay", {"a": "b"}, "k")]
 
 
-def test_scheduled_shows_a_message_of_a_client_as_it_was_sent(path: Path) -> None:
+def test_an_entry_is_shown_as_it_was_sent_the_beginning_or_all_of_it() -> None:
+    """Within bounds: of a batch the first 100, of a payload a MiB; of what cannot be read the metadata, and why."""
+    assert shown_entry(b"pay", whole=True) is None
+    single = entry(b"pay", partition_key="k", properties=[KeyValue("shop", "7")], event_time=17)
+    for whole in (True, False):
+        found = shown_entry(single, whole=whole)
+        assert found is not None
+        assert (found["producer"], found["sequence_id"], found["count"], found["problem"]) == ("p", 7, 1, None)
+        assert found["messages"] == [
+            {
+                "payload": "cGF5",
+                "bytes": 3,
+                "key": "k",
+                "properties": {"shop": "7"},
+                "ordering_key": None,
+                "event_time": 17,
+            }
+        ]
+    content = b""
+    for number in range(150):
+        head = ENCODERS[_Single](_Single(payload_size=300, partition_key=str(number)))
+        content += len(head).to_bytes(4, "big") + head + bytes(300)
+    batch = entry(zlib.compress(content), flags=BATCH, num_messages_in_batch=150, compression=2,
+                  uncompressed_size=len(content))  # fmt: skip
+    for whole, count, size in ((True, 100, 300), (False, 1, 256)):
+        found = shown_entry(batch, whole=whole)
+        assert found is not None
+        assert (found["count"], len(found["messages"]), found["compression"]) == (150, count, "ZLIB")
+        assert [each["key"] for each in found["messages"]] == [str(number) for number in range(count)]
+        assert (len(b64decode(found["messages"][0]["payload"])), found["messages"][0]["bytes"]) == (size, 300)
+    large = entry(zlib.compress(bytes(2 << 20)), compression=2, uncompressed_size=2 << 20, partition_key="k")
+    found, beginning = shown_entry(large, whole=True), shown_entry(large, whole=False)
+    assert found is not None
+    assert beginning is not None
+    assert (len(b64decode(found["messages"][0]["payload"])), found["messages"][0]["bytes"]) == (1 << 20, 2 << 20)
+    assert (beginning["messages"], beginning["key"], "2,097,152 bytes" in beginning["problem"]) == ([], "k", True)
+    for stored, problem in (
+        (entry(b"x", encryption_keys=[b"key"]), "encrypted"),
+        (pack(Header(0, 0, 1, 0), b""), "blob"),
+    ):
+        found = shown_entry(stored, whole=True)
+        assert found is not None
+        assert (found["messages"], problem in found["problem"]) == ([], True)
+
+
+def test_scheduled_shows_a_message_of_a_client_as_it_was_sent(tmp_path: Path) -> None:
     """Beside one of a program, which the broker has not stored."""
-    with make_store(path) as store:
+    with make_store(tmp_path / "store") as store:
         store.topic("t").send(entry(b"pay", partition_key="k"), deliver_at=FUTURE_MS)
         store.topic("t").send(b"plain", deliver_at=FUTURE_MS + 1)
-    found = json_lines_of("scheduled", path, "t")
+    found = json_lines_of("scheduled", tmp_path / "store", "t")
     assert [(each["payload"], each["key"]) for each in found] == [("pay", "k"), ("plain", None)]
 
 
