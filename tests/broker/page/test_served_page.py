@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,12 @@ import pytest
 
 import duelog
 from duelog import DelayedStore
+from duelog.broker.operate.client_message import _Single
+from duelog.broker.protocol.commands import KeyValue
+from duelog.broker.protocol.entry import BATCH
+from duelog.broker.protocol.fields import ENCODERS
 from tests.broker.admin.rest import KEY, token
+from tests.broker.operate.test_client_message import entry
 from tests.broker.page.test_browser import Shown, browser, pytestmark, serious, sync_api
 from tests.disaster.running import module
 
@@ -246,3 +252,48 @@ def test_a_server_that_goes_away_and_returns_at_its_address_is_told_and_the_view
         shown.press("Send a message", payload="after", key="", delay="60")
         shown.waits_for("after")
     assert all("ERR_" in each for each in shown.said), shown.said
+
+
+def test_messages_of_pulsar_clients_are_shown_as_they_were_sent(tmp_path: Path, look: Callable[..., Shown]) -> None:
+    """Key, properties and payload of one, and of each of a batch, in lists, alone, and as dead letters; all as text."""
+    hurt = "<img src=x onerror='window.hurt=1'>"
+    single = entry(hurt.encode(), partition_key=f"key {hurt}", properties=[KeyValue("shop", f"7 {hurt}")], event_time=1)
+    content = b""
+    for number in range(3):
+        body = b'{"bill": %d}' % number
+        head = ENCODERS[_Single](_Single(len(body), [KeyValue("number", str(number))], partition_key=f"of-{number}"))
+        content += len(head).to_bytes(4, "big") + head + body
+    batch = entry(zlib.compress(content), flags=BATCH, num_messages_in_batch=3, compression=2,
+                  uncompressed_size=len(content))  # fmt: skip
+    with served(tmp_path) as address, duelog.connect(tmp_path / "store") as store:
+        topic = store.topic("t")
+        ids = [topic.send(each, deliver_after=3_600) for each in (single, batch, entry(b"x", encryption_keys=[b"key"]))]
+        with topic.subscribe("s") as consumer:
+            topic.send(batch)
+            consumer.dead_letter(consumer.receive(1, timeout=20)[0], "no")
+        shown = look(address)
+        shown.go("topics/t/messages")
+        for text in (f"key {hurt}", hurt, '{"bill": 0} (and 2 messages)', "of-0", "(encrypted)"):
+            shown.waits_for(text)
+        shown.go(f"topics/t/messages/{ids[0]}")
+        for text in (f"key {hurt}", f"7 {hurt}", "producer p, its number 7", "Event time"):
+            shown.waits_for(text)
+        assert shown.page.inner_text("pre") == hurt
+        shown.go(f"topics/t/messages/{ids[1]}")
+        shown.waits_for("compressed by ZLIB")
+        shown.waits_for("number=2")
+        link = shown.page.get_by_role("link", name="3", exact=True)
+        link.focus()
+        shown.page.keyboard.press("Enter")
+        shown.waits_for("Message 3 of 3")
+        assert '"bill": 2' in shown.page.inner_text("pre")
+        assert shown.page.url.endswith("?part=2")
+        assert serious(shown.page) == []
+        shown.go(f"topics/t/messages/{ids[2]}")
+        shown.waits_for("It is shown as it is stored, encrypted.")
+        shown.go("letters")
+        shown.waits_for('{"bill": 0} (and 2 messages)')
+        shown.page.locator("a.payload").click()
+        shown.waits_for("Message 1 of 3")
+        assert shown.page.evaluate("window.hurt") is None
+        assert shown.said == []
