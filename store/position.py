@@ -163,6 +163,18 @@ class MessageIds(Sequence[MessageId]):
             self._columns = ledgers, entries
         return self._columns
 
+    def runs(self) -> list[int]:
+        """Ledger id, first entry id and count of consecutive ids, one run after the other."""
+        if self._columns is None and self._places is None:
+            return [number for segment in self._segments for number in segment]
+        import numpy as np  # noqa: PLC0415 - a command that sends no columns does without
+
+        ledgers, entries = self.columns()
+        firsts = np.flatnonzero(np.append(True, (np.diff(ledgers) != 0) | (np.diff(entries) != 1))[: len(self)])
+        counts = np.diff(firsts, append=len(self))
+        runs: list[int] = np.stack((ledgers[firsts], entries[firsts], counts), 1).ravel().tolist()
+        return runs
+
     def __len__(self) -> int:
         return self._count
 
@@ -187,7 +199,7 @@ class MessageIds(Sequence[MessageId]):
 
     def to_list(self) -> list[MessageId]:
         """The ids as a list."""
-        if self._columns is None and self._places is None:
+        if self._columns is None and self._places is None and len(self._segments) <= max(8, self._count // 8):
             return [
                 each
                 for ledger_id, first, count in self._segments

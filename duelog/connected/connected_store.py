@@ -401,7 +401,7 @@ class ConnectedTopic(Topic):
         if not batch:
             found: list[MessageId] = self._ask(FACE["Topic.send_batch"], [messages], named)
             return found
-        return self._numbered("Topic.send_batch", [batch], named, len(batch))
+        return list(self._numbered("Topic.send_batch", [batch], named, len(batch)))
 
     def send_payloads(self, payloads: Sequence[bytes], **named: Any) -> MessageIds:
         _signature(Topic.send_payloads).bind(self, payloads, **named)
@@ -409,13 +409,13 @@ class ConnectedTopic(Topic):
             found: MessageIds = self._ask(FACE["Topic.send_payloads"], [payloads], named)
             return found
         ids = self._numbered("Topic.send_payloads", [payloads], named, len(payloads))
-        return MessageIds([(*run, 1) for run in ids])
+        return ids if isinstance(ids, MessageIds) else MessageIds([(*run, 1) for run in ids])
 
-    def _numbered(self, name: str, arguments: list[Any], named: dict[str, Any], count: int) -> list[MessageId]:
+    def _numbered(self, name: str, arguments: list[Any], named: dict[str, Any], count: int) -> Sequence[MessageId]:
         """Send a batch that is stored once, however often it is asked for."""
         named["numbers"] = [self._store._sender, self._store.number(self._target[0], count)]
-        ids: list[MessageId] = self._connection.call(name, self._target, arguments, named, repeated=True)
-        return [self._sent(each, None) for each in ids] if None in ids else ids
+        ids: Any = self._connection.call(name, self._target, arguments, named, repeated=True)
+        return ids if isinstance(ids, MessageIds) or None not in ids else [self._sent(each, None) for each in ids]
 
     def cancel_key(self, key: str) -> bool:
         return bool(self._store.ask_once("Topic.cancel_key", self._target, [key], {}))

@@ -150,9 +150,9 @@ def buffer() -> memoryview:
     return memoryview(bytearray(CHUNK))
 
 
-def framed(body: bytes) -> bytes:
-    """A frame of a body."""
-    return HEAD.pack(len(body)) + body
+def framed(*pieces: bytes) -> bytes:
+    """A frame of a body, given in pieces."""
+    return b"".join((HEAD.pack(sum(map(len, pieces))), *pieces))
 
 
 def checked_greeting(greeting: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from duelog.store.clock import SystemClock
-from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, InvalidMessage
 from duelog.store.limited_log import LimitedLog
 from duelog.store.message import Dedup
 from duelog.store.position import MessageId
@@ -31,7 +31,7 @@ from .operation import Right
 from .transacted import changed_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
 from .wire_loop import WireLoop
-from .wire_values import columns, pack_error
+from .wire_values import BareMessages, columns, pack_error
 
 Guard: TypeAlias = Callable[[Right, str | None], None]
 """Raises NotAllowed where a client has not this right in the namespace of a topic, None: in the whole store."""
@@ -464,12 +464,9 @@ class WireCalls:
             case [str(producer), int(first)], [name] if first >= 0 and row.name in encoders:
                 topic = self._topic(name)
                 self._use(topic.name, [producer])
-                encode = getattr(type(topic.sender), encoders[row.name])
-                arguments = [topic.sender, *arguments]
-                _bind(row.name, encode, arguments, named)
-                encoded, now_ms = encode(*arguments, **named)
+                encoded, now_ms = _encoded(topic.sender, encoders[row.name], row.name, arguments, named)
                 ids = topic.producer(producer).send_encoded(encoded, now_ms, first, keep_ids=False)
-                return columns(ids) if None not in ids else ids
+                return list(ids) if encoded.dedups else ids  # which of them were there before is told of each
         raise InvalidArgument("numbers", target, "expected [name of a producer, first number], of a batch")
 
     def _use(self, topic: str, numbers: Any) -> None:
@@ -654,6 +651,18 @@ def _bind(name: str, method: Callable[..., object], arguments: list[Any], named:
         _signature(method).bind(*arguments, **named)
     except TypeError as error:
         raise InvalidArgument("arguments", [*arguments[1:], named], f"{name}: {error}") from None
+
+
+def _encoded(sender: Any, method: str, name: str, arguments: list[Any], named: dict[str, Any]) -> tuple[Any, int]:
+    """Check and encode a batch. Raises InvalidArgument, InvalidMessage."""
+    encode = getattr(type(sender), method)
+    _bind(name, encode, [sender, *arguments], named)
+    if arguments and isinstance(arguments[0], BareMessages):
+        with suppress(InvalidMessage):  # of which message it is told below
+            encoded: tuple[Any, int] = sender.encode_payloads(arguments[0].payloads, *arguments[1:], **named)
+            return encoded
+    encoded = encode(sender, *arguments, **named)
+    return encoded
 
 
 def _fewer(most: Any, limit: int) -> Any:

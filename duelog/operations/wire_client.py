@@ -43,7 +43,8 @@ _log = logging.getLogger("duelog.connect")
 GREETED_WITHIN_S = 10.0
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
-_SHORT = 1 << 16
+_SEND_BUFFER = 1 << 20
+"""Bytes that the socket takes before the other end has read them: a batch goes in one piece."""
 
 
 _of_process: WeakSet[Connection] = WeakSet()
@@ -62,20 +63,20 @@ os.register_at_fork(after_in_child=_close_all)
 class Call:
     """One request, from its frame to its answer."""
 
-    __slots__ = ("body", "done", "error", "kind", "name", "number", "others", "ready", "repeated", "result")
+    __slots__ = ("done", "error", "frame", "kind", "name", "number", "others", "ready", "repeated", "result")
 
     def __init__(
         self,
         number: int,
         name: str,
-        body: bytes,
+        frame: bytes,
         others: list[Any],
         repeated: bool,
         done: Callable[[Call], None] | None,
     ) -> None:
         self.number = number
         self.name = name
-        self.body = body
+        self.frame = frame
         self.others = others
         self.repeated = repeated
         """True where it is asked again after the connection has ended."""
@@ -168,8 +169,8 @@ class Connection:
                 if kind == ERROR:
                     raise wire_values.error_of(value)
             connection.settimeout(None)
-            for key, body in list(self._attached.items()):  # before anything else is asked
-                connection.sendall(framed(body))
+            for key, frame in list(self._attached.items()):  # before anything else is asked
+                connection.sendall(frame)
                 _, kind, value = _read(connection, frames)
                 if kind == ERROR:
                     error = wire_values.error_of(value)
@@ -185,7 +186,7 @@ class Connection:
         self._socket, self._frames, self._closing = connection, frames, None
         with suppress(OSError):  # the thread that reads finds out
             for number in sorted(self._calls):
-                connection.sendall(framed(self._calls[number].body))
+                connection.sendall(self._calls[number].frame)
         if not self._reading:
             self._reading = True
             threading.Thread(target=self._run, args=[connection], name="duelog-connection", daemon=True).start()
@@ -222,23 +223,16 @@ class Connection:
         """Ask for an operation without waiting for its answer. Raises Disconnected, ClosedError, InvalidArgument."""
         self.check_process()
         number, others = next(self._numbers), list[Any]()
-        request = [
-            number,
-            name,
-            list(target),
-            [wire_values.columns(each, others) for each in arguments],
-            dict(named or {}),
-        ]
-        body = wire_values.pack(request, others)
-        most = self.facts.get("most_frame_bytes", len(body))
-        if len(body) > most:
-            raise InvalidArgument("arguments", len(body), f"{name}: a request has at most {most} bytes")
-        call = Call(number, name, body, others, repeated, done)
+        frame = framed(*wire_values.request(number, name, list(target), arguments, dict(named or {}), others))
+        size = len(frame) - HEAD.size
+        if size > (most := self.facts.get("most_frame_bytes", size)):
+            raise InvalidArgument("arguments", size, f"{name}: a request has at most {most} bytes")
+        call = Call(number, name, frame, others, repeated, done)
         with self._lock:
             self._ready()
             self._calls[number] = call
             with suppress(OSError):  # the thread that reads finds out, and decides on what is under way
-                _send(self._socket, body)
+                self._socket.sendall(frame)
         return call
 
     def _ready(self) -> None:
@@ -286,7 +280,7 @@ class Connection:
         """Attach a consumer, and again after each new connection until `detach`."""
         call = self.start(name, target, [key, *arguments], named, repeated=True)
         facts = call.wait()
-        self._attached[key] = call.body
+        self._attached[key] = call.frame
         return facts
 
     def detach(self, key: int) -> None:
@@ -410,6 +404,7 @@ def _socket_in(path: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(GREETED_WITHIN_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         with address_in(path) as address:
             connection.connect(address)
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
@@ -419,15 +414,6 @@ def _socket_in(path: Path) -> socket.socket | None:
         connection.close()
         raise Disconnected(f"{path}: the process that has this store open cannot be asked: {error}") from error
     return connection
-
-
-def _send(connection: Any, body: bytes) -> None:
-    """Send a frame, a long one without a copy of it."""
-    if len(body) < _SHORT:
-        connection.sendall(framed(body))
-        return
-    connection.sendall(HEAD.pack(len(body)))
-    connection.sendall(body)
 
 
 def _read(connection: Any, frames: Frames) -> Any:

@@ -16,6 +16,7 @@ from importlib import import_module
 from itertools import chain
 from operator import attrgetter
 from pathlib import PurePath
+from struct import Struct
 from typing import Any
 
 import msgpack
@@ -52,10 +53,17 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 
 _SENT = ("deliver_at", "deliver_after", "key", "properties", "ttl", "dedup_key", "dedup_for", "replace")
 """Fields of a message besides its payload."""
-_FIELDS_OF = attrgetter("payload", *_SENT)
+_FIELDS_OF = attrgetter(*_SENT)
+_BARE = (*(None for _ in _SENT[:-1]), False)
+"""Fields of a message that has none."""
+_UNSAID = {type(None), bool}
+"""Types of fields that say nothing where none is True."""
 _CALLED = {"choose", "on_change", "order_by"}
 """Fields of `Failover` and `KeyShared` that are functions."""
 _RARE = ("first_try", "expires_ms", "occurrence", "failure")
+_LONG_EXTENSION = Struct(">BIb")
+"""Before the data of an extension type: 0xC9, bytes of it, code."""
+
 _UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 """Raised for what is not as it is written here."""
 _BUILTIN = {each.__name__: each for each in (TypeError, ValueError, LookupError, OSError, MemoryError, OverflowError)}
@@ -102,11 +110,42 @@ def columns(value: Any, others: list[Any] | None = None) -> Any:
             if types == {MessageId}:
                 return msgpack.ExtType(IDS, pack(_runs(value)))
             if types == {Message}:
-                return msgpack.ExtType(MESSAGES, _message_columns(value, others))
+                return msgpack.ExtType(MESSAGES, b"".join(_message_columns(value, others)))
         return value
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, memoryview, Mapping, Sequence)):
         return value if hasattr(value, "tolist") else columns(list(value), others)
     return value
+
+
+def request(
+    number: int, name: str, target: object, arguments: Sequence[Any], named: object, others: list[Any]
+) -> list[bytes]:
+    """Write a request, in pieces: payloads are not copied."""
+    batches = [type(each) in (list, tuple) and len(each) > 1 and set(map(type, each)) for each in arguments]
+    if not any(batches):
+        return [pack([number, name, target, [columns(each, others) for each in arguments], named], others)]
+    pieces = [b"\x95", pack(number), pack(name), pack(target, others), _array_head(len(arguments))]
+    for each, types in zip(arguments, batches, strict=True):
+        if types == {bytes}:
+            pieces += _payload_column(each)
+        elif types == {Message}:
+            inner = _message_columns(each, others)
+            pieces += (_LONG_EXTENSION.pack(0xC9, sum(map(len, inner)), MESSAGES), *inner)
+        else:
+            pieces.append(pack(columns(each, others), others))
+    return [*pieces, pack(named, others)]
+
+
+def _array_head(count: int) -> bytes:
+    head: bytes = msgpack.Packer().pack_array_header(count)
+    return head
+
+
+def _payload_column(payloads: Sequence[Any]) -> list[bytes]:
+    """The pieces of an array of payloads."""
+    sizes = list(map(len, payloads))
+    heads = {size: pack(bytes(size))[: -size or None] for size in set(sizes)}
+    return [_array_head(len(payloads)), *chain.from_iterable(zip(map(heads.__getitem__, sizes), payloads, strict=True))]
 
 
 def _runs(ids: Sequence[MessageId]) -> list[int]:
@@ -140,17 +179,50 @@ def _read_ids(data: bytes, _: object) -> list[MessageId]:
     )
 
 
-def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> bytes:
-    payloads, *others = zip(*map(_FIELDS_OF, messages), strict=True)
-    found = {"payload": list(payloads)}
-    for name, column in zip(_SENT, others, strict=True):
-        if any(each is not None and each is not False for each in column):
-            found[name] = list(column)
-    return pack(found, others)
+def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> list[bytes]:
+    """The pieces of the columns of messages."""
+    found: dict[str, Any] = {}
+    rows = list(map(_FIELDS_OF, messages))
+    if not _all_bare(rows):
+        for name, column in zip(_SENT, zip(*rows, strict=True), strict=True):
+            if not set(map(type, column)) <= _UNSAID or any(column):
+                found[name] = list(column)
+    payloads = [message.payload for message in messages]
+    if set(map(type, payloads)) != {bytes}:
+        return [pack({"payload": payloads, **found}, others)]
+    head: bytes = msgpack.Packer().pack_map_header(len(found) + 1)
+    rest = (piece for name, column in found.items() for piece in (pack(name), pack(column, others)))
+    return [head, pack("payload"), *_payload_column(payloads), *rest]
 
 
-def _read_messages(data: bytes, others: Sequence[Any]) -> list[Message]:
+def _all_bare(rows: list[tuple[Any, ...]]) -> bool:
+    """True if no message has more than a payload, given the fields of each."""
+    try:
+        return rows.count(_BARE) == len(rows)
+    except Exception:  # of a comparison with a value of the client's own
+        return False
+
+
+class BareMessages(Sequence[Message]):
+    """Messages that are nothing but payloads, made when they are looked at."""
+
+    def __init__(self, payloads: list[bytes]) -> None:
+        self.payloads = payloads
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Message(self.payloads[index])
+
+    def __iter__(self) -> Iterator[Message]:
+        return map(Message, self.payloads)
+
+
+def _read_messages(data: bytes, others: Sequence[Any]) -> Sequence[Message]:
     found = unpack(data, others)
+    if found.keys() == {"payload"} and set(map(type, found["payload"])) == {bytes}:
+        return BareMessages(found["payload"])
     messages = list(map(Message, found.pop("payload")))
     for name, column in found.items():
         if name not in _SENT or len(column) != len(messages):
@@ -222,7 +294,7 @@ def _extension(value: Any, others: list[Any] | None) -> Any:
     if kind.__name__ == "ReceivedMessages":
         return msgpack.ExtType(RECEIVED, _received_columns(value))
     if kind is MessageIds:
-        return msgpack.ExtType(ID_COLUMNS, pack(_runs(value.to_list())))
+        return msgpack.ExtType(ID_COLUMNS, pack(value.runs()))
     if isinstance(value, ReceivedMessage):
         return msgpack.ExtType(ONE_RECEIVED, _one_received(value))
     if _HOME.get(kind.__name__) == kind.__module__:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -83,17 +83,19 @@ class Producer:
             place, dedup = next(iter(encoded.dedups.items()))
             reason = "not of a producer, whose numbers say what is stored once"
             raise InvalidMessage(f"messages[{place}].dedup_key", dedup.key, reason)
-        return self.send_encoded(encoded, now_ms, first, keep_ids=True)
+        return list(self.send_encoded(encoded, now_ms, first, keep_ids=True))
 
     def send_encoded(
         self, encoded: EncodedBatch, now_ms: int, first: int | None, *, keep_ids: bool
-    ) -> list[MessageId | None]:
+    ) -> Sequence[MessageId | None]:
         """Append a checked batch. Without `keep_ids` what is sent again is known to be stored, not under which id."""
         ids = self._send(encoded, now_ms, first, keep_ids=keep_ids)
         self._settle()
         return ids
 
-    def _send(self, encoded: EncodedBatch, now_ms: int, first: int | None, *, keep_ids: bool) -> list[MessageId | None]:
+    def _send(
+        self, encoded: EncodedBatch, now_ms: int, first: int | None, *, keep_ids: bool
+    ) -> Sequence[MessageId | None]:
         claim = Claim()
         with claim.calling:
             self._producer.claim(claim, first, len(encoded))
@@ -120,6 +122,9 @@ class Producer:
                 if keep_ids:
                     self._producer.write_ids(group, wanted, stored.ids, stored.starts)
 
-            for row, message_id in zip(rows, self._sender.append(self._topic, part, now_ms, also), strict=True):
+            new_ids = self._sender.append(self._topic, part, now_ms, also)
+            if part is encoded:
+                return new_ids
+            for row, message_id in zip(rows, new_ids, strict=True):
                 ids[row] = message_id
             return ids

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, SystemClock, Topic
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, UnknownTopic
@@ -354,8 +356,8 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
         ("message", ("t", MessageId.parse(sent["message_id"]))), ("policies", ()), ("policies", (None, "t")),
         ("effective", ("t",)), ("tick", ()), ("save_snapshots", ()), ("limits", ()), ("seek", ("t", "s", "latest")),
     ]  # fmt: skip
-    for name, given in looks:
-        ours, theirs = getattr(here, name)(*given), getattr(asked, name)(*given)
+    for name, arguments in looks:
+        ours, theirs = getattr(here, name)(*arguments), getattr(asked, name)(*arguments)
         if OPERATIONS[name].streamed:
             ours, theirs = list(ours), list(theirs)
             assert ours, name
@@ -367,6 +369,27 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
     store.topic("v").send(b"y", key="k")
     (received,) = asked.receive(timeout=20)
     assert (received.payload, received.key, asked.ack([received.position])) == (b"y", "k", 1)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Message,
+            st.one_of(st.binary(max_size=3), st.integers(0, 70_000).map(bytes), st.just("pay")),
+            deliver_after=st.sampled_from([None, None, 0, 2.5]),
+            dedup_key=st.sampled_from([None, None, "k"]),
+            replace=st.sampled_from([False, False, True]),
+        ),
+        max_size=4,
+    )
+)
+def test_batches_on_the_wire_are_what_they_were(messages: list[Message]) -> None:
+    """Messages as columns, and payloads, whatever their sizes and fields."""
+    for sent in (messages, [message.payload for message in messages]):
+        request = wire_values.request(7, "x", ["t"], [sent, 5], {"a": 1}, [])
+        number, name, target, (batch, five), named = wire_values.unpack(b"".join(request))
+        assert (number, name, target, five, named) == (7, "x", ["t"], 5, {"a": 1})
+        assert list(batch) == sent
 
 
 def test_a_page_of_scheduled_messages_is_followed_by_the_next(store: DelayedStore, client: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime
 from typing import Any
 
@@ -117,3 +118,14 @@ def test_many_ids_are_a_sequence() -> None:
     assert MessageId(1, 6) in ids
     assert "1:5" in repr(ids)
     assert ids != 3
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(1, 3)), max_size=8), st.randoms())
+def test_runs_of_ids_are_the_ids(segments: list[tuple[int, int, int]], chance: random.Random) -> None:
+    """In the order of the messages, however the ids are kept."""
+    count = sum(length for _, _, length in segments)
+    places = np.array(chance.sample(range(count), count), dtype=np.intp)
+    for ids in (MessageIds(segments), MessageIds(segments, places), MessageIds(segments, places)[1:]):
+        runs = ids.runs()
+        each = zip(runs[::3], runs[1::3], runs[2::3], strict=True)
+        assert [MessageId(ledger, first + at) for ledger, first, length in each for at in range(length)] == list(ids)
