@@ -8,8 +8,11 @@ Source of the rules: Apache Pulsar's topic names, ``persistent://tenant/namespac
 have no place here.
 """
 
+from __future__ import annotations
+
 import re
-from typing import NamedTuple, Self
+from functools import lru_cache
+from typing import NamedTuple
 
 from .errors import InvalidArgument
 
@@ -22,6 +25,9 @@ MAX_TOPIC_BYTES = 400
 
 MAX_SUBSCRIPTION_BYTES = 200
 """Longest subscription name in UTF-8."""
+
+_KNOWN = 4_096
+"""Names that are kept once they were read."""
 
 _ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # control characters, lone surrogates
@@ -40,34 +46,15 @@ class TopicName(NamedTuple):
     namespace: str
     local_name: str
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
+    @staticmethod
+    def parse(text: str) -> TopicName:
         """Read a full or short topic name; raises InvalidArgument with field ``topic``.
 
         ``parse(str(name)) == name`` for every name that this returns.
         """
         if not isinstance(text, str):
             raise InvalidArgument("topic", text, "expected a str")
-        scheme, mark, rest = text.partition("://")
-        if mark and scheme != "persistent":
-            raise InvalidArgument("topic", text, f"only {SCHEME} topics exist here")
-        parts = rest.split("/") if mark else text.split("/")
-        if len(parts) == 1 and not mark:
-            parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, *parts]
-        if len(parts) != 3:
-            raise InvalidArgument(
-                "topic", text, f"expected {SCHEME}tenant/namespace/name, tenant/namespace/name or name"
-            )
-        name = cls(*parts)
-        _check_entity("topic", text, "tenant", name.tenant)
-        _check_entity("topic", text, "namespace", name.namespace)
-        if not name.local_name:
-            raise InvalidArgument("topic", text, "the topic's own name is empty")
-        _check_characters("topic", text)
-        size = len(str(name).encode())
-        if size > MAX_TOPIC_BYTES:
-            raise InvalidArgument("topic", text, f"{size} bytes in full form, over {MAX_TOPIC_BYTES}")
-        return name
+        return _parsed(text)
 
     @property
     def namespace_name(self) -> str:
@@ -76,6 +63,28 @@ class TopicName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.tenant}/{self.namespace}/{self.local_name}"
+
+
+@lru_cache(_KNOWN)
+def _parsed(text: str) -> TopicName:
+    scheme, mark, rest = text.partition("://")
+    if mark and scheme != "persistent":
+        raise InvalidArgument("topic", text, f"only {SCHEME} topics exist here")
+    parts = rest.split("/") if mark else text.split("/")
+    if len(parts) == 1 and not mark:
+        parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, *parts]
+    if len(parts) != 3:
+        raise InvalidArgument("topic", text, f"expected {SCHEME}tenant/namespace/name, tenant/namespace/name or name")
+    name = TopicName(*parts)
+    _check_entity("topic", text, "tenant", name.tenant)
+    _check_entity("topic", text, "namespace", name.namespace)
+    if not name.local_name:
+        raise InvalidArgument("topic", text, "the topic's own name is empty")
+    _check_characters("topic", text)
+    size = len(str(name).encode())
+    if size > MAX_TOPIC_BYTES:
+        raise InvalidArgument("topic", text, f"{size} bytes in full form, over {MAX_TOPIC_BYTES}")
+    return name
 
 
 def validate_namespace_name(text: str) -> str:
