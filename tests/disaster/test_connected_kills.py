@@ -1,234 +1,193 @@
-"""A process that has a store open, or one that is connected to it, is killed over and over: nothing is lost or doubled.
+"""The process that has a store open, its clients and its workers are killed over and over, each while the others run.
 
-DUELOG_CONNECTED_KILLS says how often; a few times unless it is set.
+DUELOG_CONNECTED_KILLS says how often. The programs that are killed are in connected_parts.
 """
 
-import functools
-import itertools
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import duelog
-from duelog import DelayedStore, Message
-from duelog.errors import Disconnected
-from tests.packaging.tree import ROOT
+from duelog import DelayedStore
+from tests.disaster.connected_parts import BEAT, BEAT_S, CONFIG, RETRIES, SUBSCRIPTION, text_of
+from tests.disaster.kill_series import Server
 from tests.proof import length
 
 pytestmark = [pytest.mark.kill, pytest.mark.series]
 
-KILLS = length("DUELOG_CONNECTED_KILLS", 4, 100)
-EACH = 200
-"""Messages sent before each kill."""
-
-SERVER = """
-import sys
-sys.path.append({root!r})
-from duelog import DelayedStore
-with DelayedStore.open({path!r}):
-    print("open", flush=True)
-    sys.stdin.read()
-"""
+KILLS = length("DUELOG_CONNECTED_KILLS", 10, 300)
+MOST_FACTS = 80
+"""The most facts that all parts tell between two kills."""
+TOPICS = ("t", "first", "last", "poison")
+PARTS = {"server": "server", "c1": "client", "c2": "client", "r1": "receiver", "r2": "receiver"}
 
 
-class Serving:
-    """A process that has the store open; killed and begun again."""
-
-    def __init__(self, path: Path) -> None:
-        self._command = [sys.executable, "-c", SERVER.format(root=str(ROOT), path=str(path))]
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"open\n"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def end(self) -> None:
-        """Close the store in order."""
-        self.process.communicate()
-
-
-class Noted:
-    """Texts that threads note, and others wait for."""
+class Twin:
+    """Everything that was told, and what must hold of it. Facts come from as many threads as there are parts."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
+        self.troubles: list[object] = []
+        self.facts: list[tuple[str, list[Any]]] = []
+        """By part. Those of one part are in their order, those of several are not."""
+        self.ids: dict[tuple[str, str], str] = {}
+        """By topic and text, the id of what was handed out."""
 
-    def __call__(self, *texts: str) -> None:
-        with self._changed:
-            self.texts += texts
-            self._changed.notify_all()
+    def take(self, part: str, fact: list[Any]) -> None:
+        with self.changed:
+            if fact[0] == "trouble":
+                self.troubles.append(fact)
+            elif fact[0] not in ("pid", "exit"):
+                self.facts.append((part, fact))
+            self.changed.notify_all()
 
-    def wait_for(self, count: int, seconds: float) -> bool:
-        """Wait until so many are there; False: the time is over."""
-        with self._changed:
-            return self._changed.wait_for(lambda: len(self.texts) >= count, seconds)
+    def wait_for_facts(self, count: int) -> bool:
+        """Wait until so many more were told, or there is trouble; False: they do not come."""
+        with self.changed:
+            wanted = len(self.facts) + count
+            return self.changed.wait_for(lambda: len(self.facts) >= wanted or bool(self.troubles), 60)
 
+    def judge(self, left: set[tuple[str, str]], letters: set[str]) -> str:
+        """Look at all facts; figures. left: topic and text of what was received at the end.
 
-def once(call: Callable[[], object]) -> None:
-    """Do what is stored once; its result may be lost."""
-    try:
-        call()
-    except Disconnected as error:
-        if not error.stored:
-            raise
+        letters: texts of dead letters, which may have had no attempt that began: kills count.
+        """
+        batches, sent = list[set[str]](), set[str]()
+        cancelling, cancelled = set[str](), set[str]()
+        attempts_of: dict[tuple[str, str], set[int]] = defaultdict(set)
+        """By topic and id, how often it had been handed out before, each time that it was."""
+        held: dict[tuple[str, str], tuple[int, int, str]] = {}
+        """By part and text: the server that handed it out, or one before; how often it was before; its id."""
+        acknowledged, settled = set[str](), dict[str, tuple[int, str]]()
+        """settled: what one server handed out, and heard of the acknowledgement: attempts before that, and id."""
+        for part, fact in self.facts:
+            match fact:
+                case ["sending", [*texts]]:
+                    batches.append(set(texts))
+                case ["sent", [*texts]]:
+                    sent.update(texts)
+                case ["late", text]:
+                    sent.add(text)
+                case ["cancelling", text]:
+                    cancelling.add(text)
+                case ["cancelled", text]:
+                    cancelled.add(text)
+                case ["got", topic, text, id_, attempts, server, early_ms]:
+                    before = self.ids.setdefault((topic, text), id_)
+                    assert before == id_ or topic == "poison", (part, fact, before)  # its retries are messages
+                    assert early_ms <= 0, (part, fact)
+                    assert attempts not in attempts_of[topic, id_], self.about(text)
+                    attempts_of[topic, id_].add(attempts)
+                    held[part, text] = server, attempts, id_
+                case ["acked", text, server]:
+                    acknowledged.add(text)
+                    if held[part, text][0] == server:
+                        settled[text] = held[part, text][1:]
+        for text, (attempts, id_) in settled.items():
+            assert max(attempts_of["t", id_]) == attempts, self.about(text)
+        came = {text for _, text in self.ids}
+        assert sent - cancelling - came - letters == set()
+        assert (sent & cancelling) - came == set()
+        assert cancelled & came == set()
+        for batch in batches:
+            assert batch <= came or not batch & came
+        beats = sorted(int(text.partition("@")[2]) for text in came if text.startswith(BEAT))
+        assert beats == list(range(beats[0], beats[-1] + 1, BEAT_S * 1_000)), self.about(BEAT)
+        done = {text for topic, text in self.ids.keys() - left if topic == "first"}
+        assert done == {text for topic, text in self.ids if topic == "last"}
+        return f"{len(self.ids)} messages, {len(acknowledged) - len(settled)} acknowledged over a kill"
 
-
-def sending(path: Path, name: str, sent: Noted, stop: threading.Event) -> None:
-    """Send numbered texts in every way, and cancel some by their keys, until told to stop; note what is stored."""
-    with duelog.connect(path, reconnect=60) as store:
-        topic = store.topic("t")
-
-        def send_together(payloads: list[bytes]) -> None:
-            with store.transaction() as transaction:
-                for payload in payloads:
-                    transaction.send(topic, payload)
-
-        def cancel(payloads: list[bytes]) -> None:
-            key = payloads.pop().decode()
-            once(lambda: topic.send(b"cancelled", deliver_after=3_600, dedup_key=key))
-            assert topic.cancel_key(key)
-
-        ways: list[Callable[[list[bytes]], object]] = [
-            lambda payloads: topic.send(payloads[0]),
-            lambda payloads: topic.send_batch([Message(payload) for payload in payloads]),
-            topic.send_payloads,
-            lambda payloads: topic.send_async(payloads[0]).result(90),
-            lambda payloads: topic.send(payloads[0], dedup_key=payloads[0].decode(), replace=True),
-            lambda payloads: topic.send_batch([Message(each, dedup_key=each.decode()) for each in payloads]),
-            send_together,
-            cancel,
-        ]
-        for number in itertools.count():
-            if stop.is_set():
-                return
-            way = number % len(ways)
-            payloads = [f"{name}:{number}:{each}".encode() for each in range(1 + (way in (1, 2, 5, 6)))]
-            once(functools.partial(ways[way], payloads))
-            sent(*(payload.decode() for payload in payloads))
-
-
-def test_what_is_sent_while_the_server_is_killed_is_there_once(tmp_path: Path) -> None:
-    """Every send of clients that reconnect is stored exactly once; none is in doubt."""
-    path, chance = tmp_path / "store", random.Random(KILLS)
-    with DelayedStore.open(path) as store:
-        store.topic("t").subscribe("s").close()
-    server, stop = Serving(path), threading.Event()
-    sent = Noted()
-    senders = [threading.Thread(target=sending, args=[path, f"c{at}", sent, stop]) for at in range(4)]
-    for sender in senders:
-        sender.start()
-    for _ in range(KILLS):
-        assert sent.wait_for(len(sent.texts) + chance.randrange(1, 60), 60)
-        server.kill()
-        server.start()
-    stop.set()
-    for sender in senders:
-        sender.join(120)
-        assert not sender.is_alive()
-    server.end()
-    with DelayedStore.open(path) as store, store.topic("t").subscribe("s") as consumer:
-        found: Counter[str] = Counter()
-        while batch := consumer.receive(1_000, timeout=0):
-            found.update(message.payload.decode() for message in batch)
-        assert set(found) == set(sent.texts)
-        assert set(found.values()) == {1}
-        assert store.topic("t").count() == 0
-        assert list(store.check()) == []
-    print(f"\n{KILLS} kills, {len(sent.texts)} messages")
+    def about(self, text: str) -> str:
+        """What was told of a text."""
+        return "\n".join(str(row) for row in self.facts if text in str(row[1]))
 
 
-CONSUMER = """
-import json, sys
-sys.path.append({root!r})
-import duelog
-store = duelog.connect({path!r}, reconnect=60)
-print("connected", flush=True)
-with store, store.topic("t").subscribe("s", type="shared") as consumer:
-    for message in consumer:
-        print(json.dumps([message.payload.decode(), message.redelivery_count]), flush=True)
-        consumer.ack(message, durable=True)
-        print(json.dumps(message.payload.decode()), flush=True)
-"""
+class Part(threading.Thread):
+    """A part that is begun again whenever it has ended, until it is closed."""
+
+    def __init__(self, name: str, path: Path, twin: Twin) -> None:
+        super().__init__(name=name)
+        self._request = {"part": PARTS[name], "path": str(path)}
+        self._twin = twin
+        self._forks = Server("tests.disaster.connected_parts")
+        self._process = -1
+        self._ended = False
+        self.start()
+
+    def run(self) -> None:
+        rounds = 0
+        while not self._ended:
+            rounds += 1
+            for fact in self._forks.run({**self._request, "name": f"{self.name}.{rounds}"}):
+                with self._twin.changed, suppress(ProcessLookupError):  # it has ended already
+                    if fact[0] in ("pid", "exit") and self._process >= 0:
+                        os.close(self._process)
+                        self._process = -1
+                    if fact[0] == "pid":
+                        self._process = os.pidfd_open(fact[1])
+                        if self._ended:
+                            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+                self._twin.take(f"{self.name}.{rounds}", fact)
+
+    def kill(self) -> bool:
+        """Kill it; False: it is not there."""
+        with self._twin.changed, suppress(ProcessLookupError):
+            if self._process >= 0:
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+                return True
+        return False
+
+    def close(self) -> None:
+        self._ended = True
+        self.kill()
+        self.join()
+        self._forks.close()
 
 
-def test_what_a_killed_consumer_held_goes_to_others_and_none_is_lost(tmp_path: Path) -> None:
-    """Consumers and the server are killed; what was acknowledged comes no more, what was held comes again, counted."""
-    path, chance = tmp_path / "store", random.Random(KILLS + 1)
-    with DelayedStore.open(path) as store:
-        store.topic("t").subscribe("s", type="shared").close()
-    server = Serving(path)
-    handed, acknowledged, again = Noted(), Noted(), Noted()
-    settled = set[str]()
-    """What was acknowledged before the kill before the last: one acknowledgement may cross one handing out."""
+def test_nothing_is_lost_doubled_early_or_brought_back_though_each_part_is_killed(places: Path) -> None:
+    """Sends by number and key, batches, transactions, tasks, a schedule, cancels: at any kill of server or client.
 
-    def follow(process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.endswith(b"\n"):
-                break
-            fact = json.loads(line)
-            if isinstance(fact, str):
-                acknowledged(fact)
-                continue
-            handed(fact[0])
-            if fact[0] in settled:
-                again(fact[0])
-        process.stdout.close()
+    What is stored is stored once and comes, or was cancelled and never does; an acknowledgement that its server has
+    answered is final; each time that a message comes again its attempts are one more.
+    """
+    path, chance, twin = places / "store", random.Random(KILLS), Twin()
+    with DelayedStore.open(path, CONFIG) as store:
+        for topic in TOPICS:
+            store.topic(topic).subscribe(SUBSCRIPTION, type="shared").close()
+    parts = [Part(name, path, twin) for name in PARTS]
+    kills = 0
+    while kills < KILLS and not twin.troubles:
+        assert twin.wait_for_facts(chance.randrange(1, MOST_FACTS))
+        kills += chance.choice([parts[0], *parts]).kill()
+    for part in reversed(parts):
+        part.close()
+    assert twin.troubles == []
+    with DelayedStore.open(path, CONFIG) as store:
+        left = drain(store, twin)
+        letters = {letter.payload.decode(): letter for letter in store.dead_letters()}
+        assert list(store.check(deep=True)) == []
+    figures = twin.judge(left, set(letters))
+    assert all(letter.attempts > RETRIES for letter in letters.values())
+    print(f"\n{kills} kills, {figures}, {len(letters)} dead letters")
 
-    def consuming() -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", CONSUMER.format(root=str(ROOT), path=str(path))]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"connected\n"
-        followers.append(threading.Thread(target=follow, args=[process]))
-        followers[-1].start()
-        return process
 
-    followers: list[threading.Thread] = []
-    consumers = [consuming() for _ in range(3)]
-    sender = duelog.connect(path, reconnect=60)
-    before = list[str]()
-    for kill in range(KILLS):
-        settled.update(before)
-        before = list(acknowledged.texts)
-        numbers = range(kill * EACH, (kill + 1) * EACH)
-        once(functools.partial(sender.topic("t").send_payloads, [b"%d" % number for number in numbers]))
-        acknowledged.wait_for(len(acknowledged.texts) + chance.randrange(1, 15), 60)
-        if kill % 2:
-            server.kill()
-            server.start()
-        else:
-            victim = consumers.pop(0)
-            os.kill(victim.pid, signal.SIGKILL)
-            victim.wait()
-            consumers.append(consuming())
-    acknowledged.wait_for(EACH * KILLS - 2 * KILLS, 120)
-    sender.close()
-    for process in consumers:
-        process.kill()
-        process.wait()
-    for follower in followers:
-        follower.join()
-    server.end()
-    with DelayedStore.open(path) as store, store.topic("t").subscribe("s", type="shared") as consumer:
-        left = {message.payload.decode() for message in consumer.receive(10_000, timeout=0)}
-        assert set(handed.texts) | left == {str(number) for number in range(EACH * KILLS)}
-        assert not set(acknowledged.texts) & left
-        assert again.texts == []
-        assert list(store.check()) == []
-    print(f"\n{KILLS} kills, {len(acknowledged.texts)} acknowledged, {len(handed.texts)} handed out")
+def drain(store: DelayedStore, twin: Twin) -> set[tuple[str, str]]:
+    """Receive what is left, once it is due; topics and texts."""
+    left = set[tuple[str, str]]()
+    store.topic("t").remove_schedule(BEAT)
+    for name in TOPICS:
+        topic = store.topic(name)
+        with topic.subscribe(SUBSCRIPTION, type="shared") as consumer:
+            while (batch := consumer.receive(1_000, timeout=0)) or topic.stats().pending:
+                for message in batch or consumer.receive(1_000, timeout=0.1):
+                    attempts = message.redelivery_count + message.retries
+                    twin.take("drain", ["got", name, text_of(message), str(message.message_id), attempts, 0, 0])
+                    left.add((name, text_of(message)))
+                    consumer.ack(message)
+    return left
