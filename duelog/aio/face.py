@@ -334,10 +334,12 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         token: str | None = None,
         tls_trust: str | os.PathLike[str] | None = None,
         reconnect: Duration = 30,
+        wait: Duration = 0,
     ) -> _Opening:
         """Connect to the process that has a store open; await the result, or enter it with `async with`."""
-        connect = functools.partial(duelog.connect, place, token=token, tls_trust=tls_trust, reconnect=reconnect)
-        return _Opening(connect)
+        return _Opening(
+            functools.partial(duelog.connect, place, token=token, tls_trust=tls_trust, reconnect=reconnect, wait=wait)
+        )
 
     @property
     def sync(self) -> duelog.DelayedStore:

@@ -50,6 +50,7 @@ _SENDING = signature(Topic.send)
 _SENT = frozenset(_SENDING.parameters) - {"self", "payload"}
 _CLOCK = StoreClock(SystemClock())
 _REPORT_S, _REPORT_AGAIN_S = 1.0, 10.0
+_PAUSE_S = 0.05
 
 
 def connect(
@@ -58,6 +59,7 @@ def connect(
     token: str | None = None,
     tls_trust: str | os.PathLike[str] | None = None,
     reconnect: Duration = 30,
+    wait: Duration = 0,
     prefetch: int = 0,
 ) -> DelayedStore:
     """Connect to the process that has a store open, by its directory on this machine, or by its address.
@@ -74,6 +76,9 @@ def connect(
     calls that may be made twice are made again: sends are numbered, so that each is stored once. Any other that
     was under way raises Disconnected, which says what is in doubt.
 
+    wait: for how long a process is waited for that serves the store, where none does: it may be starting, or be
+    restarted just then.
+
     prefetch: how many messages each subscription holds beyond those that `receive` has given, 0: none. They are pushed
     ahead, and `ack` (without `durable`) sends together what it is given meanwhile, so that messages that are received
     one by one cost no round trip each; others cannot have them meanwhile. Raises Disconnected where nobody serves the
@@ -84,20 +89,32 @@ def connect(
     if not isinstance(place, (str, os.PathLike)):
         raise InvalidArgument("place", place, "expected the path of a store")
     text, patience_s = os.fspath(place), duration_ms("reconnect", reconnect) / 1_000
+    deadline = time.monotonic() + duration_ms("wait", wait) / 1_000
     if patience_s > LONGEST_RECONNECT_S:
         raise InvalidArgument("reconnect", reconnect, f"expected at most {LONGEST_RECONNECT_S} s")
-    if is_address(text):
-        make = connecting(text, None if tls_trust is None else Path(tls_trust))
-        credentials = ("none", b"") if token is None else ("token", token.encode())
-        connection = Connection(make, text, patience_s, credentials)
-        found = connection if connection.connect() else None
-    else:
-        if token is not None:
-            raise InvalidArgument("token", None, "goes with an address: a directory's own user is let in")
-        found = Connection.to(Path(place).absolute(), patience_s)
-    if found is None:
-        raise nobody(text)
-    return ConnectedStore(found, prefetch)
+    if token is not None and not is_address(text):
+        raise InvalidArgument("token", None, "goes with an address: a directory's own user is let in")
+    trust = None if tls_trust is None else Path(tls_trust)
+    while True:
+        try:
+            found = _connection(text, token, trust, patience_s)
+            if found is not None:
+                return ConnectedStore(found, prefetch)
+        except Disconnected:  # it may be ending
+            if time.monotonic() >= deadline:
+                raise
+        if time.monotonic() >= deadline:
+            raise nobody(text)
+        time.sleep(_PAUSE_S)
+
+
+def _connection(place: str, token: str | None, trust: Path | None, patience_s: float) -> Connection | None:
+    """Connect; None: nobody serves. Raises Disconnected."""
+    if not is_address(place):
+        return Connection.to(Path(place).absolute(), patience_s)
+    credentials = ("none", b"") if token is None else ("token", token.encode())
+    connection = Connection(connecting(place, trust), place, patience_s, credentials)
+    return connection if connection.connect() else None
 
 
 # -- methods made from the table -----------------------------------------------------------------------

@@ -30,7 +30,7 @@ from duelog import (
 )
 from duelog.connected import connected_store
 from duelog.errors import ClosedError, Disconnected, DuelogError, InvalidArgument, OnlyInProcess, TransactionConflict
-from duelog.operations import wire_calls, wire_peer, wire_server
+from duelog.operations import wire_calls, wire_client, wire_peer, wire_server
 from duelog.operations.face_table import FACE, NOT_OFFERED
 from duelog.operations.wire_peer import WirePeer
 from duelog.partitions.producer_numbers import split_key
@@ -87,6 +87,35 @@ def test_nobody_serves_is_one_line_that_says_how(tmp_path: Path) -> None:
         duelog.connect(tmp_path / "data")
     with pytest.raises(InvalidArgument, match="place=5: expected the path"):
         duelog.connect(5)  # type: ignore[arg-type]
+
+
+def test_a_process_that_is_starting_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `wait`, also where one that was ending refused at first; without a process for so long alone."""
+    opened: list[DelayedStore] = []
+    answers: Iterator[Any] = iter([None, Disconnected("it closes")])
+
+    def connect(path: Path, patience_s: float) -> Any:
+        if opened:
+            return real(path, patience_s)
+        if (answer := next(answers)) is not None:
+            raise answer
+        return None
+
+    def sleep(seconds: float) -> None:
+        if next(turns) == 1:
+            opened.append(DelayedStore.open(tmp_path))
+
+    real, turns = wire_client.Connection.to, iter(range(10))
+    monkeypatch.setattr(wire_client.Connection, "to", connect)
+    monkeypatch.setattr(connected_store, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    with duelog.connect(tmp_path, wait=30) as store:
+        assert not store.closed
+    opened.pop().close()
+    answers = iter([Disconnected("it closes"), None])
+    with pytest.raises(Disconnected, match="it closes"):
+        duelog.connect(tmp_path)
+    with pytest.raises(Disconnected, match="no process serves"):
+        duelog.connect(tmp_path, wait=0)
 
 
 def test_a_receiver_gets_what_becomes_due_while_it_waits(store: DelayedStore, connected: DelayedStore) -> None:
