@@ -138,6 +138,10 @@ class TaskFunction(Generic[P, R]):
         options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
         return self._store().topic(self.topic).send(self.encode(*args, **kwargs), **options)
 
+    def cancel_key(self, key: str) -> bool:
+        """Cancel the pending call that was sent with a `dedup_key`; False: none is pending. Raises as `send`."""
+        return self._store().topic(self.topic).cancel_key(key)
+
     def message(self, *args: Any, **kwargs: Any) -> FollowUp:
         """The message that `send` would send, for another task to return: it is sent when that is acknowledged."""
         options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}

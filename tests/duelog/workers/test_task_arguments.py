@@ -64,6 +64,7 @@ def test_a_function_runs_with_the_arguments_that_were_sent(store: DelayedStore, 
         assert done.wait(WAIT_S)
     assert seen == [(1, order, Colour.RED, None), (7, order, Colour.RED, ["pay"])]
     assert [message.dedup_key for message in store.topic("t").scheduled()] == ["bill-7"]
+    assert (remind.cancel_key("bill-7"), remind.cancel_key("bill-7")) == (True, False)
 
 
 def test_a_coroutine_and_a_schedule_have_arguments_too(store: DelayedStore) -> None:
