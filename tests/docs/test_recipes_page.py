@@ -2,14 +2,20 @@
 
 import ast
 import importlib.util
+import itertools
+import json
+import os
 import re
+import runpy
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,14 +27,16 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from tests.broker.clients.conftest import free_port
+from tests.broker.clients.conftest import ServedStore
 from tests.conftest import OpenStore
 from tests.duelog.workers.test_worker import Log
 from tests.packaging.tree import ROOT
+from tests.proof import length
+from tests.tools.command_line import json_lines_of, ok
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-FIRING = StoreConfig(background=True)
+FIRING = StoreConfig(background=True, control=True)
 
 
 @pytest.fixture
@@ -55,6 +63,7 @@ def section(heading: str) -> str:
 def files(heading: str, folder: Path) -> None:
     """Write the files of a recipe: blocks whose first line is a name."""
     for name, text in re.findall(r"^```python\n# (\S+)\n(.*?)^```$", section(heading), re.MULTILINE | re.DOTALL):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -119,8 +128,12 @@ def test_a_webhook_is_tried_again_until_it_is_taken_and_not_if_it_never_will_be(
         handler.requests.wait(4)
     assert handler.requests.seen == [b"patient"] * 3 + [b"wrong"]
     assert handler.keys == ["event-1"] * 3 + ["event-2"]
-    (dead,) = store.dead_letters()
-    assert "404" in str(dead)
+    assert "404" in json_lines_of("dead-letters", "list", store.path)[0]["reason"]
+    with recipes["webhooks"](store):
+        assert "1" in ok("dead-letters", "requeue", store.path, "--all", "--topic", "webhooks")
+        handler.requests.wait(5)
+    ok("dead-letters", "purge", store.path, "--all", "--topic", "webhooks")
+    assert list(store.dead_letters()) == []
 
 
 def test_the_wait_before_a_webhook_grows_to_an_hour(recipes: dict[str, Any]) -> None:
@@ -238,6 +251,41 @@ def test_reminders_move_with_their_appointment(recipes: dict[str, Any], store: D
         recipes["weekly_summary"](store)
     assert [each.name for each in topic.schedules()] == ["weekly"]
     assert [found.payload for found in topic.scheduled()] == [b"summary"]
+
+
+@pytest.mark.series
+def test_a_million_users_have_one_reminder_each_wherever_they_move(
+    recipes: dict[str, Any], store: DelayedStore, clock: ManualClock
+) -> None:
+    """DUELOG_REMINDERS=1000000 says how many; times and sizes are printed (pytest -s)."""
+    users, topic, begun = length("DUELOG_REMINDERS", 2_000, 200_000), store.topic("daily"), time.perf_counter()
+    nine, took = datetime.fromtimestamp(clock.now_ms() // 1_000, UTC) + timedelta(hours=1), dict[str, float]()
+
+    def timed(name: str) -> None:
+        nonlocal begun
+        took[name], begun = time.perf_counter() - begun, time.perf_counter()
+
+    def zoned(user: int) -> tuple[int, datetime]:
+        return user, nine + timedelta(minutes=15 * (user % 96))
+
+    with topic.subscribe("s") as consumer:
+        timed("open")
+        assert recipes["remind_all"](store, map(zoned, range(users))) == users
+        timed("set")
+        assert recipes["remind_all"](store, ((user, nine) for user in range(0, users, 10))) == users // 10
+        timed("move a tenth")
+        assert recipes["forget_user"](store, 7)
+        assert topic.count() == users - 1
+        timed("count")
+        found: list[int] = []
+        clock.advance(25 * 3_600_000)
+        while len(found) < users - 1:
+            batch = consumer.receive(1_000, timeout=60)
+            found += [int(message.payload) for message in batch]
+            consumer.ack(batch)
+        timed("deliver, all due at once")
+    assert sorted(found) == [user for user in range(users) if user != 7]
+    print(f"\n{users} users:", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took.items()))
 
 
 def test_urgent_messages_do_not_wait_for_others(recipes: dict[str, Any], store: DelayedStore) -> None:
@@ -379,70 +427,185 @@ def test_fastapi_with_four_workers_says_at_once_in_one_line_what_the_cure_is(tmp
     assert CURE in said
 
 
-SERVE = (
-    "import sys; from duelog import DelayedStore; s = DelayedStore.open('data'); print(1, flush=True); sys.stdin.read()"
-)
-COMMAND = "from duelog.tools.cli.main import main; main()"
+def following(pipe: Any, pattern: str) -> Log:
+    """What a process prints that matches, in a log; read to its end by a thread."""
+    log = Log()
+
+    def follow() -> None:
+        for line in pipe:  # of several processes, and may have parts of several prints
+            for found in re.findall(pattern, line):
+                log.add(found)
+        pipe.close()
+
+    threading.Thread(target=follow).start()
+    return log
 
 
+@pytest.mark.series
 @pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")), reason="uvicorn is not installed"
+    any(importlib.util.find_spec(name) is None for name in ("fastapi", "gunicorn")),
+    reason="FastAPI and gunicorn are not installed",
 )
-def test_payment_cancels_in_four_web_processes_and_the_rest_times_out_in_two_workers(tmp_path: Path) -> None:
-    """Also after the process that has the store open was killed and begun again; all of them end in order."""
+def test_under_load_each_part_of_several_processes_is_restarted_and_no_order_is_lost_or_stored_twice(
+    tmp_path: Path,
+) -> None:
+    """Web processes, two workers and the server: no request fails, payment cancels, the rest times out.
+
+    DUELOG_WEB_PROCESSES=4 as the recipe has them.
+    """
     files("Several processes", tmp_path)
-    port = free_port()
-    web = [sys.executable, "-m", "uvicorn", "--workers", "4", "--port", str(port), "app:app"]
+    processes = length("DUELOG_WEB_PROCESSES", 2, 4)
+    web = [sys.executable, "-m", "gunicorn", "-w", str(processes), "-k", "asgi", "-b", "127.0.0.1:0", "app:app"]
     work = [sys.executable, "-c", COMMAND, "worker", "tasks:worker", "--connect", "data", "--processes", "2"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": tmp_path}
+    broker, placed, failed, stop = ServedStore(tmp_path), Log(), list[BaseException](), threading.Event()
+    (tmp_path / "data").symlink_to("store")
+    with DelayedStore.open(tmp_path / "store") as store:
+        store.topic("order-timeouts").subscribe("audit").close()
+    broker.start()
+    home = {**os.environ, "HOME": str(tmp_path)}  # where gunicorn has a socket of its own
+    server = subprocess.Popen(web, cwd=tmp_path, env=home, stderr=subprocess.PIPE, text=True)
+    started = following(server.stderr, r"(?:Listening at: |Booting worker with pid: )(\S+)")
 
-    def serving() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-c", SERVE], **pipes)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"1\n"
-        return process
+    def working() -> tuple[subprocess.Popen[str], Log]:
+        process = subprocess.Popen(work, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return process, following(process.stdout, r"shop\d+-\d+-late")
 
-    served = serving()
-    with (
-        subprocess.Popen(web, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server,
-        subprocess.Popen(work, **pipes, stderr=subprocess.DEVNULL) as workers,
-    ):
-        assert server.stderr is not None
-        assert workers.stdout is not None
-        lines = iter(server.stderr.readline, "")
-        for _ in range(4):
-            next(line for line in lines if "startup complete" in line)
+    def post(path: str) -> Any:
+        request = urllib.request.Request(f"{started.seen[0]}/orders/{path}", method="POST")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
 
-        def post(path: str) -> bytes:
-            with urllib.request.urlopen(
-                urllib.request.Request(f"http://127.0.0.1:{port}/orders/{path}", method="POST"), timeout=60
-            ) as found:
-                return bytes(found.read())
-
+    def shop(name: str) -> None:
         try:
-            for number in range(8):
-                post(f"paid-{number}")
-            post("late?minutes=0")
-            assert workers.stdout.readline() == b"cancelled late\n"
-            served.kill()
-            served.communicate()
-            served = serving()
-            assert {post(f"paid-{number}/payment") for number in range(8)} == {b'{"in_time":true}'}
-            post("later?minutes=0")
-            while (
-                line := workers.stdout.readline()
-            ) == b"cancelled late\n":  # once more: its acknowledgement was killed
-                pass
-            assert line == b"cancelled later\n"
-        finally:
-            for process in (server, workers):
-                process.send_signal(signal.SIGTERM)
-            server.stderr.read()
-    served.communicate()
-    assert (server.returncode, workers.returncode, served.returncode) == (0, 0, 0)
-    with DelayedStore.open(tmp_path / "data") as store:
-        assert list(store.topic("order-timeouts").keys()) == []
+            for number in itertools.count():
+                order = f"{name}-{number}-{'paid' if number % 2 else 'late'}"
+                post(f"{order}?minutes={30 if number % 2 else 0}")
+                if number % 2:
+                    assert post(f"{order}/payment") == {"in_time": True}
+                placed.add(order)
+                if stop.is_set():
+                    return
+        except BaseException as error:
+            failed.append(error)
+
+    shops = [threading.Thread(target=shop, args=[f"shop{number}"]) for number in range(3)]
+    workers, ran = working()
+    try:
+        started.wait(1 + processes)
+        for thread in shops:
+            thread.start()
+        placed.wait(10)
+        assert broker.stop() == 0
+        broker.start()
+        placed.wait(len(placed.seen) + 10)
+        server.send_signal(signal.SIGHUP)
+        started.wait(1 + 2 * processes)
+        placed.wait(len(placed.seen) + 10)
+        os.kill(int(started.seen[-1]), signal.SIGTERM)
+        started.wait(2 + 2 * processes)
+        workers.send_signal(signal.SIGTERM)
+        assert workers.wait(60) == 0
+        workers, ran_later = working()
+        placed.wait(len(placed.seen) + 10)
+        stop.set()
+        for thread in shops:
+            thread.join(60)
+        assert failed == []
+        late = {order for order in placed.seen if order.endswith("late")}
+        while not late <= {*ran.seen, *ran_later.seen}:
+            ran_later.wait(len(ran_later.seen) + 1)
+    finally:
+        stop.set()
+        for process in (server, workers):
+            process.send_signal(signal.SIGTERM)
+        statuses = [process.wait(60) for process in (server, workers)]
+        statuses.append(broker.stop())
+    assert statuses == [0, 0, 0]
+    assert {*ran.seen, *ran_later.seen} == late
+    with DelayedStore.open(tmp_path / "store") as store:
+        topic = store.topic("order-timeouts")
+        assert list(topic.keys()) == []
+        with topic.subscribe("audit") as audit:
+            stored = [message.payload.decode() for message in audit.receive(10_000, timeout=0)]
+        assert sorted(stored) == sorted(late)
         assert list(store.check()) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flask") is None, reason="Flask is not installed")
+def test_a_cart_of_flask_is_remembered_once_and_not_after_its_order(
+    store: DelayedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is changed; the application connects to the process that has the store open."""
+    files("Flask", tmp_path)
+    (tmp_path / "data").symlink_to(store.path)
+    monkeypatch.chdir(tmp_path)
+    names = runpy.run_path("shop.py")
+    browser = names["app"].test_client()
+    for name in ("a", "b", "a"):
+        assert browser.put(f"/carts/{name}").status_code == 204
+    assert browser.post("/carts/b/order").json == {"in_time": True}
+    assert browser.post("/carts/b/order").json == {"in_time": False}
+    assert [found.payload for found in store.topic("abandoned-carts").scheduled()] == [b"a"]
+    names["carts"]()._connection.close()
+
+
+DJANGO = {
+    "settings.py": """
+        SECRET_KEY, ALLOWED_HOSTS, ROOT_URLCONF, USE_TZ = "x", ["*"], "urls", True
+        INSTALLED_APPS = ["shop"]
+        DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}}
+        DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+    """,
+    "urls.py": """
+        from django.urls import path
+        from shop import views
+        urlpatterns = [path("place/<int:minutes>", views.place), path("pay/<int:order>", views.pay)]
+    """,
+    "shop/models.py": """
+        from django.db import models
+        class Order(models.Model):
+            state = models.TextField()
+    """,
+    "drive.py": """
+        import django
+        django.setup()
+        from django.core.management import call_command
+        from django.test import Client
+        call_command("migrate", run_syncdb=True, verbosity=0)
+        client = Client()
+        late, paid = (client.get(f"/place/{minutes}").json()["order"] for minutes in (0, 30))
+        assert client.get(f"/pay/{paid}").json() == {"paid": True}
+        print(late, flush=True)
+    """,
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("django") is None, reason="Django is not installed")
+def test_an_order_of_django_expires_by_the_command_and_a_paid_one_does_not(store: DelayedStore, tmp_path: Path) -> None:
+    """Messages are sent after the database's transactions; the command ends in order on SIGTERM."""
+    for name, text in DJANGO.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
+    files("Django", tmp_path)
+    (tmp_path / "data").symlink_to(store.path)
+    settings = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "settings",
+        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    run: dict[str, Any] = {"cwd": tmp_path, "env": settings, "stdout": subprocess.PIPE, "text": True}
+    late = subprocess.run([sys.executable, "drive.py"], check=True, timeout=60, **run).stdout
+    with subprocess.Popen([sys.executable, "-m", "django", "run_tasks"], **run) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == f"expired {late}"
+        command.send_signal(signal.SIGTERM)
+    assert command.returncode == 0
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        assert database.execute("SELECT state FROM shop_order ORDER BY id").fetchall() == [("expired",), ("paid",)]
+    assert list(store.topic("expiries").keys()) == []
+
+
+COMMAND = "from duelog.tools.cli.main import main; main()"
 
 
 def _get(url: str) -> bytes:
@@ -461,11 +624,14 @@ def test_every_recipe_is_run() -> None:
         "Webhook with backoff": "send_webhook",
         "Outbox of an SQL database": "relay",
         "Reminders": "remind",
+        "Reminders for a million users": "remind_all",
         "Priorities": "mails",
         "Rate limits": "paced",
         "FastAPI": "'FastAPI'",
         "gunicorn": "'gunicorn'",
         "Several processes": "'Several processes'",
+        "Flask": "'Flask'",
+        "Django": "'Django'",
     }
     assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == list(used)
     assert [heading for heading, name in used.items() if name not in said] == []

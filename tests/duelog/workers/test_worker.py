@@ -43,10 +43,10 @@ class Log:
     """Payloads that functions were run with, and a wait for those to come."""
 
     def __init__(self) -> None:
-        self.seen: list[bytes] = []
+        self.seen: list[Any] = []
         self._monitor = Monitor()
 
-    def add(self, payload: bytes) -> int:
+    def add(self, payload: object) -> int:
         """Note a payload; how often it was noted by now."""
         with self._monitor.lock:
             self.seen.append(payload)
