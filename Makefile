@@ -20,6 +20,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 # Benchmarks are typed like the rest, once there are any: mypy refuses a folder without modules.
 TYPED := duelog tests docs/site/commands.py docs/site/configuration.py docs/site/offline.py $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
 
+FACE := tests/duelog/test_typed_program.py
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-ui page serve docs test proof torture check lint types packaging bench clean install install-dev
 
@@ -60,14 +62,17 @@ test: install-dev ## run the tests on the installed package (ARGS are pytest's)
 proof: install-dev ## the long series and the wrong engines that test leaves out (ARGS are pytest's)
 	DUELOG_PROOF=1 PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadgroup -m "proof or series" $(ARGS)
 
-check: lint types packaging ## ruff, mypy --strict, and the tests of layers and packaging
+check: lint types packaging ## ruff, mypy and pyright, strict, and the tests of layers and packaging
 
 lint: $(VENV)/.ready-dev ## ruff check and ruff format --check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-types: $(VENV)/.ready-dev ## mypy --strict
+# pyright fetches itself from npm when it is first run; where it cannot, the rest goes on.
+types: $(VENV)/.ready-dev ## mypy --strict, and pyright, strict too, over a program that uses the whole face
 	$(VENV)/bin/mypy --strict $(TYPED)
+	@export PATH="$(abspath $(VENV))/bin:$$PATH" PYRIGHT_PYTHON_IGNORE_WARNINGS=1; \
+	if pyright --version >/dev/null 2>&1; then echo "pyright $(FACE)" && pyright $(FACE); else echo "pyright cannot be had" >&2; fi
 
 packaging: install-dev ## the tests of layers, packages and the wheel
 	PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) tests/packaging
