@@ -55,9 +55,9 @@ class PageFiles:
         ]
 
     async def index(self, request: Request) -> Reply:
-        """503: it was not built."""
+        """404: it was not built."""
         if "index.html" not in self._files:
-            return Reply(NOT_BUILT.encode(), _TYPES["html"], 503, _HEADERS)
+            return Reply(NOT_BUILT.encode(), _TYPES["html"], 404, _HEADERS)
         return self._reply("index.html")
 
     async def file(self, request: Request) -> Reply:
