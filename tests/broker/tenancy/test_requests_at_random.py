@@ -133,7 +133,8 @@ def test_no_request_is_answered_with_500(rest_of_module: RestRunner, data: st.Da
     """Right and wrong names, queries and bodies; an error has a reason."""
     if not all(rest_of_module.store.topic(name).exists() for name in NAMES):
         prepare(rest_of_module)
-    route = data.draw(st.sampled_from(rest_of_module.routes))
+    routes = [route for route in rest_of_module.routes if route.path != "/"]  # which answers in HTML
+    route = data.draw(st.sampled_from(routes))
     method, queries = route.method, list(route.query)
     parts = [
         quote(data.draw(part_of(part[1:-1])).encode(errors="surrogatepass"), safe="") if part.startswith("{") else part
