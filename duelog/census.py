@@ -34,7 +34,7 @@ from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, Inval
 from duelog.store.files.directory import disk_parts, size_bytes
 from duelog.store.listener import Listeners, StoreListener
 from duelog.store.log import catalog
-from duelog.store.log.ledger import find_tail
+from duelog.store.log.ledger import find_tails
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 
@@ -158,6 +158,8 @@ class Census:
         self._rounds = 0
         self._tallies: dict[int, _Tally] = {}
         self._rows: dict[str, TopicRow] = {}
+        self._with_inline: set[str] = set()
+        """Topics whose rows say that messages wait in their main logs."""
         self._names: dict[int, str] = {}
         self._ids: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self._cancelled_ledgers: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -247,8 +249,9 @@ class Census:
                 at = np.flatnonzero(minutes)
                 times.append(start + at * min(MINUTE_MS, self._span_ms))
                 counts.append(minutes[at])
-        for each in self._topics.loaded() if state is None else [state]:
-            if len(inline := self._inline.dues(each)):
+        holding = map(self._topics.find, map(TopicName.parse, self._with_inline)) if state is None else [state]
+        for each in holding:
+            if each is not None and len(inline := self._inline.dues(each)):
                 times.append(inline)
                 counts.append(np.ones_like(inline))
         times.append(np.array([time_ms for time_ms, _ in whole], np.int64))
@@ -332,7 +335,11 @@ class Census:
                 self._count(partition)
                 yield
             elif tally.requests != self._requests:
+                before = tally.total
                 self._settle(tally)
+                if tally.minutes is not None and tally.total != before:
+                    self._count(partition)
+                    yield
         pending = self._by_topic()
         yield
         for topic_id, name in list(self._names.items()):
@@ -342,6 +349,7 @@ class Census:
                 yield
         for name in self._rows.keys() - set(self._names.values()):
             del self._rows[name]
+        self._with_inline = {name for name, row in self._rows.items() if row.inline}
         self._disk = disk_parts(self._path)
         self._index_bytes = self._firing.loaded.memory_bytes()
         yield
@@ -373,8 +381,11 @@ class Census:
         is_open = partition.state is PartitionState.OPEN
         if is_open != (stats.state != "closed"):
             return True
-        near = partition.start_ms <= self._clock.now_ms() + NEAR_MS
-        return is_open and near and (tally.requests != self._requests or tally.minutes is None)
+        now_ms = self._clock.now_ms()
+        if not is_open or partition.start_ms > now_ms + NEAR_MS:
+            return False
+        fires = not tally.counts_cancelled or partition.start_ms <= now_ms
+        return tally.minutes is None or (fires and tally.requests != self._requests)
 
     def _count(self, partition: Partition) -> None:
         """Count the logs of a partition; one that is damaged, or was deleted meanwhile, is left out."""
@@ -394,33 +405,27 @@ class Census:
         is_open, begun = partition.state is PartitionState.OPEN, start_ms <= now_ms
         logs = self._firing.loaded.logs.get(start_ms, {}) if is_open else {}
         in_memory = bool(logs) and all(log.loaded for log in list(logs.values()))
-        found: list[tuple[int, int, int, int]] = []
         with partition.environment.read() as raw, self._main.read() as main:
             record = catalog.partition(main, start_ms)
-            for key, fields in catalog.rows(raw, fmt.prefix(Table.LOG)):
-                topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
-                known = partition.known_log(topic_id)
-                entries = known.ledger.entries if known is not None else find_tail(raw, partition.name, ledger_id)
-                if not is_open:
-                    left = 0
-                elif in_memory and topic_id in logs:
-                    left = len(logs[topic_id])
-                else:
-                    frontier = catalog.frontier(main, topic_id, start_ms) if begun else None
-                    left = entries - (0 if frontier is None else frontier.fired)
-                found.append((topic_id, ledger_id, entries, left))
-        found.sort()
-        topics, ledgers, entries_of, left_of = (list(each) for each in zip(*found, strict=True)) if found else ([],) * 4
+            topic_ids, ledgers = catalog.log_columns(raw)
+            topics = topic_ids.tolist()
+            entries = find_tails(raw, partition.name, ledgers)
+            left = entries.copy() if is_open else np.zeros_like(entries)
+            for at, topic_id in enumerate(topics if is_open and begun else ()):
+                if in_memory and topic_id in logs:
+                    left[at] = len(logs[topic_id])
+                elif (frontier := catalog.frontier(main, topic_id, start_ms)) is not None:
+                    left[at] -= frontier.fired
         near = is_open and start_ms <= now_ms + NEAR_MS
         state = ("current" if begun else "future") if is_open else "closed"
-        stats = PartitionStats(start_ms, partition.end_ms, state, partition.generation, len(found), sum(entries_of), 0,
-                               0 if record is None else record.references, size_bytes(partition.path))  # fmt: skip
+        stats = PartitionStats(start_ms, partition.end_ms, state, partition.generation, len(topics), int(entries.sum()),
+                               0, 0 if record is None else record.references, size_bytes(partition.path))  # fmt: skip
         return _Tally(
             stats,
-            np.array(topics, np.uint32),
-            np.array(ledgers, np.uint64),
-            np.array(left_of, np.int64),
-            np.array(left_of, np.int64),
+            topic_ids,
+            ledgers,
+            left,
+            left,
             received,
             requests,
             is_open and not in_memory,

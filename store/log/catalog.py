@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ..codec import format as fmt
 from ..codec.format import (
     CursorRecord,
@@ -21,9 +24,11 @@ from ..codec.format import (
     unpack_attempts,
 )
 from ..codec.frontier import FrontierRecord
+from ..codec.run import UInt32s
 from ..env.environment import Environment
 from ..env.memtable import ABSENT, PAST, Entry, Reads, fields_over, overlaid, unapplied_records
 from ..env.transaction import Transaction
+from ..errors import CorruptRecord
 
 LEDGERS = "next_ledger"
 TOPICS = "next_topic"
@@ -68,6 +73,25 @@ def rows(raw: Reads, prefix: bytes, start: bytes = b"", limit: bytes = PAST) -> 
     """
     merged = overlaid(_applied(raw, prefix, start, limit), unapplied_records(raw, prefix, start, limit), fields_over)
     return ((key, fields) for key, fields in merged if fields is not None)
+
+
+def log_columns(raw: Reads) -> tuple[UInt32s, npt.NDArray[np.uint64]]:
+    """The logs in a partition: topic ids, ascending, and ledger ids. For figures: checksums are not verified.
+
+    Raises CorruptRecord.
+    """
+    prefix = fmt.prefix(Table.LOG)
+    found = {key: value[: -fmt.CRC_BYTES] for key, value in _applied(raw, prefix)}
+    for key, _ in unapplied_records(raw, prefix):
+        fields = fields_of(raw, key)
+        found.pop(key, None) if fields is None else found.update({key: fields})
+    order = sorted(found)
+    if any(len(fields) != 8 for fields in found.values()):
+        raise CorruptRecord("a record of a log is not of 8 bytes")
+    return (
+        np.frombuffer(b"".join(order), [("table", "u1"), ("topic", ">u4")])["topic"].astype(np.uint32),
+        np.frombuffer(b"".join(map(found.__getitem__, order)), ">u8").astype(np.uint64),
+    )
 
 
 def keys(raw: Reads, prefix: bytes) -> Iterator[bytes]:

@@ -48,7 +48,7 @@ from duelog.store.env.memtable import (
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import StoreFull
 from duelog.store.log import catalog
-from duelog.store.log.ledger import find_tail
+from duelog.store.log.ledger import find_tail, find_tails
 from duelog.store.log.scan import RunFinder, runs
 from duelog.store.wal.segment import Row
 from duelog.store.wal.write_batch import WriteBatch, add_row
@@ -375,6 +375,8 @@ class Views(RuleBasedStateMachine):
         with self.environment.read() as raw:
             self.check(raw, self.ends, self.record, self.numbers)
             assert {ledger: find_tail(raw, "e", ledger) for ledger in self.ends} == self.ends
+            ledgers = sorted(self.ends)
+            assert find_tails(raw, "e", np.array(ledgers, np.uint64)).tolist() == [self.ends[each] for each in ledgers]
 
     def check(self, raw: Reads, ends: dict[int, int], record: bytes, numbers: set[int]) -> None:
         """A reader finds the rows there were, or more."""

@@ -24,6 +24,7 @@ from duelog.store.log.ledger import (
     Replaced,
     end_after,
     find_tail,
+    find_tails,
     insert_markers,
     insert_messages,
     insert_packed,
@@ -175,7 +176,7 @@ def test_a_ledger_ends_at_the_last_entry_id_there_can_be(environment: Environmen
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 10)), max_size=25))
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 10)), min_size=1, max_size=25))
 def test_the_end_of_every_ledger_is_found(
     tmp_path_factory: pytest.TempPathFactory, appends: list[tuple[int, int]]
 ) -> None:
@@ -189,6 +190,13 @@ def test_the_end_of_every_ledger_is_found(
             expected = sum(count for ledger, count in appends if ledger == ledger_id)
             assert tail(environment, ledger_id) == log.ledger.entries == expected
             assert sum(len(bodies) for _, bodies in stored(environment, ledger_id)) == expected
+        damaged = max(ledger for ledger, _ in appends)
+        first = max(entry_id for entry_id, _ in stored(environment, damaged))
+        damage(environment, damaged, first, at=4)
+        with environment.read() as raw:
+            found = find_tails(raw, "main", np.arange(6, dtype=np.uint64)).tolist()
+        assert found == [tail(environment, ledger_id) for ledger_id in range(6)]
+        assert found[damaged] == first + MAX_RUN_ENTRIES
     finally:
         environment.close()
 
