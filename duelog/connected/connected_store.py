@@ -18,7 +18,7 @@ from duelog.operations.face_table import FACE, NOT_OFFERED, Row
 from duelog.operations.transacted import TRANSACTED
 from duelog.operations.wire import CONNECTION, LONGEST_RECONNECT_S, Disconnected, OnlyInProcess
 from duelog.operations.wire_address import connecting, is_address
-from duelog.operations.wire_client import Call, Connection, nobody
+from duelog.operations.wire_client import Call, Connection, is_gone, nobody
 from duelog.operations.wire_values import columns
 from duelog.sending.producer import Producer
 from duelog.store.clock import StoreClock, SystemClock
@@ -716,15 +716,20 @@ class ConnectedSubscription(Subscription):
         return count
 
     def close(self, *, failed: bool = True) -> None:
+        """See `Subscription.close`. Raises what acknowledgements on their way did, not that the process is gone."""
         if self._closed:
             return
-        if self._acking is not None:
-            self._acking.close()
-        self._connection.detach(self._key)
-        if not self._connection.closed:
-            self._ask(FACE["Subscription.close"], (), {"failed": failed})
-        self._closed = True
-        self._ended.set()
+        try:
+            if self._acking is not None:
+                self._acking.close()
+        finally:
+            try:
+                if self._connection.detach(self._key) and not self._connection.closed:
+                    self._ask(FACE["Subscription.close"], (), {"failed": failed})
+            except DuelogError as error:
+                if not is_gone(error):
+                    raise
+            self._closed = True
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""

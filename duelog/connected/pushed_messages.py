@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from duelog.operations.wire_client import Call
+from duelog.operations.wire_client import Call, is_gone
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import MessageId
 
@@ -111,11 +111,13 @@ class Acknowledging:
                 self._changed.wait()
 
     def close(self) -> None:
-        """Send what there is; wait until that is answered."""
+        """Send what there is; wait until that is answered. Raises what one did, unless the other is gone."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
         self._thread.join()
+        if self._error is not None and not is_gone(self._error):
+            raise self._error
 
     def _run(self) -> None:
         while True:

@@ -283,9 +283,11 @@ class Connection:
         self._attached[key] = call.frame
         return facts
 
-    def detach(self, key: int) -> None:
-        """Attach a consumer no more."""
-        self._attached.pop(key, None)
+    def detach(self, key: int) -> bool:
+        """Attach a consumer no more; False: there is no connection to which it is attached."""
+        with self._lock:
+            self._attached.pop(key, None)
+            return self._socket is not None
 
     def next_number(self) -> int:
         """A number that no other call and no consumer of this connection has."""
@@ -393,6 +395,11 @@ class Connection:
 def is_closing(error: BaseException) -> bool:
     """True if a process has said that it closes its store, and has not begun what it was asked for."""
     return isinstance(error, Refused) and error.type == CLOSING
+
+
+def is_gone(error: BaseException) -> bool:
+    """True if the other process has ended, or is closing its store: what a consumer held goes to others."""
+    return isinstance(error, Disconnected) or is_closing(error)
 
 
 def nobody(place: str) -> Disconnected:

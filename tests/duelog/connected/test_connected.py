@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -29,7 +29,15 @@ from duelog import (
     aio,
 )
 from duelog.connected import connected_store
-from duelog.errors import ClosedError, Disconnected, DuelogError, InvalidArgument, OnlyInProcess, TransactionConflict
+from duelog.errors import (
+    ClosedError,
+    Disconnected,
+    DuelogError,
+    InvalidArgument,
+    OnlyInProcess,
+    StoreFailed,
+    TransactionConflict,
+)
 from duelog.operations import wire_calls, wire_client, wire_peer, wire_server
 from duelog.operations.face_table import FACE, NOT_OFFERED
 from duelog.operations.wire_peer import WirePeer
@@ -235,6 +243,38 @@ def test_a_receiver_of_pushed_messages_hears_each_time_that_nobody_serves(tmp_pa
     for _ in range(3):
         with pytest.raises(DuelogError):
             consumer.receive(timeout=20)
+
+
+@pytest.mark.parametrize("prefetch", [0, 10])
+def test_a_subscription_closes_quietly_where_nobody_serves_any_more(tmp_path: Path, prefetch: int) -> None:
+    """What it held is handed to others as it is; so it is of acknowledgements that were on their way."""
+    with DelayedStore.open(tmp_path / "store") as store:
+        store.topic("t").send(b"x")
+        consumer = duelog.connect(store.path, prefetch=prefetch, reconnect=0).topic("t").subscribe("s")
+        (message,) = consumer.receive(timeout=20)
+    if prefetch:
+        consumer.ack(message)
+    consumer.close()
+    assert consumer.closed
+
+
+def test_closing_a_subscription_tells_that_acknowledgements_on_their_way_failed(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is closed all the same."""
+
+    def fail(*_: object) -> NoReturn:
+        raise StoreFailed(store.path, "no disk")
+
+    store.topic("t").send(b"x")
+    with duelog.connect(store.path, prefetch=10) as connected:
+        consumer = connected.topic("t").subscribe("s")
+        monkeypatch.setattr(consumer, "_settle", fail)
+        consumer.ack(consumer.receive(timeout=20))
+        with pytest.raises(StoreFailed, match="no disk"):
+            consumer.close()
+        assert consumer.closed
+        assert store.topic("t").subscription("s").stats().consumers == 0
 
 
 def test_a_future_of_a_message_that_cannot_be_taken_is_none(connected: DelayedStore) -> None:
