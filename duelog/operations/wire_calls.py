@@ -192,7 +192,7 @@ class _Consumer:
                     continue
                 again = [ms for ms in (deadline_ms, again_ms) if ms is not None]
                 if again:
-                    self._look_again((min(again) - now_ms) / 1_000)
+                    self._look_again((min(again) - now_ms) / 1_000 - time.time() % 0.001)
                 return
 
     def _due(self, most: Any) -> tuple[Any, int | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import queue
+import select
 import selectors
 import socket
 import threading
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _THREADS = 16
+_SOON_S = 0.02
+"""A time so near is waited for exactly: epoll rounds to milliseconds, upwards."""
 
 Ready = Callable[[int], object]
 """Called in the thread with the events that a socket is ready for."""
@@ -109,6 +112,8 @@ class WireLoop:
         timeout = max(self._timers[0][0] - time.monotonic(), 0) if self._timers else None
         if self._calls:  # left by one that has raised
             timeout = 0
+        if timeout is not None and 0 < timeout < _SOON_S:
+            timeout = self._wait_exactly(timeout)
         for key, events in self.selector.select(timeout):
             key.data(events)
         self._woken = False
@@ -117,6 +122,13 @@ class WireLoop:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
+
+    def _wait_exactly(self, seconds: float) -> float:
+        """Wait, by a call that knows less than milliseconds, until a socket is ready; the time that is left to wait."""
+        with suppress(ValueError):  # its number is too high for that call
+            select.select([self.selector], (), (), seconds)
+            return 0
+        return seconds
 
     def end(self, last: Callable[[], object]) -> None:
         """End the threads of the pool, once they have done what there is; then the thread, after `last`."""
