@@ -85,6 +85,8 @@ REPLICA_LAG_SIZE = "duelog.replica.lag.size"
 REPLICA_PUTS = "duelog.replica.puts"
 REPLICA_FAILURES = "duelog.replica.failures"
 REPLICA_MANIFEST_AGE = "duelog.replica.manifest.age"
+REPLICA_EPOCH = "duelog.replica.epoch"
+REPLICA_ROLE = "duelog.replica.role"
 
 DELIVERED = (RECEIVED, REDELIVERED, ACKNOWLEDGED, DEAD_LETTERED, EXPIRED)
 """Counters of a subscription, each a field of its statistics of the name's last word."""
@@ -95,7 +97,9 @@ OF_TOPICS = (SENT, *DELIVERED, DELAYED, BACKLOG, OLDEST, RUNNING, PENDING, INDEX
 OBSERVED = frozenset((SENT, *DELIVERED, REPLICA_PUTS, REPLICA_FAILURES))
 """Counters that are read at collection: counting costs no call of an instrument."""
 
-OF_REPLICA = (REPLICA_LAG, REPLICA_LAG_SIZE, REPLICA_PUTS, REPLICA_FAILURES, REPLICA_MANIFEST_AGE)
+OF_REPLICA = (
+    REPLICA_LAG, REPLICA_LAG_SIZE, REPLICA_PUTS, REPLICA_FAILURES, REPLICA_MANIFEST_AGE, REPLICA_EPOCH, REPLICA_ROLE
+)  # fmt: skip
 """Gauges of a store that has a copy; others report none of them."""
 
 _ENVIRONMENT = (*_STORE, "duelog.environment")
@@ -139,6 +143,8 @@ SPECS = (
     Spec(REPLICA_PUTS, "counter", "{object}", _STORE, "Log objects put into the copy"),
     Spec(REPLICA_FAILURES, "counter", "{failure}", _STORE, "Tries to ship that failed, answers that were lost"),
     Spec(REPLICA_MANIFEST_AGE, "gauge", "s", _STORE, "Time since the newest manifest of the copy was taken"),
+    Spec(REPLICA_EPOCH, "gauge", "{epoch}", _STORE, "Epoch in which this store leads: one more with each takeover"),
+    Spec(REPLICA_ROLE, "gauge", "1", _STORE, "1: this store leads; 0: it refuses work, since another may lead"),
 )  # fmt: skip
 
 
@@ -354,6 +360,8 @@ class StoreMetrics(StoreListener):
             REPLICA_LAG_SIZE: found.lag_bytes,
             REPLICA_PUTS: found.puts,
             REPLICA_FAILURES: found.failures,
+            REPLICA_EPOCH: found.epoch,
+            REPLICA_ROLE: found.leads,
         }
         if found.manifest_age_ms is not None:
             values[REPLICA_MANIFEST_AGE] = found.manifest_age_ms / 1000

@@ -139,6 +139,7 @@ class StoreStats:
     replica_lag_ms, replica_lag_bytes: of a store with `replica`, how long the oldest change that is not in the copy has
     waited, and how much waits; 0: nothing does. replica_puts, replica_failures: of objects, since it was opened.
     replica_manifest_age_ms: since the newest manifest; None: there is none. replica_error: why nothing is shipped now.
+    replica_epoch: in which this store leads; replica_leads: False while it refuses work, since another may lead.
     All are None where there is no replica.
     """
 
@@ -171,6 +172,8 @@ class StoreStats:
     replica_failures: int | None = None
     replica_manifest_age_ms: int | None = None
     replica_error: str | None = None
+    replica_epoch: int | None = None
+    replica_leads: bool | None = None
 
 
 class ReplicaFigures(NamedTuple):
@@ -182,6 +185,8 @@ class ReplicaFigures(NamedTuple):
     failures: int
     manifest_age_ms: int | None
     error: str | None
+    epoch: int
+    leads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,6 +601,8 @@ class Figures:
             replica_failures=replica.failures,
             replica_manifest_age_ms=replica.manifest_age_ms,
             replica_error=replica.error,
+            replica_epoch=replica.epoch,
+            replica_leads=replica.leads,
         )
 
     def replica(self) -> ReplicaFigures | None:
@@ -605,7 +612,8 @@ class Figures:
         state = self._shipping.state()
         taken_ms = state.manifest_ms
         age_ms = None if taken_ms is None else max(self._clock.now_ms() - taken_ms, 0)
-        return ReplicaFigures(state.lag_ms, state.lag_bytes, state.puts, state.failures, age_ms, state.error)
+        counts = state.lag_ms, state.lag_bytes, state.puts, state.failures
+        return ReplicaFigures(*counts, age_ms, state.error, state.epoch, state.leads)
 
     # -- why a partition is kept -------------------------------------------------------------------
 

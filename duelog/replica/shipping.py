@@ -129,7 +129,8 @@ class ShippingState(NamedTuple):
 
     error: why shipping fails or has ended; None: it does not. ended: it is refused, and not tried again. seq: the last
     log object. place: groups before it are shipped. manifest_ms: when the newest manifest was taken; None: there is
-    none. kept_bytes: of the log on disk, kept for the copy alone.
+    none. kept_bytes: of the log on disk, kept for the copy alone. epoch: in which it leads. leads: False where the
+    lease may have passed, so that it refuses work, or another leads.
     """
 
     url: str
@@ -148,6 +149,7 @@ class ShippingState(NamedTuple):
     manifests: int
     put_seconds: float
     epoch: int
+    leads: bool
 
 
 class LogSource(Protocol):
@@ -314,10 +316,15 @@ class Shipping:
         unshipped = self._appended_bytes - self._taken_bytes
         return self._owner.lease_ms > 0 and unshipped > ENTRIES * _ENTRY_BYTES
 
+    @property
+    def leads(self) -> bool:
+        """False where the lease may have passed."""
+        lease_ms = self._owner.lease_ms
+        return not lease_ms or self.elapsed() <= self._succeeded_s + LEADS * lease_ms / 1000
+
     def check_leads(self) -> None:
         """Raise NotLeader where the lease may have passed."""
-        lease_ms = self._owner.lease_ms
-        if lease_ms and self.elapsed() > self._succeeded_s + LEADS * lease_ms / 1000:
+        if not self.leads:
             reason = "" if self.error is None else f": {self.error}"
             raise NotLeader(self._bucket.url, f"the lease was not renewed in time, so another may lead{reason}")
 
@@ -834,6 +841,7 @@ class Shipping:
             figures.manifests,
             figures.seconds,
             self.epoch,
+            self.leads and not isinstance(self.error, Deposed),
         )
 
 

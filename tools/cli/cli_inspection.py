@@ -70,7 +70,7 @@ _STORE_FIGURES = (
 """Figures that a store has when it is opened read-only, too."""
 
 _REPLICA_FIGURES = tuple(f"replica_{each}" for each in ("lag_ms", "lag_bytes", "puts", "failures", "manifest_age_ms",
-                                                        "error"))  # fmt: skip
+                                                        "error", "epoch", "leads"))  # fmt: skip
 """Figures of a store that ships to a copy, where the process that does so is asked."""
 
 _TOPIC_FIGURES = ("name", "pending", "fired", "entries", "ledgers", "stored_bytes")

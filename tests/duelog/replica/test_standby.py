@@ -93,6 +93,10 @@ def test_a_standby_takes_over_with_all_that_was_shipped(
         ship(second)
         with pytest.raises(Deposed, match="epoch 2"):
             shipping_of(leader).step()
+        assert [(each.replica_epoch, each.replica_leads) for each in (leader.stats(), second.stats())] == [
+            (1, False),
+            (2, True),
+        ]
         with pytest.raises(StoreFailed, match="another machine has taken over"):
             leader.topic("a").send(b"late", deliver_after=DAY_S)
         leader.close()
@@ -130,7 +134,9 @@ def test_a_leader_refuses_work_before_its_lease_has_passed(
         bucket.is_down = True
         elapsed.now_s += LEASE_MS * 0.79 / 1000
         leader.topic("a").send(b"x")
+        assert leader.stats().replica_leads
         elapsed.now_s += LEASE_MS * 0.02 / 1000
+        assert not leader.stats().replica_leads
         with pytest.raises(NotLeader, match="not renewed in time"):
             leader.topic("a").send(b"x")
         with pytest.raises(NotLeader):
