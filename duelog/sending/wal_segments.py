@@ -374,6 +374,8 @@ class WalSegments:
     def close(self) -> None:
         """Wait for the threads, and close the files."""
         if self._follower is not None:
+            if self._main.failed is not None:  # `end` was not run; what was told before is shipped all the same
+                self._follower.drain()
             self._follower.end()
         if self._checkpoint is not None:
             self._checkpoint.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from duelog.replica.bucket import log_name
 from duelog.replica.following import Standby
 from duelog.replica.log_object import FENCE, LogObject, unpack
 from duelog.replica.set_aside import aside_of, read_aside, send_again
+from duelog.store.wal.segment_file import SegmentFile
 from tests.duelog.replica.faulty import URL, FaultyBucket, ship, shipping_of
 from tests.duelog.side_by_side import crashed
 
@@ -379,6 +381,33 @@ def test_a_leader_that_is_killed_ships_on_if_it_is_back_within_the_lease(
     with pytest.raises(ForkFound):
         shipping_of(leader).step()
     leader.close()
+
+
+def test_a_leader_whose_disk_fails_resigns_and_a_standby_leads_at_once(
+    leader: DelayedStore,
+    bucket: FaultyBucket,
+    tmp_path: Path,
+    clock: ManualClock,
+    elapsed: Elapsed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It writes nothing more, so nobody has to wait for its lease to pass."""
+    leader.topic("a").send(b"told", deliver_after=DAY_S)
+    ship(leader)
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    leader.topic("a").send(b"told, not shipped", deliver_after=DAY_S)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentFile, "write_through", fails)
+        with pytest.raises(StoreFailed):
+            leader.topic("a").send(b"lost", deliver_after=DAY_S)
+    leader.close()
+    assert follower.step()
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as store:
+        assert waiting(store) == {b"told", b"told, not shipped"}
 
 
 def test_a_replicated_send_is_never_told_behind_the_fence(
