@@ -124,6 +124,7 @@ def client(place: str, work: str, n: int, ready: Any, go: Any) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
+            ready.put(1)
         else:
             receive()
 
@@ -147,8 +148,8 @@ def several(subject: str, work: str, n: int, directory: Path, processes: int = 4
             go.set()
             started = time.perf_counter()
             if work == "singles":
-                for each in clients:
-                    each.join()
+                for _ in clients:
+                    ready.get()
             else:
                 while watched.subscription("s").stats().acknowledged < n:
                     time.sleep(0.005)
