@@ -252,7 +252,7 @@ class ConnectedStore(DelayedStore):
     @property
     def documents(self) -> Documents:
         """Small durable records of the program's own, changed by compare-and-set."""
-        return ConnectedDocuments(self._connection)
+        return ConnectedDocuments(self)
 
     def close(self) -> None:
         """Disconnect; the store stays open where it is. What was received and not acknowledged is handed out again."""
@@ -277,8 +277,18 @@ class ConnectedDocuments(Documents):
     _ask = _ask
     _target = ()
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, store: ConnectedStore) -> None:
+        self._store_asked = store
+        self._connection = store._connection
+
+    def put(self, key: str, value: bytes | bytearray | memoryview, **named: Any) -> int:
+        _signature(Documents.put).bind(self, key, value, **named)
+        version: int = self._store_asked.ask_once("Documents.put", (), [key, value], named)
+        return version
+
+    def delete(self, key: str, **named: Any) -> bool:
+        _signature(Documents.delete).bind(self, key, **named)
+        return bool(self._store_asked.ask_once("Documents.delete", (), [key], named))
 
 
 class ConnectedTransaction(Transaction):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from duelog.store.errors import InvalidArgument, TransactionConflict
+from duelog.store.errors import DocumentChanged, InvalidArgument, TransactionConflict
 
 from .operation import Operation, Right
 from .wire import Disconnected
@@ -56,6 +56,22 @@ def changed_once(transaction: Any, change: str, arguments: list[Any], named: dic
     if change == "cancel_key":
         return True
     raise Disconnected("the message is rescheduled; its new id was lost with the connection", stored=True)
+
+
+def document_once(transaction: Any, documents: Any, change: str, arguments: list[Any], named: dict[str, Any]) -> Any:
+    """Put or delete a document in a numbered transaction; the result as of `Documents`, DocumentChanged too.
+
+    Raises Disconnected where it is done already, and the result not known any more.
+    """
+    try:
+        with transaction:
+            result = getattr(transaction, f"{change}_document")(*arguments, **named)
+    except TransactionConflict:
+        found = documents.get(arguments[0])
+        raise DocumentChanged(arguments[0], named["expected"], found and found.version) from None
+    if not transaction.stored_before:
+        return result.value
+    raise Disconnected(f"the {change} of a document is stored; its result was lost with the connection", stored=True)
 
 
 @cache

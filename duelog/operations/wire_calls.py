@@ -28,7 +28,7 @@ from ..sending.outbox import Numbers, Outbox
 from . import wire_values
 from .face_table import FACE, Row
 from .operation import Right
-from .transacted import changed_once, transact
+from .transacted import changed_once, document_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
 from .wire_loop import WireLoop
 from .wire_values import BareMessages, columns, pack_error
@@ -55,7 +55,7 @@ _MOST_RECEIVED_BYTES = 4 << 20
 _TOPICS = 256
 _MANUAL_PAUSE_S = 0.02
 _CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
-_PLAIN = {"deliver_at": None, "deliver_after": None, "key": None, "properties": None, "allow_past": False, "ttl": None}
+_CHANGED_ONCE = {"Topic.cancel_key", "Topic.reschedule", "Documents.put", "Documents.delete"}
 _SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
          "numbers"}  # fmt: skip
 
@@ -357,7 +357,7 @@ class WireCalls:
                 self._result(number, self._ask(name, named))
             elif name == "DelayedStore.transaction":
                 self.answering.answer(number, RESULT, self._transact(arguments, named))
-            elif "numbers" in named and row.method in ("cancel_key", "reschedule"):
+            elif "numbers" in named and row.name in _CHANGED_ONCE:
                 self.answering.answer(number, RESULT, self._change_once(row, target, arguments, named))
             elif "numbers" in named:
                 self.answering.answer(number, RESULT, self._send_numbered(row, target, arguments, named))
@@ -452,10 +452,12 @@ class WireCalls:
         return transaction
 
     def _change_once(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Cancel by key or reschedule, once: `numbers` as of a transaction."""
-        transaction, topic = self._transaction(named), self._owner(row, target)
-        _bind(row.name, getattr(type(topic), row.method), [topic, *arguments], named)
-        return changed_once(transaction, row.method, [topic, *arguments], named)
+        """Make one change, once: `numbers` as of a transaction."""
+        transaction, owner = self._transaction(named), self._owner(row, target)
+        _bind(row.name, getattr(type(owner), row.method), [owner, *arguments], named)
+        if row.owner == "Documents":
+            return document_once(transaction, owner, row.method, arguments, named)
+        return changed_once(transaction, row.method, [owner, *arguments], named)
 
     def _send_numbered(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
         """Send a batch whose messages are numbered: [name of a producer, first number] in `numbers`."""
@@ -501,8 +503,7 @@ class WireCalls:
         """Send one message by the outbox: [payload], and by name what `Topic.send` takes, and its numbers."""
         if len(arguments) != 1 or len(target) != 1 or not named.keys() <= _SENT:
             return False
-        (payload,) = arguments
-        topic, numbers, dedup = self._topic(target[0]), named.pop("numbers", None), None
+        topic, given, numbers = self._topic(target[0]), named.get, named.get("numbers")
         if numbers is not None:
             numbers = Numbers.checked(tuple(numbers) if type(numbers) is list else numbers)
             if self._numbering.get(target[0]) != numbers.producer:
@@ -510,11 +511,10 @@ class WireCalls:
                 if len(self._numbering) >= _TOPICS:
                     self._numbering.clear()
                 self._numbering[target[0]] = numbers.producer
-        if "dedup_key" in named or "dedup_for" in named or "replace" in named:
-            dedup = Dedup.checked(
-                named.pop("dedup_key", None), named.pop("dedup_for", None), named.pop("replace", False)
-            )
-        encoded = topic.sender.encode_one(payload, **{**_PLAIN, **named}, dedup=dedup)
+        dedup = Dedup.checked(given("dedup_key"), given("dedup_for"), given("replace", False))
+        times = given("deliver_at"), given("deliver_after")
+        facts = given("key"), given("properties"), given("allow_past", False), given("ttl"), dedup
+        encoded = topic.sender.encode_one(arguments[0], *times, *facts)
         item = topic.sender.outgoing(encoded, (self.answering, number), _outcomes, dedup=dedup, numbers=numbers)
         if not self.service.outbox.put(item, wait=False, begin=False):
             self.answering.hold(held=True)

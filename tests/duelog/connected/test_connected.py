@@ -32,6 +32,7 @@ from duelog.connected import connected_store
 from duelog.errors import (
     ClosedError,
     Disconnected,
+    DocumentChanged,
     DuelogError,
     InvalidArgument,
     OnlyInProcess,
@@ -480,6 +481,12 @@ def test_a_call_whose_answer_was_lost_is_decided_by_its_number(
     assert lost(lambda: topic.reschedule(first, deliver_after=90)) is None
     assert store.topic("t").stats().sent == 5
     assert sorted(topic.keys()) == ["w", "x", "z"]
+    assert lost(lambda: connected.documents.put("d", b"1", expected=None)).stored
+    assert present(store.documents.get("d")) == (b"1", 1)
+    with pytest.raises(DocumentChanged, match="version 1 is there, none was expected"):
+        lost(lambda: connected.documents.put("d", b"2", expected=None))
+    assert lost(lambda: connected.documents.delete("d", expected=1)).stored
+    assert store.documents.get("d") is None
 
 
 def test_a_transaction_whose_answer_was_lost_is_stored_once_without_its_results(
@@ -518,7 +525,7 @@ def test_a_call_that_cannot_be_decided_says_what_is_in_doubt(
     assert lost(lambda: topic.cancel(sent)) is True
     assert lost(lambda: topic.every("s", cron="@daily").name) == "s"
     for call, name in (
-        (lambda: connected.documents.put("d", b"1"), "Documents.put"),
+        (lambda: topic.fire_now(sent), "Topic.fire_now"),
         (lambda: topic.cancel_keys(["k"]), "Topic.cancel_keys"),
         (lambda: connected.send_batch([(topic, Message(b"x"))]), "DelayedStore.send_batch"),
     ):
