@@ -48,10 +48,12 @@ def blocks(topic_id: int, producer: str, numbers: BitMap64) -> Iterator[tuple[by
     """Split numbers by the record that they are united with: (key, numbers)."""
     rest = BitMap64(numbers)
     while rest:
-        block = rest.min() >> BLOCK_BITS
-        members = rest & BitMap64(range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS)) if len(rest) > 1 else rest
+        block, last = rest.min() >> BLOCK_BITS, rest.max() >> BLOCK_BITS
+        members = rest if block == last else rest & BitMap64(range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS))
         members.run_optimize()
         yield fmt.sequence_key(topic_id, producer, block), members
+        if block == last:
+            return
         rest = rest - members
 
 

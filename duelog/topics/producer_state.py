@@ -148,7 +148,7 @@ class ProducerState:
         with self._lock:
             if claim.revoked:  # the caller was interrupted; a thread that works for it learns of it here
                 raise DuelogError(f"the call of producer {self._name!r} has ended")
-            if numbers - claim.numbers or numbers & self._stored:
+            if not (numbers.issubset(claim.numbers) and numbers.isdisjoint(self._stored)):
                 raise BrokenInvariant(f"producer {self._name!r}: {list(numbers)[:10]} are not claimed, or are stored")
         for key, block in producer_numbers.blocks(self._topic_id, self._name, numbers):
             group.main.change_bits(key, BitChange(block, BitMap64()))
