@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -30,7 +31,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.codec.run import Int64s
 from duelog.store.env.environment import Environment
-from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, InvalidArgument
+from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, InvalidArgument, UnknownTopic
 from duelog.store.files.directory import disk_parts, size_bytes
 from duelog.store.listener import Listeners, StoreListener
 from duelog.store.log import catalog
@@ -38,7 +39,7 @@ from duelog.store.log.ledger import find_tails
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 
-from .stats import Figures, Overview, PartitionStats, TopicPage, TopicRow
+from .stats import Figures, Overview, PartitionStats, TopicPage, TopicRow, TopicTimelines
 from .topics.inline import InlineMessages
 from .topics.seeking import first_due
 from .topics.topic_list import Topics
@@ -49,6 +50,10 @@ NEAR_MS = 36 * 60 * MINUTE_MS
 MOST_BARS = 1_000
 _MOST_READ, _MOST_READ_OF_ONE = 4, 64
 """Partitions whose due columns one question may have read, of all topics or of one."""
+_ASKED_OF = 3
+"""So many times as many topics are counted as are shown: those that have most in the partitions that steps touch."""
+_MOST_APART = 16
+"""Topics that a timeline shows apart."""
 _RATE_S = 10.0
 _LATE = 4_096
 """Messages fired last, whose lateness is told."""
@@ -210,6 +215,7 @@ class Census:
                 late_99_ms=late[1],
                 index_bytes=self._index_bytes,
                 open_partitions=self._partitions.open_count(),
+                max_open_partitions=self._partitions.max_open,
                 loaded_partitions=len(self._firing.loaded.loaded_starts()),
                 disk_bytes=sum(self._disk.values()),
                 disk_parts=dict(self._disk),
@@ -261,6 +267,27 @@ class Census:
         found = np.bincount(at[at < bars], number[at < bars], minlength=bars)
         return [round(each) for each in found.tolist()]
 
+    def timeline_by_topic(self, start_ms: int, step_ms: int, bars: int, most: int) -> TopicTimelines:
+        """See `DelayedStore.timeline_by_topic`."""
+        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= _MOST_APART:
+            raise InvalidArgument("most", most, f"expected 1 to {_MOST_APART}")
+        rest = np.array(self.timeline(start_ms, step_ms, bars))
+        with self._lock:
+            pending = self._by_topic(start_ms + step_ms * bars)
+            largest = np.argsort(-pending, kind="stable")[: _ASKED_OF * most].tolist()
+            names = {self._names[each] for each in largest if pending[each] and each in self._names}
+            inline = sorted(self._with_inline, key=lambda name: -self._rows[name].inline)
+        counts: dict[str, list[int]] = {}
+        for name in {*names, *inline[:most]}:
+            with suppress(UnknownTopic):
+                counts[name] = self.timeline(start_ms, step_ms, bars, name)
+        order = sorted((name for name in counts if any(counts[name])), key=lambda name: (-sum(counts[name]), name))[
+            :most
+        ]
+        for name in order:
+            rest = rest - counts[name]
+        return TopicTimelines(tuple(order), tuple(counts[name] for name in order), np.maximum(rest, 0).tolist())
+
     def topic_rows(
         self, search: str, namespace: str | None, sort: str, descending: bool, offset: int, limit: int
     ) -> TopicPage:
@@ -277,12 +304,13 @@ class Census:
             wanted, within = search.casefold(), "" if namespace is None else f"{SCHEME}{namespace}/"
             rows = [row for name, row in self._rows.items() if name.startswith(within) and wanted in name.casefold()]
             known = sum(name.startswith(within) for name in self._names.values())
+            complete = self._rounds > 0
         rows.sort(key=lambda row: row.name)
         if sort != "name":
             rows.sort(key=lambda row: getattr(row, sort) or 0, reverse=descending)
         elif descending:
             rows.reverse()
-        return TopicPage(len(rows), known, tuple(rows[offset : offset + limit]))
+        return TopicPage(len(rows), known, complete, tuple(rows[offset : offset + limit]))
 
     def partitions(self) -> list[PartitionStats]:
         """Each as it was counted last, by start."""
@@ -326,6 +354,8 @@ class Census:
     def _steps(self) -> Iterator[None]:
         self._look_at_main()
         yield
+        if not self._rounds:
+            yield from self._count_rows()  # so that topics are there, whatever the partitions take
         known = {partition.start_ms: partition for partition in self._partitions}
         for start_ms in self._tallies.keys() - known.keys():
             del self._tallies[start_ms]
@@ -340,6 +370,13 @@ class Census:
                 if tally.minutes is not None and tally.total != before:
                     self._count(partition)
                     yield
+        yield from self._count_rows()
+        self._disk = disk_parts(self._path)
+        self._index_bytes = self._firing.loaded.memory_bytes()
+        yield
+
+    def _count_rows(self) -> Iterator[None]:
+        """Make the row of each topic, with what is pending as far as partitions are counted."""
         pending = self._by_topic()
         yield
         for topic_id, name in list(self._names.items()):
@@ -350,9 +387,6 @@ class Census:
         for name in self._rows.keys() - set(self._names.values()):
             del self._rows[name]
         self._with_inline = {name for name, row in self._rows.items() if row.inline}
-        self._disk = disk_parts(self._path)
-        self._index_bytes = self._firing.loaded.memory_bytes()
-        yield
 
     @property
     def _requests(self) -> int:
@@ -469,9 +503,9 @@ class Census:
                 np.add.at(found, at, counts)
         return found
 
-    def _by_topic(self) -> Int64s:
-        """Pending messages by topic id."""
-        tallies = list(self._tallies.values())
+    def _by_topic(self, end_ms: int = MAX_DUE_MS) -> Int64s:
+        """Pending messages by topic id, of partitions that begin before `end_ms`."""
+        tallies = [tally for start_ms, tally in self._tallies.items() if start_ms < end_ms]
         topics = np.concatenate([np.empty(0, np.uint32), *(tally.topics for tally in tallies)])
         pending = np.concatenate([np.empty(0, np.int64), *(tally.pending for tally in tallies)])
         found: Int64s = np.bincount(topics, pending).astype(np.int64)

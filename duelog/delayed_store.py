@@ -29,7 +29,17 @@ from .engine import Engine, open_engine, settled
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import EntryReader, Operations
 from .operations.wire_peer import Admit
-from .stats import Connections, Keeper, Overview, PartitionStats, Receiving, SnapshotStats, StoreStats, TopicPage
+from .stats import (
+    Connections,
+    Keeper,
+    Overview,
+    PartitionStats,
+    Receiving,
+    SnapshotStats,
+    StoreStats,
+    TopicPage,
+    TopicTimelines,
+)
 from .topic import Topic
 from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
@@ -446,6 +456,15 @@ class DelayedStore:
         self._engine.check_open()
         with explained(self.path):
             return self._engine.census.timeline(start_ms, step_ms, bars, topic)
+
+    def timeline_by_topic(self, start_ms: int, step_ms: int, bars: int, most: int = 5) -> TopicTimelines:
+        """Count as `timeline`, apart for at most `most` of the topics that have most. Raises InvalidArgument.
+
+        They are looked for among those that have most in the partitions that the steps touch, and waiting inline.
+        """
+        self._engine.check_open()
+        with explained(self.path):
+            return self._engine.census.timeline_by_topic(start_ms, step_ms, bars, most)
 
     def topic_rows(
         self,

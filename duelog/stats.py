@@ -224,6 +224,7 @@ class Overview:
     late_99_ms: int | None
     index_bytes: int
     open_partitions: int
+    max_open_partitions: int
     loaded_partitions: int
     disk_bytes: int
     disk_parts: dict[str, int]
@@ -253,11 +254,24 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class TopicPage:
-    """Some of the topics that were found. total: how many were found; known: how many the store has."""
+    """Some of the topics that were found. total: how many were found; known: how many the store has.
+
+    complete: False until everything has been counted once: what is pending may be more by then.
+    """
 
     total: int
     known: int
+    complete: bool
     rows: tuple[TopicRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTimelines:
+    """Pending messages by due time of the topics that have most of them, and of all others together (`rest`)."""
+
+    topics: tuple[str, ...]
+    counts: tuple[list[int], ...]
+    rest: list[int]
 
 
 @dataclass(frozen=True, slots=True)

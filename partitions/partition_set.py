@@ -210,7 +210,8 @@ class PartitionSet:
         self._partitions: SortedDict[int, Partition] = SortedDict()
         self.by_ledger: dict[int, Partition] = {}
         """Where logs were found last, by ledger id; a hint, which may be outdated."""
-        self._open = OpenEnvironments(self._lock, config.max_open_partitions, self._opened)
+        self.max_open = config.max_open_partitions
+        self._open = OpenEnvironments(self._lock, self.max_open, self._opened)
         self._ledger_numbers = LedgerNumbers(main)
         self._closed = False
         self._listeners = listeners

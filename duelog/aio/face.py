@@ -412,6 +412,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     snapshots = in_thread(duelog.DelayedStore.snapshots)
     overview = in_thread(duelog.DelayedStore.overview)
     timeline = in_thread(duelog.DelayedStore.timeline)
+    timeline_by_topic = in_thread(duelog.DelayedStore.timeline_by_topic)
     topic_rows = in_thread(duelog.DelayedStore.topic_rows)
     calendar = in_thread(duelog.DelayedStore.calendar)
     receiving = in_thread(duelog.DelayedStore.receiving)

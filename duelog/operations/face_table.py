@@ -21,7 +21,7 @@ _OFFERED: dict[str, dict[Right, str]] = {
         _PRODUCE: "send_batch",
         _ADMIN: "transaction topics create_topics delete_topic set_policies update_policies policies all_policies "
         "remove_policies accept_clock save_snapshots save_manifest flush stats suspended partitions kept_by snapshots "
-        "overview timeline topic_rows calendar receiving connections",
+        "overview timeline timeline_by_topic topic_rows calendar receiving connections",
     },
     "Documents": {_ADMIN: "get put delete items"},
     "Topic": {
@@ -54,7 +54,8 @@ The store's `close`, from outside, closes the connection alone.
 
 _REPEATED: dict[str, str] = {
     "DelayedStore": "topics create_topics policies all_policies dead_letters save_snapshots save_manifest flush stats "
-    "suspended partitions kept_by snapshots overview timeline topic_rows calendar receiving connections",
+    "suspended partitions kept_by snapshots overview timeline timeline_by_topic topic_rows calendar receiving "
+    "connections",
     "Documents": "get items",
     "Topic": "create cancel cancel_batch every pause_schedule resume_schedule",
     "Producer": "last_sequence_id",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         StoreStats,
         TopicPage,
         TopicStats,
+        TopicTimelines,
     )
     from ..subscription import Subscription
     from ..topic import Topic
@@ -95,6 +96,7 @@ class Store(Protocol):
     def snapshots(self, start_ms: int) -> SnapshotStats: ...
     def overview(self) -> Overview: ...
     def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]: ...
+    def timeline_by_topic(self, start_ms: int, step_ms: int, bars: int, most: int = 5) -> TopicTimelines: ...
     def topic_rows(
         self,
         search: str = "",
@@ -512,6 +514,11 @@ class Operations:
     def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]:
         """Count pending messages by due time, by `DelayedStore.timeline`."""
         return self._store.timeline(start_ms, step_ms, bars, topic)
+
+    @operation(Right.ADMIN, looks=True)
+    def timeline_by_topic(self, start_ms: int, step_ms: int, bars: int, most: int = 5) -> TopicTimelines:
+        """Count them apart for the topics that have most, by `DelayedStore.timeline_by_topic`."""
+        return self._store.timeline_by_topic(start_ms, step_ms, bars, most)
 
     @operation(Right.READ)
     def topic_rows(

@@ -35,7 +35,7 @@ _HOMES = {
     "duelog.markers.firing.suspensions": "Suspension",
     "duelog.markers.pending_entries": "Outcome",
     "duelog.stats": "ClientStats Connections Keeper LimitUse Overview PartitionStats Receiving SnapshotStats "
-    "StoreStats SubscriptionStats TopicPage TopicRow TopicStats",
+    "StoreStats SubscriptionStats TopicPage TopicRow TopicStats TopicTimelines",
     "duelog.store.log.documents": "Document",
     "duelog.store.log.managed_ledger": "LedgerInfo",
     "duelog.store.message": "Message Occurrence ScheduledMessage",

@@ -89,6 +89,13 @@ def compare(store: DelayedStore, twin: Twin, now_ms: int) -> None:
             assert store.timeline(midnight_ms, step_ms, bars, topic) == twin.bars(midnight_ms, step_ms, bars, topic)
         days = store.timeline(midnight_ms, DAY_MS, 50, topic)
         assert days == twin.bars(midnight_ms, DAY_MS, 50, topic)
+    apart, long = store.timeline_by_topic(midnight_ms, DAY_MS, 50, 2), "persistent://public/default/{}".format
+    by_topic = {long(name): twin.bars(midnight_ms, DAY_MS, 50, name) for name in twin.pending}
+    found = (name for name in by_topic if any(by_topic[name]))
+    largest = sorted(found, key=lambda name: (-sum(by_topic[name]), name))[:2]
+    assert (list(apart.topics), list(apart.counts)) == (largest, [by_topic[name] for name in largest])
+    total = twin.bars(midnight_ms, DAY_MS, 50)
+    assert [sum(each) for each in zip(apart.rest, *apart.counts, strict=True)] == total
     counted, read = (
         [replace(each, disk_bytes=0) for each in found] for found in (store.calendar(), store.partitions())
     )

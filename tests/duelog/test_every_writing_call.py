@@ -127,6 +127,7 @@ READS: dict[type, set[str]] = {
         *("all_policies", "backup", "check", "clock", "close", "closed", "config", "dead_letters", "documents"),
         *("effective_policies", "kept_by", "open", "partitions", "path", "policies", "stats", "suspended", "topic"),
         *("calendar", "connections", "jobs", "overview", "receiving", "snapshots", "timeline", "topic_rows", "topics"),
+        "timeline_by_topic",
     },
     Topic: {
         *("count", "exists", "get", "ledgers", "name", "position_of", "positions", "producer_number", "scheduled"),

@@ -50,6 +50,15 @@ export function Messages({ topic, query }) {
   const { from = "", to = "", after = "" } = query;
   const range = { ...(from && { start_ms: new Date(from).getTime() }), ...(to && { end_ms: new Date(to).getTime() }) };
   const [page] = useWatch([["scheduled_page", { topic, ...range, limit: PAGE, ...(after && { after }) }]]);
+  const all = async () => {
+    const found = [];
+    for (let next; next !== null; ) {
+      const more = await ask("scheduled_page", { topic, ...range, limit: 1000, ...(next && { after: next }) });
+      found.push(...more.messages);
+      next = more.next;
+    }
+    return found;
+  };
   const find = (event) => {
     event.preventDefault();
     location.hash = link(["topics", topic, "messages", new FormData(event.target).get("id").trim()]);
@@ -76,7 +85,7 @@ export function Messages({ topic, query }) {
       <Answer answer={page}>
         {({ messages, next }) => (
           <>
-            <Table name={`messages of ${topicName(topic)}`} caption="Messages to come" rows={messages} columns={columns} empty="Nothing is to come." />
+            <Table name={`messages of ${topicName(topic)}`} caption="Messages to come" rows={messages} all={all} columns={columns} empty="Nothing is to come." />
             {(after || next) && (
               <nav class="pages" aria-label="Pages">
                 <button disabled={!after} onClick={() => change({ after: "" })}>First</button>

@@ -1,25 +1,47 @@
 // The store at a glance: what is due when, what comes and goes, what it takes.
 
-import { link } from "./address.js";
+import { useEffect, useState } from "preact/hooks";
+import { change, link } from "./address.js";
 import { ago, bytes, count, duration, number, short } from "./format.js";
-import { Answer, Figure } from "./parts.jsx";
-import { useWatch } from "./server.js";
-import { RANGES, Timeline, useTimeline } from "./timeline.jsx";
+import { Answer, Figure, Gauge, useMay } from "./parts.jsx";
+import { ask, useWatch } from "./server.js";
+import { RANGES, Timeline, useShades, useTimeline } from "./timeline.jsx";
 
 const PARTS = { partitions: "Partitions", main: "Main", wal: "Log", attempts: "Deliveries", other: "Other" };
 
-export function Timelines({ topic, answers, questions }) {
+export function Timelines({ answers, questions }) {
+  const shades = useShades(answers);
   return (
     <div class="charts">
       {Object.keys(RANGES).map((range, at) => (
-        <div class="card" key={range}><Timeline range={range} question={questions[at]} answer={answers[at]} topic={topic} /></div>
+        <div class="card" key={range}><Timeline range={range} question={questions[at]} answer={answers[at]} shades={shades} /></div>
       ))}
     </div>
   );
 }
 
-/** The questions of all ranges, of one topic or of all. */
-export const useTimelines = (topic) => Object.keys(RANGES).map((range) => useTimeline(range, topic));
+/** The questions of all ranges: of one topic, of all, or of those that have most apart. */
+export const useTimelines = (topic, apart) => Object.keys(RANGES).map((range) => useTimeline(range, topic, apart));
+
+/** Tell how far the first count of a large store is, which goes on as it is asked: `complete` by what the view shows. */
+export function Counting({ complete }) {
+  const may = useMay()("overview");
+  const [found, setFound] = useState();
+  useEffect(() => {
+    if (complete || !may) return;
+    const look = () => ask("overview").then(setFound, () => {});
+    look();
+    const timer = setInterval(look, 1000);
+    return () => clearInterval(timer);
+  }, [complete, may]);
+  if (complete) return null;
+  return (
+    <p class="note" role="status">
+      {found && <progress max={found.partitions || 1} value={found.partitions_counted} aria-label="Counted" />}
+      <span>{found ? `${number(found.partitions_counted)} of ${count(found.partitions, "partition")} counted` : "It is being counted"} since the store was opened: figures and pictures are of those.</span>
+    </p>
+  );
+}
 
 function Disk({ parts, total }) {
   const told = Object.entries(PARTS).filter(([name]) => parts[name]);
@@ -41,19 +63,27 @@ function Disk({ parts, total }) {
   );
 }
 
-export function Overview() {
-  const questions = useTimelines();
-  const [overview, ...answers] = useWatch([["overview", {}], ...questions]);
+export function Overview({ query }) {
+  const may = useMay();
+  const apart = query.by === "topic" && may("timeline_by_topic");
+  const questions = useTimelines(undefined, apart);
+  const [overview, connections, ...answers] = useWatch([["overview", {}], ["connections", {}], ...questions]);
   return (
     <>
-      <h1>Overview</h1>
+      <div class="title">
+        <h1>Overview</h1>
+        {may("timeline_by_topic") && (
+          <div class="tabs" role="group" aria-label="Bars">
+            <button aria-pressed={!apart} onClick={() => change({ by: "" })}>Together</button>
+            <button aria-pressed={apart} onClick={() => change({ by: "topic" })}>By topic</button>
+          </div>
+        )}
+      </div>
       <Answer answer={overview}>
         {(found) => (
           <>
             {found.suspended.map((each) => <p class="problem" role="alert">Upkeep has failed and is tried again: {each}</p>)}
-            {!found.complete && (
-              <p class="quiet" role="status">Counting: {found.partitions_counted} of {count(found.partitions, "partition")}, then topics</p>
-            )}
+            <Counting complete={found.complete} />
             <dl class="figures">
               <Figure name="Pending" value={short(found.pending)} note={`in ${count(found.topics, "topic")}`} />
               <Figure name="Backlog" value={found.complete ? short(found.backlog) : "…"} alert={found.backlog > 0 && found.consumers === 0}
@@ -75,11 +105,13 @@ export function Overview() {
             <dl class="legend">
               <div><dt>Memory of delay indexes</dt><dd class="figure">{bytes(overview.result.index_bytes)}</dd></div>
               <div><dt>Partitions on disk</dt><dd class="figure">{number(overview.result.partitions)}</dd></div>
-              <div><dt>Open, in memory</dt><dd class="figure">{overview.result.open_partitions}, {overview.result.loaded_partitions}</dd></div>
+              <div><dt>Open at once</dt><dd class="figure">{number(overview.result.open_partitions)} of at most {number(overview.result.max_open_partitions)}</dd></div>
+              <div><dt>Partitions in memory</dt><dd class="figure">{number(overview.result.loaded_partitions)}</dd></div>
               <div><dt>Subscriptions, consumers</dt><dd class="figure">{number(overview.result.subscriptions)}, {number(overview.result.consumers)}</dd></div>
               <div><dt>Handed out, not acknowledged</dt><dd class="figure">{number(overview.result.unacknowledged)}</dd></div>
               <div><dt>Delivered again</dt><dd class="figure">{number(overview.result.redelivered)}</dd></div>
             </dl>
+            {connections?.result?.limits.map((each) => <Gauge key={each.name} {...each} show={bytes} />)}
           </section>
         </div>
       )}

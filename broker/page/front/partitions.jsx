@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { link } from "./address.js";
 import { ago, bytes, count, day, duration, number, short, time, topicName } from "./format.js";
+import { Counting } from "./overview.jsx";
 import { Answer, Ask, Figure, Table, say, useMay } from "./parts.jsx";
 import { ask, useWatch } from "./server.js";
 
@@ -30,10 +31,11 @@ function Tile({ row, most, chosen }) {
 }
 
 export function Partitions({ rest: [chosen], query: { job } }) {
-  const [calendar] = useWatch([["calendar", {}]]);
+  const [calendar, overview] = useWatch([["calendar", {}], ["overview", {}]]);
   return (
     <>
       <h1>Partitions</h1>
+      {overview?.result && <Counting complete={overview.result.complete} />}
       <Answer answer={calendar}>
         {(rows) => {
           const most = Math.max(1, ...rows.map((row) => row.pending));
@@ -41,7 +43,7 @@ export function Partitions({ rest: [chosen], query: { job } }) {
           return (
             <>
               <p class="quiet">Days begin at midnight UTC. Darker: more is pending. Closed: all has fired, and somebody still needs it.</p>
-              {chosen && (one ? <One row={one} /> : <p class="quiet">This partition is not there any more: all of it is acknowledged.</p>)}
+              {chosen && (one ? <One row={one} /> : <p class="quiet">{overview?.result?.complete === false ? "This partition is not counted yet." : "This partition is not there any more: all of it is acknowledged."}</p>)}
               <div class="months">
                 {months(rows).map(([title, days]) => (
                   <section class="card" key={title}>
@@ -56,7 +58,7 @@ export function Partitions({ rest: [chosen], query: { job } }) {
                   </section>
                 ))}
               </div>
-              {!rows.length && <p class="quiet">There are none: nothing was ever sent for later.</p>}
+              {!rows.length && overview?.result?.complete && <p class="quiet">There are none: nothing was ever sent for later.</p>}
               <details>
                 <summary>As a table</summary>
                 <Table name="partitions" caption="Partitions" rows={rows} columns={[

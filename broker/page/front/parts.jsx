@@ -30,6 +30,11 @@ export function useNow() {
   return now;
 }
 
+/** How much of a limit is in use; most: 0: there is none. */
+export const Gauge = ({ name, used, most, show }) => (
+  <label class="gauge"><span>{name}</span> <meter min={0} max={most || 1} high={(most || 1) * 0.8} value={most ? used : 0} /> <span class="figure">{show(used)} of {most ? show(most) : "no limit"}</span></label>
+);
+
 /** Show what came, or why nothing did. */
 export function Answer({ answer, children }) {
   if (answer?.reason) return <p class="problem" role="alert">{answer.reason}</p>;

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import { count, number, short } from "./format.js";
+import { count, number, short, topicName } from "./format.js";
 import { Table } from "./parts.jsx";
 
 const MINUTE = 60_000, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
@@ -36,11 +36,21 @@ function useStart(range) {
   return found;
 }
 
-/** The question for a range. */
-export function useTimeline(range, topic) {
+/** The question for a range: of one topic, of all together, or of those that have most apart. */
+export function useTimeline(range, topic, apart) {
   const start = useStart(range);
   const { step, bars } = RANGES[range];
-  return useMemo(() => ["timeline", { start_ms: start, step_ms: step, bars, ...(topic && { topic }) }], [range, start, topic]);
+  const given = { start_ms: start, step_ms: step, bars };
+  return useMemo(() => (apart ? ["timeline_by_topic", given] : ["timeline", { ...given, ...(topic && { topic }) }]), [range, start, topic, apart]);
+}
+
+/** Parts that stand on each other, by name: of an answer of either kind. */
+function partsOf(result) {
+  if (!result) return [];
+  if (Array.isArray(result)) return [{ key: "pending", title: "Pending", counts: result }];
+  const parts = result.topics.map((name, at) => ({ key: name, title: topicName(name), counts: result.counts[at] }));
+  const others = { key: "others", title: "Other topics", counts: result.rest };
+  return result.rest.some(Boolean) || !parts.length ? [...parts, others] : parts;
 }
 
 /** A colour of the style sheet as a canvas takes it. */
@@ -52,8 +62,16 @@ function colour(name) {
   return found;
 }
 
-function options(width, height, label) {
-  const ink = colour("--quiet"), line = colour("--line"), bar = colour("--bar");
+const SHADES = 8;
+
+/** By topic the number of its colour, the same in all pictures; of those that are in none: the others' grey. */
+export function useShades(answers) {
+  const names = [...new Set(answers.toReversed().flatMap((answer) => answer?.result?.topics ?? []))];
+  return useMemo(() => ({ pending: 0, ...Object.fromEntries(names.map((name, at) => [name, at % SHADES])) }), [names.join(" ")]);
+}
+
+function options(width, height, label, numbers) {
+  const ink = colour("--quiet"), line = colour("--line"), shades = numbers.map((each) => colour(`--s${each}`)).reverse();
   const marks = Math.max(2, Math.floor(width / 75)); // as many times as have room below
   const splits = (plot) => {
     const times = plot.data[0], every = Math.ceil(times.length / marks);
@@ -64,23 +82,28 @@ function options(width, height, label) {
     width, height,
     legend: { show: false },
     cursor: { show: false },
-    padding: [8, 4, 0, 0],
+    padding: [8, 20, 0, 0],
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, 4) * 1.08] } },
     axes: [
       { ...axis, grid: { show: false }, size: 26, splits, values: (_, at) => at.map((each) => label.format(each)) },
       { ...axis, size: 46, space: 28, incrs: [1, 2, 5, 10, 20, 50, 1e2, 2e2, 5e2, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7],
         values: (_, at) => at.map((each) => short(each)) },
     ],
-    series: [{}, { fill: bar, stroke: bar, width: 0, points: { show: false },
-                   paths: uPlot.paths.bars({ size: [0.82, 40], align: 1, radius: 0.12 }) }],
+    // The highest sum is drawn first, and the smaller ones over it.
+    series: [{}, ...shades.map((shade) => ({
+      fill: shade, stroke: shade, width: 0, points: { show: false },
+      paths: uPlot.paths.bars({ size: [0.82, 40], align: 1, radius: shades.length > 1 ? 0 : 0.12 }),
+    }))],
   };
 }
 
-export function Timeline({ range, question, answer, height = 150 }) {
+export function Timeline({ range, question, answer, shades, height = 150 }) {
   const place = useRef(null), plot = useRef(null), shape = useRef("");
   const { title, label, step } = RANGES[range];
   const start = question[1].start_ms;
-  const bars = answer?.result;
+  const parts = useMemo(() => partsOf(answer?.result), [answer?.result]);
+  const sums = useMemo(() => parts.map((_, at) => parts[0].counts.map((_, bar) => parts.slice(0, at + 1).reduce((sum, each) => sum + each.counts[bar], 0))), [parts]);
+  const bars = sums.at(-1);
   const scheme = useScheme();
   useEffect(() => {
     if (!bars) return;
@@ -88,36 +111,42 @@ export function Timeline({ range, question, answer, height = 150 }) {
       if (!place.current) return; // it has just gone
       const width = place.current.clientWidth;
       const times = bars.map((_, at) => start + at * step);
-      const wanted = `${width} ${scheme} ${range}`;
-      if (plot.current && shape.current === wanted) plot.current.setData([times, bars]);
+      const numbers = parts.map(({ key }) => shades[key] ?? "rest");
+      const wanted = `${width} ${scheme} ${range} ${numbers}`, data = [times, ...sums.toReversed()];
+      if (plot.current && shape.current === wanted) plot.current.setData(data);
       else {
         plot.current?.destroy();
         shape.current = wanted;
-        plot.current = new uPlot({ ...options(width, height, label) }, [times, bars], place.current);
+        plot.current = new uPlot(options(width, height, label, numbers), data, place.current);
       }
     };
     draw();
     const watching = new ResizeObserver(draw);
     watching.observe(place.current);
     return () => watching.disconnect();
-  }, [bars, start, scheme, range]);
+  }, [bars, start, scheme, range, shades]);
   useEffect(() => () => plot.current?.destroy(), []);
   const total = bars?.reduce((sum, each) => sum + each, 0);
   const most = bars ? bars.indexOf(Math.max(...bars)) : 0;
   const told = !bars ? "" : total
     ? `${title}: ${count(total, "message")}; most, ${number(bars[most])}, from ${label.format(start + most * step)}`
     : `${title}: nothing is due`;
-  const rows = (bars ?? []).map((each, at) => ({ from_ms: start + at * step, pending: each }));
+  const rows = (bars ?? []).map((_, at) => ({ from_ms: start + at * step, ...Object.fromEntries(parts.map(({ key, counts }) => [key, counts[at]])) }));
   return (
     <figure class="chart">
       <figcaption><b>{title}</b> <span class="figure">{bars ? short(total) : "…"}</span></figcaption>
       {answer?.reason && <p class="quiet">{answer.reason}</p>}
       <div ref={place} class="plot" role="img" aria-label={told} style={{ minHeight: `${height}px` }} />
+      {parts.length > 1 && (
+        <ul class="key" aria-hidden="true">
+          {parts.map(({ key, title, counts }) => <li key={key}><span class={`swatch shade-${shades[key] ?? "rest"}`} /><span>{title}</span> <b class="figure">{short(counts.reduce((sum, each) => sum + each, 0))}</b></li>)}
+        </ul>
+      )}
       <details>
         <summary>As a table</summary>
         <Table name={`timeline ${range}`} caption={title} rows={rows} columns={[
           { title: "From", key: "from_ms", time: true },
-          { title: "Pending", key: "pending", number },
+          ...parts.map(({ key, title }) => ({ title, key, number })),
         ]} />
       </details>
     </figure>

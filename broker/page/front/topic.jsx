@@ -19,6 +19,10 @@ export function Topic({ name }) {
         <h1>{topicName(name)}</h1>
         <a class="button" href={link(["topics", name, "messages"])}>Messages</a>
         <SendOne topic={name} />
+        <Ask label="Delete" name={topicName(name)} danger needs="delete_topic" title={`Delete ${topicName(name)}`}
+          act={() => ask("delete_topic", { topic: name }).then(() => (location.hash = link(["topics"])))} done="It is deleted.">
+          <p>The topic goes with its subscriptions, schedules, and {figures?.result ? count(figures.result.pending, "pending message") : "all pending messages"}. This cannot be undone. It is refused while somebody uses it.</p>
+        </Ask>
       </div>
       <Answer answer={figures}>
         {(found) => (

@@ -2,6 +2,7 @@
 
 import { change, link } from "./address.js";
 import { ago, bytes, count, number, topicName } from "./format.js";
+import { Counting } from "./overview.jsx";
 import { Answer, Ask, Table } from "./parts.jsx";
 import { ask, useWatch } from "./server.js";
 
@@ -42,11 +43,12 @@ export function Topics({ query }) {
       <input class="search" type="search" placeholder="Search" aria-label="Search topics" value={search}
         onInput={(event) => change({ search: event.target.value, offset: "" }, true)} />
       <Answer answer={page}>
-        {({ rows, total, known }) => (
+        {({ rows, total, known, complete }) => (
           <>
+            <Counting complete={complete} />
             <Table name="topics" caption="Topics" columns={COLUMNS} rows={rows} all={all} sort={{ by: sort, descending }}
               onSort={(by) => change({ sort: by === "name" ? "" : by, descending: by === sort ? !descending : by !== "name", offset: "" })}
-              empty={search ? "No name has this in it." : "There are no topics."}
+              empty={!complete ? "They are being counted." : search ? "No name has this in it." : "There are no topics."}
               actions={<span class="quiet" role="status">{total === known ? count(total, "topic") : `${number(total)} of ${count(known, "topic")}`}</span>} />
             <Pages offset={offset} total={total} size={PAGE} />
           </>

@@ -1,5 +1,6 @@
 """The page in a real browser: each view, each action by pressing with its effect in the store, nothing executed."""
 
+import csv
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from duelog.upkeep.jobs import PROGRESS, Jobs
 from tests.disaster.running import module
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api.expect.set_options(timeout=20_000)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parents[3] / "broker" / "page" / "front" / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -404,3 +406,49 @@ def test_jobs_are_started_followed_and_read_by_pressing(store: DelayedStore, sho
     shown.press("Save snapshots")
     assert serious(shown.page) == []
     assert shown.said == []
+
+
+def test_bars_are_told_apart_by_topic_where_asked(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """The largest by their names and the rest, in the picture's key and its table; the address keeps it."""
+    filled(store)
+    for number in range(6):
+        store.topic(f"shop/mail/t{number:02}").send_batch([Message(b"", deliver_after=900)] * (number + 1))
+    shown = show()
+    shown.go("")
+    shown.page.get_by_role("button", name="By topic").click()
+    hour = shown.page.locator("figure").first
+    sync_api.expect(hour.locator(".key")).to_contain_text("shop/mail/t05")
+    sync_api.expect(hour.locator(".key")).to_contain_text("Other topics")
+    shown.page.reload()
+    sync_api.expect(hour.locator(".key li")).to_have_count(6)
+    hour.get_by_text("As a table").click()
+    with shown.page.expect_download() as download:
+        hour.get_by_role("button", name="as CSV").click()
+    rows = list(csv.reader(Path(download.value.path()).read_text(encoding="utf-8").splitlines()))
+    sums = {name: sum(int(row[at]) for row in rows[1:]) for at, name in enumerate(rows[0])}
+    assert {name[-3:]: sums[name] for name in rows[0][1:]} == {
+        "t05": 6,
+        "t04": 5,
+        "t03": 4,
+        "t02": 3,
+        "t01": 2,
+        "ers": 1,
+    }
+    assert serious(shown.page) == []
+    shown.page.get_by_role("button", name="Together").click()
+    sync_api.expect(shown.page.locator(".key")).to_have_count(0)
+    assert shown.said == []
+
+
+def test_the_first_load_weighs_at_most_300_kb_and_nothing_comes_from_elsewhere(
+    store: DelayedStore, show: Callable[..., Shown]
+) -> None:
+    """Uncompressed; what is asked later is the store's figures."""
+    shown = show()
+    loaded: dict[str, int] = {}
+    shown.page.on("requestfinished", lambda request: loaded.update({request.url: request.sizes()["responseBodySize"]}))
+    shown.go("")
+    shown.waits_for("Next hour")
+    assert all(url.startswith((shown.address, "data:", "about:")) for url in loaded)
+    assert {url.rpartition("/")[2] for url in loaded} >= {"app.js", "app.css"}
+    assert 50_000 < sum(loaded.values()) <= 300_000

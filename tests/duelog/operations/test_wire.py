@@ -352,7 +352,9 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
         ("partitions", ()), ("calendar", ()), ("kept_by", (store.partitions()[0].start_ms,)), ("topic_rows", ()),
         ("receiving", ()), ("connections", ()), ("tasks", ("t", "s")), ("retries", ("t", "s")),
         ("snapshots", (store.partitions()[0].start_ms,)), ("jobs", ()),
-        ("timeline", (store.clock.now_ms(), 60_000, 90, "t")), ("scheduled_page", ("t", None, None, 1)),
+        ("timeline", (store.clock.now_ms(), 60_000, 90, "t")),
+        ("timeline_by_topic", (store.clock.now_ms() // 60_000 * 60_000, 60_000, 90)),
+        ("scheduled_page", ("t", None, None, 1)),
         ("message", ("t", MessageId.parse(sent["message_id"]))), ("policies", ()), ("policies", (None, "t")),
         ("effective", ("t",)), ("tick", ()), ("save_snapshots", ()), ("limits", ()), ("seek", ("t", "s", "latest")),
     ]  # fmt: skip
