@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.clock import Monitor
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, NotReplicated, ResourceShortage
+from duelog.store.files.process import here
 from duelog.store.listener import call_supplied
 from duelog.store.message import Dedup
 from duelog.store.names import TopicName, validate_subscription_name
@@ -153,6 +154,7 @@ class Outbox:
         """The outbox's own thread, from the first message to the end."""
         self._writer: int | None = None
         """The thread that writes."""
+        self._process = here.pid
 
     def put(self, item: Outgoing, *, wait: bool = True, begin: bool = True) -> bool:
         """Take one message; False: there is no capacity, and `wait` is False. Raises ClosedError, ResourceShortage.
@@ -288,6 +290,8 @@ class Outbox:
 
         Raises DuelogError, with nothing done, in a callback, whose end it would wait for for ever.
         """
+        if here.pid != self._process:
+            return  # what waits, and who writes it, is the parent's
         if self._writer == threading.get_ident():
             raise DuelogError("a callback of send_async or put cannot close the store, which waits for it to end")
         with self._condition.lock:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import os
+import signal
 import threading
 from concurrent.futures import Future, wait
 from typing import Any
@@ -103,6 +105,17 @@ def test_one_thread_writes_and_close_writes_what_none_has_taken_up(small: Delaye
     put(2)
     small.close()
     assert [(token, type(outcome)) for token, outcome in heard] == [(at, MessageId) for at in range(3)]
+
+
+def test_a_child_closes_what_it_has_inherited_without_waiting_for_the_parents_thread(small: DelayedStore) -> None:
+    """It waited for ever once the parent had used `send_async`, or had a client that sends."""
+    small.topic("t").send_async(b"x").result(LIMIT_S)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        small.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_message_larger_than_the_bound_is_taken_alone(small: DelayedStore) -> None:
