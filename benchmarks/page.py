@@ -100,8 +100,14 @@ async def _watch(store: DelayedStore, seconds: float) -> dict[str, float]:
             if event["at"] == 0 and event["result"]["complete"]:
                 whole.set()
 
+        async def counting() -> None:
+            """Asks each second, as the page does until all is counted."""
+            while not whole.is_set():
+                await asyncio.to_thread(asking(store), "overview", {})
+                await asyncio.sleep(1)
+
         open_page = asyncio.create_task(page(heard))
-        await whole.wait()
+        await counting()
         found[WHOLE.name] = time.perf_counter() - began
         found[SPENT.name] = time.process_time() - spent
         await asyncio.sleep(min(seconds, 5))

@@ -19,7 +19,10 @@ from duelog import DelayedStore, Message
 
 DOCS = Path(__file__).parents[1]
 SIZE = {"width": 1180, "height": 800}
-PICTURES = {"page-overview": ("#/", "light"), "page-topic": ("#/topics/reminders", "dark")}
+PICTURES = {
+    "page-overview": ("#/?by=topic", "light", ".u-wrap >> nth=3"),
+    "page-partitions": ("#/partitions", "dark", ".tile >> nth=30"),
+}
 _TOPICS = (("order-timeouts", 900, 1_800), ("reminders", 2_500, 9 * 86_400), ("invoices", 700, 40 * 86_400))
 """Names, messages, and their mean delay in seconds."""
 
@@ -45,13 +48,13 @@ def draw(path: Path) -> None:
         address = re.search(r"http\S+", serving.stdout.readline())
         assert address is not None
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, (view, scheme) in PICTURES.items():
+        for name, (view, scheme, drawn) in PICTURES.items():
             context = browser.new_context(viewport=SIZE, color_scheme=scheme, timezone_id="Europe/Berlin")  # type: ignore[arg-type]
             page = context.new_page()
             page.goto(address[0])
             page.wait_for_selector("h1")
             page.goto(address[0].partition("#")[0] + view)
-            page.wait_for_selector(".u-wrap >> nth=3")
+            page.wait_for_selector(drawn)
             page.screenshot(path=DOCS / f"{name}.png")
             context.close()
         browser.close()

@@ -19,7 +19,7 @@ from duelog import DelayedStore, Message, Subscription
 from ...broker.page.operation_resource import asking
 from ...broker.page.page_server import serve_page
 from ...store.errors import ClosedError
-from ..output import write_line
+from ..output import flush_output, write_line
 from .demo_trace import Trace, load_trace
 
 _STEP_S = 0.1
@@ -81,11 +81,15 @@ def show_demo(
         ended = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        say = announce or (lambda address: write_line(f"the demo is shown at {address}"))
-        await serve_page(asking(opened), say, ended)
+        await serve_page(asking(opened), announce or _say, ended)
 
     with ExitStack() as stack:
         path = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duelog-demo-"))) / "store"
         opened = stack.enter_context(DelayedStore.open(path))
         stack.enter_context(LiveReplay(opened, trace, speed))
         asyncio.run(serve(opened))
+
+
+def _say(address: str) -> None:
+    write_line(f"the demo is shown at {address}")
+    flush_output()

@@ -117,7 +117,7 @@ function One({ row }) {
 function snapshotNote({ state }, { loaded, unsaved, stored_bytes, newest_ms }) {
   if (state === "closed") return "none is needed: all has fired";
   if (!loaded && newest_ms == null) return "not in memory yet: nothing to save";
-  return [newest_ms != null && `saved ${ago(newest_ms)}, ${bytes(stored_bytes)}`, `a start reads ${count(unsaved, "message")} more`].filter(Boolean).join("; ");
+  return [newest_ms != null && `saved ${ago(newest_ms)}, ${bytes(stored_bytes)}`, `a start reads ${count(unsaved, "message")}${newest_ms != null ? " more" : ""}`].filter(Boolean).join("; ");
 }
 
 const KINDS = { check: "Check", audit: "Audit", compaction: "Compact" };
