@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,7 @@ from .metrics import Instruments, StoreMetrics
 from .operations.operations import EntryReader, Operations
 from .operations.wire_peer import Admit
 from .stats import (
+    MOST_CLIENTS,
     Connections,
     Keeper,
     Overview,
@@ -496,11 +498,19 @@ class DelayedStore:
         return self._engine.figures.receiving(namespace)
 
     def connections(self) -> Connections:
-        """Who is connected: by `duelog.connect`, and to the broker that serves the store, where there is one."""
+        """Who is connected: by `duelog.connect`, and to the broker that serves the store, where there is one.
+
+        At most 1,000 of each, and 1,000 of their producers and consumers.
+        """
         self._engine.check_open()
-        ours = self._engine.clients()
-        others = Connections((), ()) if self.other_connections is None else self.other_connections()
-        return Connections((*ours, *others.connections), others.limits)
+        ours, mine = self._engine.clients(), itertools.islice(self._engine.client_parts(), MOST_CLIENTS)
+        others = Connections((), (), (), 0) if self.other_connections is None else self.other_connections()
+        return Connections(
+            (*ours[:MOST_CLIENTS], *others.connections),
+            (*mine, *others.parts),
+            others.limits,
+            len(ours) + others.total,
+        )
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
         """Have metrics counted by instruments of one's own as well, until what is returned is closed."""

@@ -9,7 +9,7 @@ No thread waits for a commit with a subscription's lock in hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
@@ -55,7 +55,7 @@ from .sending.sender import Sender
 from .sending.topic_sender import StoreSender, TopicSender, TopicWithdrawals
 from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
-from .stats import ClientStats, Figures
+from .stats import ClientPart, ClientStats, Figures
 from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
@@ -447,6 +447,10 @@ class Engine:
     def clients(self) -> list[ClientStats]:
         """Who is connected."""
         return [] if self.control is None else self.control.clients()
+
+    def client_parts(self) -> Iterator[ClientPart]:
+        """Their producers and consumers."""
+        return iter(()) if self.control is None else self.control.client_parts()
 
     def listen(self, host: str, port: int, tls: object, admit: Admit) -> int:
         """Take connections over TCP, as `DelayedStore.listen`. Raises InvalidArgument."""

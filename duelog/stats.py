@@ -300,25 +300,52 @@ class Receiving:
     tasks: tuple[TaskActivity, ...]
 
 
+MOST_CLIENTS = 1_000
+"""Connections that are listed, and producers and consumers of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientStats:
     """A program that is connected to an open store.
 
-    client: how it says what it is; address: where it is. since_ms: when it came (epoch ms). permits: messages that it
-    may be handed now. held: handed to it and not acknowledged; None: only its subscriptions know. messages_in,
-    messages_out: since it came; None: they are not counted by connection.
+    client: which client library it uses, and its version; name: what it calls itself, "": nothing; kind: "program",
+    "worker" (it tells what its tasks do) or "pulsar". address: where it is. since_ms: when it came (epoch ms). permits:
+    messages that it may be handed now. held: handed to it and not acknowledged. messages_in, messages_out: since it
+    came; None: they are not counted by connection.
     """
 
     client: str
+    name: str
+    kind: str
     address: str
     since_ms: int
     producers: int
     consumers: int
     permits: int
-    held: int | None
+    held: int
     messages_in: int | None
     messages_out: int | None
     topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPart:
+    """A producer or a consumer of a connected program, at an address.
+
+    subscription: of a consumer; None: it is a producer. permits, held: as of the program; None: of a producer.
+    messages: sent by it, or handed to it, since it was opened; rate, bytes_rate: messages and bytes a second, over the
+    last full period of the broker's rates. None: not counted.
+    """
+
+    address: str
+    name: str
+    topic: str
+    subscription: str | None
+    permits: int | None
+    held: int | None
+    messages: int | None
+    rate: float | None
+    bytes_rate: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,10 +359,12 @@ class LimitUse:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Who is connected, and the limits that they share."""
+    """Who is connected, with what, and the limits that they share. total: how many there are; the first are listed."""
 
     connections: tuple[ClientStats, ...]
+    parts: tuple[ClientPart, ...]
     limits: tuple[LimitUse, ...]
+    total: int
 
 
 class Keeper(NamedTuple):

@@ -286,6 +286,11 @@ class Subscription:
             return self._dispatcher().may_receive(self._id)
 
     @property
+    def held(self) -> int:
+        """How many messages it holds: handed to it, and neither acknowledged nor given back. 0: also once closed."""
+        return self._state.held_by(self._id)
+
+    @property
     def max_in_flight(self) -> int:
         """How many messages it may hold unacknowledged (`Policies.max_in_flight`); 0: any number."""
         return self._state.max_in_flight

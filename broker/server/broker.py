@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from importlib.metadata import version
+from itertools import islice
 from typing import Any, TypeVar
 
 from ...delayed_store import DelayedStore
-from ...stats import ClientStats, Connections, LimitUse
+from ...stats import MOST_CLIENTS, ClientPart, ClientStats, Connections, LimitUse
 from ...store.config import MIB, StoreConfig
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.names import TopicName
@@ -206,7 +207,22 @@ class Services:
     async def _connections(self) -> Connections:
         semaphores = (("topic lists being made", self.limiter.heap), ("topic lists being sent", self.limiter.direct))
         limits = [LimitUse(name, each.acquired, each.max_permits) for name, each in semaphores]
-        return Connections(tuple(map(self._client, self.listeners)), tuple(limits))
+        listed = list(self.listeners)
+        parts = islice((part for each in listed for part in self._parts(each)), MOST_CLIENTS)
+        return Connections(tuple(map(self._client, listed[:MOST_CLIENTS])), tuple(parts), tuple(limits), len(listed))
+
+    def _parts(self, connection: Connection) -> Iterator[ClientPart]:
+        address = connection.address
+        for producer in self.producers.of_connection(connection.number):
+            if producer.state == "ready":
+                came, count = self.rates.of_producer(producer), producer.figures.messages
+                name, topic = producer.name, producer.topic_name
+                yield ClientPart(address, name, topic, None, None, None, count, came.messages, came.bytes)
+        for each in self.consumers.of_connection(connection.number):
+            if each.group is not None:
+                sent, topic = self.rates.of_consumer(each), each.group.topic.name
+                yield ClientPart(address, each.name, topic, each.group.name, each.permits, each.unacked,
+                                 each.figures.messages, sent.messages, sent.bytes)  # fmt: skip
 
     def _client(self, connection: Connection) -> ClientStats:
         producers = self.producers.of_connection(connection.number)
@@ -214,6 +230,8 @@ class Services:
         topics = {each.topic_name for each in producers} | {each.command.topic for each in consumers}
         return ClientStats(
             connection.client_version,
+            "",
+            "pulsar",
             connection.address,
             connection.since_ms,
             len(producers),

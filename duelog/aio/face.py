@@ -57,6 +57,7 @@ class Subscription(InThreads[duelog.Subscription]):
     active = Same[bool]()
     paused = Same[bool]()
     max_in_flight = Same[int]()
+    held = Same[int]()
 
     @explained_by(duelog.Subscription.receive)
     async def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[duelog.ReceivedMessage]:
@@ -335,11 +336,11 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         tls_trust: str | os.PathLike[str] | None = None,
         reconnect: Duration = 30,
         wait: Duration = 0,
+        name: str | None = None,
     ) -> _Opening:
         """Connect to the process that has a store open; await the result, or enter it with `async with`."""
-        return _Opening(
-            functools.partial(duelog.connect, place, token=token, tls_trust=tls_trust, reconnect=reconnect, wait=wait)
-        )
+        given = {"token": token, "tls_trust": tls_trust, "reconnect": reconnect, "wait": wait, "name": name}
+        return _Opening(functools.partial(duelog.connect, place, **given))
 
     @property
     def sync(self) -> duelog.DelayedStore:

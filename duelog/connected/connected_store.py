@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,6 +62,7 @@ def connect(
     reconnect: Duration = 30,
     wait: Duration = 0,
     prefetch: int = 0,
+    name: str | None = None,
 ) -> DelayedStore:
     """Connect to the process that has a store open, by its directory on this machine, or by its address.
 
@@ -81,8 +83,10 @@ def connect(
 
     prefetch: how many messages each subscription holds beyond those that `receive` has given, 0: none. They are pushed
     ahead, and `ack` (without `durable`) sends together what it is given meanwhile, so that messages that are received
-    one by one cost no round trip each; others cannot have them meanwhile. Raises Disconnected where nobody serves the
-    store, NotAllowed.
+    one by one cost no round trip each; others cannot have them meanwhile.
+
+    name: how figures and the page show this client; None: the program's file. Raises Disconnected where nobody serves
+    the store, NotAllowed.
     """
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         raise InvalidArgument("prefetch", prefetch, "expected an int of at least 0")
@@ -99,6 +103,7 @@ def connect(
         try:
             found = _connection(text, token, trust, patience_s)
             if found is not None:
+                found.introduce(os.path.basename(sys.argv[0]) if name is None else name)
                 return ConnectedStore(found, prefetch)
         except Disconnected:  # it may be ending
             if time.monotonic() >= deadline:

@@ -51,6 +51,7 @@ FORGET_S = 600.0
 """How long the numbers of a connection's sends are known after it has ended: a client may come back for less."""
 
 _AT_ONCE = 64
+_MOST_NAME = 200
 _MOST_RECEIVED_BYTES = 4 << 20
 _TOPICS = 256
 _MANUAL_PAUSE_S = 0.02
@@ -256,6 +257,10 @@ class WireCalls:
         self.guard: Guard | None = None
         """Checks each call; None: the client may do everything."""
         self.consumers: dict[int, _Consumer] = {}
+        self.introduced = ("", "")
+        """The client's name and the version of its library, where it has said them."""
+        self.reports = False
+        """True once it has told what a worker's task does."""
         self._left = False
         self._attaching = threading.Lock()
         self._topics: OrderedDict[str, Topic] = OrderedDict()
@@ -347,6 +352,7 @@ class WireCalls:
         """Do a call and answer it; raises nothing."""
         try:
             row = FACE.get(name)
+            self.reports |= name == "Subscription.report_task"
             if name == "next":
                 items = self._sequences[arguments[0]] if arguments and arguments[0] in self._sequences else iter(())
                 self._page(number, arguments[0], items)
@@ -558,6 +564,16 @@ class WireCalls:
         self.answering.answer(number, RESULT, self._consumer(target).subscription.ack(arguments[0]))
         return True
 
+    def _introduce(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
+        """Note who the client is, for figures: [0, name, version]; it says so again on each new connection."""
+        match arguments:
+            case [int(), str(name), str(version)] if len(name) <= _MOST_NAME and len(version) <= _MOST_NAME:
+                self.introduced = name, version
+            case _:
+                raise InvalidArgument("arguments", arguments, f"expected [0, name, version] of {_MOST_NAME} characters")
+        self.answering.answer(number, RESULT, None)
+        return True
+
     # -- consumers -------------------------------------------------------------------------------------
 
     def _subscribe(self, number: int, target: Any, arguments: Any, named: Any, *, method: str) -> bool:
@@ -602,6 +618,7 @@ class WireCalls:
 
 
 _QUICK: dict[str, Callable[[WireCalls, int, Any, Any, Any], bool]] = {
+    "introduce": WireCalls._introduce,
     "Topic.send": WireCalls._put,
     "Topic.subscribe": partial(WireCalls._subscribe, method="Topic.subscribe"),
     "Topic.reader": partial(WireCalls._subscribe, method="Topic.reader"),
@@ -631,7 +648,9 @@ def _outcomes(results: list[tuple[tuple[Answering, int], Any]]) -> None:
 def _need(name: str, target: list[Any], arguments: list[Any]) -> tuple[Right, str | None]:
     """The right that a call needs, and the topic. A consumer's was looked at when it was attached."""
     row = FACE.get(name)
-    if name in ("next", "drop", "Subscription.recall") or (row is not None and row.owner == "Subscription"):
+    if name in ("introduce", "next", "drop", "Subscription.recall") or (
+        row is not None and row.owner == "Subscription"
+    ):
         return Right.NONE, None
     if row is None or row.owner in ("DelayedStore", "Documents"):
         if name == "DelayedStore.effective_policies" and arguments:

@@ -283,6 +283,13 @@ class Connection:
         self._attached[key] = call.frame
         return facts
 
+    def introduce(self, name: str) -> None:
+        """Say who the client is, now and after each new connection; to a server that does not know this, nothing."""
+        from importlib.metadata import version  # noqa: PLC0415 - it is much to import for a command
+
+        with suppress(DuelogError):
+            self.attach("introduce", (), 0, [name[:200], version("duelog")], {})
+
     def detach(self, key: int) -> bool:
         """Attach a consumer no more; False: there is no connection to which it is attached."""
         with self._lock:

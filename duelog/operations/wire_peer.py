@@ -12,12 +12,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from duelog.store.errors import InvalidArgument
 
-from ..stats import ClientStats
+from ..stats import ClientPart, ClientStats
 from . import wire_values
 from .wire import ERROR, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed, framed
 from .wire_calls import Guard, Service, WireCalls, closing
@@ -90,13 +90,32 @@ class WirePeer:
 
     def stats(self) -> ClientStats:
         """Figures of its client. Of any thread."""
-        consumers, producers = list(self.calls.consumers.values()), self.calls.producers()
-        permits = sum(most for each in consumers for _, most, _ in list(each.credits))
-        topics = sorted(
-            {each.subscription.topic for each in consumers} | {topic for topic, _ in self.calls.producers()}
+        calls, parts = self.calls, list(self.parts())
+        consumers = [each for each in parts if each.subscription is not None]
+        name, version = calls.introduced
+        return ClientStats(
+            f"duelog {version}".rstrip(),
+            name,
+            "worker" if calls.reports else "program",
+            self._address,
+            self._since_ms,
+            len(parts) - len(consumers),
+            len(consumers),
+            sum(each.permits or 0 for each in consumers),
+            sum(each.held or 0 for each in consumers),
+            None,
+            None,
+            tuple(sorted({each.topic for each in parts})),
         )
-        return ClientStats("duelog.connect", self._address, self._since_ms, len(producers), len(consumers),
-                           permits, None, None, None, tuple(topics))  # fmt: skip
+
+    def parts(self) -> Iterator[ClientPart]:
+        """Its producers, which are the topics that it sends to, and consumers. Of any thread."""
+        for topic, _ in self.calls.producers():
+            yield ClientPart(self._address, "", topic, None, None, None, None, None, None)
+        for each in list(self.calls.consumers.values()):
+            topic, name, held = each.subscription.topic, each.subscription.name, each.subscription.held
+            permits = sum(most for _, most, _ in list(each.credits))
+            yield ClientPart(self._address, "", topic, name, permits, held, None, None, None)
 
     # -- of the thread ---------------------------------------------------------------------------------
 

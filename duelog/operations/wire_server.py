@@ -14,7 +14,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from ..sending.outbox import Outbox
-from ..stats import ClientStats
+from ..stats import ClientPart, ClientStats
 from . import wire_values
 from .face_table import FACE
 from .wire import ERROR, GREETED, SOCKET, VERSION, Disconnected, address_in, framed
@@ -195,6 +195,10 @@ class WireServer:
     def clients(self) -> list[ClientStats]:
         """Who is connected. Of any thread."""
         return [peer.stats() for peer in list(self._peers)]
+
+    def client_parts(self) -> Iterator[ClientPart]:
+        """Their producers and consumers. Of any thread."""
+        return (part for peer in list(self._peers) for part in peer.parts())
 
     def _look_at_peers(self) -> None:
         """End connections whose peers do not go on, now and then while there are any."""

@@ -34,8 +34,8 @@ _HOMES = {
     "duelog.delivery.key_slots": "KeyShared",
     "duelog.markers.firing.suspensions": "Suspension",
     "duelog.markers.pending_entries": "Outcome",
-    "duelog.stats": "ClientStats Connections Keeper LimitUse Overview PartitionStats Receiving SnapshotStats "
-    "StoreStats SubscriptionStats TopicPage TopicRow TopicStats TopicTimelines",
+    "duelog.stats": "ClientPart ClientStats Connections Keeper LimitUse Overview PartitionStats Receiving "
+    "SnapshotStats StoreStats SubscriptionStats TopicPage TopicRow TopicStats TopicTimelines",
     "duelog.store.log.documents": "Document",
     "duelog.store.log.managed_ledger": "LedgerInfo",
     "duelog.store.message": "Message Occurrence ScheduledMessage",

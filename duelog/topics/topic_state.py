@@ -302,6 +302,11 @@ class SubscriptionState:
         times, dispatcher = message.redelivery_count, self.dispatcher
         return dispatcher is not None and dispatcher.outstanding.holds(message.position, times, consumer_id)
 
+    def held_by(self, consumer: int) -> int:
+        with self.lock:
+            dispatcher = self.dispatcher
+            return dispatcher.outstanding.held_by(consumer) if dispatcher and consumer in dispatcher.consumers else 0
+
     def log_held(self) -> None:
         with self.lock:
             if self.dispatcher is not None:

@@ -181,7 +181,7 @@ class Worker:
         with self._connecting:
             pid, connection = self._connection
             if connection is None or connection.closed or pid != os.getpid():
-                connection = connect(self._given)
+                connection = connect(self._given, name=self.name)
                 self._connection = os.getpid(), connection
         return connection
 
@@ -209,7 +209,7 @@ class Worker:
             if isinstance(given, DelayedStore):
                 store = given
             elif self._connects:
-                store = undo.enter_context(connect(given))
+                store = undo.enter_context(connect(given, name=self.name))
             else:
                 span_ms = stored_span_ms(Path(given)) if self._config is None else None
                 config = self._config if span_ms is None else StoreConfig(partition_ms=span_ms)

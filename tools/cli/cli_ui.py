@@ -73,6 +73,7 @@ def _asked(path: Path, only_look: bool) -> Iterator[Ask]:
 
     first = Connection.to(path, _RECONNECT_S)
     if first is not None:
+        first.introduce("duelog ui")
         mine, made = threading.local(), [first]  # a connection does one operation at a time
 
         def ask_there(name: str, arguments: Mapping[str, object]) -> Any:

@@ -1,5 +1,6 @@
 """Operations of the table over HTTP: who may ask for which, what comes, and what changes as it is watched."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -9,12 +10,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+import duelog
 from duelog.broker.admin.http_request import HttpError
 from duelog.broker.page.page_files import NOT_BUILT, POLICY, PageFiles
 from duelog.broker.page.watching import MOST_PAGES, Watching
+from duelog.broker.protocol import commands
 from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS
 from tests.broker.admin.rest import SECURED, Rest, administered, token
+from tests.broker.server.raw_client import blob_of
 
 PATH = "/duelog/v1/operations"
 
@@ -251,4 +255,47 @@ async def test_clients_of_the_broker_and_who_receives_are_told(rest: Rest) -> No
     ]
     assert [(each["used"], each["most"]) for each in told["limits"]] == [(0, 100 << 20)] * 2
     assert (await rest.ask("POST", f"{PATH}/receiving")).value == []
+    await client.close()
+
+
+async def test_producers_and_consumers_are_told_with_permits_and_the_rates_of_rest(rest: Rest) -> None:
+    """Of a Pulsar client, with its version; of a connected program its name, version, kind and what it holds."""
+    name, kind = "persistent://public/default/t", commands.SubscriptionType.SHARED
+    client = await rest.client()
+    await client.ask_for(commands.Success, commands.Subscribe(name, "s", kind, 1, 1, "c"))
+    await client.ask_for(commands.ProducerSuccess, commands.Producer(name, 1, 2, "p"))
+    client.say(commands.Flow(1, 7))
+    for number in range(3):
+        client.say(commands.Send(1, number), blob=blob_of(b"x", number))
+    heard = [await client.hear() for _ in range(6)]
+    assert sum(isinstance(each, commands.Message) for each in heard) == 3
+    rest.services.rates.sample()
+
+    def connected() -> duelog.DelayedStore:
+        return duelog.connect(rest.store.path, name="web app")
+
+    with await asyncio.to_thread(connected) as program:
+
+        def work() -> None:
+            topic = program.topic("u")
+            topic.send(b"y")
+            assert topic.subscribe("v", type="shared", initial_position="earliest").receive(1, timeout=20)
+
+        await asyncio.to_thread(work)
+        told = (await rest.ask("POST", f"{PATH}/connections")).value
+        mine, theirs = told["connections"]
+        assert (told["total"], mine["name"], mine["client"], mine["kind"], mine["held"], mine["consumers"]) == (
+            2, "web app", f"duelog {duelog.__version__}", "program", 1, 1,
+        )  # fmt: skip
+        assert (theirs["client"], theirs["kind"], theirs["permits"], theirs["held"]) == ("test", "pulsar", 4, 3)
+        parts = {(each["topic"][-1], each["subscription"]): each for each in told["parts"]}
+        assert parts.keys() == {("u", None), ("u", "v"), ("t", None), ("t", "s")}
+        producer, consumer = parts["t", None], parts["t", "s"]
+        assert (producer["name"], producer["messages"], consumer["name"], consumer["messages"]) == ("p", 3, "c", 3)
+        assert (consumer["permits"], consumer["held"], parts["u", "v"]["held"]) == (4, 3, 1)
+        stats = (await rest.ask("GET", "/admin/v2/persistent/public/default/t/stats")).value
+        (publisher,), (subscriber,) = stats["publishers"], stats["subscriptions"]["s"]["consumers"]
+        assert 0 < producer["rate"] == publisher["msgRateIn"]
+        assert 0 < consumer["rate"] == subscriber["msgRateOut"]
+        assert consumer["bytes_rate"] == subscriber["msgThroughputOut"]
     await client.close()

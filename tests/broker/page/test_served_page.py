@@ -265,7 +265,7 @@ def test_messages_of_pulsar_clients_are_shown_as_they_were_sent(tmp_path: Path, 
         content += len(head).to_bytes(4, "big") + head + body
     batch = entry(zlib.compress(content), flags=BATCH, num_messages_in_batch=3, compression=2,
                   uncompressed_size=len(content))  # fmt: skip
-    with served(tmp_path) as address, duelog.connect(tmp_path / "store") as store:
+    with served(tmp_path) as address, duelog.connect(tmp_path / "store", name="seeder") as store:
         topic = store.topic("t")
         ids = [topic.send(each, deliver_after=3_600) for each in (single, batch, entry(b"x", encryption_keys=[b"key"]))]
         with topic.subscribe("s") as consumer:
@@ -291,6 +291,10 @@ def test_messages_of_pulsar_clients_are_shown_as_they_were_sent(tmp_path: Path, 
         assert serious(shown.page) == []
         shown.go(f"topics/t/messages/{ids[2]}")
         shown.waits_for("It is shown as it is stored, encrypted.")
+        shown.go("connections")
+        for text in (f"duelog {duelog.__version__}", "seeder", "program", "topic lists being made"):
+            shown.waits_for(text)
+        assert serious(shown.page) == []
         shown.go("letters")
         shown.waits_for('{"bill": 0} (and 2 messages)')
         shown.page.locator("a.payload").click()

@@ -7,6 +7,7 @@ import errno
 import inspect
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from duelog import (
     Subscription,
     SubscriptionAdmin,
     Topic,
+    Worker,
     aio,
 )
 from duelog.connected import connected_store
@@ -531,3 +533,25 @@ def test_a_call_that_cannot_be_decided_says_what_is_in_doubt(
     ):
         error = lost(call)
         assert (error.in_doubt, error.stored) == (name, False)
+
+
+def test_a_client_says_who_it_is_again_to_a_server_that_came_anew(tmp_path: Path) -> None:
+    """Its name, by default the program's; a worker is known by what its tasks tell; too long a name is refused."""
+    with DelayedStore.open(tmp_path / "store") as opened, duelog.connect(tmp_path / "store") as unnamed:
+        (told,) = opened.connections().connections
+        assert (told.name, told.kind) == (os.path.basename(sys.argv[0]), "program")
+        with pytest.raises(InvalidArgument, match="200 characters"):
+            unnamed._connection.call("introduce", (), [0, "n" * 201, "1"])  # type: ignore[attr-defined]
+        client = duelog.connect(tmp_path / "store", name="web")
+    with DelayedStore.open(tmp_path / "store") as opened, client:
+        client.topic("t").create()
+        assert {each.name for each in opened.connections().connections} >= {"web"}
+        worker = Worker(client, name="w")
+        worker.task("t")(print)
+        with worker:
+            for _ in range(6_000):
+                if {"worker"} <= {each.kind for each in opened.connections().connections}:
+                    break
+                threading.Event().wait(0.005)
+            else:
+                raise AssertionError(opened.connections())
