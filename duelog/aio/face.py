@@ -339,8 +339,8 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         name: str | None = None,
     ) -> _Opening:
         """Connect to the process that has a store open; await the result, or enter it with `async with`."""
-        given = {"token": token, "tls_trust": tls_trust, "reconnect": reconnect, "wait": wait, "name": name}
-        return _Opening(functools.partial(duelog.connect, place, **given))
+        connect = functools.partial(duelog.connect, place, token=token, tls_trust=tls_trust, name=name)
+        return _Opening(functools.partial(connect, reconnect=reconnect, wait=wait))
 
     @property
     def sync(self) -> duelog.DelayedStore:
