@@ -101,9 +101,9 @@ class WireLoop:
                 while not (self._ended or is_writing):
                     try:
                         self._turn()
-                        is_writing = self._take_up()
                     except Exception as error:
                         self._failed(error)
+                    is_writing = self._take_up()
                 self._turning = None
             if is_writing:
                 self._write()
