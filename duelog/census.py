@@ -185,12 +185,7 @@ class Census:
     def overview(self) -> Overview:
         """O(topics + partitions) of sums, and steps of a round."""
         with self._lock:
-            sent, delivered = 0, [0] * len(DeliveryCounts.__slots__)
-            for topic in self._topics.loaded():
-                sent += topic.sent
-                for state in list(topic.subscriptions.values()):
-                    delivered = list(map(int.__add__, delivered, _COUNTS(state.counts)))
-            self._moved = (sent, *delivered)
+            _, sent, *delivered = self._moved = self._movements()
             self._refresh()
             rows = self._sums()
             late = (None, None) if self._lateness is None else self._lateness.percentiles()
@@ -329,6 +324,16 @@ class Census:
             self._summed = self._round
         return self._rows_summed
 
+    def _movements(self) -> tuple[int, ...]:
+        """Consumers, messages sent, and sums of what was delivered: what changes though nothing is written."""
+        consumers, sent, delivered = 0, 0, [0] * len(DeliveryCounts.__slots__)
+        for topic in self._topics.loaded():
+            sent += topic.sent
+            for state in list(topic.subscriptions.values()):
+                consumers += state.consumers
+                delivered = list(map(int.__add__, delivered, _COUNTS(state.counts)))
+        return consumers, sent, *delivered
+
     # -- rounds --------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
@@ -336,11 +341,14 @@ class Census:
             self._lateness = _Lateness()
             self._listeners.append(self._lateness)
         if self._round is None:
-            stamp = self._requests, self._clock.now_ms() // MINUTE_MS, *self._moved
-            if self._stamp == stamp and not self._main.read_only:
+            before, minute = self._stamp, self._clock.now_ms() // MINUTE_MS
+            if before is not None and before[1] != minute:
+                self._moved = self._movements()
+            self._stamp = stamp = (self._requests, minute, *self._moved)
+            if before == stamp and not self._main.read_only:
                 return
-            self._stamp = stamp
-            self._round = self._steps()
+            passed = before is not None and (before[0], before[2:]) == (stamp[0], stamp[2:])
+            self._round = self._steps(passed and self._rounds > 0 and not self._main.read_only)
         try:
             is_done = self.allowance.steps(self._round, Allowance.SHARE if self._rounds else Allowance.FIRST_SHARE)
         except BaseException:  # the steps are over: the next question begins anew
@@ -351,9 +359,11 @@ class Census:
             self._rows_summed = {}
             self._rounds += 1
 
-    def _steps(self) -> Iterator[None]:
-        self._look_at_main()
-        yield
+    def _steps(self, passed: bool) -> Iterator[None]:
+        """Count what may have changed; passed: nothing has but the time."""
+        if not passed:
+            self._look_at_main()
+            yield
         if not self._rounds:
             yield from self._count_rows()  # so that topics are there, whatever the partitions take
         known = {partition.start_ms: partition for partition in self._partitions}
@@ -370,16 +380,20 @@ class Census:
                 if tally.minutes is not None and tally.total != before:
                     self._count(partition)
                     yield
-        yield from self._count_rows()
+        yield from self._count_rows(self._with_inline if passed else None)
         self._disk = disk_parts(self._path)
         self._index_bytes = self._firing.loaded.memory_bytes()
         yield
 
-    def _count_rows(self) -> Iterator[None]:
-        """Make the row of each topic, with what is pending as far as partitions are counted."""
+    def _count_rows(self, wanted: set[str] | None = None) -> Iterator[None]:
+        """Make the row of each topic, or of some, with what is pending as far as partitions are counted."""
+        if wanted is not None and not wanted:
+            return
         pending = self._by_topic()
         yield
         for topic_id, name in list(self._names.items()):
+            if wanted is not None and name not in wanted:
+                continue
             topic = self._topics.find(TopicName.parse(name))
             if topic is not None and topic.topic_id == topic_id:
                 self._rows[name] = self._row(topic, int(pending[topic_id]) if topic_id < len(pending) else 0)

@@ -65,7 +65,7 @@ def test_counts_are_those_of_a_plain_twin(steps: list[tuple[str, str, Any]], inl
                 if store.topic(name).cancel(held[value][1]):
                     del held[value]
             elif kind == "wait":
-                clock.advance(value * 60)
+                clock.advance(value * MINUTE_MS)
                 store.tick()
                 for each in twin.pending.values():
                     each[:] = [pair for pair in each if pair[0] > clock.now_ms()]
@@ -140,7 +140,7 @@ def test_a_partition_that_cannot_be_read_is_left_out_of_what_is_counted(tmp_path
         for _ in range(3):
             found = store.overview()
             assert (found.partitions, found.partitions_counted, found.pending) == (2, 1, 2)
-            clock.advance(60)
+            clock.advance(MINUTE_MS)
 
 
 def test_steps_stop_when_the_allowance_is_spent_and_go_on_as_it_grows() -> None:
@@ -163,3 +163,20 @@ def test_steps_stop_when_the_allowance_is_spent_and_go_on_as_it_grows() -> None:
     assert steps[0] == 20
     assert not any(allowance.steps(work(), Allowance.SHARE) for _ in range(9))
     assert spent[0] < Allowance.SAVED_S + 4.0 + 0.21
+
+
+def test_a_row_follows_what_is_not_written_within_a_minute(tmp_path: Path) -> None:
+    """Consumers that come and go, though nothing is sent and no overview asked for; inline messages that fall due."""
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(inline_delay_ms=30 * MINUTE_MS), clock=clock) as store:
+        store.topic("t").subscribe("s").close()
+        store.topic("t").send(b"", deliver_after=600)
+        rows = store.topic_rows().rows
+        assert [(row.consumers, row.pending) for row in rows] == [(0, 1)]
+        with store.topic("t").subscribe("s"):
+            clock.advance(MINUTE_MS)
+            assert [row.consumers for row in store.topic_rows().rows] == [1]
+        clock.advance(MINUTE_MS)
+        assert [row.consumers for row in store.topic_rows().rows] == [0]
+        clock.advance(600_000)
+        assert [(row.pending, row.backlog) for row in store.topic_rows().rows] == [(0, 1)]
