@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast, overload
 
 from .errors import InvalidArgument
@@ -151,7 +151,7 @@ class MessageIds(Sequence[MessageId]):
         if self._columns is None:
             import numpy as np  # noqa: PLC0415 - a command that sends no columns does without
 
-            segments = np.array([tuple(segment) for segment in self._segments], dtype=np.int64).reshape(-1, 3)
+            segments = np.fromiter(chain.from_iterable(self._segments), np.int64).reshape(-1, 3)
             counts = segments[:, 2]
             ledgers: Int64s = np.repeat(segments[:, 0], counts)
             before = np.cumsum(counts) - counts
@@ -166,7 +166,7 @@ class MessageIds(Sequence[MessageId]):
     def runs(self) -> list[int]:
         """Ledger id, first entry id and count of consecutive ids, one run after the other."""
         if self._columns is None and self._places is None:
-            return [number for segment in self._segments for number in segment]
+            return list(chain.from_iterable(self._segments))
         import numpy as np  # noqa: PLC0415 - a command that sends no columns does without
 
         ledgers, entries = self.columns()

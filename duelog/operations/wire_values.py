@@ -163,7 +163,7 @@ def _runs(ids: Sequence[MessageId]) -> list[int]:
 
 
 def _triples(runs: list[int]) -> list[tuple[int, int, int]]:
-    if set(map(type, runs)) - {int} or len(runs) % 3 or any(count < 0 for count in runs[2::3]):
+    if set(map(type, runs)) - {int} or len(runs) % 3 or min(runs[2::3], default=0) < 0:
         raise ValueError("ids are ledger, first entry, count")
     if sum(runs[2::3]) > 1 << 24:
         raise ValueError("too many ids")
