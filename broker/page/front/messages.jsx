@@ -164,7 +164,7 @@ function Entry({ entry, part, raw }) {
       {many > 1 && shown && (
         <>
           <Table name={`batch ${raw.message_id}`} caption="Messages of the batch" rows={messages.map((each, number) => ({ ...each, number, id: number }))} columns={[
-            { title: "Message", key: "number", show: (row) => <a href="#" aria-current={row.number === at ? "true" : undefined} onClick={(event) => (event.preventDefault(), change({ part: row.number }))}>{row.number + 1}</a> },
+            { title: "Message", key: "number", show: (row) => <a href={link(["topics", raw.topic, "messages", raw.message_id], { part: row.number })} aria-current={row.number === at ? "true" : undefined}>{row.number + 1}</a> },
             { title: "Key", key: "key", wrap: true },
             { title: "Properties", key: "properties", wrap: true, show: (row) => Object.entries(row.properties).map(([name, value]) => `${name}=${value}`).join(", ") },
             { title: "Payload", key: "payload", show: (row) => <span class="payload" dir="auto">{preview(row)}</span> },

@@ -35,12 +35,17 @@ pytestmark = [
 ]
 
 VIEWS = ["", "topics", "letters", "partitions", "connections", "workers"]
+ASCII = "".join(map(chr, range(0x20, 0x7F))).replace("/", "")
 HOSTILE = [
-    "<script>window.hurt=1</script>",
+    "<script>window.hurt=1<script>",
     "<img src=x onerror='window.hurt=1'>",
-    "\u202e gnp.exe",
-    "a&b=c#d?e%2F \"'",
+    "\u202e gnp.exe \u0634\u0645\u0633 \u2066\u200f\u200b\ufeff",
+    "a&b=c#d?e%2F \"' %00 ..",
+    ASCII,
+    "".join(map(chr, range(0xA1, 0x100))),
+    "\u65e5\u672c e\u0301 \U0001f600 \ufffe\uffff \U0010ffff",
 ]
+"""Names; together they have every ASCII character that one may have."""
 
 
 @pytest.fixture(scope="module")
@@ -323,20 +328,65 @@ def test_topics_are_searched_sorted_and_paged_and_the_address_keeps_it(
     assert shown.said == []
 
 
-def test_hostile_names_and_payloads_are_shown_and_not_executed(store: DelayedStore, show: Callable[..., Shown]) -> None:
-    """HTML, script, right to left, binary, 5 MiB, every kind of character in a topic's name."""
+def test_hostile_names_are_shown_in_every_view_and_not_executed(
+    store: DelayedStore, show: Callable[..., Shown]
+) -> None:
+    """HTML, script, right to left, and every character that a name may have; links lead there, and buttons work.
+
+    Of topics, subscriptions, keys, properties, reasons of dead letters; in addresses, also after a reload.
+    """
+    shown, consumers = show(), {}
     for name in HOSTILE:
-        store.topic("public/default/" + name.replace("/", "")).send(name.encode(), deliver_after=60)
-    large = store.topic("large").send((bytes(range(256)) * (20 << 10))[:-64], deliver_after=60)
-    shown = show()
+        topic = store.topic(f"public/default/{name}")
+        consumers[topic.name] = topic.subscribe(name)
+        topic.send(b"x", key=name, properties={name: name})
+        consumers[topic.name].dead_letter(consumers[topic.name].receive(1, timeout=20)[0], name)
+        topic.send(name.encode(), deliver_after=3_600, key=name, properties={name: name})
+    ordered = sorted(consumers)
+    for at, full in enumerate(ordered):
+        name, topic = full.removeprefix("persistent://public/default/"), store.topic(full)
+        shown.go(f"topics/{quote(full, safe='')}")
+        assert shown.page.text_content("h1") == name
+        shown.press(f"Pause {name}")
+        assert topic.subscription(name).stats().paused
+        shown.page.get_by_role("link", name="Messages", exact=True).click()
+        shown.page.locator("tbody a").first.click()
+        shown.page.wait_for_selector("pre")
+        shown.page.reload()
+        shown.page.wait_for_selector("pre")
+        assert shown.page.text_content("pre") == name
+        assert shown.page.locator("dd").all_text_contents().count(name) == 2  # the key, and the value of a property
+        shown.go("workers")
+        shown.page.locator(f"tbody tr:nth-child({at + 1}) a").first.click()
+        shown.waits_for("No worker tells")
+        assert shown.page.text_content("h1") == name
+        shown.go(f"letters?topic={quote(full, safe='')}")
+        assert shown.page.locator("tbody tr").count() == 1
+        shown.press(f"Send back {next(store.dead_letters(full)).message_id}")
+        assert not list(store.dead_letters(full))
     shown.go("topics")
-    for name in HOSTILE[:2]:
-        shown.waits_for(name.replace("/", ""))
-    for name in HOSTILE:
-        topic = store.topic("public/default/" + name.replace("/", ""))
-        shown.go(f"topics/{quote(topic.name, safe='')}/messages/{next(topic.scheduled()).message_id}")
-        assert shown.page.inner_text("pre").strip() == name.strip()
-    shown.go(f"topics/large/messages/{large}")
+    assert set(HOSTILE) < set(shown.page.locator("tbody a").all_text_contents())
+    assert serious(shown.page) == []
+    assert shown.page.evaluate("window.hurt") is None
+    assert shown.said == []
+
+
+def test_hostile_payloads_are_shown_and_not_executed(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """HTML, script, right to left, binary, 5 MiB of either, JSON that is deep, none at all."""
+    topic, shown = store.topic("t"), show()
+    html = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script>"
+    large, deep = (html * (5 << 20))[: (5 << 20) - 64], "[" * 5_000 + "]" * 5_000
+    payloads = [html, "\u202egnp.exe \u0634\u0645\u0633", large, deep, ""]
+    ids = [topic.send(text.encode(), deliver_after=60) for text in payloads]
+    binary = topic.send((bytes(range(256)) * (20 << 10))[:-64], deliver_after=60)
+    shown.go("topics/t/messages")
+    shown.waits_for("(5.0 MiB, not text)")
+    shown.waits_for("(empty)")
+    for each, text in zip(ids, payloads, strict=True):
+        shown.go(f"topics/t/messages/{each}")
+        if text is not deep:
+            assert shown.page.text_content("pre") == text[: 1 << 18]
+    shown.go(f"topics/t/messages/{binary}")
     assert "00000010  10 11 12" in shown.page.inner_text("pre")
     assert shown.page.evaluate("window.hurt") is None
     assert shown.said == []
