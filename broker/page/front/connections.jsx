@@ -1,7 +1,7 @@
 // Connections: which programs are connected, with what producers and consumers, and what of the limits they use.
 
 import { bytes, number, short, topicName } from "./format.js";
-import { Answer, Table } from "./parts.jsx";
+import { Answer, Gauge, Table } from "./parts.jsx";
 import { useWatch } from "./server.js";
 
 const rate = (value) => (value == null ? "–" : `${short(value < 10 ? Math.round(value * 10) / 10 : Math.round(value))} /s`);
@@ -14,9 +14,7 @@ export function Connections() {
       <Answer answer={connections}>
         {({ connections: rows, parts, limits, total }) => (
           <>
-            {limits.map(({ name, used, most }) => (
-              <label class="gauge">{name} <meter min={0} max={most || 1} high={(most || 1) * 0.8} value={used} /> <span class="figure">{bytes(used)} of {most ? bytes(most) : "no limit"}</span></label>
-            ))}
+            {limits.map((each) => <Gauge key={each.name} {...each} show={bytes} />)}
             {rows.length < total && <p class="quiet">The first of {number(total)} are shown.</p>}
             <Table name="connections" caption="Connections" rows={rows.map((each) => ({ ...each, id: each.address }))} empty="No other program is connected." columns={[
               { title: "Client", key: "client", wrap: true },

@@ -125,7 +125,7 @@ export function Message({ topic, id, query }) {
               <dl class="facts">
                 <dt>Due</dt><dd>{time(message.due_ms)} <span class="quiet">{ago(message.due_ms)}</span></dd>
                 <dt>Sent</dt><dd>{time(message.publish_ms)}</dd>
-                <dt>Lies at</dt><dd>ledger {id.split(":")[0]}, entry {id.split(":")[1]}{position && position !== id && <>; delivered from {position}</>}</dd>
+                <dt>Lies at</dt><dd>ledger {id.split(":")[0]}, entry {id.split(":")[1]}, {position === id ? "in the topic's main log" : "in the partition of its due time"}{position && position !== id && <>; delivered from {position} of the main log</>}</dd>
                 {message.dedup_key != null && <><dt>Deduplication key</dt><dd>{message.dedup_key}</dd></>}
                 {message.occurrence && <><dt>Schedule</dt><dd>{message.occurrence.schedule}</dd></>}
                 {message.retries > 0 && <><dt>Retry</dt><dd>for <a href={link(["workers", topic, message.addressee])}>{message.addressee}</a>, after {count(message.retries, "delivery").replace("deliverys", "deliveries")}{message.failure && `: ${message.failure}`}</dd></>}

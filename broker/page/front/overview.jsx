@@ -67,7 +67,7 @@ export function Overview({ query }) {
   const may = useMay();
   const apart = query.by === "topic" && may("timeline_by_topic");
   const questions = useTimelines(undefined, apart);
-  const [overview, connections, ...answers] = useWatch([["overview", {}], ["connections", {}], ...questions]);
+  const [overview, connections, ...answers] = useWatch([["overview", {}], ["connections", { listed: false }], ...questions]);
   return (
     <>
       <div class="title">
@@ -107,6 +107,7 @@ export function Overview({ query }) {
               <div><dt>Partitions on disk</dt><dd class="figure">{number(overview.result.partitions)}</dd></div>
               <div><dt>Open at once</dt><dd class="figure">{number(overview.result.open_partitions)} of at most {number(overview.result.max_open_partitions)}</dd></div>
               <div><dt>Partitions in memory</dt><dd class="figure">{number(overview.result.loaded_partitions)}</dd></div>
+              {connections?.result && <div><dt>Other programs connected</dt><dd class="figure">{number(connections.result.total)}</dd></div>}
               <div><dt>Subscriptions, consumers</dt><dd class="figure">{number(overview.result.subscriptions)}, {number(overview.result.consumers)}</dd></div>
               <div><dt>Handed out, not acknowledged</dt><dd class="figure">{number(overview.result.unacknowledged)}</dd></div>
               <div><dt>Delivered again</dt><dd class="figure">{number(overview.result.redelivered)}</dd></div>

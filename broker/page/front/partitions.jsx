@@ -38,6 +38,7 @@ export function Partitions({ rest: [chosen], query: { job } }) {
       {overview?.result && <Counting complete={overview.result.complete} />}
       <Answer answer={calendar}>
         {(rows) => {
+          const fired = rows.map((row) => ({ ...row, fired: row.messages - row.pending }));
           const most = Math.max(1, ...rows.map((row) => row.pending));
           const one = rows.find((row) => String(row.start_ms) === chosen);
           return (
@@ -61,10 +62,10 @@ export function Partitions({ rest: [chosen], query: { job } }) {
               {!rows.length && overview?.result?.complete && <p class="quiet">There are none: nothing was ever sent for later.</p>}
               <details>
                 <summary>As a table</summary>
-                <Table name="partitions" caption="Partitions" rows={rows} columns={[
+                <Table name="partitions" caption="Partitions" rows={fired} columns={[
                   { title: "From", key: "start_ms", show: (row) => <a href={link(["partitions", row.start_ms])}>{day(row.start_ms)}</a> },
                   { title: "State", key: "state" }, { title: "Topics", key: "topics", number },
-                  { title: "Messages", key: "messages", number }, { title: "Pending", key: "pending", number },
+                  { title: "Messages", key: "messages", number }, { title: "Pending", key: "pending", number }, { title: "Fired or cancelled", key: "fired", number },
                   { title: "Held by topics", key: "holders", number }, { title: "Disk", key: "disk_bytes", number: bytes },
                   { title: "Generation", key: "generation", number },
                 ]} />
@@ -92,6 +93,7 @@ function One({ row }) {
       <h2>{row.end_ms - row.start_ms === DAY ? day(row.start_ms) : time(row.start_ms)} <span class={`tag ${row.state}`}>{row.state}</span></h2>
       <dl class="figures">
         <Figure name="Pending" value={number(row.pending)} note={`of ${count(row.messages, "message")}`} />
+        <Figure name="Fired" value={number(row.messages - row.pending)} note="or cancelled" />
         <Figure name="Topics" value={number(row.topics)} note={row.state === "closed" ? `held by ${number(row.holders)}` : ""} />
         <Figure name="Disk" value={bytes(row.disk_bytes)} note={row.generation > 1 ? `generation ${row.generation}` : ""} />
         {saved?.result && <Figure name="Snapshots" value={row.state === "current" || saved.result.saved ? `${number(saved.result.saved)} of ${number(saved.result.logs)}` : "none"} note={snapshotNote(row, saved.result)} />}
