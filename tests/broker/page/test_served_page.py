@@ -125,15 +125,16 @@ TOPIC, OTHER = (f"topics/{quote(name, safe='')}" for name in NAMES)
 ALL = ["Overview", "Topics", "Dead letters", "Partitions", "Connections", "Workers"]
 SOME = ["Topics", "Dead letters", "Workers"]
 SENDING = {"Send a message", "Reschedule", "Cancel"}
+ADMINISTERING = {"Send a message", "Change", "Delete"}
 CONSUMING = {"Pause", "Skip", "Expire", "Seek", "Unsubscribe", "Subscribe"}
 
 
 @pytest.mark.parametrize(
     ("role", "seen", "of_topic", "of_messages", "refused"),
     [
-        ("root", ALL, {"Send a message", "Change", *CONSUMING}, SENDING, []),
+        ("root", ALL, {*ADMINISTERING, *CONSUMING}, SENDING, []),
         ("guest", ALL, set(), set(), [("pause", 0), ("send", 0)]),
-        ("chief", SOME, {"Send a message", "Change", *CONSUMING}, SENDING, [("overview", None), ("tick", None)]),
+        ("chief", SOME, {*ADMINISTERING, *CONSUMING}, SENDING, [("overview", None), ("tick", None)]),
         ("desk", SOME, CONSUMING, set(), [("send", 0), ("pause", 1), ("overview", None)]),
         ("web", ["Topics"], {"Send a message"}, SENDING, [("pause", 0), ("send", 1)]),
     ],
