@@ -105,16 +105,21 @@ def compare(store: DelayedStore, twin: Twin, now_ms: int) -> None:
 def test_a_page_of_topics_is_searched_sorted_and_cut(tmp_path: Path) -> None:
     """Search takes any case; equal values go by name; an unknown field is named."""
     with DelayedStore.open(tmp_path / "store", clock=ManualClock(START_MS)) as store:
+        store.topic("public/default2/bikes").create()
         for count, name in enumerate(["Bills", "bikes", "cars"]):
             store.topic(name).send_batch([Message(b"", deliver_after=60)] * count or [Message(b"")])
-        names = [row.name[-5:] for row in store.topic_rows("BI", sort="pending", descending=True).rows]
-        assert names == ["bikes", "Bills"]
-        page = store.topic_rows(sort="name", descending=True, offset=1, limit=1)
+        within = "public/default"
+        found = store.topic_rows("BI", namespace=within, sort="pending", descending=True)
+        assert ([row.name[-5:] for row in found.rows], found.total, found.known) == (["bikes", "Bills"], 2, 3)
+        assert (store.topic_rows("BI").total, store.topic_rows(namespace="none/none").known) == (3, 0)
+        page = store.topic_rows(namespace=within, sort="name", descending=True, offset=1, limit=1)
         assert (page.total, [row.name[-5:] for row in page.rows]) == (3, ["bikes"])
         with pytest.raises(InvalidArgument, match="sort='size'"):
             store.topic_rows(sort="size")
         with pytest.raises(InvalidArgument, match="limit=0"):
             store.topic_rows(limit=0)
+        with pytest.raises(InvalidArgument, match="namespace='none'"):
+            store.topic_rows(namespace="none")
 
 
 def test_a_fine_step_far_ahead_is_refused(tmp_path: Path) -> None:
