@@ -15,6 +15,9 @@ from .wire import Disconnected
 _ADDRESS = re.compile(r"duelog(\+ssl)?://(\[[^\]]+\]|[^/:@?#\s]+):([0-9]{1,5})/?")
 _WITHIN_S = 10.0
 
+SILENT_S = 30
+"""Seconds for which the other end of a connection over TCP may be out of reach; then the connection is dead."""
+
 
 def is_address(place: str) -> bool:
     """Return True if a place is meant as an address.
@@ -23,6 +26,24 @@ def is_address(place: str) -> bool:
     (True, False)
     """
     return place.startswith(("duelog://", "duelog+ssl://"))
+
+
+def watch_peer(connection: socket.socket) -> None:
+    """Have a connection over TCP send at once, and end when its peer has not answered for `SILENT_S`.
+
+    Without data under way it is asked after a third of that; with data that is when none has been confirmed.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    times = {
+        "TCP_KEEPIDLE": max(SILENT_S // 3, 1),
+        "TCP_KEEPINTVL": max(SILENT_S // 6, 1),
+        "TCP_KEEPCNT": 4,
+        "TCP_USER_TIMEOUT": SILENT_S * 1_000,
+    }
+    for name, value in times.items():
+        if (option := getattr(socket, name, None)) is not None:  # Linux has all, others some
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def connecting(place: str, trust: Path | None) -> Callable[[], Any]:
@@ -52,8 +73,7 @@ def connecting(place: str, trust: Path | None) -> Callable[[], Any]:
             return None
         except OSError as error:
             raise Disconnected(f"{place}: cannot be reached: {error}") from error
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        watch_peer(connection)
         if context is None:
             return connection
         try:

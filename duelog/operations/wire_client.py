@@ -369,7 +369,7 @@ class Connection:
         if self._closing is not None:  # it has begun none of those that it has not answered
             return self._closing
         text = f"{self.place}: no answer from the process that has this store open: {reason}"
-        return Disconnected(text, None if call.repeated else call.name)
+        return Disconnected(text, call.name)
 
     def _reconnect(self) -> bool:
         deadline, pause_s = time.monotonic() + self._patience_s, _FIRST_PAUSE_S

@@ -27,6 +27,7 @@ from ..stats import ClientPart, ClientStats
 from . import wire_values
 from .face_table import FACE
 from .wire import ERROR, GREETED, SOCKET, VERSION, Disconnected, address_in, framed
+from .wire_address import watch_peer
 from .wire_calls import FORGET_S, MakeOperations, Service, Store, closing
 from .wire_peer import MOST_REQUESTS, Admit, WirePeer
 from .wire_values import pack_error
@@ -167,8 +168,7 @@ class WireServer:
             return
         connection.setblocking(False)
         if admit is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            watch_peer(connection)
         refusal = None if _is_trusted(connection) else "this user may not"
         if refusal is None and len(self._peers) >= MOST_CLIENTS:
             refusal = f"{MOST_CLIENTS} clients are connected; try again"

@@ -555,3 +555,13 @@ def test_a_client_says_who_it_is_again_to_a_server_that_came_anew(tmp_path: Path
                 threading.Event().wait(0.005)
             else:
                 raise AssertionError(opened.connections())
+
+
+def test_a_send_that_is_given_up_may_be_stored_and_says_so(
+    store: DelayedStore, lost: Callable[[Callable[[], object]], Any]
+) -> None:
+    """It was told as one that was not begun, as it would have been asked again had there been time."""
+    with duelog.connect(store.path, reconnect=0) as impatient:
+        error = lost(lambda: impatient.topic("t").send(b"x"))
+    assert (error.in_doubt, error.stored) == ("Topic.send", False)
+    assert store.topic("t").stats().sent == 1
