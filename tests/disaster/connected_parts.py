@@ -4,15 +4,15 @@ This module is their fork server (see fork_server). Texts are payloads, and uniq
 call of the store:
 
     ["pid", n]              the first fact of a process
-    ["up", server]          it is connected, or serves; the server's process
+    ["up"]                  it is connected, or serves
     ["nobody"]              it found no server, and ends
     ["sending", texts]      about to be stored, all of them or none
     ["sent", texts]         they are
     ["cancelling", text]    about to be cancelled: from now on it may be gone
     ["cancelled", text]     it was, and is never delivered
     ["late", text]          it was too late to cancel it
-    ["got", topic, text, id, attempts, server, early_ms]    handed out by that server, or by a later one
-    ["acked", text, server] acknowledged durably: that server has answered
+    ["got", topic, text, id, attempts, connection, early_ms]    it came by that connection, or by a later one
+    ["acked", text, connection]    acknowledged durably: the answer came by that connection, or by one before
     ["trouble", text]       what must never be
 """
 
@@ -30,41 +30,52 @@ import duelog
 from duelog import DelayedStore, FollowUp, Message, ReceivedMessage, StoreConfig, Worker
 from duelog.connected.connected_store import ConnectedStore
 from duelog.errors import Disconnected
+from duelog.operations import wire_address
 from tests.disaster.fork_server import serve
 from tests.disaster.working import say
 
 CONFIG = StoreConfig(map_bytes=1 << 26, wal_bytes=1 << 18, ack_flush_ms=1)
 SUBSCRIPTION = "s"
 BEAT, BEAT_S = "beat", 1
+HELD = "held"
+"""A topic of which one part holds what it gets."""
 RETRIES = 2
 """Retries of poisoned tasks; of others as many as there are kills."""
 PATIENCE_S = 60
 
 
 def run(request: dict[str, Any]) -> None:
-    """Be a part until it is killed."""
+    """Be a part until it is killed.
+
+    place: the path of the store, which the server opens; or the address where others connect. listen: host and port
+    where the server listens, too. silent_s: how long the other end of a connection may be out of reach.
+    """
     say("pid", os.getpid())
-    match request["part"]:
-        case "server":
-            with DelayedStore.open(request["path"], CONFIG):
-                say("up", os.getpid())
-                signal.pause()
-        case part:
-            try:
-                with duelog.connect(request["path"], reconnect=PATIENCE_S) as store:
-                    say("up", server_of(store))
-                    (send if part == "client" else receive)(store, request["name"])
-            except Disconnected as error:
-                if error.in_doubt is not None or error.stored:
-                    raise
-                say("nobody")
+    wire_address.SILENT_S = request.get("silent_s", wire_address.SILENT_S)
+    if request["part"] == "server":
+        with DelayedStore.open(request["place"], CONFIG) as opened:
+            if "listen" in request:
+                opened.listen(*request["listen"], admit=lambda *_: lambda *_: None)
+            say("up")
+            signal.pause()
+    try:
+        with duelog.connect(request["place"], reconnect=PATIENCE_S) as store:
+            say("up")
+            {"client": send, "receiver": receive, "holder": hold}[request["part"]](store, request["name"])
+    except Disconnected as error:
+        if error.in_doubt is not None or error.stored:
+            raise
+        say("nobody")
 
 
-def server_of(store: DelayedStore) -> int:
-    """The process that was connected to last."""
+_connections = itertools.count()
+
+
+def connection_of(store: DelayedStore) -> str:
+    """The connection that was made last: a name that no other has."""
     assert isinstance(store, ConnectedStore)
-    found: int = store._connection.facts["pid"]
-    return found
+    facts = store._connection.facts  # of its greeting
+    return f"{os.getpid()}/{facts.setdefault('number', next(_connections))}"
 
 
 def tasks_of(store: DelayedStore) -> tuple[Worker, Any, Any]:
@@ -72,7 +83,7 @@ def tasks_of(store: DelayedStore) -> tuple[Worker, Any, Any]:
     worker = Worker(store, name=SUBSCRIPTION)
 
     def begin(topic: str) -> Any:
-        return lambda message: got(topic, message, server_of(store))
+        return lambda message: got(topic, message, connection_of(store))
 
     @worker.task("last", retries=None, on_start=begin("last"))
     def last(text: str) -> None: ...
@@ -142,11 +153,18 @@ def receive(store: DelayedStore, name: str) -> None:
     worker, _, _ = tasks_of(store)
     with worker, store.topic("t").subscribe(SUBSCRIPTION, type="shared") as consumer:
         while True:
-            server = server_of(store)
+            connection = connection_of(store)
             for message in consumer.receive():
-                got("t", message, server)
+                got("t", message, connection)
                 consumer.ack(message, durable=True)
-                say("acked", text_of(message), server_of(store))
+                say("acked", text_of(message), connection_of(store))
+
+
+def hold(store: DelayedStore, name: str) -> None:
+    """Receive, and acknowledge nothing."""
+    with store.topic(HELD).subscribe(SUBSCRIPTION, type="shared") as consumer:
+        for message in consumer:
+            got(HELD, message, connection_of(store))
 
 
 def text_of(message: ReceivedMessage) -> str:
@@ -158,11 +176,11 @@ def text_of(message: ReceivedMessage) -> str:
     return str(json.loads(text)["text"]) if text.startswith("{") else text
 
 
-def got(topic: str, message: ReceivedMessage, server: int) -> None:
+def got(topic: str, message: ReceivedMessage, connection: str) -> None:
     """Tell that a message was handed out."""
     early_ms = 0 if message.due_ms is None else message.due_ms - time.time_ns() // 1_000_000
     attempts = message.redelivery_count + message.retries
-    say("got", topic, text_of(message), str(message.message_id), attempts, server, early_ms)
+    say("got", topic, text_of(message), str(message.message_id), attempts, connection, early_ms)
 
 
 if __name__ == "__main__":

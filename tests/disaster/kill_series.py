@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ KILLED = -signal.SIGKILL
 class Server:
     """A process that forks the children; started once for many series."""
 
-    def __init__(self, children: str = "tests.disaster.kill_child") -> None:
-        """children: the module that is started, and forks them."""
-        self.process = subprocess.Popen(module(children), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    def __init__(self, children: str = "tests.disaster.kill_child", within: Sequence[str] = ()) -> None:
+        """children: the module that is started, and forks them. within: a command that runs another, elsewhere."""
+        self.process = subprocess.Popen(
+            [*within, *module(children)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
         self._rest = b""
 
     def run(self, request: dict[str, Any], kill_after: int | None = None) -> Iterator[list[Any]]:
