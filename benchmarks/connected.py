@@ -1,6 +1,7 @@
 """connected: what one process does, by duelog.connect over the socket and over TCP, and what several do together.
 
-The store is durable, and open in a process of its own. Payloads have 100 bytes, in batches 1 KiB.
+The store is durable, and open in a process of its own. Payloads have 100 bytes, in batches 1 KiB. In the same run Redis
+(fsync with every command) and PostgreSQL do the same, and huey, RQ and Dramatiq with that Redis run tasks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .harness.compare import Subject, compare
 from .harness.options import parse
 from .harness.plots import short
 from .harness.results import Measure, Results
+from .peers import make, subjects, task_queues
 
 RATE = Measure("rate", "messages/s", show=short)
 MEDIAN = Measure("median", "ms late", "less", lambda value: f"{value:,.2f}")
@@ -28,6 +30,7 @@ P99 = Measure("99th percentile", "ms late", "less", lambda value: f"{value:,.2f}
 KIB = Measure("memory", "KiB each", "less", lambda value: f"{value:,.1f}")
 FACES = (Subject("inside", "in one process"), Subject("socket", "connected"), Subject("tcp", "over TCP"))
 SOCKET = (FACES[1],)
+PEERS = tuple(subjects("redis-always", "postgres"))
 
 _BATCH = 1_000
 _BODY = b"x" * 1_024
@@ -70,6 +73,8 @@ def opened(subject: str, directory: Path, stack: ExitStack) -> DelayedStore:
 
 def face(subject: str, work: str, n: int, directory: Path) -> dict[str, float]:
     """Do one kind of work by one of the faces, in one thread."""
+    if subject in (peer.key for peer in PEERS):
+        return beside(subject, work, n, directory)
     batch = [Message(_BODY) for _ in range(_BATCH)]
     week = [Message(_BODY, deliver_after=3_600 * (at % 168)) for at in range(_BATCH)]
     with ExitStack() as stack:
@@ -91,12 +96,38 @@ def face(subject: str, work: str, n: int, directory: Path) -> dict[str, float]:
             "receive batches": (_BATCH, receive(_BATCH)),
             "receive singles": (1, receive(1)),
         }
-        step, do = works[work]
+        return rate(*works[work], n)
+
+
+def rate(step: int, do: Callable[[], object], n: int) -> dict[str, float]:
+    """Do something for `n` messages, `step` at a time."""
+    do()
+    started = time.perf_counter()
+    for _ in range(step, n, step):
         do()
-        started = time.perf_counter()
-        for _ in range(step, n, step):
-            do()
-        return {RATE.name: (n - step) / (time.perf_counter() - started)}
+    return {RATE.name: (n - step) / (time.perf_counter() - started)}
+
+
+def beside(subject: str, work: str, n: int, directory: Path) -> dict[str, float]:
+    """Have a peer's server do the same."""
+    now_ms = time.time_ns() // 1_000_000
+    peer = make(subject)
+    peer.open(directory, now_ms)
+    try:
+        at_once, week = [now_ms] * _BATCH, [now_ms + 3_600_000 * (at % 168) for at in range(_BATCH)]
+        if work.startswith("receive"):
+            for _ in range(0, n, _BATCH):
+                peer.schedule_batch([_PAYLOAD] * _BATCH, at_once)
+        works: dict[str, tuple[int, Callable[[], object]]] = {
+            "batches": (_BATCH, lambda: peer.schedule_batch([_BODY] * _BATCH, at_once)),
+            "batches over a week": (_BATCH, lambda: peer.schedule_batch([_BODY] * _BATCH, week)),
+            "singles": (1, lambda: peer.schedule_one(_PAYLOAD, now_ms)),
+            "receive batches": (_BATCH, lambda: peer.fetch_and_ack(now_ms, _BATCH)),
+            "receive singles": (1, lambda: peer.fetch_and_ack(now_ms, 1)),
+        }
+        return rate(*works[work], n)
+    finally:
+        peer.close()
 
 
 def client(place: str, work: str, n: int, ready: Any, go: Any) -> None:
@@ -199,6 +230,8 @@ def idle(subject: str, n: int, directory: Path) -> dict[str, float]:
 
 def tasks(subject: str, n: int, directory: Path) -> dict[str, float]:
     """Run `n` tasks that do nothing, in one process beside that of the store."""
+    if subject in task_queues.KINDS:
+        return {RATE.name: task_queues.KINDS[subject].run(n, directory)}
     with ExitStack() as stack:
         store = opened(subject, directory, stack)
         worker, done = Worker(store), threading.Event()
@@ -231,7 +264,8 @@ def main(argv: list[str]) -> int:
         few = max(n // 20, 100)
         for work in ("batches", "batches over a week", "payloads", "singles", "receive batches", "receive singles"):
             count = few if work.endswith("singles") else n
-            compare(results, work, f"{function}:face", {"work": work, "n": count}, [RATE], FACES)
+            peers = () if work == "payloads" else PEERS
+            compare(results, work, f"{function}:face", {"work": work, "n": count}, [RATE], (*FACES, *peers))
             inside = results.median(work, "inside", RATE.name)
             for subject in FACES[1:]:
                 rate = results.median(work, subject.key, RATE.name)
@@ -248,7 +282,8 @@ def main(argv: list[str]) -> int:
         results.target("lateness, 99 %", results.median("lateness", "socket", P99.name), 8, "less", "ms")
         compare(results, "idle", f"{function}:idle", {"n": min(few, 1_000)}, [KIB], SOCKET)
         results.target("an idle connection", results.median("idle", "socket", KIB.name), 10, "less", "KiB")
-        compare(results, "tasks", f"{function}:tasks", {"n": few * 4}, [RATE], FACES[:2])
+        queues = task_queues.subjects()
+        compare(results, "tasks", f"{function}:tasks", {"n": few * 4}, [RATE], (*FACES[:2], *queues))
         results.target("tasks, one process", results.median("tasks", "socket", RATE.name), 8_000, "more", "tasks/s")
     results.show()
     return 0
