@@ -22,6 +22,7 @@ from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import directory_name
 from ..store.codec import format as fmt
 from ..store.codec.format import LedgerState, OriginRecord, PartitionInfo, PartitionRecord, PartitionState, Relied
+from ..store.env.body_file import length_of
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
@@ -118,7 +119,7 @@ def _adopt(
         return refuse(directory, reason)
     before = partition_path(path, info.start_ms, origin.generation)
     target = partition_path(path, info.start_ms, info.generation)
-    sizes = [(generation / "data.mdb").stat().st_size for generation in (before, directory)]
+    sizes = [length_of(generation) for generation in (before, directory)]
     throw_away(path, target)  # what an adoption whose transaction failed has left: nothing refers to it
     move(directory, target)
     reach("compact.published")

@@ -2,8 +2,8 @@
 
 Two steps, each a plain function, for a plan (compaction_plan.py). `stage_generation` writes the next generation into a
 directory of its own below staging/, and reads it back: counts, entry ids, due times, conditions and checksums of what
-is kept, and every other row, against the source. `hand_over` renames it into staging/ready/, from where the process
-with the store's lock adopts it (adoption.py).
+is kept, and every other row, against the source. Runs have their bodies in them in the copy, which has no body files.
+`hand_over` renames it into staging/ready/, from where the process with the store's lock adopts it (adoption.py).
 
 Unreadable runs are copied as they are, and checksums of bodies are copied, not computed: a copy is no less damaged,
 and no more, than its source.
@@ -29,9 +29,9 @@ from ..partitions.timespan import directory_name
 from ..store.batches import batches
 from ..store.codec import format as fmt
 from ..store.codec.format import Table
-from ..store.codec.run import Run
+from ..store.codec.run import Run, whole_value
 from ..store.env.environment import Environment
-from ..store.env.memtable import Reads
+from ..store.env.memtable import Reads, read_bodies
 from ..store.env.transaction import LmdbTransaction
 from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.files.directory import children, make_directory, remove_tree, sync_directory
@@ -188,13 +188,14 @@ Progress = Callable[[int], object]
 
 
 def other_rows(raw: Reads) -> Rows:
-    """Yield every row but those that describe the generation."""
-    cursor = raw.cursor()
+    """Yield every row but those that describe the generation; runs with their bodies in them."""
+    cursor, read = raw.cursor(), read_bodies(raw)
     more = cursor.first()
     while more:
         key = bytes(cursor.key())
         if key not in (fmt.PARTITION_INFO_KEY, fmt.ORIGIN_KEY):
-            yield key, cursor.value()
+            value = cursor.value()
+            yield key, whole_value(key, value, read) if key[0] == Table.RUN else value
         more = cursor.next()
 
 

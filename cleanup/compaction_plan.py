@@ -16,6 +16,7 @@ from ..partitions.timespan import directory_name
 from ..store.codec import format as fmt
 from ..store.codec.format import OriginRecord, PartitionInfo, Relied, Table
 from ..store.codec.run import Run, RunKind
+from ..store.env.body_file import length_of
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
 from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
@@ -44,7 +45,7 @@ class LogPlan(NamedTuple):
 class CompactionPlan:
     """The bodies that compaction of a partition would drop, and the generation it starts from. Picklable.
 
-    transaction: number of the source's last LMDB transaction; file_bytes: the length of its file. relied_on: see
+    transaction: number of the source's last LMDB transaction; file_bytes: the length of its files. relied_on: see
     `OriginRecord`.
     """
 
@@ -125,7 +126,7 @@ def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> Compact
         if claims_of_log.topic is not None and not claims_of_log.frontier.released
         for ledger_id, positions in sorted(claims_of_log.relied_on.items())
     )
-    file_bytes = (source.path / "data.mdb").stat().st_size
+    file_bytes = length_of(source.path)
     return CompactionPlan(
         info.store_id, info.start_ms, info.end_ms, info.generation, transaction, file_bytes, planned, relied_on
     )

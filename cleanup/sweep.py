@@ -16,7 +16,7 @@ from ..store.files.directory import make_directory, move_away, remove_tree
 from ..store.log import catalog
 from .compaction import READY
 from .deletion import remove_recorded
-from .trim import remove_ledgers, unfinished
+from .trim import remove_ledgers, remove_unnamed_bodies, unfinished
 
 
 def sweep(path: Path, main: Environment) -> None:
@@ -33,6 +33,7 @@ def sweep(path: Path, main: Environment) -> None:
         if record.state is PartitionState.DELETING:
             remove_recorded(path, main, start_ms, record.generation)
     remove_ledgers(main, unfinished(main))
+    remove_unnamed_bodies(main)
     _clear(path / "trash")
     _clear(path / "staging", keep=READY)
     kept = {generation for generation, record in paths.items() if record.state is not PartitionState.DELETING}

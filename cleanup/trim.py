@@ -2,18 +2,20 @@
 
 A ledger goes when every subscription's mark-delete position is past it and retention allows. One
 transaction marks it TRIMMING and releases each closed partition whose last marker of this topic lay in
-it; its runs are then removed in bounded parts, so that firing is not held up, its record with the last of them. A
-crash in between leaves a TRIMMING record, which the next open finishes.
+it; its runs are then removed in bounded parts, so that firing is not held up, its record with the last of them, and
+its body file. A crash in between leaves a TRIMMING record, or the file, which the next open finishes.
 """
 
 from collections.abc import Sequence
 
 from ..store.codec import format as fmt
 from ..store.codec.format import LedgerState, PartitionRecord, PartitionState
+from ..store.env.body_file import body_files
 from ..store.env.environment import Environment
 from ..store.env.transaction import LmdbTransaction, Transaction
 from ..store.files.failpoints import reach
 from ..store.log import catalog
+from ..store.log.ledger import find_tail
 from ..store.log.managed_ledger import LedgerInfo, ManagedLedger
 from ..store.position import Position
 
@@ -140,12 +142,23 @@ def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequen
 
     done = main.commit(part)
     reach("trim.part")
+    main.remove_bodies(ledger_id for _, ledger_id in ledgers[:done])
     return ledgers[done:]
 
 
 def _last_run(transaction: LmdbTransaction) -> bytes:
     cursor = transaction.raw.cursor()
     return max(bytes(cursor.key()), fmt.RUN_PREFIX) if cursor.last() else fmt.RUN_PREFIX
+
+
+def remove_unnamed_bodies(main: Environment) -> None:
+    """Remove the body files of ledgers without runs: a crash kept them from being removed, or from being named.
+
+    REQUIRES: nothing is sent.
+    """
+    with main.read() as raw:
+        unnamed = [each for each in body_files(main.path) if not find_tail(raw, main.name, each)]
+    main.remove_bodies(unnamed)
 
 
 def unfinished(main: Environment) -> list[tuple[int, int]]:

@@ -112,6 +112,9 @@ class PointInTime:
         self.wal = self._wal.follow()
         self.taken_ms = self._engine.clock.now_ms()
         self.main.renew()
+        if self._engine.storage.read_only:  # the writing process may remove them
+            for read in (self.main, *(held.read for held in self._held.values())):
+                read.keep_bodies()
         if self._wal.follow()[-1:] != self.wal[-1:] or any(held.read.moved() for held in list(self._held.values())):
             return False
         main = ReadTransaction(self.main.raw, _registrations(self.wal, applied_position(self.main.raw)))
@@ -258,14 +261,13 @@ def back_up(engine: Engine, destination: Path) -> BackupResult:
 def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupResult:
     for name in ("partitions", "staging", "trash"):
         make_directory(destination / name)
-    _copy(engine.storage.main, point.main, destination / "main")
+    files = _copy(engine.storage.main, point.main, destination / "main")
     point.main.release()
     partitions = 0
     for partition, environment, read in point.partitions():
         target = partition_path(destination, partition.start_ms, 1).with_name(environment.path.name)
-        _copy(environment, read, target)
+        files += _copy(environment, read, target)
         partitions += 1
-    files = sorted(path for path in destination.rglob("data.mdb"))
     if point.oldest_segment is not None:
         files += write_wal(destination, engine.storage.store_id, point.wal, point.oldest_segment)
     write_file(destination / "STORE", (engine.storage.path / "STORE").read_bytes())
@@ -277,9 +279,11 @@ def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupRe
     return BackupResult(destination, partitions, sum(size for size, _ in listed.values()), point.taken_ms)
 
 
-def _copy(environment: Environment, read: HeldRead, target: Path) -> None:
+def _copy(environment: Environment, read: HeldRead, target: Path) -> list[Path]:
+    """Copy an environment; the files of the copy. LMDB's first: body files have all that it names, and perhaps more."""
     make_directory(target)
     environment.copy(target, read)
+    return [target / "data.mdb", *read.copy_bodies(target)]
 
 
 def describe(path: Path) -> tuple[int, int]:

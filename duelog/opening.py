@@ -388,7 +388,7 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     identity = create(path, config) if is_new else read_identity(path, config)
     listeners: Listeners = []
     publication, limits = Publication(), RunLimits(config.run_entries, config.run_bytes)
-    memtable = Memtable(publication, limits)
+    memtable = Memtable(publication, limits, path / "main" if config.sets_bodies_apart else None)
     followed = FollowedWal(path, identity.store_id) if read_only else None
     follow = None if followed is None else followed.of(MAIN)
     main = open_main(path, config, identity, listeners, memtable, follow, read_only=read_only)

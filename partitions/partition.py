@@ -25,6 +25,7 @@ from ..store.files.pages import read_few, refuse_broken
 from ..store.files.system_errors import explained
 from ..store.log import catalog
 from ..store.log.ledger import Ledger, PackedMessages, Replaced, end_after, find_tail, insert_messages, insert_packed
+from ..store.wal.segment import MAIN
 from .timespan import directory_name
 
 _MANY_DUES = 1_024
@@ -56,6 +57,11 @@ class PartitionLog:
 def partition_path(store: Path, start_ms: int, generation: int) -> Path:
     """Directory of a generation of a partition."""
     return store / f"partitions/{directory_name(start_ms)}/g{generation:06d}"
+
+
+def environment_path(store: Path, start_ms: int) -> Path:
+    """Directory of the environment that a row of the log is for; a partition that is compacted has all of its rows."""
+    return store / "main" if start_ms == MAIN else partition_path(store, start_ms, 1)
 
 
 class Partition:

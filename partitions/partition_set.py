@@ -236,7 +236,8 @@ class PartitionSet:
     def _new(self, start_ms: int, end_ms: int, generation: int, state: PartitionState) -> Partition:
         path = partition_path(self._path, start_ms, generation)
         limits = RunLimits(self._config.run_entries, self._config.run_bytes)
-        return Partition(path, start_ms, end_ms, generation, state, Memtable(self._publication, limits))
+        memtable = Memtable(self._publication, limits, path if self._config.sets_bodies_apart else None)
+        return Partition(path, start_ms, end_ms, generation, state, memtable)
 
     def __iter__(self) -> Iterator[Partition]:
         with self._lock:

@@ -257,3 +257,8 @@ class StoreConfig:
     def local_durability(self) -> Durability:
         """When a group is on this machine's disk."""
         return "commit" if self.durability == "replicated" else self.durability
+
+    @property
+    def sets_bodies_apart(self) -> bool:
+        """Whether the bodies of large runs go to files of their own: a copy elsewhere is made of the log alone."""
+        return self.durability == "commit" and self.replica is None

@@ -8,18 +8,21 @@ writing process; reads in short transactions, so that what changes meanwhile may
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyroaring import BitMap, BitMap64
 
 from ..partitions import producer_numbers
+from ..partitions.partition import environment_path
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
 from ..store.codec.body import decode_body
 from ..store.codec.format import Table, copied_key, seal, split_attempts_key
-from ..store.codec.run import Run, RunKind
+from ..store.codec.run import ReadBodies, Run, RunKind
 from ..store.codec.sent_ids import split_numbered_key
+from ..store.env.body_file import read_bodies
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.log import catalog
@@ -123,7 +126,7 @@ def rows(
                 if (table is not None or ledger_id is not None) and not key.startswith(first):
                     more = False
                     break
-                page.extend(_rows_of(environment.name, key, cursor.value(), entries))
+                page.extend(_rows_of(environment.name, key, cursor.value(), entries, raw.read_bodies))
                 keys += 1
                 start = key + b"\0"
                 more = cursor.next()
@@ -147,25 +150,28 @@ def wal_rows(store: Path, *, entries: bool = False) -> Iterator[Row]:
             for row in single_rows(group.rows()):
                 place = "main" if row.start_ms == MAIN else f"partition {directory_name(row.start_ms)}"
                 if row.kind == RowKind.RUN:
-                    found = _rows_of(place, row.key, bytes(row.value), entries)
+                    read = partial(read_bodies, environment_path(store, row.start_ms))
+                    found = _run_rows(place, row.key, bytes(row.value), entries, read)
                 elif row.kind == RowKind.DELETE:
                     found = iter([Row(Table(row.key[0]).name, _KEYS[Table(row.key[0])](row.key), {"deleted": True})])
                 else:
-                    found = _rows_of(place, row.key, seal(row.key, bytes(row.value)), entries)
+                    found = _rows_of(place, row.key, seal(row.key, bytes(row.value)), entries, None)
                     if row.kind == RowKind.SUBTRACT:
                         found = (each._replace(value={**each.value, "subtracted": True}) for each in found)
                 for each in found:
                     yield each._replace(value={"environment": place, **each.value})
 
 
-def _rows_of(environment: str, key: bytes, value: bytes | memoryview, entries: bool) -> Iterator[Row]:
+def _rows_of(
+    environment: str, key: bytes, value: bytes | memoryview, entries: bool, read: ReadBodies | None
+) -> Iterator[Row]:
     try:
         table = Table(key[0])
     except ValueError:
         yield Row(f"0x{key[0]:02x}", {"key": key.hex()}, {}, f"no table has this byte; {len(value)} bytes")
         return
     if table is Table.RUN:
-        yield from _run_rows(environment, key, value, entries)
+        yield from _run_rows(environment, key, value, entries, read)
         return
     try:
         fields = _KEYS[table](key)
@@ -178,11 +184,13 @@ def _rows_of(environment: str, key: bytes, value: bytes | memoryview, entries: b
         yield Row(table.name, fields, {}, str(error))
 
 
-def _run_rows(environment: str, key: bytes, value: bytes | memoryview, entries: bool) -> Iterator[Row]:
+def _run_rows(
+    environment: str, key: bytes, value: bytes | memoryview, entries: bool, read: ReadBodies | None
+) -> Iterator[Row]:
     ledger_id, first = fmt.split_run_key(key)
     fields = {"ledger_id": ledger_id, "first_entry": first}
     try:
-        run = Run(environment, key, value)
+        run = Run(environment, key, value, read)
     except CorruptEntry as error:
         yield Row("RUN", fields, {}, error.reason)
         return
@@ -195,6 +203,8 @@ def _run_rows(environment: str, key: bytes, value: bytes | memoryview, entries: 
             head["fired_ms"] = fired_ms
     if run.conditional:
         head["conditional"] = True
+    if run.bodies_at is not None:
+        head["bodies_at"] = run.bodies_at
     yield Row("RUN", fields, head)
     if entries:
         yield from _marker_rows(run) if run.kind == RunKind.MARKERS else _message_rows(run)

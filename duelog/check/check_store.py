@@ -191,8 +191,31 @@ def _ledger(survey: Survey, topic_id: int, name: str, ledger_id: int, record: Le
             yield run
         elif run.kind == RunKind.MARKERS:
             yield from _check_markers(survey, run, topic_id)
-        elif survey.deep:
+        else:
+            yield from _bodies(survey, run, lambda: _is_kept(survey.main, topic_id, ledger_id))
+
+
+def _is_kept(main: Environment, topic_id: int, ledger_id: int) -> bool:
+    """Return whether a ledger is not trimmed by now."""
+    with main.read() as raw:
+        record = dict(catalog.ledgers(raw, topic_id)).get(ledger_id)
+    return record is not None and record.state is not LedgerState.TRIMMING
+
+
+def _bodies(survey: Survey, run: Run, is_kept: Callable[[], bool]) -> Iterator[Finding]:
+    """Bodies of a run that cannot be read: all that are damaged, or, where not `deep`, whether they are there.
+
+    is_kept: whether no other process has removed them meanwhile.
+    """
+    try:
+        if survey.deep:
             yield from map(corrupt, unreadable_bodies(run))
+        elif run.bodies_at is not None and not run.bodies_fit:
+            reason = "the body file ends before the bodies of its run"
+            yield corrupt(CorruptEntry(run.environment, run.ledger_id, run.first_entry, reason))
+    except DamagedStore as found:
+        if is_kept():
+            yield error("missing-bodies", str(found.path), found.reason)
 
 
 def _check_markers(survey: Survey, run: Run, topic_id: int) -> Iterator[Finding]:
@@ -409,6 +432,14 @@ class Survey:
     """Every registered partition could be read, and its logs are in `tails`."""
 
 
+def _is_current(main: Environment, partition: Partition) -> bool:
+    """Return whether a partition has not been deleted, nor its generation replaced, by now."""
+    with main.read() as raw:
+        record = catalog.partition(raw, partition.start_ms)
+    is_there = record is not None and record.state is not PartitionState.DELETING
+    return is_there and record is not None and record.generation == partition.generation
+
+
 # -- any environment ---------------------------------------------------------------------------
 
 
@@ -532,8 +563,7 @@ def _partition(survey: Survey, partition: Partition, record: PartitionRecord) ->
                     message = f"due from {first_ms} to {last_ms}, outside the partition"
                     yield error("due-outside-partition", place, message)
                 survey.conditionals.add(run)
-                if survey.deep:
-                    yield from map(corrupt, unreadable_bodies(run))
+                yield from _bodies(survey, run, lambda: _is_current(survey.main, partition))
         survey.tails[log.ledger_id] = tail
         survey.places[log.ledger_id] = log.topic_id, partition.start_ms
         frontier = survey.frontiers.get((log.topic_id, partition.start_ms))

@@ -15,7 +15,9 @@ from duelog.store.errors import ReplicaDamaged, ReplicaRefused
 
 from .bucket import Bucket, manifest_name
 
-FORMAT = 1
+FORMATS = (1, 2)
+"""2 has body files."""
+
 MAIN_START = -1
 """In place of a partition's start: the main environment."""
 
@@ -25,6 +27,7 @@ class ReplicaFile(NamedTuple):
 
     start_ms: of the partition, MAIN_START. generation: of the partition; of the main environment the first segment that
     it says is not applied, 0 where the log was not begun. applied: the place of the last group that is applied in it.
+    ledger: of a body file beside it, which is only appended to; `applied` is its length then. None: it is LMDB's.
     """
 
     start_ms: int
@@ -33,11 +36,12 @@ class ReplicaFile(NamedTuple):
     name: str
     size: int
     crc: int
+    ledger: int | None = None
 
     @property
-    def content(self) -> tuple[int, int, int]:
+    def content(self) -> tuple[int, int, int, int | None]:
         """Tells its content: two files of a store with the same are of the same records."""
-        return self.start_ms, self.generation, self.applied
+        return self.start_ms, self.generation, self.applied, self.ledger
 
 
 class Manifest(NamedTuple):
@@ -61,7 +65,7 @@ class Manifest(NamedTuple):
     def pack(self) -> bytes:
         """The bytes of the object: JSON, with a checksum."""
         fields: dict[str, Any] = {
-            "format": FORMAT,
+            "format": FORMATS[any(each.ledger is not None for each in self.files)],
             "store_id": self.store_id.hex(),
             "partition_ms": self.partition_ms,
             "epoch": self.epoch,
@@ -70,7 +74,7 @@ class Manifest(NamedTuple):
             "oldest": self.oldest,
             "next_place": self.next_place,
             "taken_ms": self.taken_ms,
-            "files": [each._asdict() for each in self.files],
+            "files": [_fields_of(each) for each in self.files],
         }
         fields["crc"] = crc32(json.dumps(fields, sort_keys=True).encode())
         return json.dumps(fields, indent=1).encode() + b"\n"
@@ -83,13 +87,20 @@ class Manifest(NamedTuple):
             crc, version = fields.pop("crc"), fields["format"]
             if crc != crc32(json.dumps(fields, sort_keys=True).encode()):
                 raise ReplicaDamaged(url, name, "does not match its checksum")
-            if version != FORMAT:
-                raise ReplicaRefused(url, f"{name} is of format {version}, expected {FORMAT}")
+            if version not in FORMATS:
+                raise ReplicaRefused(url, f"{name} is of format {version}, expected {FORMATS[-1]}")
             files = tuple(ReplicaFile(**each) for each in fields["files"])
             names = ("partition_ms", "seq", "first", "oldest", "next_place", "taken_ms", "epoch")
             return cls(bytes.fromhex(fields["store_id"]), files=files, **{each: fields[each] for each in names})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReplicaDamaged(url, name, "cannot be read") from error
+
+
+def _fields_of(file: ReplicaFile) -> dict[str, Any]:
+    fields = file._asdict()
+    if file.ledger is None:
+        del fields["ledger"]
+    return fields
 
 
 def read_manifest(bucket: Bucket, seq: int) -> Manifest:

@@ -15,6 +15,7 @@ from duelog.backup import PointInTime, describe
 from duelog.engine import Engine
 from duelog.store.clock import ManualClock
 from duelog.store.config import MIB
+from duelog.store.env.body_file import body_files
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.env.memtable import applied_position
@@ -73,8 +74,13 @@ class ManifestFiles:
                     if self._shipping.closing:
                         return None
                     applied = applied_position(read.raw)
-                    file = known.get((start_ms, generation, applied))
+                    file = known.get((start_ms, generation, applied, None))
                     files.append(file or self._copy(scratch, start_ms, generation, applied, environment, read))
+                    for ledger_id, path in body_files(environment.path).items():  # a store with a copy appends to none
+                        size = path.stat().st_size
+                        kind = 0 if start_ms == MAIN_START else generation
+                        bodies = ReplicaFile(start_ms, kind, size, "", size, 0, ledger_id)
+                        files.append(known.get(bodies.content) or self._put(bodies, path))
                 return self._drafted(point, tuple(files))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -95,13 +101,18 @@ class ManifestFiles:
         require_space(scratch, environment.file_bytes() + _KEPT_BYTES, "to copy a file for the replica")
         make_directory(target)
         environment.copy(target, read)
-        copied = target / "data.mdb"
-        size, crc = describe(copied)
-        label = "main" if start_ms == MAIN_START else f"{start_ms}-{generation}"
-        name = f"{FILES}/{label}-{max(applied, 0)}-{crc:08x}{made_by(self._shipping.epoch)}"
-        self._bucket.put(name, copied)
+        file = self._put(ReplicaFile(start_ms, generation, applied, "", 0, 0), target / "data.mdb")
         shutil.rmtree(target)
-        return ReplicaFile(start_ms, generation, applied, name, size, crc)
+        return file
+
+    def _put(self, file: ReplicaFile, path: Path) -> ReplicaFile:
+        """Put what is at `path` into the bucket; `file` with its name, size and checksum."""
+        size, crc = describe(path)
+        label = "main" if file.start_ms == MAIN_START else f"{file.start_ms}-{file.generation}"
+        label = label if file.ledger is None else f"{label}-{file.ledger}"
+        name = f"{FILES}/{label}-{max(file.applied, 0)}-{crc:08x}{made_by(self._shipping.epoch)}"
+        self._bucket.put(name, path)
+        return file._replace(name=name, size=size, crc=crc)
 
     def prune(self, newest: Manifest, now_ms: int) -> None:
         """Remove what no restore within the retention needs. Raises ReplicaUnreachable."""

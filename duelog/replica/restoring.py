@@ -33,6 +33,7 @@ from duelog.store.clock import SystemClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionRecord, PartitionState
 from duelog.store.config import MIB, StoreConfig
+from duelog.store.env.body_file import body_file
 from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused
 from duelog.store.files.directory import make_directory, move, remove_tree
 from duelog.store.files.system_errors import explained
@@ -282,27 +283,26 @@ class Restoring:
         write_wal(self._path, self._store_id, [], number)
 
     def _download(self, file: ReplicaFile) -> None:
-        name = f"g{file.generation:06d}"
         directory = (
             self._path / "main"
             if file.start_ms == MAIN_START
-            else partition_path(self._path, file.start_ms, 1).with_name(name)
+            else partition_path(self._path, file.start_ms, file.generation)
         )
-        make_directory(directory.parent)
-        make_directory(directory)
+        target = directory / "data.mdb" if file.ledger is None else body_file(directory, file.ledger)
+        make_directory(target.parent)
         pieces = self._bucket.download(file.name)
         if pieces is None:
             raise ReplicaDamaged(self._bucket.url, file.name, "is missing")
         size = crc = 0
-        with (directory / "data.mdb").open("wb") as target:
+        with target.open("wb") as written:
             for piece in pieces:
-                target.write(piece)
+                written.write(piece)
                 size, crc = size + len(piece), zlib.crc32(piece, crc)
                 self._read += len(piece)
                 if self._progress is not None:
                     self._progress(self._read)
-            target.flush()
-            os.fsync(target.fileno())
+            written.flush()
+            os.fsync(written.fileno())
         if (size, crc) != (file.size, file.crc):
             raise ReplicaDamaged(self._bucket.url, file.name, "does not match the manifest's checksum")
 

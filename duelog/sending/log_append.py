@@ -8,12 +8,12 @@ from typing import NamedTuple
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.run import Int64s, RunLimits
-from duelog.store.codec.run_lengths import ScatteredBatch, fits_runs
+from duelog.store.codec.run_lengths import ScatteredBatch, fits_runs, largest_group
 from duelog.store.errors import UnknownTopic
 from duelog.store.log.ledger import PackedMessages, end_after
 from duelog.store.position import MessageIds
 from duelog.store.wal.segment import MAIN
-from duelog.store.wal.write_batch import WriteBatch
+from duelog.store.wal.write_batch import WriteBatch, is_large
 
 from ..topics.topic_state import TopicState
 
@@ -109,8 +109,13 @@ class ScatteredAppend:
         self._batch = ScatteredBatch.pack(delayed.dues, delayed.bodies, delayed.groups, ledgers)
 
     @classmethod
-    def of(cls, delayed: DelayedBatch, limits: RunLimits) -> ScatteredAppend | None:
-        """Pack a batch; None: a partition has closed, or the messages of a log exceed a run."""
+    def of(cls, delayed: DelayedBatch, limits: RunLimits, *, apart: bool) -> ScatteredAppend | None:
+        """Pack a batch; None: a partition has closed, or the messages of a log exceed a run.
+
+        None, too, where `apart` and those of a log are so large that their bodies go to a file.
+        """
+        if apart and is_large(largest_group(delayed.bodies, delayed.groups)):
+            return None
         partitions = [partition for partition in delayed.partitions if partition is not None]
         logs = [log for log in delayed.logs if log is not None]
         if not len(partitions) == len(logs) == len(delayed.groups):

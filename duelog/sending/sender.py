@@ -76,6 +76,7 @@ class Sender:
         self._span_ms = config.partition_ms
         self._inline_ms = config.inline_delay_ms
         self._run_limits = run_limits
+        self._sets_apart = config.sets_bodies_apart
         self._wal = wal_writer
         self._policies = policies
 
@@ -239,7 +240,7 @@ class Sender:
         """The unit of work that appends a batch; what it packs is packed now, since a leader holds up all others."""
         direct, delayed, order = self._route(topics, owners, batch, now_ms, leases)
         if delayed is not None and not direct and also is None:
-            scattered = ScatteredAppend.of(delayed, self._run_limits)
+            scattered = ScatteredAppend.of(delayed, self._run_limits, apart=self._sets_apart)
             if scattered is not None:
                 return lambda group: MessageIds(scattered(group), order)
         parts = [*direct, *(() if delayed is None else delayed.parts(self._run_limits))]

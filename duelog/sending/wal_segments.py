@@ -302,14 +302,22 @@ class WalSegments:
 
         So a full disk stops sends while commits, which apply the log first, still go on: acknowledging makes space.
         """
-        path = self._main.path.parent
-        active = self._wal.active
-        unapplied = self._ended_bytes + (0 if active is None else active.size)
-        kept = unapplied + _KEPT_BYTES - self._main.unused_bytes()
+        path, kept = self._main.path.parent, self._kept_bytes
         least = max(min(size, _LEAST_BYTES), group)
         if not reserve:
             require_space(path, 2 * least + kept, "to apply more of the log")
         return max(least, min(size, (free_bytes(path) - kept) // 2))
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Bytes of the disk for what is not applied, and for commits that make space."""
+        active = self._wal.active
+        unapplied = self._ended_bytes + (0 if active is None else active.size)
+        return unapplied + _KEPT_BYTES - self._main.unused_bytes()
+
+    def require_space(self, size: int) -> None:
+        """Raise StoreFull where bodies of `size` bytes would take the space that is kept."""
+        require_space(self._main.path.parent, size + self._kept_bytes, "for the bodies of a large run")
 
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint that was begun, if there is one. Raises as `Checkpoint.finish`."""

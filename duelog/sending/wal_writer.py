@@ -11,20 +11,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from duelog.store.config import KIB, StoreConfig
+from duelog.store.env.body_file import append_bodies
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import CommitCounts, Environment
 from duelog.store.env.memtable import Memtable
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, StoreFailed, StoreFull
+from duelog.store.errors import (
+    ClosedError,
+    DuelogError,
+    InvalidArgument,
+    ResourceShortage,
+    StoreFailed,
+    StoreFull,
+)
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
+from duelog.store.files.system_errors import explain
 from duelog.store.listener import StoreListener, tell_committed
 from duelog.store.log.documents import MAX_VALUE_BYTES
+from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import capacity_of
-from duelog.store.wal.write_batch import WriteBatch
+from duelog.store.wal.write_batch import StagedBodies, WriteBatch
 
 from .wal_segments import WalSegments
 
@@ -57,6 +69,20 @@ class _Change:
         return self._work(batch.main)
 
 
+def _making_space(units: list[Request]) -> list[Request]:
+    return [unit for unit in units if isinstance(unit.work, _Change) and unit.work.makes_space]
+
+
+def _append_bodies(path: Path, staged: StagedBodies, is_named: bool) -> None:
+    try:
+        append_bodies(path, staged.at, staged.bodies, is_named=is_named)
+    except OSError as error:
+        shortage = explain(path, error)
+        if isinstance(shortage, (StoreFull, ResourceShortage)):
+            raise shortage from error
+        raise
+
+
 class WalWriter:
     """Appends to the write-ahead log of a store. Thread-safe."""
 
@@ -79,6 +105,8 @@ class WalWriter:
         self.largest_firing = min(config.fire_batch, self.largest_group // _FIRED_BYTES)
         """Entries that one group fires at most."""
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
+        self._body_files: set[Path] = set()
+        """Body files whose names this process has brought to disk."""
         self._unpublished = False
         """Set from the first byte of a group until memory knows it; for good where that broke off."""
         self.counts = CommitCounts()
@@ -151,9 +179,10 @@ class WalWriter:
         """Commit units of work as one group, and return those that have to be tried again.
 
         The steps, in order: the work of each unit, which gives entries their ids; the size; space in the segment; the
-        group is appended, and flushed; memory hears of it; the callers; listeners. From the first byte of the group to
-        the end of its publication whatever breaks off, an interrupt too, stops the store: the group may be on disk, and
-        memory does not know. A unit that raises gets its error alone, and the others are run again without it.
+        bodies of large runs, flushed; the group is appended, and flushed; memory hears of it; the callers; listeners.
+        From the first byte of the group to the end of its publication whatever breaks off, an interrupt too, stops the
+        store: the group may be on disk, and memory does not know. A unit that raises gets its error alone, and the
+        others are run again without it.
         """
         if self._main.failed is not None:  # a group of the same requests has failed
             for unit in units:
@@ -176,18 +205,18 @@ class WalWriter:
                     current = units[0]
                     raise InvalidArgument("messages", size, f"bytes, more than a group of {self._largest_unit} takes")
                 if not self._segments.fits(size, weight):
-                    making_space = [unit for unit in units if isinstance(unit.work, _Change) and unit.work.makes_space]
-                    reserve = len(making_space) == len(units)
+                    reserve = len(_making_space(units)) == len(units)
                     if not (reserve and self._segments.fits_reserve(size)):
                         try:
                             self._segments.make_space(size, weight, reserve=reserve)
                         except StoreFull as error:
-                            if reserve:
-                                raise
-                            for unit in units:
-                                unit.error = error
-                            return making_space
+                            return self._refuse_senders(units, error)
                         return units
+                if batch.bodies:
+                    try:
+                        self._write_bodies(batch)
+                    except (StoreFull, ResourceShortage) as error:
+                        return self._refuse_senders(units, error)
                 reach("wal.before")
                 self._unpublished = True
                 position = self._segments.append(content, weight)
@@ -214,6 +243,29 @@ class WalWriter:
             return [] if current is None else [unit for unit in units if unit is not current]
         finally:
             batch.close()
+
+    def _refuse_senders(self, units: list[Request], error: DuelogError) -> list[Request]:
+        """Give units of work an error; those that make space are tried again without the others."""
+        making_space = _making_space(units)
+        if len(making_space) == len(units):
+            raise error
+        for unit in units:
+            unit.error = error
+        return making_space
+
+    def _write_bodies(self, batch: WriteBatch) -> None:
+        """Write what goes to body files, side by side. Raises StoreFull, ResourceShortage, OSError."""
+        self._segments.require_space(sum(staged.end - staged.at for staged in batch.bodies.values()))
+        jobs = Jobs(
+            [partial(_append_bodies, path, staged, path in self._body_files) for path, staged in batch.bodies.items()]
+        )
+        try:
+            if len(batch.bodies) > 1:
+                jobs.start(len(batch.bodies) - 1)
+            jobs.finish()
+        finally:
+            jobs.cancel()
+        self._body_files.update(batch.bodies)
 
     def _halves(self, units: list[Request]) -> list[Request]:
         """Commit the first half; the rest."""

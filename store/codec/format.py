@@ -439,7 +439,7 @@ def unpack_attempts(block: int, fields: bytes) -> dict[int, FailedDeliveries]:
 #     relied        := topic_id:u32 ledger_id:u64 size:u32 bitmap        roaring, `size` bytes
 #
 # `generation`, `transaction` and `file_bytes` are of the source: its number, the number of its last LMDB transaction,
-# and the length of its file. `entries` and `body_bytes` count what was dropped. `relied` are the positions of main logs
+# the length of its files. `entries` and `body_bytes` count what was dropped. `relied` are the positions of main logs
 # because of whose acknowledgement, by every subscription, bodies were dropped.
 
 _ORIGIN = struct.Struct(">IQQQQI")

@@ -16,19 +16,21 @@ above about 2,000 bytes.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CorruptEntry
+from ..errors import BrokenInvariant, CorruptEntry
 from .bodies import Bodies, Buffer
 from .checksum import crc32
 from .format import run_key, split_run_key
 
 RUN_VERSION = 1
+APART_VERSION = 2
+"""Version of a run whose bodies lie in its ledger's body file: in their place it has the byte that they begin at."""
 HEADER = struct.Struct("<IBBHIqQI")
 HEADER_BYTES = HEADER.size
 MAX_DUE_SPAN_MS = 2**32 - 1
@@ -51,6 +53,9 @@ _LOCATE = struct.Struct("<I")
 _SPAN = struct.Struct("<II")
 _SINGLE = struct.Struct("<BBHIqQIIII")
 _CONDITION = struct.Struct("<QI")
+_APART = struct.Struct("<Q")
+APART_BYTES = _APART.size
+"""Bytes in place of bodies that lie in a body file."""
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -62,6 +67,9 @@ class RunKind(IntEnum):
     MESSAGES = 1
     MARKERS = 2
 
+
+ReadBodies = Callable[[int, int, int], bytes]
+"""Reads from the body file of a ledger: (ledger id, byte, length); fewer bytes where it has fewer."""
 
 _COLUMN_BYTES: dict[int, int] = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
 _CONDITION_BYTES = 12
@@ -188,6 +196,19 @@ def pack_markers(
     return seal_run(key, rest + columns.tobytes(), ())
 
 
+def has_bodies(value: Buffer) -> bool:
+    """Return whether a run is of messages."""
+    return value[5] == RunKind.MESSAGES
+
+
+def set_apart(key: bytes, value: Buffer, at: int) -> tuple[bytes, Buffer]:
+    """Split the value of a MESSAGES run: one whose bodies begin at byte `at` of the body file, and the bodies."""
+    _, _, _, flags, count, _, _, _ = HEADER.unpack_from(value)
+    columns = HEADER_BYTES + (24 if flags & FLAG_CONDITIONAL else 12) * count
+    rest = b"".join((bytes((APART_VERSION,)), memoryview(value)[5:columns], _APART.pack(at)))
+    return seal_run(key, rest, ()), memoryview(value)[columns:]
+
+
 _FEW = 24
 """Up to this many bodies of a run are read one by one: gathering columns for them would take longer."""
 
@@ -204,8 +225,10 @@ class Run:
 
     __slots__ = (
         "_bodies",
+        "_read",
         "_value",
         "base_ms",
+        "bodies_at",
         "conditional",
         "count",
         "early",
@@ -216,8 +239,13 @@ class Run:
         "target",
     )  # fmt: skip
 
-    def __init__(self, environment: str, key: bytes | memoryview, value: memoryview | bytes) -> None:
-        """Parse and verify header and columns. Raises CorruptEntry (entry: the run's first)."""
+    def __init__(
+        self, environment: str, key: bytes | memoryview, value: memoryview | bytes, read: ReadBodies | None = None
+    ) -> None:
+        """Parse and verify header and columns. Raises CorruptEntry (entry: the run's first).
+
+        read: None where bodies in a body file are not asked for.
+        """
         self.environment = environment
         self.ledger_id, self.first_entry = split_run_key(key)
         self._value = value
@@ -225,17 +253,23 @@ class Run:
             raise self._corrupt(self.first_entry, f"run of {len(value)} bytes")
         header: tuple[int, ...] = HEADER.unpack_from(value)
         crc, version, kind, flags, self.count, self.base_ms, self.target, _ = header
-        if version != RUN_VERSION or kind not in _COLUMN_BYTES:
+        if version not in (RUN_VERSION, APART_VERSION) or kind not in _COLUMN_BYTES:
             raise self._corrupt(self.first_entry, f"run of version {version}, kind {kind}")
         self.kind = kind
         self.conditional = bool(flags & FLAG_CONDITIONAL)
         self.early = bool(flags & FLAG_EARLY)
         each = _COLUMN_BYTES[kind] + (_CONDITION_BYTES if self.conditional else 0)
         self._bodies = HEADER_BYTES + each * self.count
-        if self._bodies > len(value) or not self.count:
+        self.bodies_at: int | None = None
+        """Where its bodies begin in the body file; None: they are in the run."""
+        self._read = read
+        end = self._bodies + (0 if version == RUN_VERSION else APART_BYTES)
+        if end > len(value) or not self.count:
             raise self._corrupt(self.first_entry, f"run of {len(value)} bytes cannot hold {self.count} entries")
-        if crc32(value[4 : self._bodies], crc32(key)) != crc:
+        if crc32(value[4:end], crc32(key)) != crc:
             raise self._corrupt(self.first_entry, "run header does not match its checksum")
+        if version != RUN_VERSION:
+            self.bodies_at = _APART.unpack_from(value, self._bodies)[0]
 
     def _corrupt(self, entry_id: int, reason: str) -> CorruptEntry:
         return CorruptEntry(self.environment, self.ledger_id, entry_id, reason)
@@ -251,7 +285,15 @@ class Run:
 
     @property
     def stored_bytes(self) -> int:
-        return len(self._value)
+        return len(self._value) if self.bodies_at is None else self._bodies + int(self.ends()[-1])
+
+    def _region(self, start: int, end: int) -> memoryview | bytes:
+        """Bytes from where bodies begin, unverified; fewer where there are fewer."""
+        if self.bodies_at is None:
+            return self._value[self._bodies + start : self._bodies + end]
+        if self._read is None:
+            raise BrokenInvariant(f"bodies of {self.ledger_id}:{self.first_entry} are asked for without their file")
+        return self._read(self.ledger_id, self.bodies_at + start, end - start)
 
     @property
     def follows(self) -> int:
@@ -299,7 +341,16 @@ class Run:
     def bodies_fit(self) -> bool:
         """True where every body lies inside the run, after the one before. REQUIRES: kind is MESSAGES."""
         sizes = self.body_bytes()
-        return int(sizes.min()) >= 0 and self._bodies + int(sizes.sum()) <= len(self._value)
+        end = int(sizes.sum())
+        return int(sizes.min()) >= 0 and len(self._region(max(end - 1, 0), end)) == min(end, 1)
+
+    def whole(self) -> memoryview | bytes:
+        """The value of this run with its bodies in it, as many bytes of them as there are."""
+        if self.bodies_at is None:
+            return self._value
+        rest = b"".join((bytes((RUN_VERSION,)), self._value[5 : self._bodies]))
+        bodies = self._region(0, int(self.ends()[-1]))
+        return seal_run(run_key(self.ledger_id, self.first_entry), rest, (bodies,))
 
     def fixed(self) -> bytes:
         """Keep what does not depend on the bodies: the facts of the header, due times, conditions."""
@@ -322,7 +373,7 @@ class Run:
         columns[1] = np.cumsum(np.where(keep, self.body_bytes(), 0))
         columns[2][~keep] = 0
         conditions = value[HEADER_BYTES + 12 * self.count : self._bodies]
-        rest = b"".join((value[4:HEADER_BYTES], columns.tobytes(), conditions))
+        rest = b"".join((bytes((RUN_VERSION,)), value[5:HEADER_BYTES], columns.tobytes(), conditions))
         return seal_run(run_key(self.ledger_id, self.first_entry), rest, self.raw_bodies(keep))
 
     def raw_bodies(self, keep: npt.NDArray[np.bool_]) -> list[bytes | memoryview]:
@@ -332,8 +383,7 @@ class Run:
         edges = np.flatnonzero(edged[1:] != edged[:-1])
         bounds = np.zeros(self.count + 1, dtype=np.int64)
         bounds[1:] = self.ends()
-        bounds += self._bodies
-        value, at = self._value, bounds[edges].tolist()
+        value, at = self._region(0, int(bounds[-1])), bounds[edges].tolist()
         return [value[start:limit] for start, limit in zip(at[::2], at[1::2], strict=True)]
 
     def replaced(self) -> tuple[npt.NDArray[np.uint64], UInt32s]:
@@ -350,8 +400,7 @@ class Run:
 
     def body_view(self, index: int) -> memoryview | bytes | None:
         """Return the body where it lies: valid as long as the run."""
-        value = self._value
-        count, bodies = self.count, self._bodies
+        value, count = self._value, self.count
         end_at = HEADER_BYTES + 4 * (count + index)
         # Before the first end stands the last due time; the first body begins at 0.
         start, end = _SPAN.unpack_from(value, end_at - 4)
@@ -359,7 +408,7 @@ class Run:
             start = 0
         if start == end:
             return None
-        body = value[bodies + start : bodies + end]
+        body = self._region(start, end)
         if len(body) != end - start:
             raise self._corrupt(self.first_entry + index, "body lies outside its run")
         if crc32(body) != _LOCATE.unpack_from(value, end_at + 4 * count)[0]:
@@ -371,14 +420,16 @@ class Run:
         if len(indices) < _FEW:
             yield from map(self._body_or_error, indices)
             return
-        first, limit, value, bodies = indices[0], indices[-1] + 1, self._value, self._bodies
+        first, limit = indices[0], indices[-1] + 1
         ends: list[int] = self._column(1)[max(first - 1, 0) : limit].tolist()
         if not first:
             ends.insert(0, 0)
         checksums: list[int] = self._column(2)[first:limit].tolist()
+        begin = ends[0]
+        bodies = memoryview(self._region(begin, ends[-1]))
         for index in indices:
             at = index - first
-            body = value[bodies + ends[at] : bodies + ends[at + 1]]
+            body = bodies[ends[at] - begin : ends[at + 1] - begin]
             intact = len(body) == ends[at + 1] - ends[at] > 0 and crc32(body) == checksums[at]
             yield body if intact else self._body_or_error(index)
 
@@ -392,7 +443,7 @@ class Run:
         """The bytes of the body at `index` as far as they are there, unverified: for repair."""
         ends = self.ends()
         start = int(ends[index - 1]) if index else 0
-        return bytes(self._value[self._bodies + start : self._bodies + max(start, int(ends[index]))])
+        return bytes(self._region(start, max(start, int(ends[index]))))
 
     def body_checksums(self) -> UInt32s:
         """The checksum of each body (a view). REQUIRES: kind is MESSAGES."""
@@ -405,7 +456,7 @@ class Run:
         """
         ends = self.ends()
         start, limit = int(ends[low - 1]) if low else 0, int(ends[high - 1])
-        return start, limit, memoryview(self._value)[self._bodies + start : self._bodies + limit]
+        return start, limit, memoryview(self._region(start, limit))
 
     def bodies(self) -> Iterator[tuple[int, bytes | CorruptEntry | None]]:
         """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
@@ -416,3 +467,13 @@ class Run:
         """(entry id, reason) of every body that does not match its checksum. O(bytes). REQUIRES: kind is MESSAGES."""
         bodies = self.body_views(range(self.count))
         return [(body.entry_id, body.reason) for body in bodies if isinstance(body, CorruptEntry)]
+
+
+def whole_value(key: bytes, value: memoryview | bytes, read: ReadBodies | None) -> memoryview | bytes:
+    """The value of a run with its bodies in it; that of one which cannot be read, as it is."""
+    if len(value) < HEADER_BYTES or value[4] != APART_VERSION:
+        return value
+    try:
+        return Run("", key, value, read).whole()
+    except CorruptEntry:
+        return value

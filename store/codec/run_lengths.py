@@ -77,6 +77,11 @@ def fits_runs(bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: Ru
     )
 
 
+def largest_group(bodies: Bodies, groups: Sequence[tuple[int, int, int]]) -> int:
+    """Bytes of the bodies of the largest of groups (base_ms, start, limit), which follow each other from 0 on."""
+    return int(np.add.reduceat(bodies.sizes(), [start for _, start, _ in groups]).max())
+
+
 class RunParts(NamedTuple):
     """The parts of a run of plain messages.
 
@@ -99,8 +104,9 @@ class WholeRun(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """True for messages that are not conditional: such runs may be merged."""
-        _, _, kind, flags, _, _, _, _ = HEADER.unpack_from(self.value)
-        return kind == RunKind.MESSAGES and not flags & (FLAG_CONDITIONAL | FLAG_SKIPS)
+        _, version, kind, flags, _, _, _, _ = HEADER.unpack_from(self.value)
+        is_whole = version == RUN_VERSION and kind == RunKind.MESSAGES
+        return is_whole and not flags & (FLAG_CONDITIONAL | FLAG_SKIPS)
 
     @property
     def stored_bytes(self) -> int:

@@ -15,15 +15,17 @@ refused; a commit that raised is in doubt and closes the environment for writing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import lmdb
 
 from ..codec.format import RUN_PREFIX, unseal
+from ..codec.run import ReadBodies
 from ..config import Durability
 from ..errors import (
     AlreadyOpen,
@@ -41,8 +43,9 @@ from ..files.process import here
 from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
 from ..listener import StoreListener, call_supplied, tell_committed
 from . import page_cache
+from .body_file import body_file, body_files, read_bodies
 from .held_read import HeldRead
-from .memtable import Follow, Memtable, Reads, ReadTransaction, applied_position
+from .memtable import Follow, Memtable, ReadTransaction, Unapplied, applied_position
 from .page_cache import Eviction
 from .reader_gate import ReaderGate
 from .transaction import LmdbTransaction, Transaction
@@ -55,6 +58,8 @@ COMMITS_A_LOOK = 16
 
 _COMMITS_A_READER_CHECK = 1_000
 """Commits between two looks for readers that were killed inside a transaction: they would hold pages for ever."""
+
+_NOTHING = Unapplied.nothing()
 
 T = TypeVar("T")
 
@@ -128,6 +133,8 @@ class Environment:
             raise BrokenInvariant(f"{name}: a writer without locks")
         self.path = path
         self.name = name
+        self.read_bodies: ReadBodies = partial(read_bodies, path, is_needed=read_only)
+        """Reads the bodies that lie beside it."""
         self.counts = CommitCounts()
         self.before_commit = before_commit
         """Called by the leader of each commit, before LMDB commits."""
@@ -144,6 +151,11 @@ class Environment:
         self._committing = threading.Lock()
         """Held while a commit is made, while pages are given back, and while the environment is closed."""
         self._syncing = threading.Lock()
+        self._removing = threading.Lock()
+        self._holds = 0
+        """Held reads under way."""
+        self._unwanted: set[int] = set()
+        """Ledgers whose body files are to be removed."""
         self._unsynced = False
         self._failed: StoreFailed | None = None
         self._closed = False
@@ -165,12 +177,12 @@ class Environment:
     # -- reading -------------------------------------------------------------------------------
 
     @contextmanager
-    def read(self) -> Iterator[Reads]:
+    def read(self) -> Iterator[ReadTransaction]:
         """Open a read transaction whose values are memoryviews, valid inside the `with` block only.
 
         Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
         """
-        unapplied = self._memtable.view if self._memtable else None  # before the transaction begins
+        unapplied = _NOTHING if self._memtable is None else self._memtable.view  # before the transaction begins
         look = None if self._follow is None else self._follow()
         while True:
             with self._gate.reading():
@@ -180,8 +192,8 @@ class Environment:
                     try:
                         with raw:
                             if look is not None:
-                                unapplied = look(applied_position(raw)) or None
-                            yield raw if unapplied is None else ReadTransaction(raw, unapplied)
+                                unapplied = look(applied_position(raw))
+                            yield ReadTransaction(raw, unapplied, self.read_bodies)
                     except lmdb.Error as error:
                         raise explain(self.path, error) from error
                     return
@@ -272,7 +284,7 @@ class Environment:
         raw: lmdb.Transaction | None = None
         try:
             raw = self._env.begin(write=True)
-            transaction = LmdbTransaction(raw, self._last_run, self._memtable)
+            transaction = LmdbTransaction(raw, self._last_run, self._memtable, self.read_bodies)
             value = work(transaction)
             transaction.apply()
             if self.before_commit is not None:
@@ -422,10 +434,27 @@ class Environment:
         self._gate.enter()
         try:
             self._check_open()
-            return HeldRead(self._env, self._gate, self._begin_read, self._follow_growth)
+            held = HeldRead(
+                self._env, self._gate, self._begin_read, self._follow_growth, self.path, self._release_bodies
+            )
         except BaseException:
             self._gate.leave()
             raise
+        with self._removing:
+            self._holds += 1
+        return held
+
+    def _release_bodies(self) -> None:
+        with self._removing:
+            self._holds -= 1
+        self.remove_bodies(())
+
+    def remove_bodies(self, ledger_ids: Iterable[int]) -> None:
+        """Remove the body files of ledgers that have no run any more; those that are held, when they are released."""
+        with self._removing:
+            self._unwanted.update(ledger_ids)
+            while self._unwanted and not self._holds:
+                body_file(self.path, self._unwanted.pop()).unlink(missing_ok=True)
 
     def copy(self, path: Path, held: HeldRead) -> None:
         """Copy what `held`, of this environment, sees into `path`, an existing empty directory, compacted and on disk.
@@ -453,8 +482,9 @@ class Environment:
         return self._map_bytes
 
     def file_bytes(self) -> int:
-        """Bytes that the data file occupies on disk (blocks; sparse tails do not count); 0 once it was removed."""
-        return occupied_bytes(self.path / "data.mdb")
+        """Bytes that its files occupy on disk (blocks; sparse tails do not count); 0 once they were removed."""
+        bodies = sum(map(occupied_bytes, body_files(self.path).values()))
+        return occupied_bytes(self.path / "data.mdb") + bodies
 
     def _check_open(self) -> None:
         if self._closed:

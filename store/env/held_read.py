@@ -1,19 +1,25 @@
 """One environment as of one commit, for as long as it is held; a backup copies it beside readers and writers.
 
-Meanwhile the environment's map does not move, its file reuses no page that the commit can reach, and closing the
-environment waits. Any thread may renew or release it, one at a time.
+Meanwhile the environment's map does not move, its file reuses no page that the commit can reach, this process removes
+no body file beside it, and closing the environment waits. Any thread may renew or release it, one at a time.
 """
 
 import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import lmdb
 
 from ..errors import BrokenInvariant
-from ..files.directory import sync_directory
+from ..files.directory import make_directory, sync_directory
 from ..files.system_errors import explained
+from .body_file import body_file, body_files
 from .reader_gate import ReaderGate
+
+_COPIED_AT_ONCE = 1 << 20
 
 
 class HeldRead:
@@ -25,11 +31,18 @@ class HeldRead:
         gate: ReaderGate,
         begin: Callable[[], lmdb.Transaction | None],
         follow: Callable[[], None],
+        directory: Path,
+        released: Callable[[], None],
     ) -> None:
         """`begin` gives None where another process has grown the file; `follow` takes over the new size.
 
-        REQUIRES: the caller has entered `gate`; `release` leaves it.
+        directory: the environment's. released: called when it is released. REQUIRES: the caller has entered `gate`;
+        `release` leaves it.
         """
+        self._directory = directory
+        self._released = released
+        self._bodies: dict[int, BinaryIO] = {}
+        """Open body files, by ledger id."""
         self._environment = environment
         self._gate = gate
         self._begin = begin
@@ -71,11 +84,45 @@ class HeldRead:
                 os.fsync(file.fileno())
             sync_directory(path)
 
+    def keep_bodies(self) -> None:
+        """Open the body files that there are, so that they can be copied when another process has removed them.
+
+        Raises ResourceShortage.
+        """
+        with explained(self._directory):
+            for ledger_id, path in body_files(self._directory).items():
+                if ledger_id not in self._bodies:
+                    with suppress(FileNotFoundError):
+                        self._bodies[ledger_id] = path.open("rb")
+
+    def copy_bodies(self, path: Path) -> list[Path]:
+        """Copy the body files beside the environment in `path`, on disk; the copies. REQUIRES: LMDB's file is copied.
+
+        They have more than what the held commit names where others append to them. Raises as `copy`.
+        """
+        copies = []
+        with explained(path):
+            for ledger_id in sorted({*body_files(self._directory), *self._bodies}):
+                copy = body_file(path, ledger_id)
+                make_directory(copy.parent)
+                kept = self._bodies.pop(ledger_id, None)
+                with kept or body_file(self._directory, ledger_id).open("rb") as source, copy.open("wb") as target:
+                    shutil.copyfileobj(source, target, _COPIED_AT_ONCE)
+                    target.flush()
+                    os.fsync(target.fileno())
+                copies.append(copy)
+            if copies:
+                sync_directory(copies[0].parent)
+        return copies
+
     def release(self) -> None:
         """Let the environment go on; a second call does nothing."""
+        while self._bodies:
+            self._bodies.popitem()[1].close()
         if self._raw is not None:
             self._abort()
             self._gate.leave()
+            self._released()
 
     def _abort(self) -> None:
         if self._raw is not None:

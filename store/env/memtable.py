@@ -22,7 +22,7 @@ from sortedcontainers import SortedSet
 
 from ..codec.bits import BitChange, bits_of
 from ..codec.format import copy_key, counter_key, pack_u64, run_key, seal, unpack_u64, unseal
-from ..codec.run import RunLimits
+from ..codec.run import ReadBodies, RunLimits
 from ..codec.run_lengths import BatchRun, ScatteredBatch, WholeRun, merged_runs
 from ..errors import CorruptRecord, DamagedStore, StoreFailed
 
@@ -140,7 +140,7 @@ class Records:
 
     def between(self, start: bytes, limit: bytes) -> Iterator[tuple[bytes, Entry]]:
         """Iterate over those with keys from `start` on, before `limit`, in order. O(log all) and those read."""
-        while True:
+        while self._entries:
             with self._sorting:
                 following = self._sorted().irange(start, limit, inclusive=(True, False))
                 keys = list(islice(following, _ROWS_A_LOOK))
@@ -221,8 +221,12 @@ class Publication:
 class Memtable:
     """The unapplied rows of one environment, which need not be open. Rows are added by who holds `publishing`."""
 
-    def __init__(self, publication: Publication, limits: RunLimits) -> None:
-        """`limits`: of the runs that several are made one of when they are applied."""
+    def __init__(self, publication: Publication, limits: RunLimits, directory: Path | None = None) -> None:
+        """`limits`: of the runs that several are made one of when they are applied.
+
+        directory: of the environment, where the bodies of large runs lie beside it; None: they go by the log.
+        """
+        self.directory = directory
         self.publication = publication
         self.limits = limits
         self.view = Unapplied.nothing()
@@ -274,16 +278,18 @@ class Applied:
 
 
 class ReadTransaction:
-    """A read transaction of an environment with unapplied rows: as lmdb.Transaction, small records merged.
+    """A read transaction of an environment with its unapplied rows: as lmdb.Transaction, small records merged.
 
     Runs are merged by store/log/scan.py.
     """
 
-    __slots__ = ("changed", "cursor", "id", "raw", "stat", "unapplied")
+    __slots__ = ("changed", "cursor", "id", "raw", "read_bodies", "stat", "unapplied")
 
-    def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied) -> None:
+    def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied, read_bodies: ReadBodies | None = None) -> None:
+        """`read_bodies`: None where no bodies are read."""
         self.raw = raw
         self.unapplied = unapplied
+        self.read_bodies = read_bodies
         self.changed: dict[bytes, Entry] | None = None
         """Small records as a group under way leaves them, in place of what `unapplied` has."""
         self.cursor: Callable[[], lmdb.Cursor] = raw.cursor
@@ -338,6 +344,11 @@ def unapplied_runs(raw: Reads, ledger_id: int) -> Sequence[UnappliedRun]:
     """The unapplied runs of a ledger, in order."""
     rows = raw.unapplied.runs.get(ledger_id) if isinstance(raw, ReadTransaction) else None
     return LedgerRuns(ledger_id, rows) if rows else ()
+
+
+def read_bodies(raw: Reads) -> ReadBodies | None:
+    """How bodies beside the environment are read; None: not by this transaction."""
+    return raw.read_bodies if isinstance(raw, ReadTransaction) else None
 
 
 def applied_rows(raw: Reads) -> lmdb.Transaction:

@@ -12,8 +12,9 @@ import lmdb
 from ..codec.bits import BitChange, Bits, bits_of
 from ..codec.bodies import Buffer
 from ..codec.format import NOT_COPIED, copy_key, seal, unseal
+from ..codec.run import ReadBodies
 from ..errors import BrokenInvariant
-from .memtable import Applied, Memtable, Reads, apply_rows
+from .memtable import Applied, Memtable, Reads, ReadTransaction, Unapplied, apply_rows
 
 
 class Staged(Protocol):
@@ -134,10 +135,17 @@ class LmdbTransaction(Transaction):
     Its first work is to apply the environment's unapplied rows.
     """
 
-    __slots__ = ("_applied", "_lmdb", "_memtable", "entries", "last_run")
+    __slots__ = ("_applied", "_lmdb", "_memtable", "_read_bodies", "entries", "last_run")
 
-    def __init__(self, transaction: lmdb.Transaction, last_run: bytes, memtable: Memtable | None = None) -> None:
+    def __init__(
+        self,
+        transaction: lmdb.Transaction,
+        last_run: bytes,
+        memtable: Memtable | None = None,
+        read_bodies: ReadBodies | None = None,
+    ) -> None:
         super().__init__()
+        self._read_bodies = read_bodies
         self.entries = 0
         """Entries appended to ledgers."""
         self._lmdb = transaction
@@ -151,6 +159,11 @@ class LmdbTransaction(Transaction):
     def raw(self) -> lmdb.Transaction:
         """The transaction of LMDB, to write to as well."""
         return self._lmdb
+
+    @property
+    def reads(self) -> ReadTransaction:
+        """What it sees, with the bodies of large runs."""
+        return ReadTransaction(self._lmdb, Unapplied.nothing(), self._read_bodies)
 
     def apply(self) -> None:
         """Apply the rows that are not applied yet.

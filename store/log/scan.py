@@ -14,8 +14,8 @@ from operator import attrgetter
 import lmdb
 
 from ..codec.format import is_run_of, run_key
-from ..codec.run import Run
-from ..env.memtable import Reads, UnappliedRun, unapplied_runs
+from ..codec.run import ReadBodies, Run
+from ..env.memtable import Reads, UnappliedRun, read_bodies, unapplied_runs
 from ..errors import CorruptEntry
 
 _first, _limit = attrgetter("first"), attrgetter("limit")
@@ -41,7 +41,7 @@ def runs(
 ) -> Iterator[Run | CorruptEntry]:
     """The runs that hold entries of [start, limit), in order; a damaged one comes as its error. O(log n + runs)."""
     rows = unapplied_runs(raw, ledger_id)
-    applied = start
+    applied, read = start, read_bodies(raw)
     cursor = raw.cursor()
     bound = None if limit is None else run_key(ledger_id, limit)
     unapplied = rows and limit is not None and rows[0].first <= start and limit <= rows[-1].limit
@@ -53,7 +53,7 @@ def runs(
         if bound is not None and key >= bound:
             return
         try:
-            run = Run(environment, key, cursor.value())
+            run = Run(environment, key, cursor.value(), read)
         except CorruptEntry as error:
             yield error
         else:
@@ -65,11 +65,11 @@ def runs(
         row = rows[at]
         if limit is not None and row.first >= limit:
             return
-        yield _run(environment, ledger_id, row)
+        yield _run(environment, ledger_id, row, read)
 
 
-def _run(environment: str, ledger_id: int, row: UnappliedRun) -> Run:
-    return Run(environment, run_key(ledger_id, row.first), memoryview(row.value))
+def _run(environment: str, ledger_id: int, row: UnappliedRun, read: ReadBodies | None) -> Run:
+    return Run(environment, run_key(ledger_id, row.first), memoryview(row.value), read)
 
 
 def measured(raw: Reads, environment: str, ledger_id: int) -> tuple[int, int]:
@@ -89,6 +89,7 @@ class RunFinder:
     def __init__(self, raw: Reads, environment: str) -> None:
         self._raw = raw
         self._environment = environment
+        self._read = read_bodies(raw)
         self._cursor = raw.cursor()
         self._last: Run | None = None
         """The run on which the cursor stands."""
@@ -101,7 +102,7 @@ class RunFinder:
         rows = unapplied_runs(self._raw, ledger_id)
         if rows and rows[0].first <= entry_id < rows[-1].limit:
             row = rows[bisect_right(rows, entry_id, key=_first) - 1]
-            return _run(self._environment, ledger_id, row) if entry_id < row.limit else None
+            return _run(self._environment, ledger_id, row, self._read) if entry_id < row.limit else None
         run = self._follow(ledger_id, entry_id) or self._find(ledger_id, entry_id)
         self._last = run
         return run
@@ -117,7 +118,7 @@ class RunFinder:
         # A key before those of the ledger: the entry would lie before its first run.
         if not is_run_of(found, ledger_id):
             return None
-        run = Run(self._environment, found, value)
+        run = Run(self._environment, found, value, self._read)
         return run if entry_id < run.first_entry + run.count else None
 
     def _follow(self, ledger_id: int, entry_id: int) -> Run | None:
@@ -129,7 +130,7 @@ class RunFinder:
             found = bytes(found)
             if is_run_of(found, ledger_id) and found <= run_key(ledger_id, entry_id):
                 with suppress(CorruptEntry):  # it may be another run that holds the entry
-                    run = Run(self._environment, found, value)
+                    run = Run(self._environment, found, value, self._read)
                     if entry_id < run.first_entry + run.count:
                         return run
         return None

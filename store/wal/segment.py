@@ -37,10 +37,10 @@ from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.system_calls import forget_pages
 from .segment_file import MOST_DIRECT_BYTES, SECTOR, SegmentFile, make_file
 
-SEGMENT_VERSION = 3
-"""Version of a segment that is begun; 3 has rows DELETE and SUBTRACT, and rows UNITE of entry ids."""
+SEGMENT_VERSION = 4
+"""Version of a segment that is begun; 3 has rows DELETE and SUBTRACT, and rows UNITE of entry ids, 4 bodies apart."""
 
-READ_VERSIONS = (2, 3)
+READ_VERSIONS = (2, 3, 4)
 """Versions that are read; one of another is refused."""
 
 MAIN = -1

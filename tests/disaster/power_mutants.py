@@ -9,7 +9,7 @@ import lmdb
 
 from duelog.sending.wal_segments import WalSegments
 from duelog.snapshot import writer
-from duelog.store.env import environment
+from duelog.store.env import body_file, environment
 from duelog.store.env.environment import Environment
 from duelog.store.files import directory
 from duelog.store.wal.segment import Segment
@@ -41,6 +41,16 @@ def main_not_synced() -> None:
 def no_directory_sync() -> None:
     """Directories are not synced after something was made, renamed or removed in them."""
     directory.sync_directory = environment.sync_directory = lambda path: None  # type: ignore[attr-defined]
+
+
+def bodies_not_flushed() -> None:
+    """A group names bodies that are not on disk."""
+    body_file.sync_data = lambda descriptor: None  # type: ignore[attr-defined]
+
+
+def body_file_without_a_name() -> None:
+    """A group names a body file whose name is not on disk."""
+    body_file.sync_directory = lambda path: None  # type: ignore[attr-defined]
 
 
 def fires_before_sync() -> None:
@@ -103,8 +113,8 @@ def applies_before_the_log() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {
     wrong.__name__: wrong
     for wrong in (
-        applies_before_the_log, fires_before_sync, group_in_parts, main_not_synced, metadata_before_parts,
-        no_directory_sync, partition_not_synced, released_before_applying, released_before_sync, trash_before_record,
-        wal_not_flushed,
+        applies_before_the_log, bodies_not_flushed, body_file_without_a_name, fires_before_sync, group_in_parts,
+        main_not_synced, metadata_before_parts, no_directory_sync, partition_not_synced, released_before_applying,
+        released_before_sync, trash_before_record, wal_not_flushed,
     )
 }  # fmt: skip

@@ -18,7 +18,7 @@ from duelog.store.codec.body import encode_one
 from duelog.store.codec.checksum import crc32
 from duelog.store.codec.format import FailedDeliveries, attempts_key, copy_key, pack_attempts
 from duelog.store.codec.frontier import FrontierRecord
-from duelog.store.codec.run import fields_of_message, pack_markers, pack_messages, seal_run
+from duelog.store.codec.run import fields_of_message, pack_markers, pack_messages, seal_run, set_apart
 from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.codec.sent_ids import KeyRecord, NumberedRow, numbered_key, pack_numbered, sent_key
 from duelog.store.env.memtable import APPLIED_KEY
@@ -58,7 +58,9 @@ def test_the_pages_run_of_messages_is_what_is_written() -> None:
         encode_one(Message(b"ship", key="order-17"), SENT_MS, 1_000)[1],
     ]
     assert key == fmt.run_key(7, 0)
-    assert value == pack_messages(key, START_MS, np.array([SENT_MS + 60_000, SENT_MS + 3_600_000]), bodies)
+    run = pack_messages(key, START_MS, np.array([SENT_MS + 60_000, SENT_MS + 3_600_000]), bodies)
+    assert value == run
+    assert example(8) == (key, set_apart(key, run, 0)[0])
 
 
 def test_the_pages_failed_deliveries_are_what_is_written() -> None:
@@ -73,10 +75,10 @@ def test_the_pages_failed_deliveries_are_what_is_written() -> None:
 
 def test_the_pages_messages_found_by_name_are_what_is_written() -> None:
     """The record of a key, and that of two numbers."""
-    key, value = example(9)
+    key, value = example(10)
     assert key == sent_key(1, "order-17")
     assert value == fmt.seal(key, KeyRecord(START_MS, 7, 1, 0).pack())
-    key, value = example(10)
+    key, value = example(11)
     assert key == numbered_key(1, "p", 4)
     assert value == fmt.seal(key, pack_numbered([NumberedRow(2, START_MS, 7, 2)]))
 
@@ -144,4 +146,4 @@ def test_the_pages_payload_of_a_client_is_what_the_broker_stores() -> None:
     """The header, and the blob as the client sent it."""
     metadata = MessageMetadata("p", 1, SENT_MS, partition_key="order-17")
     blob = join_blob(ENCODERS[MessageMetadata](metadata), b"pay")
-    assert whole(8) == pack(header_for(metadata, 1, is_batch=False), blob)
+    assert whole(9) == pack(header_for(metadata, 1, is_batch=False), blob)

@@ -13,10 +13,12 @@ import pytest
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
 from duelog.errors import FormatMismatch, UnknownTopic
 from duelog.store.codec import format as fmt
+from duelog.store.env.body_file import body_files
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.log import catalog
 from duelog.store.wal.segment import numbers_in
+from duelog.tools.store_check import environments
 from tests.conftest import present
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
@@ -131,20 +133,28 @@ def test_a_partition_deleted_while_a_reader_lists_is_left_out(path: Path) -> Non
             assert [m.due_ms for m in scheduled] == [START_MS + 9 * HOUR_MS]
 
 
-def test_checking_beside_a_busy_writer_finds_nothing(path: Path) -> None:
-    """A check that runs while messages are sent, fired, acknowledged and deleted takes no change for a fault."""
-    with WritingProcess(path, ledger_max_entries=50, durability="none") as writer, reading(path) as store:
+@pytest.mark.parametrize("durability", ["none", "commit"])
+def test_checking_beside_a_busy_writer_finds_nothing(path: Path, durability: str) -> None:
+    """A check that runs while messages are sent, fired, acknowledged and deleted takes no change for a fault.
+
+    With "commit" body files come and go, too.
+    """
+    with WritingProcess(path, ledger_max_entries=50, durability=durability) as writer, reading(path) as store:
         writer.do("subscribe", "a", "mailer")
         writer.send("a", "x", *range(1, HOUR_MS, HOUR_MS // 1000))
         turns = 30
         writer.ask("live", "a", "mailer", turns)
         checks = 0
+        bodies: set[int] = set()
         while not writer.answered():
+            for directory in environments(path):
+                bodies.update(body_files(directory))
             for finding in store.check(deep=checks % 2 == 1):
                 pytest.fail(str(finding))
             checks += 1
         assert writer.answer() > 1000
         assert checks > 3
+        assert bool(bodies) == (durability == "commit")
 
 
 def test_a_reader_follows_a_file_that_outgrows_its_map(path: Path) -> None:

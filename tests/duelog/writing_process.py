@@ -18,7 +18,9 @@ HOUR_MS = 3_600_000
 _PROGRAM = """
 import json, sys
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.store.wal import write_batch
 
+write_batch.LARGE_BYTES = 128
 for line in sys.stdin:
     path, start_ms, fields = json.loads(line)
     clock = ManualClock(start_ms)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from duelog.store.wal import write_batch
+
 
 @pytest.fixture(autouse=True)
 def _the_same_draws_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -12,3 +14,9 @@ def _the_same_draws_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     drawing = "hypothesis.internal.conjecture.providers.HypothesisProvider._maybe_draw_constant"
     monkeypatch.setattr(drawing, lambda *_, **__: None, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have most runs of more than one message go to body files, where the store's durability is "commit"."""
+    monkeypatch.setattr(write_batch, "LARGE_BYTES", 120)

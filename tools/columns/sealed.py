@@ -19,6 +19,7 @@ from ...partitions.partition import Partition, partition_path
 from ...partitions.timespan import directory_name
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.config import StoreConfig
+from ...store.env.body_file import length_of
 from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
 from ...store.errors import CorruptRecord, DamagedStore
@@ -46,9 +47,9 @@ class Sealed(NamedTuple):
         return sealed._replace(file_bytes=sealed.size() or 0)
 
     def size(self) -> int | None:
-        """Bytes of its file now; None: it is not there."""
+        """Bytes of its files now; None: they are not there."""
         try:
-            return (self.path / "data.mdb").stat().st_size
+            return length_of(self.path)
         except FileNotFoundError:
             return None
 

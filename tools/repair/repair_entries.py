@@ -26,7 +26,17 @@ from ...snapshot.snapshot_format import SnapshotState, inspect_snapshots
 from ...snapshot.writer import remove_snapshots
 from ...store.codec import format as fmt
 from ...store.codec.format import CursorRecord, LedgerState, PartitionRecord, PartitionState, Table, run_key
-from ...store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunKind, RunLimits, pack_messages
+from ...store.codec.run import (
+    APART_BYTES,
+    APART_VERSION,
+    FLAG_CONDITIONAL,
+    HEADER,
+    HEADER_BYTES,
+    Run,
+    RunKind,
+    RunLimits,
+    pack_messages,
+)
 from ...store.config import MIB
 from ...store.env.environment import Environment
 from ...store.env.memtable import APPLIED_KEY, Reads
@@ -157,7 +167,12 @@ class WalRepair:
 
 
 def _run(row: Row) -> Run:
-    return Run(_THE_LOG, row.key, memoryview(row.value))
+    return Run(_THE_LOG, row.key, memoryview(row.value), _no_bodies)
+
+
+def _no_bodies(*_: int) -> bytes:
+    """Read the bodies of a row for a partition that is gone: they went with it."""
+    return b""
 
 
 def _intact(raw: Reads, environment: str, ledger_id: int, in_log: BitMap) -> BitMap:
@@ -198,7 +213,7 @@ def mend_ledger(
     holes, bodies = BitMap(), BitMap()
     expected, least = 0, least_entries
     damaged_last: bytes | None = None
-    for run in runs(transaction.raw, name, ledger_id):
+    for run in runs(transaction.reads, name, ledger_id):
         if isinstance(run, CorruptEntry) or run.first_entry < expected:
             overlaps = f"entries up to {expected - 1} come before"
             first, reason = (run.entry_id, run.reason) if isinstance(run, CorruptEntry) else (run.first_entry, overlaps)
@@ -244,7 +259,7 @@ def entries_told(value: bytes) -> int | None:
     """
     if len(value) < HEADER_BYTES:
         return None
-    _, _, kind, flags, count, *_ = HEADER.unpack_from(value)
+    _, version, kind, flags, count, *_ = HEADER.unpack_from(value)
     if not 0 < count <= MAX_RUN_ENTRIES:
         return None
     if kind == RunKind.MARKERS:
@@ -252,6 +267,8 @@ def entries_told(value: bytes) -> int | None:
     bodies = HEADER_BYTES + (24 if flags & FLAG_CONDITIONAL else 12) * count
     if bodies > len(value):
         return None
+    if version == APART_VERSION:
+        return count if bodies + APART_BYTES == len(value) else None
     ends = np.frombuffer(value, "<u4", count, HEADER_BYTES + 4 * count)
     return count if bodies + int(ends[-1]) == len(value) else None
 

@@ -7,6 +7,7 @@ because it is of another store, goes to `quarantine/` in the store, which nothin
 A file with broken pages is written anew from what can be reached.
 """
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +17,12 @@ from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import PartitionInfo
 from ...store.codec.run import Run, RunKind
+from ...store.env.body_file import DIRECTORY as BODIES
+from ...store.env.body_file import body_file, body_files
 from ...store.env.environment import Environment
 from ...store.env.transaction import LmdbTransaction as Transaction
 from ...store.errors import CorruptEntry, CorruptRecord, DamagedStore, DuelogError
-from ...store.files.directory import make_directory, move, remove_tree
+from ...store.files.directory import make_directory, move, remove_tree, sync_directory
 from ...store.files.pages import read_values
 from ...survey.contents import was_used
 from ..store_check import check_file
@@ -144,6 +147,11 @@ def rewrite_broken(path: Path, directory: Path, name: str, info: PartitionInfo, 
 
     with closing(Environment(staged, name=name, create=True)) as environment:
         environment.commit(fill)
+    for ledger_id, bodies in body_files(directory).items():
+        make_directory(staged / BODIES)
+        os.link(bodies, body_file(staged, ledger_id))
+    if (staged / BODIES).exists():
+        sync_directory(staged / BODIES)
     make_directory(directory.parent)
     if directory.exists():
         trash = path / "trash" / f"repair-{directory.parent.name}-{directory.name}"

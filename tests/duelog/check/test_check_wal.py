@@ -132,7 +132,7 @@ def test_a_log_of_a_later_version_is_not_taken_for_damage(crashed: Path, monkeyp
     """Repairing it would throw away what the version that wrote it can read."""
     monkeypatch.setattr(segment, "READ_VERSIONS", (0,))
     (found,) = check_store(crashed)
-    assert (found.code, "version is 3" in found.message, "repair" in found.advice) == ("wal", True, False)
+    assert (found.code, "version is 4" in found.message, "repair" in found.advice) == ("wal", True, False)
     with pytest.raises(FormatMismatch):
         DelayedStore.open(crashed, CONFIG, clock=ManualClock(START_MS))
 

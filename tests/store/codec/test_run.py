@@ -1,6 +1,7 @@
 """Runs and columns of bodies: entries come back as they were, one damaged byte costs a run or one entry."""
 
 import random
+from functools import partial
 from itertools import accumulate
 from typing import Any
 from zlib import crc32
@@ -20,9 +21,11 @@ from duelog.store.codec.run import (
     pack_markers,
     pack_messages,
     seal_run,
+    set_apart,
+    whole_value,
 )
-from duelog.store.codec.run_lengths import cut
-from duelog.store.errors import CorruptEntry
+from duelog.store.codec.run_lengths import WholeRun, cut
+from duelog.store.errors import BrokenInvariant, CorruptEntry
 
 U32 = st.integers(0, 2**32 - 1)
 ADDRESS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 200))
@@ -288,3 +291,50 @@ def test_columns_of_bodies_are_the_bodies(case: tuple[Bodies, list[bytes]], data
         assert found.ends().tolist() == list(accumulate(map(len, expected)))
         assert found.checksums() == b"".join(crc32(body).to_bytes(4, "little") for body in expected)
         assert b"".join(found.parts()) == b"".join(expected)
+
+
+@given(ADDRESS, BASE, BODIES, st.booleans(), st.integers(0, 2**40), st.data())
+def test_a_run_without_its_bodies_reads_as_the_whole_one(
+    address: tuple[int, int], base_ms: int, bodies: list[bytes], conditional: bool, at: int, data: st.DataObject
+) -> None:
+    """Whatever is asked of it; and whole again it is the same value."""
+    key, value = messages(base_ms, list(range(len(bodies))), bodies, address, conditional)
+    apart, rest = set_apart(key, value, at)
+    read = partial(_read, at, bytes(rest))
+    whole, run = Run("here", key, value), Run("here", key, apart, read)
+    assert (run.bodies_at, whole.bodies_at) == (at, None)
+    assert list(run.bodies()) == list(whole.bodies())
+    keep = np.array(data.draw(st.lists(st.booleans(), min_size=len(bodies), max_size=len(bodies))))
+    index = data.draw(st.integers(0, len(bodies) - 1))
+    for ask in (
+        lambda each: each.body(index),
+        lambda each: each.raw_body(index),
+        lambda each: each.stored_bytes,
+        lambda each: each.bodies_fit,
+        lambda each: bytes(each.keeping(keep)),
+        lambda each: [bytes(body) for body in each.raw_bodies(keep)],
+        lambda each: bytes(each.body_region(index, len(bodies))[2]),
+        lambda each: each.dues().tolist(),
+    ):
+        assert ask(run) == ask(whole)
+    assert bytes(run.whole()) == bytes(whole_value(key, apart, read)) == bytes(value)
+    assert not WholeRun(run.first_entry, run.limit, apart).is_plain
+
+
+def _read(at: int, bodies: bytes, ledger_id: int, start: int, length: int) -> bytes:
+    assert start >= at
+    return bodies[start - at : start - at + length]
+
+
+def test_a_body_file_that_ends_too_soon_costs_the_bodies_that_are_not_in_it() -> None:
+    """The others are read; the place of all of them is covered by the checksum of the header."""
+    key, value = messages(0, [1, 2, 3], [b"one", b"two", b"three"])
+    apart, rest = set_apart(key, value, 4096)
+    run = Run("here", key, apart, partial(_read, 4096, bytes(rest)[:7]))
+    assert not run.bodies_fit
+    assert [body for _, body in run.bodies()][:2] == [b"one", b"two"]
+    assert [entry for entry, _ in run.damaged_bodies()] == [102]
+    with pytest.raises(CorruptEntry):
+        Run("here", key, apart[:-1] + b"!", None)
+    with pytest.raises(BrokenInvariant):
+        Run("here", key, apart).body(0)

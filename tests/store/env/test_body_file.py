@@ -1,0 +1,50 @@
+"""Body files: bodies begin at pages, are on disk with their names before a call ends, and are taken back where not."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog.store.env import body_file
+from duelog.store.env.body_file import append_bodies, body_files, end_of, read_bodies
+
+
+def test_bodies_begin_at_pages_and_are_read_back(tmp_path: Path) -> None:
+    """More pieces than one call of the system takes; what is not there is no bytes."""
+    path = body_file.body_file(tmp_path, 7)
+    assert end_of(path) == 0
+    first = [b"%d," % number for number in range(3_000)]
+    append_bodies(path, 0, first, is_named=False)
+    assert end_of(path) % 4096 == 0
+    at = end_of(path)
+    append_bodies(path, at, [b"second"], is_named=True)
+    assert read_bodies(tmp_path, 7, 0, 13_890) == b"".join(first)
+    assert read_bodies(tmp_path, 7, at + 2, 100) == b"cond"
+    assert read_bodies(tmp_path, 7, end_of(path), 1) == read_bodies(tmp_path, 8, 0, 1) == b""
+    assert body_files(tmp_path) == {7: path}
+
+
+@pytest.mark.parametrize("call", ["pwritev", "sync_data"])
+def test_what_cannot_be_written_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A full disk, or one that fails: the file has what it had."""
+    path = body_file.body_file(tmp_path, 7)
+    append_bodies(path, 0, [b"first"], is_named=False)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(body_file if call == "sync_data" else os, call, full)
+    with pytest.raises(OSError, match="space"):
+        append_bodies(path, 4096, [b"second"], is_named=True)
+    monkeypatch.undo()
+    assert path.read_bytes().rstrip(b"\0") == b"first"
+
+
+def test_a_write_that_is_cut_short_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system writes what there is space for, and says so only with the next call."""
+    monkeypatch.setattr(os, "pwritev", lambda descriptor, pieces, at: os.pwrite(descriptor, pieces[0][:3], at))
+    with pytest.raises(OSError, match="space"):
+        append_bodies(body_file.body_file(tmp_path, 7), 0, [b"first"], is_named=False)
+    assert end_of(body_file.body_file(tmp_path, 7)) == 0
