@@ -2,6 +2,7 @@
 
 The limits write the same bytes with nothing around them: raw LMDB a value for each message, a commit for each day that
 a batch touches, side by side; a file that grows, and one that is written over, with one fdatasync for each batch.
+Bytes written are those of the whole device until the subject is closed, for each byte of payload: other work counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from .harness import load
 from .harness.compare import compare
-from .harness.machine import cpu_seconds
+from .harness.machine import cpu_seconds, written_bytes
 from .harness.options import parse
 from .harness.plots import bars, short
 from .harness.results import Measure, Results
@@ -20,6 +21,7 @@ from .peers import DURABLE_PEERS, LIMITS, PEERS, at_most, make, subjects
 RATE = Measure("rate", "messages/s", show=short)
 CPU = Measure("processor time", "us a message", "less")
 LAST = Measure("rate of the last tenth", "messages/s", show=short)
+WRITTEN = Measure("bytes written", "a byte of payload", "less", lambda value: f"{value:.2f}")
 
 
 def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
@@ -30,6 +32,7 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
     peer.open(directory, load.NOW_MS)
     try:
         peer.schedule_batch(payloads, dues[: load.BATCH])  # every day comes into being
+        written = written_bytes(directory)
         used = cpu_seconds(peer.processes())
         started = time.perf_counter()
         tenth = started
@@ -42,11 +45,14 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
         used = cpu_seconds(peer.processes()) - used
     finally:
         peer.close()
-    return {
+    found = {
         RATE.name: n / (ended - started),
         LAST.name: (n - n // 10 * 9) / (ended - tenth),
         CPU.name: used / n * 1e6,
     }
+    if written is not None:
+        found[WRITTEN.name] = ((written_bytes(directory) or 0) - written) / (n * load.PAYLOAD_BYTES)
+    return found
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +63,7 @@ def main(argv: list[str]) -> int:
     few = None
     for n in options.n:
         case = f"{n:,} messages"
-        compare(results, case, "benchmarks.schedule:measure", {"n": n}, [RATE, CPU, LAST], chosen)
+        compare(results, case, "benchmarks.schedule:measure", {"n": n}, [RATE, CPU, LAST, WRITTEN], chosen)
         ours = results.find(case, "duelog", RATE.name)
         if ours is None:
             continue
