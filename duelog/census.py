@@ -361,6 +361,9 @@ class Census:
 
     def _steps(self, passed: bool) -> Iterator[None]:
         """Count what may have changed; passed: nothing has but the time."""
+        self._disk = disk_parts(self._path)
+        self._index_bytes = self._firing.loaded.memory_bytes()
+        yield
         if not passed:
             self._look_at_main()
             yield
@@ -381,9 +384,6 @@ class Census:
                     self._count(partition)
                     yield
         yield from self._count_rows(self._with_inline if passed else None)
-        self._disk = disk_parts(self._path)
-        self._index_bytes = self._firing.loaded.memory_bytes()
-        yield
 
     def _count_rows(self, wanted: set[str] | None = None) -> Iterator[None]:
         """Make the row of each topic, or of some, with what is pending as far as partitions are counted."""

@@ -38,7 +38,7 @@ export function Counting({ complete }) {
   return (
     <p class="note" role="status">
       {found && <progress max={found.partitions || 1} value={found.partitions_counted} aria-label="Counted" />}
-      <span>{found ? `${number(found.partitions_counted)} of ${count(found.partitions, "partition")} counted` : "It is being counted"} since the store was opened: figures and pictures are of those.</span>
+      <span>{found ? `${number(found.partitions_counted)} of ${count(found.partitions, "partition")} are counted since the store was opened: what is pending is of those.` : "The store is being counted."}</span>
     </p>
   );
 }

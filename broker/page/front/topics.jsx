@@ -20,6 +20,9 @@ const COLUMNS = [
   { title: "Main log", key: "stored_bytes", sort: "stored_bytes", number: bytes },
 ];
 
+/** What is pending is not known of topics before all partitions are counted. */
+const UNCOUNTED = COLUMNS.map((each) => (each.key === "pending" ? { ...each, number: () => "…" } : each));
+
 export function Topics({ query }) {
   const { search = "", sort = "name", namespace } = query;
   const descending = query.descending === "true", offset = Number(query.offset ?? 0);
@@ -46,7 +49,7 @@ export function Topics({ query }) {
         {({ rows, total, known, complete }) => (
           <>
             <Counting complete={complete} />
-            <Table name="topics" caption="Topics" columns={COLUMNS} rows={rows} all={all} sort={{ by: sort, descending }}
+            <Table name="topics" caption="Topics" columns={complete ? COLUMNS : UNCOUNTED} rows={rows} all={all} sort={{ by: sort, descending }}
               onSort={(by) => change({ sort: by === "name" ? "" : by, descending: by === sort ? !descending : by !== "name", offset: "" })}
               empty={!complete ? "They are being counted." : search ? "No name has this in it." : "There are no topics."}
               actions={<span class="quiet" role="status">{total === known ? count(total, "topic") : `${number(total)} of ${count(known, "topic")}`}</span>} />

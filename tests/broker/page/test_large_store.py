@@ -40,7 +40,7 @@ def test_every_view_of_a_large_store_is_whole_and_kept_by_reload_and_back(
     fill(store)
     shown = show()
     shown.go("")
-    shown.waits_for("counted since the store was opened")
+    shown.waits_for("are counted since the store was opened")
     shown.go("topics")
     sync_api.expect(shown.page.locator("tbody tr")).to_have_count(50)
     shown.waits_for("10,000 topics")
