@@ -2,6 +2,7 @@
 
 const plain = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const tiniest = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 2 });
 export const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const moment = new Intl.DateTimeFormat("en-GB", {
   year: "numeric", month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
@@ -9,6 +10,8 @@ const moment = new Intl.DateTimeFormat("en-GB", {
 
 export const number = (value) => (value == null ? "–" : plain.format(value));
 export const short = (value, from = 10_000) => (value == null ? "–" : value < from ? plain.format(value) : compact.format(value));
+/** At most four characters, for where there is no room. */
+export const tiny = (value) => (value < 1000 ? plain.format(value) : tiniest.format(value));
 export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 
 export function bytes(value) {

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { link } from "./address.js";
-import { ago, bytes, count, day, duration, number, short, time, topicName } from "./format.js";
+import { ago, bytes, count, day, duration, number, short, time, tiny, topicName } from "./format.js";
 import { Counting } from "./overview.jsx";
 import { Answer, Ask, Figure, Table, say, useMay } from "./parts.jsx";
 import { ask, useWatch } from "./server.js";
@@ -25,7 +25,7 @@ function Tile({ row, most, chosen }) {
   const label = daily ? String(new Date(row.start_ms).getUTCDate()) : time(row.start_ms);
   return (
     <a class={`tile ${row.state} level-${level}`} href={link(["partitions", row.start_ms])} aria-current={chosen ? "true" : undefined} title={`${day(row.start_ms)}, ${row.state}: ${count(row.pending, "message")} pending, ${bytes(row.disk_bytes)}`}>
-      <span>{label}</span><b>{row.state === "closed" ? "held" : <>{short(row.pending, 1000)}<span class="hidden"> pending, {row.state}</span></>}</b>
+      <span>{label}</span><b>{row.state === "closed" ? "held" : <>{tiny(row.pending)}<span class="hidden"> pending, {row.state}</span></>}</b>
     </a>
   );
 }
