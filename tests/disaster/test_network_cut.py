@@ -22,7 +22,7 @@ from tests.proof import length
 
 pytestmark = [pytest.mark.fault, pytest.mark.series]
 
-CUTS = length("DUELOG_CUTS", 2, 40)
+CUTS = length("DUELOG_CUTS", 1, 40)
 SILENT_S = 2
 """How long a connection outlives a cut; the product has 30."""
 SERVER, CLIENT, PORT = "10.89.1.1", "10.89.2.1", 6700

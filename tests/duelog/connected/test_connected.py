@@ -565,3 +565,14 @@ def test_a_send_that_is_given_up_may_be_stored_and_says_so(
         error = lost(lambda: impatient.topic("t").send(b"x"))
     assert (error.in_doubt, error.stored) == ("Topic.send", False)
     assert store.topic("t").stats().sent == 1
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system cannot say how long")
+def test_a_machine_that_is_out_of_reach_ends_its_connection_in_half_a_minute(store: DelayedStore) -> None:
+    """Whether data are under way or not; the system's own bounds are hours."""
+    port = store.listen("localhost", 0, admit=lambda *_: lambda *_: None)
+    with duelog.connect(f"duelog://localhost:{port}") as client:
+        option = client._connection._socket.getsockopt  # type: ignore[attr-defined]
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        idle, between, count, unanswered_ms = (option(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+    assert (idle + between * count, unanswered_ms) == (30, 30_000)
