@@ -4,12 +4,12 @@
 #   ARGS    handed on: make demo ARGS=--help, make test ARGS="-k frontier"
 #   STORE   what make serve serves (data)
 #   SITE    where make docs builds the handbook (site)
-#   JOBS    processes that run tests (2); those of Spark share one session and run in one of them
+#   JOBS    processes that run tests (3, as many wait for a disk or another process); those of Spark share one session and run in one of them
 
 VENV ?= .venv
 STORE ?= data
 SITE ?= site
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
