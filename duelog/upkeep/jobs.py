@@ -73,7 +73,7 @@ class Job:
     """Why it failed."""
     result: bytes = b""
     process: Popen[bytes] | None = field(default=None, repr=False)
-    thread: threading.Thread | None = field(default=None, repr=False)
+    thread: threading.Thread = field(init=False, repr=False)
 
     def status(self) -> dict[str, Any]:
         """The job beside its result, in JSON."""
@@ -133,7 +133,6 @@ class Jobs:
             process, thread = job.process, job.thread
         if process is not None:
             process.terminate()
-        assert thread is not None
         thread.join(_END_S)
         if process is not None and thread.is_alive():
             process.kill()
@@ -184,7 +183,6 @@ class Jobs:
                 environment = {**os.environ, PROGRESS: PROGRESS}
                 job.process = Popen(command, stdin=DEVNULL, stdout=output, stderr=PIPE, env=environment)
             with job.process as process:
-                assert process.stderr is not None
                 last = self._follow(job, process.stderr)
             if process.returncode not in (0, 1):  # 1: it has findings
                 return last or f"exit status {process.returncode}"
@@ -199,10 +197,10 @@ class Jobs:
         return None
 
     @staticmethod
-    def _follow(job: Job, said: IO[bytes]) -> str:
+    def _follow(job: Job, said: IO[bytes] | None) -> str:
         """Hear of the progress until the command ends; the last other line that it said."""
         last = ""
-        while line := said.readline(_LINE_BYTES):
+        while said is not None and (line := said.readline(_LINE_BYTES)):
             words = line.split()
             if words[:1] == [PROGRESS.encode()] and len(words) == 3:
                 job.done, job.total = int(words[1]), int(words[2])

@@ -34,9 +34,7 @@ def begun(jobs: Jobs, tmp_path: Path) -> int:
 
 def ended(jobs: Jobs, job_id: int) -> dict[str, Any]:
     """A job once its thread has ended."""
-    thread = jobs._find(job_id).thread
-    assert thread is not None
-    thread.join(60)
+    jobs._find(job_id).thread.join(60)
     return jobs.get(job_id)
 
 
