@@ -192,10 +192,10 @@ def _ledger(survey: Survey, topic_id: int, name: str, ledger_id: int, record: Le
         elif run.kind == RunKind.MARKERS:
             yield from _check_markers(survey, run, topic_id)
         else:
-            yield from _bodies(survey, run, lambda: _is_kept(survey.main, topic_id, ledger_id))
+            yield from _bodies(survey, run, lambda: is_kept(survey.main, topic_id, ledger_id))
 
 
-def _is_kept(main: Environment, topic_id: int, ledger_id: int) -> bool:
+def is_kept(main: Environment, topic_id: int, ledger_id: int) -> bool:
     """Return whether a ledger is not trimmed by now."""
     with main.read() as raw:
         record = dict(catalog.ledgers(raw, topic_id)).get(ledger_id)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from ...check.check_store import LATE_MS
+from ...check.check_store import LATE_MS, is_kept
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.env.environment import Environment
+from ...store.errors import DamagedStore
 from ...store.files.directory import disk_parts
 from ...store.log import catalog
 from ...store.wal.followed_wal import FollowedWal
@@ -256,11 +257,16 @@ def audit_store(
 
 def _damaged_bodies(main: Environment, facts: StoreFacts) -> Iterator[AuditFinding]:
     """Damaged messages of main logs. What was trimmed meanwhile is not looked at. O(bytes)."""
-    for ledger in (ledger for topic in facts.topics.values() for ledger in topic.ledgers if ledger.messages):
-        for issue in log_batches(main, ledger.ledger_id, verify=True):
-            if isinstance(issue, Issue) and issue.entries:  # runs that cannot be read are among the facts
-                address = f"main, ledger {ledger.ledger_id}, entry {issue.entry_id}"
-                yield finding("corrupt-entry", address, issue.message, 1)
+    for topic_id, topic in facts.topics.items():
+        for ledger in (ledger for ledger in topic.ledgers if ledger.messages):
+            try:
+                for issue in log_batches(main, ledger.ledger_id, verify=True):
+                    if isinstance(issue, Issue) and issue.entries:  # runs that cannot be read are among the facts
+                        address = f"main, ledger {ledger.ledger_id}, entry {issue.entry_id}"
+                        yield finding("corrupt-entry", address, issue.message, 1)
+            except DamagedStore as missing:  # the file with the bodies of its large runs
+                if is_kept(main, topic_id, ledger.ledger_id):
+                    yield finding("corrupt-entry", f"main, ledger {ledger.ledger_id}", str(missing))
 
 
 def log_tasks(facts: StoreFacts, start_ms: int) -> tuple[LogTask, ...]:

@@ -23,6 +23,8 @@ from duelog.store.env import body_file
 from duelog.store.env.body_file import body_files
 from duelog.store.log.scan import runs
 from duelog.store.wal import write_batch
+from duelog.tools.audit import store_audit
+from duelog.tools.audit.store_audit import audit_store
 from duelog.tools.compact_store import compact_store
 from duelog.tools.dump import wal_rows
 from duelog.tools.repair.repair_store import repair_store
@@ -356,3 +358,19 @@ def test_a_check_by_another_process_finds_bodies_that_are_missing(
     found = {(each.code, each.address.split(",")[0]) for each in check_store(copy, deep=deep)}
     assert {code for code, _ in found} == {"missing-bodies" if damage == "gone" else "corrupt-entry"}
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_audit_tells_of_bodies_that_are_gone_where_their_ledger_is_not_trimmed(
+    store: DelayedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Beside a process that trims it may find that they were removed as it came to them."""
+    large(store)
+    applied(store)
+    copy = crashed(store, tmp_path / "copy")
+    assert audit_store(copy, as_of_ms=START_MS).findings == []
+    for path in bodies_of(copy):
+        path.unlink()
+    if not kept:
+        monkeypatch.setattr(store_audit, "is_kept", lambda *_: False)
+    assert [each.code for each in audit_store(copy, as_of_ms=START_MS).findings] == ["corrupt-entry"] * kept
