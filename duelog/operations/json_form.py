@@ -82,7 +82,8 @@ def from_json(kind: Any, value: Any, field: str) -> Any:
         return kind(**value)
     if is_dataclass(kind):
         hints = _hints(kind)  # type: ignore[arg-type]
-        return kind(**{name: _field(each, value[name], name) for name, each in hints.items()})  # type: ignore[operator]
+        told = {name: _field(each, value[name], name) for name, each in hints.items() if name in value}
+        return kind(**told)  # type: ignore[operator]
     return value
 
 

@@ -224,7 +224,7 @@ class Server:
             page = self._rest.get(path, **given, payloadBytes=_PAYLOAD_BYTES)
             for each in page["messages"]:
                 told = {field: each[camel(field)] for field in _TOLD}
-                yield {**told, "payload": each.get("payload", ""), "topic": name, "occurrence": None, "dedup_key": None}
+                yield {**told, "payload": each.get("payload", ""), "topic": name}
             limit, after = limit - len(page["messages"]), page["next"]
             if after is None:
                 return
