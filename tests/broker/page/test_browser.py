@@ -32,6 +32,7 @@ pytestmark = [
         not (files("duelog.broker.page") / "assets" / "index.html").is_file(), reason="the page is not built: make page"
     ),
     pytest.mark.xdist_group("browser"),
+    pytest.mark.proof,  # minutes: .ci/run has them run where a change touches the page
 ]
 
 VIEWS = ["", "topics", "letters", "partitions", "connections", "workers"]

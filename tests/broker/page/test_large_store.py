@@ -7,15 +7,11 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import numpy as np
-import pytest
 
 from duelog import DelayedStore, Message
-from tests.broker.page.test_browser import Shown, browser, serious, show, store, sync_api
-from tests.broker.page.test_browser import pytestmark as in_a_browser
+from tests.broker.page.test_browser import Shown, browser, pytestmark, serious, show, store, sync_api
 
-__all__ = ["browser", "show", "store"]
-
-pytestmark = [*in_a_browser, pytest.mark.proof]
+__all__ = ["browser", "pytestmark", "show", "store"]
 
 DAY_MS = 86_400_000
 TOPICS, DAYS, BATCHES = 10_000, 400, 100
