@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from duelog.store.wal import write_batch
 from tests.disaster.running import memory
+from tests.disaster.working import LARGE_BYTES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_is_large() -> Iterator[None]:
+    """In this process as in those that it starts (fork_server.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write_batch, "LARGE_BYTES", LARGE_BYTES)
+        yield
 
 
 @pytest.fixture(scope="module")

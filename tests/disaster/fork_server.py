@@ -11,11 +11,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from tests.disaster.working import say
+from duelog.store.wal import write_batch
+from tests.disaster.working import LARGE_BYTES, say
 
 
 def serve(run: Callable[[dict[str, Any]], None]) -> None:
     """Until standard input ends. What a round raises is said as trouble."""
+    write_batch.LARGE_BYTES = LARGE_BYTES
     for line in iter(sys.stdin.readline, ""):
         child = os.fork()
         if not child:

@@ -24,10 +24,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from duelog.store.wal import write_batch
 from tests.disaster.power_disk import MODES, Disk
 from tests.disaster.power_story import Story
 from tests.disaster.power_trace import Edit, Fact, Operation, Sync, Trace, Write, is_group, record
 from tests.disaster.running import forked, memory, module
+from tests.disaster.working import LARGE_BYTES
 
 
 @dataclass
@@ -163,6 +165,7 @@ def main() -> None:
     parser.add_argument("--mutant", help="a wrong engine of the story")
     parser.add_argument("--store", type=Path, help="be the recorded process, on this store")
     options = parser.parse_args()
+    write_batch.LARGE_BYTES = LARGE_BYTES
     if options.store is None:
         asked = (options.story, options.states, options.before, options.seed, options.durability, options.mutant)
         json.dump(asdict(run(*asked)), sys.stdout, indent=1)

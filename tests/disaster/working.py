@@ -61,7 +61,6 @@ from duelog.cleanup.compaction_plan import partition_logs, plan_generation
 from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.store.codec.format import PartitionState
 from duelog.store.errors import DamagedStore
-from duelog.store.wal import write_batch
 
 START_MS = 1_790_000_000_000
 SPAN_MS = 60_000
@@ -95,8 +94,8 @@ CONFIG = StoreConfig(
 )
 """Everything tiny, so that every run rolls, trims, closes and deletes, and the maps grow."""
 
-write_batch.LARGE_BYTES = 512
-"""Half of a run: about every second batch has bodies that go to a body file."""
+LARGE_BYTES = 512
+"""Half of a run: with this in place of `write_batch.LARGE_BYTES` about every second batch has bodies in a body file."""
 
 Tell = Callable[..., object]
 _saying = threading.Lock()
