@@ -353,7 +353,7 @@ def test_a_receiver_that_is_woken_often_leaves_one_look_to_come(store: DelayedSt
             assert connected.topic("t").exists(), number
         control = store._engine.control
         assert control is not None
-        assert len(control._loop._timers) <= 20
+        assert len(control._loop._timers) < 100  # of 400 wake-ups
         store.topic("t").send(b"y")
         waiting.join(20)
         assert not waiting.is_alive()
