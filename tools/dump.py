@@ -150,7 +150,7 @@ def wal_rows(store: Path, *, entries: bool = False) -> Iterator[Row]:
             for row in single_rows(group.rows()):
                 place = "main" if row.start_ms == MAIN else f"partition {directory_name(row.start_ms)}"
                 if row.kind == RowKind.RUN:
-                    read = partial(read_bodies, environment_path(store, row.start_ms))
+                    read = partial(read_bodies, str(environment_path(store, row.start_ms)))
                     found = _run_rows(place, row.key, bytes(row.value), entries, read)
                 elif row.kind == RowKind.DELETE:
                     found = iter([Row(Table(row.key[0]).name, _KEYS[Table(row.key[0])](row.key), {"deleted": True})])

@@ -130,7 +130,7 @@ def _messages(engine: Engine, groups: list[Group]) -> Iterator[dict[str, Any]]:
         for row in single_rows(group.rows()):
             if row.kind != RowKind.RUN:
                 continue
-            read = partial(read_bodies, environment_path(engine.storage.path, row.start_ms))
+            read = partial(read_bodies, str(environment_path(engine.storage.path, row.start_ms)))
             run = Run("log", row.key, memoryview(bytes(row.value)), read)
             topic = topics.get(run.ledger_id)
             if run.kind == RunKind.MESSAGES and not run.conditional and topic is not None:

@@ -86,21 +86,20 @@ def append_bodies(path: Path, at: int, bodies: Sequence[Buffer], *, is_named: bo
     reach("bodies.written")
 
 
-def read_bodies(directory: Path, ledger_id: int, at: int, length: int, *, is_needed: bool = False) -> bytes:
+def read_bodies(directory: str, ledger_id: int, at: int, length: int, *, is_needed: bool = False) -> bytes:
     """Read from the body file of a ledger; fewer bytes where it ends before, none where it is not there.
 
-    is_needed: a file that is not there, as another process may have removed it, raises DamagedStore. Raises
-    ResourceShortage, NoPermission, StoreUnavailable.
+    Without path objects, which took half of its time. is_needed: a file that is not there, as another process may have
+    removed it, raises DamagedStore. Raises ResourceShortage, NoPermission, StoreUnavailable.
     """
-    path = body_file(directory, ledger_id)
-    with explained(path):
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if is_needed:
-                raise
-            return b""
+    try:
+        descriptor = os.open(f"{directory}/{DIRECTORY}/{ledger_id}{_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, length, at)
         finally:
             os.close(descriptor)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not is_needed:
+            return b""
+        with explained(body_file(Path(directory), ledger_id)):
+            raise

@@ -133,7 +133,7 @@ class Environment:
             raise BrokenInvariant(f"{name}: a writer without locks")
         self.path = path
         self.name = name
-        self.read_bodies: ReadBodies = partial(read_bodies, path, is_needed=read_only)
+        self.read_bodies: ReadBodies = partial(read_bodies, os.fspath(path), is_needed=read_only)
         """Reads the bodies that lie beside it."""
         self.counts = CommitCounts()
         self.before_commit = before_commit
