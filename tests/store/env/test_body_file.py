@@ -20,9 +20,9 @@ def test_bodies_begin_at_pages_and_are_read_back(tmp_path: Path) -> None:
     assert end_of(path) % 4096 == 0
     at = end_of(path)
     append_bodies(path, at, [b"second"], is_named=True)
-    assert read_bodies(tmp_path, 7, 0, 13_890) == b"".join(first)
-    assert read_bodies(tmp_path, 7, at + 2, 100) == b"cond"
-    assert read_bodies(tmp_path, 7, end_of(path), 1) == read_bodies(tmp_path, 8, 0, 1) == b""
+    assert read_bodies(str(tmp_path), 7, 0, 13_890) == b"".join(first)
+    assert read_bodies(str(tmp_path), 7, at + 2, 100) == b"cond"
+    assert read_bodies(str(tmp_path), 7, end_of(path), 1) == read_bodies(str(tmp_path), 8, 0, 1) == b""
     assert body_files(tmp_path) == {7: path}
 
 
