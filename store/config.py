@@ -260,5 +260,5 @@ class StoreConfig:
 
     @property
     def sets_bodies_apart(self) -> bool:
-        """Whether the bodies of large runs go to files of their own: a copy elsewhere is made of the log alone."""
+        """True where bodies of large runs go to files of their own: a copy elsewhere is made of the log alone."""
         return self.durability == "commit" and self.replica is None

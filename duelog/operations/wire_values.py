@@ -430,7 +430,7 @@ _ID_HEADS = {
     kind: [msgpack.packb(msgpack.ExtType(code, bytes(size)))[:-size] for size in range(1, 20)]
     for kind, code in ((MessageId, ID), (FoundId, FOUND))
 }
-"""What stands before an id whose data has 1, 2 ... bytes."""
+"""The bytes before an id whose data has 1, 2 ... bytes."""
 
 
 def answer(number: int, kind: int, body: bytes) -> bytes:

@@ -162,7 +162,7 @@ class LmdbTransaction(Transaction):
 
     @property
     def reads(self) -> ReadTransaction:
-        """What it sees, with the bodies of large runs."""
+        """A read transaction of what it sees, with the bodies of large runs."""
         return ReadTransaction(self._lmdb, Unapplied.nothing(), self._read_bodies)
 
     def apply(self) -> None:

@@ -165,7 +165,7 @@ def find_tail(raw: Reads, environment: str, ledger_id: int) -> int:
 
 
 def find_tails(raw: Reads, environment: str, ledgers: npt.NDArray[np.uint64]) -> Int64s:
-    """As `find_tail` of each ledger, for figures: the checksums of headers are not verified. 2 us a ledger."""
+    """Find the tail of each ledger, for figures: the checksums of headers are not verified. 2 us a ledger."""
     cursor = raw.cursor()
     set_range, prev, key_of, value_of = cursor.set_range, cursor.prev, cursor.key, cursor.value
     keys, headers = [], []
