@@ -1,6 +1,7 @@
 """The page in a real browser: each view, each action by pressing with its effect in the store, nothing executed."""
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -155,7 +156,7 @@ def test_every_view_on_an_empty_and_a_small_store_is_whole(store: DelayedStore, 
     for more in ([], ["topics/reminders", "topics/reminders/messages"]):
         if more:
             filled(store)
-        for scheme, width in (("light", 1280), ("dark", 390)):
+        for scheme, width in itertools.product(("light", "dark"), (390, 1280, 1920)):
             shown.page.emulate_media(color_scheme=scheme)
             shown.page.set_viewport_size({"width": width, "height": 850})
             for view in [*VIEWS, *more]:
@@ -163,6 +164,29 @@ def test_every_view_on_an_empty_and_a_small_store_is_whole(store: DelayedStore, 
                 assert shown.page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
                 found = serious(shown.page) if more else []
                 assert not found, (view, scheme, found)
+    assert shown.said == []
+
+
+def test_reload_and_back_keep_every_view(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """Each has an address of its own, and needs nothing that came before it."""
+    filled(store)
+    shown = show()
+    page, seen = shown.page, list[tuple[str, str]]()
+
+    def settled() -> tuple[str, str]:
+        page.wait_for_selector("h1")
+        sync_api.expect(page.get_by_text("Asking …")).to_have_count(0)
+        return page.url, page.inner_text("h1")
+
+    for view in [*VIEWS, "topics/reminders", "topics/reminders/messages"]:
+        page.goto(f"{shown.address}#/{view}")
+        seen.append(settled())
+        page.reload()
+        assert settled() == seen[-1]
+    assert len({heading for _, heading in seen}) > 6
+    for before in reversed(seen[:-1]):
+        page.go_back()
+        assert settled() == before
     assert shown.said == []
 
 
