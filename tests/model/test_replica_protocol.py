@@ -7,7 +7,7 @@ import pytest
 from tests.model.replica_protocol import FAULTS, explore
 from tests.proof import length
 
-STATES = length("DUELOG_REPLICA_STATES", 150_000, 10_000_000)
+STATES = length("DUELOG_REPLICA_STATES", 75_000, 10_000_000)
 
 
 @pytest.mark.series
