@@ -50,6 +50,10 @@ _ADDED_BYTES = 64 * KIB
 """Most bytes stored with a message beyond its counted size."""
 
 
+_MOST_NAMED = 4_096
+"""Body files that a writer remembers the names of."""
+
+
 class _Action:
     """Something that the leader does alone, between two groups."""
 
@@ -265,6 +269,8 @@ class WalWriter:
             jobs.finish()
         finally:
             jobs.cancel()
+        if len(self._body_files) >= _MOST_NAMED:  # days come and go: those in use are flushed once more
+            self._body_files.clear()
         self._body_files.update(batch.bodies)
 
     def _halves(self, units: list[Request]) -> list[Request]:

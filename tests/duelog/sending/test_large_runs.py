@@ -218,6 +218,16 @@ def trimmed(store: DelayedStore, clock: ManualClock) -> None:
     store.tick()
 
 
+def test_a_writer_forgets_the_names_of_files_before_they_are_many(
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each day has new ones; what is forgotten is flushed once more, and nothing is lost."""
+    monkeypatch.setattr(wal_writer, "_MOST_NAMED", 3)
+    sent = [body for hour in range(8) for body in large(store, (hour,))]
+    assert len(store._engine.writer()._body_files) <= 3
+    assert sorted(received(store, clock)) == sorted(sent)
+
+
 def test_a_body_file_goes_with_its_ledger_and_with_its_partition(store: DelayedStore, clock: ManualClock) -> None:
     """Of main when it is trimmed, of a day when it is deleted, of a topic when that is."""
     large(store, (0, 2))
