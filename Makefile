@@ -4,7 +4,8 @@
 #   ARGS    handed on: make demo ARGS=--help, make test ARGS="-k frontier"
 #   STORE   what make serve serves (data)
 #   SITE    where make docs builds the handbook (site)
-#   JOBS    processes that run tests (3, as many wait for a disk or another process); those of Spark share one session and run in one of them
+#   JOBS    processes that run tests (3: a quarter of their time is waiting, on two processors); those of Spark share
+#           one session and run in one of them
 
 VENV ?= .venv
 STORE ?= data
