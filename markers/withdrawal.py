@@ -260,7 +260,7 @@ class Succession:
                     )
                     added = None
                     for to in destinations:
-                        added = MessageId(to.log.ledger_id, transaction.end_of(to.log)), dues[0]
+                        added = MessageId(to.log.ledger_id, to.partition.end_of(transaction, to.log)), dues[0]
                     if not record(transaction, added, withdrawn):
                         return False
                     for found in logs:

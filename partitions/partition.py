@@ -5,9 +5,10 @@ closes when too many are open, and its generation, which compaction replaces by 
 one partition are serialised by its environment; `listener` hears of each in commit order.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,7 @@ from ..store.codec.frontier import HELD
 from ..store.codec.run import Int64s, Run, RunLimits, seal_run
 from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Publication, Reads
-from ..store.env.transaction import Transaction
+from ..store.env.transaction import Staging, Transaction
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.files.pages import read_few, refuse_broken
 from ..store.files.system_errors import explained
@@ -52,6 +53,40 @@ class PartitionLog:
     @property
     def ledger_id(self) -> int:
         return self.ledger.ledger_id
+
+
+class _StagedLog:
+    """A log as a transaction leaves it, and what memory then hears of it."""
+
+    __slots__ = ("_appended", "_log", "_lone", "_partition", "end")
+
+    def __init__(self, partition: Partition, log: PartitionLog) -> None:
+        self._partition = partition
+        self._log = log
+        self.end = log.ledger.entries
+        """The id of the next entry."""
+        self._appended: list[tuple[int, Int64s | list[int]]] = []
+        self._lone: list[int] | None = None
+        """Due times of messages appended one by one since a batch: memory hears of them at once."""
+
+    def took_one(self, due_ms: int) -> None:
+        """Count an entry that was appended."""
+        if self._lone is None:
+            self._lone = []
+            self._appended.append((self.end, self._lone))
+        self._lone.append(due_ms)
+        self.end += 1
+
+    def took(self, dues: Int64s) -> None:
+        """Count entries that are appended. Raises StoreFull where the ledger has no ids for them."""
+        first, self._lone = self.end, None
+        self.end = end_after(self._log.ledger_id, first, len(dues))
+        self._appended.append((first, dues))
+
+    def committed(self) -> None:
+        """Have memory know that the entries are durable."""
+        for first, dues in self._appended:
+            self._partition.heard(self._log, first, np.asarray(dues, dtype=np.int64))
 
 
 def partition_path(store: Path, start_ms: int, generation: int) -> Path:
@@ -246,11 +281,23 @@ class Partition:
                     self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
         return [self._logs[topic_id] for topic_id in topic_ids]
 
-    def begin_append(self, transaction: Transaction, log: PartitionLog) -> int:
-        """Return the id of a log's next entry in a transaction; the first entry of a log registers it."""
-        first = transaction.end_of(log)
+    def _stage(self, log: PartitionLog) -> _StagedLog:
+        return _StagedLog(self, log)
+
+    def end_of(self, transaction: Staging, log: PartitionLog) -> int:
+        """Return the id of a log's next entry in a transaction."""
+        return transaction.stage(log, self._stage).end
+
+    def take(self, transaction: Transaction, log: PartitionLog, dues: Int64s) -> int:
+        """Return the first id of entries that are appended to a log; the first entry of a log registers it.
+
+        dues: when they fire; HELD of those that never do.
+        """
+        staged = transaction.stage(log, self._stage)
+        first = staged.end
         if not log.registered and first == log.ledger.entries:
             transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
+        staged.took(dues)
         return first
 
     def add_message(
@@ -262,14 +309,14 @@ class Partition:
         body: bytes,
     ) -> int:
         """Append one message (`fields_of_message`) to a log; as `add`."""
-        ledger, first = log.ledger, transaction.end_of(log)
+        staged = transaction.stage(log, self._stage)
+        first = staged.end
         if not log.registered or first >= fmt.MAX_ENTRY_ID:
-            first = self.begin_append(transaction, log)
-            end_after(ledger.ledger_id, first, 1)
-        transaction.move_end(log, first + 1)
-        key = fmt.run_key(ledger.ledger_id, first)
-        heard = partial(self._heard_one, log, first, heard_ms)
-        transaction.insert_run(key, seal_run(key, fields, (body,)), 1, heard)
+            self.take(transaction, log, np.full(1, heard_ms, dtype=np.int64))
+        else:
+            staged.took_one(heard_ms)
+        key = fmt.run_key(log.ledger.ledger_id, first)
+        transaction.insert_run(key, seal_run(key, fields, (body,)), 1)
         return first
 
     def add(
@@ -288,14 +335,13 @@ class Partition:
         of those that never fire. REQUIRES: an append lease until it ends. Packed messages have their due times with
         them.
         """
-        ledger_id, first = log.ledger_id, self.begin_append(transaction, log)
         if isinstance(messages, PackedMessages):
             dues = messages.dues
+        ledger_id, first = log.ledger_id, self.take(transaction, log, dues if heard is None else heard)
+        if isinstance(messages, PackedMessages):
             insert_packed(transaction, ledger_id, first, messages)
         else:
             insert_messages(transaction, ledger_id, first, dues, messages, self.start_ms, limits, replaced)
-        transaction.move_end(log, end_after(ledger_id, first, len(dues)))
-        transaction.appended(partial(self.heard, log, first, dues if heard is None else heard))
         return first
 
     def skip_to(self, transaction: Transaction, log: PartitionLog, last: int, value: bytes) -> None:
@@ -303,17 +349,10 @@ class Partition:
 
         The transaction cancels them all.
         """
-        end_after(log.ledger_id, last, 1)
-        transaction.move_end(log, last + 1)
-        heard = partial(self.heard, log, last, np.full(1, HELD, dtype=np.int64))
-        transaction.insert_run(fmt.run_key(log.ledger_id, last), value, 1, heard)
-
-    def _heard_one(self, log: PartitionLog, first: int, due_ms: int) -> None:
-        log.registered = True
-        log.ledger.entries = first + 1
-        self.received += 1
-        if self.listener is not None:
-            self.listener(log, first, np.array((due_ms,), dtype=np.int64))
+        staged = transaction.stage(log, self._stage)
+        staged.end = last
+        staged.took(np.full(1, HELD, dtype=np.int64))
+        transaction.insert_run(fmt.run_key(log.ledger_id, last), value, 1)
 
     def heard(self, log: PartitionLog, first: int, dues: Int64s) -> None:
         """Have memory know that entries of a log are durable. For the leader, in the order of appends."""

@@ -69,7 +69,7 @@ def _skipping(partition: Partition, topic_ids: list[int]) -> Callable[[WriteBatc
             log = partition.log(topic_id)
             if log is None:
                 continue
-            tail = rows.end_of(log)
+            tail = partition.end_of(rows, log)
             last = tail + ENTRIES
             cancellations.add_range(group.main, Table.CANCELLED, log.ledger_id, tail, last + 1)
             counter = fmt.counter_key(f"{catalog.PASSED_OVER}{log.ledger_id}")

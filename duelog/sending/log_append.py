@@ -10,7 +10,7 @@ from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.run import Int64s, RunLimits
 from duelog.store.codec.run_lengths import ScatteredBatch, fits_runs, largest_group
 from duelog.store.errors import UnknownTopic
-from duelog.store.log.ledger import PackedMessages, end_after
+from duelog.store.log.ledger import PackedMessages
 from duelog.store.position import MessageIds
 from duelog.store.wal.segment import MAIN
 from duelog.store.wal.write_batch import WriteBatch, is_large
@@ -104,7 +104,7 @@ class ScatteredAppend:
         self._topics = list(dict.fromkeys(delayed.topics))
         self._partitions = partitions
         self._logs = logs
-        self._dues = delayed.dues
+        self._dues = [delayed.dues[low:high] for _, low, high in delayed.groups]
         ledgers = [log.ledger_id for log in logs]
         self._batch = ScatteredBatch.pack(delayed.dues, delayed.bodies, delayed.groups, ledgers)
 
@@ -125,25 +125,11 @@ class ScatteredAppend:
     def __call__(self, group: WriteBatch) -> Segments:
         refuse_deleted(self._topics)
         batch, firsts = self._batch, []
-        for partition, log, count in zip(self._partitions, self._logs, batch.counts, strict=True):
-            first = group.end_of(log)
-            if not log.registered and first == log.ledger.entries:
-                partition.begin_append(group.to(partition.start_ms, partition.memtable), log)
-            group.move_end(log, end_after(log.ledger_id, first, count))
-            firsts.append(first)
+        for partition, log, dues in zip(self._partitions, self._logs, self._dues, strict=True):
+            firsts.append(partition.take(group.to(partition.start_ms, partition.memtable), log, dues))
         batch.place(firsts)
-        group.add_batch(batch, [partition.memtable for partition in self._partitions], self._heard)
+        group.add_batch(batch, [partition.memtable for partition in self._partitions])
         return list(zip(batch.ledger_ids, firsts, batch.counts, strict=True))
-
-    def _heard(self) -> None:
-        """The batch is durable, and in the memtables: memory hears of it."""
-        batch = self._batch
-        for at, (partition, log, limit) in enumerate(zip(self._partitions, self._logs, batch.limits(), strict=True)):
-            log.registered = True
-            log.ledger.entries = limit
-            partition.received += limit - batch.firsts[at]
-            if partition.listener is not None:
-                partition.listener(log, batch.firsts[at], self._dues[batch.rows_of(at)])
 
 
 def refuse_deleted(topics: Iterable[TopicState]) -> None:

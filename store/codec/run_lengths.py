@@ -245,9 +245,6 @@ class ScatteredBatch:
         self.firsts = array("I", firsts)
         struct.pack_into(f"<{len(firsts)}I", self.value, _HEAD.size + 16 * len(firsts), *firsts)
 
-    def limits(self) -> list[int]:
-        return list(map(int.__add__, self.firsts, self.counts))
-
     def run_of(self, ledger_id: int) -> BatchRun:
         if not self._places:
             self._index()
@@ -258,13 +255,6 @@ class ScatteredBatch:
     def by_log(self) -> Iterator[tuple[int, int, BatchRun]]:
         """(start of the partition, ledger id, messages) of each log."""
         return zip(self.starts_ms, self.ledger_ids, map(self.run_of, self.ledger_ids), strict=True)
-
-    def rows_of(self, at: int) -> slice:
-        """The places of the rows of a log, by its place."""
-        if not self._places:
-            self._index()
-        limit = self._limits[at]
-        return slice(limit - self.counts[at], limit)
 
     def stored_bytes(self, at: int) -> int:
         bodies_at = self._bodies_at

@@ -24,52 +24,34 @@ class Staged(Protocol):
         """The transaction is on disk; runs in commit order."""
 
 
-class LogEnd(Protocol):
-    """The committed end of a ledger."""
-
-    entries: int
-    """The id of the next entry."""
-
-
-class AppendedLog(Protocol):
-    """A log of one ledger that transactions append to."""
-
-    @property
-    def ledger(self) -> LogEnd: ...
-
-
 O = TypeVar("O")  # noqa: E741
 S = TypeVar("S", bound=Staged)
 T = TypeVar("T")
 
 
-class LogEnds:
-    """The ends of the logs that are appended to."""
+class Staging:
+    """The logs, and what else follows the disk, as a transaction leaves them."""
 
-    __slots__ = ("_ends",)
+    __slots__ = ("_staged",)
 
     def __init__(self) -> None:
-        self._ends: dict[AppendedLog, int] = {}
-        """By log, the id of the entry that is appended next."""
+        self._staged: dict[object, Staged] = {}
 
-    def end_of(self, log: AppendedLog) -> int:
-        """Return the id of a log's next entry."""
-        end = self._ends.get(log)
-        return log.ledger.entries if end is None else end
-
-    def move_end(self, log: AppendedLog, end: int) -> None:
-        """Append entries of a log up to `end`."""
-        self._ends[log] = end
+    def stage(self, owner: O, make: Callable[[O], S]) -> S:
+        """Return the state of the log `owner`, made of it at first use; an owner has states of one type."""
+        staged = self._staged.get(owner)
+        if staged is None:
+            staged = self._staged[owner] = make(owner)
+        return staged  # type: ignore[return-value]
 
 
-class Transaction(LogEnds, ABC):
+class Transaction(Staging, ABC):
     """Reads and writes of one environment that take effect together, or not at all."""
 
-    __slots__ = ("_after", "_staged")
+    __slots__ = ("_after",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._staged: dict[object, Staged] = {}
         self._after: list[Callable[[], object]] = []
 
     @property
@@ -102,23 +84,12 @@ class Transaction(LogEnds, ABC):
             self.put(key, fields)
 
     @abstractmethod
-    def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
-        """Store a run of `count` entries under a key that must be new; `heard`: as `appended`."""
-
-    @abstractmethod
-    def appended(self, callback: Callable[[], object]) -> None:
-        """Have memory hear of an append once it is durable: callbacks run in the order of appends."""
+    def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
+        """Store a run of `count` entries under a key that must be new."""
 
     def to(self, start_ms: int, memtable: Memtable) -> Self:
         """The rows of a partition's environment, which take effect with these: of a group of the log alone."""
         raise BrokenInvariant(f"a commit of LMDB writes to partition {start_ms}")
-
-    def stage(self, owner: O, make: Callable[[O], S]) -> S:
-        """Return the state of the log `owner`, made of it at first use; an owner has states of one type."""
-        staged = self._staged.get(owner)
-        if staged is None:
-            staged = self._staged[owner] = make(owner)
-        return staged  # type: ignore[return-value]
 
     def after_commit(self, callback: Callable[[], object]) -> None:
         """Have `callback` run by the leader once the transaction is durable; it must not raise."""
@@ -192,7 +163,7 @@ class LmdbTransaction(Transaction):
             self._lmdb.delete(copy_key(key))
         return bool(self._lmdb.delete(key))
 
-    def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
+    def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
         """Store a run under a key that must be new, appended where it is past every other key.
 
         Invariant: LMDB answers True; False would mean that nothing was stored.
@@ -203,12 +174,6 @@ class LmdbTransaction(Transaction):
         if at_end:
             self.last_run = key
         self.entries += count
-        if heard is not None:
-            self._after.append(heard)
-
-    def appended(self, callback: Callable[[], object]) -> None:
-        """Have memory hear of an append once it is durable."""
-        self._after.append(callback)
 
     def committed(self) -> None:
         """Have the memtable forget the applied rows, and memory hear of the rest, in order. For the environment."""

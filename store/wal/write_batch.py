@@ -30,7 +30,7 @@ from ..env.memtable import (
     changed,
     fields_over,
 )
-from ..env.transaction import LogEnds, Staged, Transaction
+from ..env.transaction import Staging, Transaction
 from ..errors import BrokenInvariant
 from .segment import MAIN, SEVERAL, Group, GroupContent, Row, RowKind, pack_row
 
@@ -44,7 +44,7 @@ class EnvironmentBatch(Transaction):
         self, group: WriteBatch, start_ms: int, memtable: Memtable, environment: Environment | None = None
     ) -> None:
         """`environment`: what is read; None of a partition, whose rows ask for nothing."""
-        self._ends, self._staged, self._after = group._ends, group._staged, group._after
+        self._staged, self._after = group._staged, group._after
         self._group = group
         self._environment = environment
         self._reads: ReadTransaction | None = None
@@ -108,7 +108,7 @@ class EnvironmentBatch(Transaction):
         self.records[key] = entry
         self._group.add_row(kind, self.start_ms, key, value)
 
-    def insert_run(self, key: bytes, value: Buffer, count: int, heard: Callable[[], object] | None = None) -> None:
+    def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
         """Store a run of `count` entries under a key that must be new."""
         group = self._group
         ledger_id, first = split_run_key(key)
@@ -117,12 +117,6 @@ class EnvironmentBatch(Transaction):
         group.add_row(RowKind.RUN, self.start_ms, key, value)
         group.runs.append((self.memtable, ledger_id, WholeRun(first, first + count, value)))
         group.entries += count
-        if heard is not None:
-            group.heard.append(heard)
-
-    def appended(self, callback: Callable[[], object]) -> None:
-        """Have memory hear of an append once the memtables have it."""
-        self._group.heard.append(callback)
 
 
 LARGE_BYTES = 96 * KIB
@@ -158,7 +152,7 @@ class GroupWriter(Protocol):
         """Wait until every unit of work that was queued is decided."""
 
 
-class WriteBatch(LogEnds):
+class WriteBatch(Staging):
     """The rows of one group. A unit of work writes to it; the leader of the WAL writer does the rest."""
 
     def __init__(self, environment: Environment, memtable: Memtable) -> None:
@@ -167,7 +161,6 @@ class WriteBatch(LogEnds):
         self._environment = environment
         self._memtable = memtable
         self._batches: dict[int, EnvironmentBatch] = {}
-        self._staged: dict[object, Staged] = {}
         self._after: list[Callable[[], object]] = []
         self._reading: ExitStack | None = None
         self._parts: list[Buffer] = []
@@ -179,8 +172,6 @@ class WriteBatch(LogEnds):
         """Entries appended to ledgers."""
         self.runs: list[tuple[Memtable, int, LedgerRow]] = []
         """The runs that memtables get, with their ledgers' ids; in the order of appends."""
-        self.heard: list[Callable[[], object]] = []
-        """Have memory hear of an append, once the memtables have the group; in the order of appends."""
 
     @property
     def main(self) -> EnvironmentBatch:
@@ -202,11 +193,10 @@ class WriteBatch(LogEnds):
         self._parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
         self._row_count += 1
 
-    def add_batch(self, batch: ScatteredBatch, memtables: Iterable[Memtable], heard: Callable[[], object]) -> None:
+    def add_batch(self, batch: ScatteredBatch, memtables: Iterable[Memtable]) -> None:
         """Store a batch of messages for several logs as one row; `memtables`: of each of its logs."""
         self.add_row(RowKind.BATCH, SEVERAL, b"", batch.value)
         self.runs += zip(memtables, batch.ledger_ids, repeat(batch))
-        self.heard.append(heard)
         self.entries += sum(batch.counts)
         self._more_weight += len(batch.counts) // 2
 
@@ -266,8 +256,6 @@ class WriteBatch(LogEnds):
                 if batch.records:
                     batch.memtable.position = position
                     batch.memtable.view.records.update(batch.records)
-            for heard in self.heard:
-                heard()
             for staged in self._staged.values():
                 staged.committed()
             for callback in self._after:
@@ -278,7 +266,7 @@ class WriteBatch(LogEnds):
         """Let go of what refers to the batch, so that nothing is left to the collector; twice does nothing."""
         self.end_reads()
         self._batches.clear()
-        self.heard.clear()
+        self._staged.clear()
 
 
 class BatchRow(NamedTuple):

@@ -1,5 +1,7 @@
 """Units of work committed one after the other, and a spy between an environment and LMDB."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable
@@ -8,6 +10,7 @@ from typing import Any
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
 from duelog.store.env.transaction import Transaction
+from duelog.store.log.ledger import Ledger, end_after
 from tests.conftest import present
 
 PATIENCE_S = 20.0
@@ -50,6 +53,30 @@ def outcomes_of(
         except BaseException as error:
             outcomes.append(error)
     return outcomes
+
+
+class Log:
+    """A log of one ledger."""
+
+    def __init__(self, ledger_id: int, entries: int = 0) -> None:
+        self.ledger = Ledger(ledger_id, entries)
+
+    def took(self, transaction: Transaction, count: int) -> int:
+        """Take the next ids in a transaction; returns the first."""
+        staged = transaction.stage(self, _StagedEnd)
+        first, staged.end = staged.end, end_after(self.ledger.ledger_id, staged.end, count)
+        return first
+
+
+class _StagedEnd:
+    """The end of a log as a transaction leaves it."""
+
+    def __init__(self, log: Log) -> None:
+        self.ledger = log.ledger
+        self.end = log.ledger.entries
+
+    def committed(self) -> None:
+        self.ledger.entries = self.end
 
 
 class Spy:

@@ -65,8 +65,8 @@ def reopened(store: DelayedStore, open_store: OpenStore) -> list[bytes]:
     [
         (WalSegments, "append", False),  # the group is on disk, and the writer does not know it yet
         (WriteAheadLog, "append", False),
-        (Partition, "_heard_one", True),
-        (Partition, "_heard_one", False),
+        (Partition, "heard", True),
+        (Partition, "heard", False),
     ],
 )
 def test_an_interrupt_behind_the_first_byte_of_a_group_gives_its_ids_to_no_other(

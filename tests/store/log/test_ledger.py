@@ -19,10 +19,8 @@ from duelog.store.env.transaction import LmdbTransaction, Transaction
 from duelog.store.errors import CorruptEntry, InvalidArgument
 from duelog.store.log.ledger import (
     MAX_RUN_ENTRIES,
-    Ledger,
     PackedMessages,
     Replaced,
-    end_after,
     find_tail,
     find_tails,
     insert_markers,
@@ -31,24 +29,9 @@ from duelog.store.log.ledger import (
 )
 from duelog.store.log.scan import RunFinder, runs
 from tests.conftest import present
-from tests.store.commits import outcomes_of
+from tests.store.commits import Log, outcomes_of
 
 LIMITS = RunLimits(entries=4, bytes=1024)
-
-
-class Log:
-    """A log of one ledger."""
-
-    def __init__(self, ledger_id: int, entries: int = 0) -> None:
-        self.ledger = Ledger(ledger_id, entries)
-
-    def took(self, transaction: Transaction, count: int) -> int:
-        """Take the next ids in a transaction; returns the first."""
-        first = transaction.end_of(self)
-        end = end_after(self.ledger.ledger_id, first, count)
-        transaction.move_end(self, end)
-        transaction.appended(lambda: setattr(self.ledger, "entries", end))
-        return first
 
 
 def appending(log: Log, bodies: Sequence[bytes], replaced: Replaced | None = None) -> Callable[[Transaction], int]:

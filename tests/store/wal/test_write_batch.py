@@ -19,9 +19,10 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import LedgerRuns, Memtable, Publication
 from duelog.store.errors import BrokenInvariant
 from duelog.store.log import catalog
-from duelog.store.log.ledger import Ledger, end_after, insert_messages
+from duelog.store.log.ledger import insert_messages
 from duelog.store.wal.segment import MAIN, RowKind
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch, add_row
+from tests.store.commits import Log
 
 LIMITS = RunLimits(entries=4, bytes=1_024)
 KEY = counter_key("a")
@@ -42,20 +43,10 @@ class Rig:
         return self.batch.main, self.batch.to(3_600, self.partition)
 
 
-class Log:
-    """A log of one ledger."""
-
-    def __init__(self, ledger_id: int, entries: int = 0) -> None:
-        self.ledger = Ledger(ledger_id, entries)
-
-
 def append(rows: EnvironmentBatch, log: Log, bodies: list[bytes]) -> int:
     """Append messages; returns the id of the first."""
-    first, ledger_id = rows.end_of(log), log.ledger.ledger_id
-    insert_messages(rows, ledger_id, first, np.zeros(len(bodies), dtype=np.int64), bodies, 0, LIMITS)
-    end = end_after(ledger_id, first, len(bodies))
-    rows.move_end(log, end)
-    rows.appended(lambda: setattr(log.ledger, "entries", end))
+    first = log.took(rows, len(bodies))
+    insert_messages(rows, log.ledger.ledger_id, first, np.zeros(len(bodies), dtype=np.int64), bodies, 0, LIMITS)
     return first
 
 
@@ -164,7 +155,7 @@ def test_a_group_leaves_no_garbage_to_the_collector(rig: Rig) -> None:
         bodies = Bodies.of([b"b"])
         scattered = ScatteredBatch.pack(np.zeros(1, dtype=np.int64), bodies, [(0, 0, 1)], [7])
         scattered.place([0])
-        rig.batch.add_batch(scattered, [rig.partition], list)
+        rig.batch.add_batch(scattered, [rig.partition])
         rig.batch.publish(1)
         rig.batch.close()
         rig.batch = WriteBatch(rig.environment, rig.main)
