@@ -13,7 +13,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from duelog.store.clock import ManualClock, StoreClock
-from duelog.store.codec.body import EncodedBatch, encode_one, occurrence_extra
+from duelog.store.codec.body import encode_one, occurrence_extra
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import (
     ClockJumped,
@@ -28,13 +28,13 @@ from duelog.store.errors import (
 from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage, at_ms
 from duelog.store.position import MessageId, Position, position_at
 from duelog.store.received_messages import Facts, ReceivedMessages
+from duelog.store.wal.write_batch import WriteBatch
 
 from .delivery.acks import AckSet
 from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, entries_of, positions_of
 from .delivery.dispatcher import Dispatcher, SubscriptionType
 from .delivery.position_set import group_by_ledger, group_places
 from .engine import Engine, settled
-from .sending.sender import Sender
 from .stats import SubscriptionStats
 from .topics.seeking import SeekTarget, expired, go_to
 from .topics.task_activity import TaskActivity
@@ -611,20 +611,24 @@ class Subscription:
         """Give messages back, to be handed out again `delay` from now (to any consumer, if shared).
 
         delay: seconds or a timedelta; None: after `nack_backoff_ms`, doubled with each redelivery up to
-        `nack_backoff_max_ms`. Returns how many this consumer still held. What is given back waits in memory: a restart
-        delivers it at once, with the count of its deliveries.
+        `nack_backoff_max_ms`. Returns how many this consumer still held: of a received message that delivery, not one
+        that came after it. What is given back waits in memory: a restart delivers it at once, with the count of its
+        deliveries.
         """
         items = [messages] if isinstance(messages, (ReceivedMessage, MessageId, str)) else list(checked(messages))
         delay_ms = None if delay is None else duration_ms("delay", delay)
         self._check_usable()
-        by_delay: dict[int, list[Position]] = {}
-        for item in items:
-            wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
-            by_delay.setdefault(wait_ms, []).extend(map(self._place, positions_of(item)))
-        now_ms, count = self._clock.now_ms(), 0
+        places = [self._place(*positions_of(item)) for item in items]
+        now_ms, by_delay = self._clock.now_ms(), dict[int, list[Position]]()
         with self._state.lock:
-            for wait_ms, positions in by_delay.items():
-                count += self._dispatcher().nack(self._id, positions, now_ms + wait_ms, now_ms)
+            dispatcher = self._dispatcher()
+            for item, place in zip(items, places, strict=True):
+                if not isinstance(item, ReceivedMessage) or self._state.holds(item, self._id):
+                    wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
+                    by_delay.setdefault(wait_ms, []).append(place)
+            count = sum(
+                dispatcher.nack(self._id, given, now_ms + wait_ms, now_ms) for wait_ms, given in by_delay.items()
+            )
         return self._given_back(count)
 
     def _given_back(self, count: int) -> int:
@@ -667,28 +671,46 @@ class Subscription:
         """Have a message delivered to this subscription again `delay` from now, as a new delayed message.
 
         delay: seconds or a timedelta. Unlike `nack` it survives a restart, and it costs a write. Returns the new id.
-        The message is sent anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
-        `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed delay:
-        raises DelayTooLong, with nothing done, for a delay over the maximum. reason: why, as of `dead_letter`: kept as
-        the new message's `failure`, and as the reason of the dead letter that it becomes if its deliveries fail.
+        The new message is stored and the old one acknowledged in one group: a crash leaves one of them. It counts
+        towards `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed
+        delay: raises DelayTooLong, with nothing done, for a delay over the maximum. reason: why, as of `dead_letter`:
+        kept as the new message's `failure`, and as the reason of the dead letter that it becomes if its deliveries
+        fail.
         """
-        if not isinstance(message, ReceivedMessage):
-            raise InvalidArgument("message", message, "expected a received message")
+        self._check_received(message)
         delay_ms, failure = duration_ms("delay", delay), _text("reason", reason)
         self._check_usable()
-        if not self._state.durable:
+        topic, state = self._topic, self._state
+        if not state.durable:
             raise InvalidArgument("message", message, "a reader is gone when its consumers are; nothing is sent to it")
         now_ms = self._clock.now_ms()
         if now_ms + delay_ms > MAX_DUE_MS:
             raise InvalidArgument("delay", delay, "due after the year 9999")
-        due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
-        with self._state.lock:
+        due_ms = self._engine.policies.retry_due_ms(topic.name, now_ms + delay_ms, now_ms)
+        with state.lock:
             failed = self._dispatcher().outstanding.failed_at(message.position)
-        failed_ms = now_ms if failed is None else failed[0]
-        sender, name = self._engine.sending.sender, self._state.name
-        new_id = _postpone(sender, self._topic, name, message, due_ms, now_ms, failed_ms, failure)
-        self.ack(message, durable=True)
-        return new_id
+        body = _postponed(state.name, message, due_ms, now_ms, now_ms if failed is None else failed[0], failure)
+        acknowledge = self._flusher.acknowledging([(topic, state, entries_of(message))])
+        sender, dues = self._engine.sending.sender, np.array([due_ms], dtype=np.int64)
+        with (
+            sender.within_quota([topic], None, dues, now_ms, refused=False),
+            sender.sending_one(topic, due_ms, body, now_ms) as send,
+        ):
+
+            def work(group: WriteBatch) -> tuple[int, tuple[int, int]]:
+                (fresh,) = acknowledge(group.main)
+                return sum(map(len, fresh.values())), send(group)
+
+            count, place = sender.write(work)
+        self._flusher.acknowledged_in_group(topic, state, count)
+        return MessageId(*place)
+
+    def _check_received(self, message: ReceivedMessage) -> None:
+        if not isinstance(message, ReceivedMessage) or (message.topic, message.subscription) != (
+            str(self._topic.name),
+            self._state.name,
+        ):
+            raise InvalidArgument("message", message, "expected a message that this subscription received")
 
     @settled
     def dead_letter(self, message: ReceivedMessage, reason: str | None = None) -> None:
@@ -701,11 +723,7 @@ class Subscription:
         was acknowledged meanwhile is left. Raises InvalidArgument, also for a reader's
         message and for what is a dead letter itself; StoreFull, StoreFailed: then it is held as before.
         """
-        if not isinstance(message, ReceivedMessage) or (message.topic, message.subscription) != (
-            str(self._topic.name),
-            self._state.name,
-        ):
-            raise InvalidArgument("message", message, "expected a message that this subscription received")
+        self._check_received(message)
         text = _text("reason", reason)
         self._check_usable()
         if not self._state.durable or self._topic.keeps_dead_letters:
@@ -802,17 +820,10 @@ class Subscription:
         return f"<Subscription {self.name!r} of {short_names(self.topic)!r}, {self.type}{closed}>"
 
 
-def _postpone(
-    sender: Sender,
-    topic: TopicState,
-    subscription: str,
-    message: ReceivedMessage,
-    due_ms: int,
-    now_ms: int,
-    failed_ms: int,
-    failure: str | None,
-) -> MessageId:
-    """Send a message anew as a delayed message that only this subscription gets; its id, once it is durable.
+def _postponed(
+    subscription: str, message: ReceivedMessage, due_ms: int, now_ms: int, failed_ms: int, failure: str | None
+) -> bytes:
+    """The body of a message that is sent anew, to be delivered to this subscription alone.
 
     failed_ms: when its first delivery failed. failure: why this one did; None: as the one before.
     """
@@ -828,10 +839,7 @@ def _postpone(
     if message.expires_ms is not None:
         extra["ttl"] = message.expires_ms - due_ms  # it expires when it would have, which may be before it is due
     copy = Message(message.payload, key=message.key, properties=message.properties)
-    body = encode_one(copy, now_ms, 2**30, extra)[1]
-    dues = np.array([due_ms], dtype=np.int64)
-    batch = EncodedBatch(dues, dues > now_ms, [body])
-    return sender.send(topic, batch, now_ms, refused=False)[0]
+    return encode_one(copy, now_ms, 2**30, extra)[1]
 
 
 def _text(field: str, value: str | None) -> str | None:

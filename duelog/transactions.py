@@ -317,11 +317,8 @@ class Transaction:
             raise TransactionConflict("a deduplication key", reason)
         for result, value in prepared.values.items():
             result._values.append(value)
-        for topic, subscription, count in prepared.acknowledged:
-            with subscription.lock:
-                subscription.counts.acknowledged += count
-            engine.delivery.flusher.acknowledged_in_group(topic, subscription)
-            topic.changed()
+        for acknowledged in prepared.acknowledged:
+            engine.delivery.flusher.acknowledged_in_group(*acknowledged)
         for name in prepared.overridden:
             engine.policies.stored(name, 1)
         if self._documents:

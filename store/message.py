@@ -71,9 +71,9 @@ class _Kept:
     """
 
     if not TYPE_CHECKING:  # which would refuse to set what is a property here
-        __slots__ = ("_expires_ms", "_failure", "_first_try", "_id_place", "_occurrence", "_place", "_properties",
-                     "addressee", "due_ms", "key", "payload", "publish_ms", "redelivery_count", "retries",
-                     "subscription", "topic")  # fmt: skip
+        __slots__ = ("_connection", "_expires_ms", "_failure", "_first_try", "_id_place", "_occurrence", "_place",
+                     "_properties", "addressee", "due_ms", "key", "payload", "publish_ms", "redelivery_count",
+                     "retries", "subscription", "topic")  # fmt: skip
 
     _id_place: Place
     _place: Place
@@ -82,6 +82,8 @@ class _Kept:
     _expires_ms: int
     _occurrence: Occurrence
     _failure: str
+    _connection: int
+    """Of a connected store: by which connection it came (`Connection.count`)."""
 
     @property
     def properties(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ from duelog.topic import Topic
 from duelog.topics.task_activity import TaskActivity
 from duelog.transactions import Result, Transaction
 
-from .pushed_messages import Acknowledging, PushedMessages
+from .pushed_messages import Acknowledging, PushedMessages, received
 
 C = TypeVar("C", bound=type)
 
@@ -534,7 +534,7 @@ class ConnectedSubscription(Subscription):
         """Numbers of the requests of `receive_unless`."""
         self._facts = connection.attach(method, topic, self._key, given, named)
         self.type = self._facts[2]
-        self._pushed = PushedMessages(self._push, store._prefetch) if store._prefetch else None
+        self._pushed = PushedMessages(connection, self._push, store._prefetch) if store._prefetch else None
         self._held: set[MessageId] = set()
         """Positions of messages that were pushed and given to the program, and not acknowledged."""
         self._acking: Acknowledging | None = None
@@ -620,7 +620,7 @@ class ConnectedSubscription(Subscription):
             elif call.error is not None:
                 future.set_exception(call.error)
             else:
-                future.set_result([] if call.result is None else call.result.to_list())
+                future.set_result(received(call))
 
         arguments = [max_messages, timeout_ms]
         call = self._connection.start("Subscription.receive", self._target, arguments, repeated=True, done=done)
@@ -666,15 +666,15 @@ class ConnectedSubscription(Subscription):
 
     def _received(self, call: Call) -> list[ReceivedMessage]:
         try:
-            messages: ReceivedMessages | None = call.wait()
+            call.wait()
         except BaseException as error:
             if call.error is not error:  # an interrupt of this thread: what comes meanwhile is given back
                 self._recall([call.number])
                 call.ready.acquire()
                 if call.result:
-                    self.nack(call.result.to_list(), delay=0)
+                    self.nack(received(call), delay=0)
             raise
-        return [] if messages is None else messages.to_list()
+        return received(call)
 
     def wake(self) -> None:
         """Have every receiver of this subscription that waits in `receive_unless` look again."""
@@ -723,12 +723,38 @@ class ConnectedSubscription(Subscription):
         return count
 
     def nack(self, messages: Any, *, delay: Duration | None = None) -> int:
-        if isinstance(messages, ReceivedMessages):
-            messages = messages.to_list()
-        if isinstance(messages, (list, tuple)) and not isinstance(messages, MessageId):
-            messages = [_without_payload(each) for each in messages]
-        count: int = self._ask(FACE["Subscription.nack"], [_without_payload(messages)], {"delay": delay})
+        by = self._connection.count
+        if isinstance(messages, (list, tuple, ReceivedMessages)) and not isinstance(messages, MessageId):
+            given: Any = [_without_payload(each) for each in messages if getattr(each, "_connection", by) == by]
+        else:
+            by, given = getattr(messages, "_connection", by), _without_payload(messages)
+        count: int = self._of_delivery("nack", by, [given], {"delay": delay}, given_back=0)
         return count
+
+    def holds(self, message: ReceivedMessage) -> bool:
+        return bool(self._of_delivery("holds", _by(message), [message], given_back=False))
+
+    def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId:
+        new_id: MessageId = self._of_delivery("retry_later", _by(message), [message, delay], {"reason": reason})
+        return new_id
+
+    def dead_letter(self, message: ReceivedMessage, reason: str | None = None) -> None:
+        self._of_delivery("dead_letter", _by(message), [message, reason])
+
+    def _of_delivery(
+        self, method: str, by: int | None, arguments: list[Any], named: Any = None, given_back: Any = None
+    ) -> Any:
+        """Ask for what concerns a delivery, by the connection by which the message came.
+
+        Once that has ended the message is given back: the result is `given_back`; None: Disconnected is raised.
+        """
+        self._check()
+        try:
+            return self._connection.call(f"Subscription.{method}", self._target, arguments, named, by=by)
+        except Disconnected:
+            if given_back is None or by in (None, self._connection.count):
+                raise
+            return given_back
 
     def close(self, *, failed: bool = True) -> None:
         """See `Subscription.close`. Raises what acknowledgements on their way did, not that the process is gone."""
@@ -762,6 +788,11 @@ def _places(messages: Any) -> Any:
     if isinstance(messages, Iterator):
         return [each.position if isinstance(each, ReceivedMessage) else each for each in messages]
     return messages
+
+
+def _by(message: Any) -> int | None:
+    """The connection by which a message came, where it is one."""
+    return getattr(message, "_connection", None)
 
 
 def _without_payload(message: Any) -> Any:

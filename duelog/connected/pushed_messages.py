@@ -11,18 +11,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from duelog.operations.wire_client import Call, is_gone
+from duelog.operations.wire_client import Call, Connection, is_gone
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import MessageId
+
+
+def received(call: Call) -> list[ReceivedMessage]:
+    """The messages of an answer, which know by which connection they came."""
+    messages: list[ReceivedMessage] = [] if call.result is None else call.result.to_list()
+    for message in messages:
+        message._connection = call.connection
+    return messages
 
 
 class PushedMessages:
     """Messages that have come and were not taken yet. Thread-safe."""
 
-    def __init__(self, start: Callable[[int, Callable[[Call], None]], object], most: int) -> None:
+    def __init__(
+        self, connection: Connection, start: Callable[[int, Callable[[Call], None]], object], most: int
+    ) -> None:
         """start: asks for so many messages, and has a function called with the answer. most: here at a time."""
         self._start = start
         self._most = most
+        self._connection = connection
         self._changed = threading.Condition()
         self._messages: deque[ReceivedMessage] = deque()
         self._asked = False
@@ -38,6 +49,8 @@ class PushedMessages:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._changed:
+                while self._messages and self._messages[0]._connection != self._connection.count:  # given back
+                    self._messages.popleft()
                 wanted = 0 if self._asked or self._error is not None else self._most - len(self._messages)
                 if 2 * wanted < self._most:
                     wanted = 0
@@ -77,7 +90,7 @@ class PushedMessages:
             elif call.result is None:
                 self._none = True
             else:
-                self._messages += call.result.to_list()
+                self._messages += received(call)
             self._changed.notify_all()
 
 

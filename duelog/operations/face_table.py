@@ -60,8 +60,8 @@ _REPEATED: dict[str, str] = {
     "Topic": "create cancel cancel_batch every pause_schedule resume_schedule",
     "Producer": "last_sequence_id",
     "SubscriptionAdmin": "peek pause resume stats tasks",
-    "Subscription": "receive ack ack_cumulative extend pause resume stats active paused max_in_flight held holds "
-    "close report_task",
+    "Subscription": "receive ack ack_cumulative extend pause resume stats active paused max_in_flight held close "
+    "report_task",
 }
 """Operations besides those that READ that may be done twice, with the same result for what is stored."""
 

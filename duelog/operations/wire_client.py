@@ -63,7 +63,8 @@ os.register_at_fork(after_in_child=_close_all)
 class Call:
     """One request, from its frame to its answer."""
 
-    __slots__ = ("done", "error", "frame", "kind", "name", "number", "others", "ready", "repeated", "result")
+    __slots__ = ("connection", "done", "error", "frame", "kind", "name", "number", "others", "ready", "repeated",
+                 "result")  # fmt: skip
 
     def __init__(
         self,
@@ -86,6 +87,8 @@ class Call:
         self.result: Any = None
         self.kind = 0
         self.error: BaseException | None = None
+        self.connection = 0
+        """By which the answer came, as `Connection.count` was then."""
 
     def finish(self) -> None:
         """Have who waits for it go on."""
@@ -136,6 +139,8 @@ class Connection:
         """The other end has said that it closes the store."""
         self._reading = False
         self._closed = False
+        self.count = 0
+        """How many connections have ended: what came by one of them is held no more."""
         self.facts: dict[str, Any] = {}
         _of_process.add(self)
 
@@ -219,8 +224,12 @@ class Connection:
         *,
         repeated: bool = False,
         done: Callable[[Call], None] | None = None,
+        by: int | None = None,
     ) -> Call:
-        """Ask for an operation without waiting for its answer. Raises Disconnected, ClosedError, InvalidArgument."""
+        """Ask for an operation without waiting for its answer. Raises Disconnected, ClosedError, InvalidArgument.
+
+        by: the connection, by its `count`, that is asked; Disconnected: it has ended, and nothing was done.
+        """
         self.check_process()
         number, others = next(self._numbers), list[Any]()
         frame = framed(*wire_values.request(number, name, list(target), arguments, dict(named or {}), others))
@@ -230,6 +239,8 @@ class Connection:
         call = Call(number, name, frame, others, repeated, done)
         with self._lock:
             self._ready()
+            if by is not None and by != self.count:
+                raise Disconnected(f"{self.place}: the connection by which a message came has ended: it comes again")
             self._calls[number] = call
             with suppress(OSError):  # the thread that reads finds out, and decides on what is under way
                 self._socket.sendall(frame)
@@ -245,9 +256,9 @@ class Connection:
             elif not self._connect():
                 raise nobody(self.place)
 
-    def call(self, name: str, *request: Any, repeated: bool = False) -> Any:
+    def call(self, name: str, *request: Any, repeated: bool = False, by: int | None = None) -> Any:
         """Ask for an operation and wait for its result, an iterator if it is a sequence."""
-        call = self.start(name, *request, repeated=repeated)
+        call = self.start(name, *request, repeated=repeated, by=by)
         result = call.wait()
         return self._sequence(call) if call.kind in (MORE, LAST) else result
 
@@ -309,6 +320,7 @@ class Connection:
             connection.close()
             with self._lock:
                 self._socket = None
+                self.count += 1
                 again = bool(self._patience_s) and not self._closed
                 calls = list(self._calls.values())
                 lost = [call for call in calls if not (again and (call.repeated or self._closing is not None))]
@@ -360,7 +372,7 @@ class Connection:
                     self._calls[number] = call
                     return
             else:
-                call.result = value
+                call.result, call.connection = value, self.count
         except Exception as error:
             call.error = error
         call.finish()

@@ -198,8 +198,8 @@ def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> l
 def _all_bare(rows: list[tuple[Any, ...]]) -> bool:
     """True if no message has more than a payload, given the fields of each."""
     try:
-        return rows.count(_BARE) == len(rows)
-    except Exception:  # of a comparison with a value of the client's own
+        return set(map(hash, rows)) == {hash(_BARE)}
+    except Exception:  # of a value of the client's own; compared, it could be equal to anything
         return False
 
 

@@ -91,18 +91,16 @@ class Sender:
         """Bytes of bodies and rows that one group takes."""
         return 0 if self._wal is None else self._wal.largest_group - _GROUP_BYTES
 
-    def send(
-        self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None, *, refused: bool = True
-    ) -> MessageIds:
+    def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> MessageIds:
         """Append a batch; the ids in the order of the messages, once all of them are durable.
 
         They are one group of the write-ahead log, all of them or none is there after a crash, up to
         `WalWriter.largest_group` bytes; more than that are several groups. `also` writes more in each of them.
-        refused: whether a quota of pending messages can be exceeded. Raises QuotaExceeded, with nothing stored.
+        Raises QuotaExceeded, with nothing stored.
         """
         if not len(batch):
             return MessageIds.run(0, 0, 0)
-        with self.within_quota([topic], None, batch.dues, now_ms, refused=refused):
+        with self.within_quota([topic], None, batch.dues, now_ms):
             return self._send_pieces(topic, batch, now_ms, also)
 
     def _send_pieces(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None) -> MessageIds:
@@ -124,7 +122,10 @@ class Sender:
         *,
         refused: bool = True,
     ) -> AbstractContextManager[None]:
-        """Hold the quotas of messages with these due times while they are sent; `owners` as in `send_all`."""
+        """Hold the quotas of messages with these due times while they are sent; `owners` as in `send_all`.
+
+        refused: whether they can be exceeded.
+        """
         if not self._policies.limits_pending:
             return nullcontext()
         later = dues > now_ms

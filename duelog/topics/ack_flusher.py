@@ -78,11 +78,14 @@ class AckFlusher:
         if moved_ledger:
             self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
 
-    def acknowledged_in_group(self, topic: TopicState, subscription: SubscriptionState) -> None:
+    def acknowledged_in_group(self, topic: TopicState, subscription: SubscriptionState, count: int = 0) -> None:
         """A group has written acknowledgements (`acknowledging`): see to their attempts, and that ledgers are trimmed.
 
-        It writes nothing, so that what is stored is not told as an error: the tick does.
+        It writes nothing, so that what is stored is not told as an error: the tick does. count: of consumers'.
         """
+        with subscription.lock:
+            subscription.counts.acknowledged += count
+        topic.changed()
         now_ms = self._clock.now_ms()
         if self.mark(subscription, now_ms):
             self._wake()

@@ -464,16 +464,18 @@ class DeliveryRules(SendingRules):
     @precondition(received_something)
     @rule(which=PICK, picks=PICKS)
     def nack_with_backoff(self, which: int, picks: list[int]) -> None:
-        """Twice as long each time, up to the most; by the message, so that an old one counts what it counted then."""
+        """Twice as long each time, up to the most; by the message, so that an old one gives back no later delivery."""
         consumer = self._given(which)
-        items = {place: message for place, _, message in (pick(consumer.received, number) for number in picks)}
+        items = {item[0]: item for item in (pick(consumer.received, number) for number in picks)}
         sub, now_ms = consumer.twin, self.twin.now_ms
         until_ms = {}
-        for place, message in items.items():
+        for place, _, message in items.values():
             wait_ms = sub.setting("nack_backoff_ms") * 2**message.redelivery_count
             wait_ms = min(wait_ms, sub.setting("nack_backoff_max_ms"))
-            until_ms[place] = now_ms + wait_ms
-        assert consumer.face.nack(list(items.values())) == sub.nack(consumer.number, until_ms, now_ms)
+            if sub.holds(consumer.number, *items[place]):
+                until_ms[place] = now_ms + wait_ms
+        given = [message for _, _, message in items.values()]
+        assert consumer.face.nack(given) == sub.nack(consumer.number, until_ms, now_ms)
 
     @only(HANDING_OUT)
     @precondition(received_something)

@@ -224,6 +224,28 @@ def test_messages_are_pushed_ahead_where_that_is_asked_for(store: DelayedStore) 
         assert other.receive(timeout=0) == []
 
 
+@pytest.mark.parametrize("prefetch", [0, 10])
+def test_what_came_by_a_connection_that_ended_takes_back_no_later_delivery(tmp_path: Path, prefetch: int) -> None:
+    """Though the server closed in order, so that both deliveries have one count; what was pushed comes once."""
+    with DelayedStore.open(tmp_path / "store") as store:
+        store.topic("t").send_payloads([b"x", b"y"])
+        client = duelog.connect(tmp_path / "store", prefetch=prefetch)
+        consumer = client.topic("t").subscribe("s")
+        (old,) = consumer.receive(timeout=20)
+    with DelayedStore.open(tmp_path / "store") as store, client:
+        (new,) = consumer.receive(timeout=20)
+        assert (new.payload, new.redelivery_count) == (old.payload, old.redelivery_count) == (b"x", 0)
+        assert (consumer.holds(old), consumer.nack(old), consumer.nack([old])) == (False, 0, 0)
+        for call in (lambda: consumer.retry_later(old, 1), lambda: consumer.dead_letter(old)):
+            with pytest.raises(Disconnected, match="it comes again"):
+                call()
+        assert consumer.holds(new)
+        assert [message.payload for message in consumer.receive(timeout=20)] == [b"y"]
+        assert consumer.ack([old.position]) == 1
+        assert consumer.nack(new) == 0
+        assert store.topic("t").stats().sent == 0
+
+
 def test_a_receiver_of_pushed_messages_waits_and_is_woken(store: DelayedStore) -> None:
     """By a message that becomes due, by its time, by the end of its subscription."""
     with duelog.connect(store.path, prefetch=10) as connected:

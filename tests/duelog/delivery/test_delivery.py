@@ -1,9 +1,11 @@
 """Negative acknowledgements, retries, seeks, pauses, time to live and iterating, as a consumer sees them."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,8 @@ from duelog import (
 from duelog.delivery.dispatcher import Dispatcher
 from duelog.errors import ClosedError, InvalidArgument, StoreFull, UnknownSubscription
 from tests.conftest import START_MS, LeadingClock, OpenStore, present
-from tests.duelog.consuming import received
+from tests.duelog.consuming import payloads, received
+from tests.model.driver import armed
 
 FACES = True
 
@@ -301,3 +304,42 @@ def test_a_durable_acknowledgement_wakes_the_tick_only_where_it_could_not_be_wri
         assert present(flusher.due_ms()) <= clock.now_ms()
         consumer.ack(third)
         assert woken == ["woken"]
+
+
+def test_an_old_delivery_gives_back_none_that_came_after_it(topic: Topic) -> None:
+    """It took the newer one from who worked at it, and counted it as failed; a position alone means either."""
+    topic.send(b"x")
+    with topic.subscribe("s") as consumer:
+        (old,) = consumer.receive()
+        assert consumer.nack(old, delay=0) == 1
+        (new,) = consumer.receive()
+        assert consumer.nack(old, delay=0) == consumer.nack([old, old], delay=0) == 0
+        assert consumer.nack([old, new], delay=0) == 1
+        (newest,) = consumer.receive()
+        assert newest.redelivery_count == 2
+        assert consumer.nack(new.position, delay=0) == 1
+
+
+@pytest.mark.inside
+@pytest.mark.parametrize("delay", [0, 5])
+def test_a_crash_amid_a_postponement_leaves_the_message_or_its_retry_not_both(
+    open_store: OpenStore, tmp_path: Path, clock: ManualClock, delay: int
+) -> None:
+    """They were two groups of the log: a kill between them doubled it."""
+    store = open_store()
+    store.topic("t").send(b"x")
+    crashes: list[Path] = []
+
+    def crash() -> None:
+        crashes.append(tmp_path / f"crash-{len(crashes)}")
+        shutil.copytree(store.path, crashes[-1])
+
+    with store.topic("t").subscribe("s") as consumer:
+        (message,) = consumer.receive()
+        with armed("wal.before", crash), armed("wal.after", crash):
+            consumer.retry_later(message, delay)
+    clock.advance(10_000)
+    assert len(crashes) >= 2
+    for path in crashes:
+        with DelayedStore.open(path, StoreConfig(background=False), clock=clock) as left:
+            assert payloads(left.topic("t").subscribe("s"), 10) == [b"x"]

@@ -19,13 +19,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, SystemClock, Topic
-from duelog.errors import ClosedError, Disconnected, InvalidArgument, UnknownTopic
+from duelog.errors import ClosedError, Disconnected, InvalidArgument, InvalidMessage, UnknownTopic
 from duelog.markers.firing.suspensions import Suspension
 from duelog.operations import wire_peer, wire_server, wire_values
 from duelog.operations.json_form import to_json
@@ -393,6 +394,17 @@ def test_batches_on_the_wire_are_what_they_were(messages: list[Message]) -> None
         number, name, target, (batch, five), named = wire_values.unpack(b"".join(request))
         assert (number, name, target, five, named) == (7, "x", ["t"], 5, {"a": 1})
         assert list(batch) == sent
+
+
+@pytest.mark.parametrize("field", ["key", "deliver_after", "dedup_key", "replace"])
+def test_a_field_that_is_equal_to_anything_is_not_dropped_from_a_batch(
+    store: DelayedStore, client: Connection, field: str
+) -> None:
+    """Compared with what a message has that is nothing but its payload it was that, and sent."""
+    given = [Message(b"x", **{field: mock.ANY}), Message(b"y")]
+    with pytest.raises(InvalidMessage, match=field):
+        client.call("Topic.send_batch", ["t"], [given])
+    assert not store.topic("t").exists()
 
 
 def test_a_page_of_scheduled_messages_is_followed_by_the_next(store: DelayedStore, client: Connection) -> None:
