@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ...delayed_store import DelayedStore
-from ..listing.dynamic_settings import NAMES, DynamicSettings
+from ..listing.memory_limits import NAMES, DynamicSettings
 from ..lookup.resources import Resources
 from ..lookup.topic_lookup import Urls
 from .http_request import HttpError, Reply, Request

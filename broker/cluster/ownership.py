@@ -20,8 +20,7 @@ from ..protocol.commands import LookupKind, LookupResponse
 from ..protocol.failures import Refused, ServerError
 from ..protocol.fields import Command
 from ..protocol.peer import Peer
-from .broker_link import ClientLinks, Dialer
-from .forwarding import Forwarding
+from .broker_link import ClientLinks, Dialer, Forwarding
 from .placement import KnownBrokers, PlacedBroker, PlacementFile, namespace_of_topic
 
 Handler = Callable[[Any, Any, memoryview], Awaitable[None] | None]

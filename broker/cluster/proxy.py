@@ -23,8 +23,7 @@ from ..admin.application import Application
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route
 from ..configuration import EVERYWHERE, ServiceConfig
-from ..listing.dynamic_settings import limits_of
-from ..listing.memory_limits import PROXY_PREFIX, DualMemoryLimiter
+from ..listing.memory_limits import PROXY_PREFIX, DualMemoryLimiter, limits_of
 from ..protocol import commands
 from ..protocol.failures import Refused, ServerError
 from ..protocol.frames import MAX_MESSAGE_SIZE, head
@@ -35,8 +34,7 @@ from ..security.permissions import Permissions
 from ..server.connection import Connection, Fail
 from ..server.listening import Listeners
 from ..server.service import Service
-from .broker_link import BrokerLink, ClientLinks, Dialer, broker_context
-from .forwarding import Forwarding
+from .broker_link import BrokerLink, ClientLinks, Dialer, Forwarding, broker_context
 from .placement import Address, KnownBrokers, PlacementFile
 
 _HIGH = 256 * 1024

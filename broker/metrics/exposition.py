@@ -2,7 +2,12 @@
 
 One page is in memory at a time. A scrape that begins while a page is made gets that one; the next page is made when the
 last has left for all who asked, or was not taken in time. The loop's thread copies its own figures, some at a time; a
-worker reads the store and writes the text.
+worker reads the store and writes the text: by hand, as prometheus_client's objects for each sample take ten times as
+long, and a broker of ten thousand topics has hundreds of thousands of samples.
+
+The engine's metrics are counted for one store without an SDK: instruments that add up, and gauges that are read. Series
+of topics have Pulsar's names. Where there are to be none, and for more topics than a page may have series of, the same
+figures are added up by namespace; histograms always are.
 """
 
 from __future__ import annotations
@@ -10,34 +15,484 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
+import weakref
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import accumulate
+from math import isfinite
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+from opentelemetry import metrics as otel
 from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
 
+from ... import metrics as engine
 from ...delayed_store import DelayedStore
+from ...metrics import DELIVERED, delivered
+from ...stats import SubscriptionStats, TopicSurvey
 from ...store.errors import DuelogError
 from ...store.files.directory import disk_parts
 from ...store.names import TopicName
 from ..consume.consumers import Consumers
+from ..consume.pump import INDIVIDUAL, Dispatched
 from ..listing.memory_limits import BROKER_PREFIX, DualMemoryLimiter
 from ..produce.producers import Producers
-from ..produce.sends import OpenProducer
+from ..produce.sends import Figures, OpenProducer
 from ..protocol.loop_calls import LoopCalls, Workers
-from .engine_figures import EngineFigures
-from .latencies import Durations, LoopLag, PublishDurations
-from .rates import Rates
-from .text_format import Page, Shown, label
-from .topic_figures import copy_topics, write_topics
+from .metric_names import BY_NAME, WRITE_BUCKETS, label_name, labels_of, prometheus_name
+from .rates import BOUNDS_S, READERS, Durations, InRate, LoopLag, OutRate, PublishDurations, Rates
 
 if TYPE_CHECKING:
     from ...metrics import StoreMetrics
     from ...store.received_messages import ReceivedMessages
     from ...topics.topic_events import TopicEvent
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def label(name: str, value: str) -> str:
+    """Write a label and its value."""
+    if "\\" in value or '"' in value or "\n" in value:
+        value = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{name}="{value}"'
+
+
+def labels(values: dict[str, str]) -> str:
+    """Write labels as they stand between braces."""
+    return ",".join(label(name, value) for name, value in values.items())
+
+
+def shown_number(value: float) -> str:
+    """Write a value."""
+    if isinstance(value, int):
+        return str(value)
+    return repr(value) if isfinite(value) else {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}[repr(value)]
+
+
+OTHERS = "others"
+"""The topic, subscription or namespace of sums of all that have no series of their own; no name of one of them."""
+
+
+class Shown:
+    """Topics and namespaces that have series of their own, so that a page is bounded; first come, first shown."""
+
+    def __init__(self, most: int) -> None:
+        """most: topics and subscriptions together, and namespaces; 0: no limit."""
+        self._most = most
+        self._topics: set[str] = set()
+        self._count = 0
+        self._namespaces: set[str] = set()
+
+    def admit(self, topic: str, subscriptions: int) -> bool:
+        """Show a topic with so many subscriptions, if there is room for all of it."""
+        if not self._most or self._count + 1 + subscriptions <= self._most:
+            self._count += 1 + subscriptions
+            self._topics.add(topic)
+        return topic in self._topics
+
+    def topic(self, name: str) -> str:
+        """Return the name of a topic that was admitted, else OTHERS."""
+        return name if not self._most or name in self._topics else OTHERS
+
+    def namespace(self, name: str) -> str:
+        """Return the name of a namespace that is shown or for which there is room, else OTHERS."""
+        if not self._most or len(self._namespaces) < self._most:
+            self._namespaces.add(name)
+        return name if name in self._namespaces else OTHERS
+
+
+class Page:
+    """A page being written."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def lines(self, name: str) -> list[str]:
+        """Return the lines of a metric, to be added to. Raises KeyError for a name that the list of names lacks."""
+        lines = self._lines.get(name)
+        if lines is None:
+            named = BY_NAME[name]
+            lines = self._lines[name] = [f"# HELP {name} {named.description}\n# TYPE {name} {named.kind}\n"]
+        return lines
+
+    def add(self, name: str, within: str, value: float, suffix: str = "") -> None:
+        """Add a sample. within: its labels. suffix: of its name, beside the metric's."""
+        self.lines(name).append(f"{name}{suffix}{{{within}}} {shown_number(value)}\n")
+
+    def add_histogram(
+        self, name: str, within: str, bounds: Iterable[float], counts: Iterable[int], total: float
+    ) -> None:
+        """Add a histogram. counts: by bucket, one more than there are bounds. total: the sum of the values."""
+        up_to = list(accumulate(counts))
+        for bound, count in zip([*bounds, "+Inf"], up_to, strict=True):
+            self.add(name, f'{within},le="{bound}"', count, "_bucket")
+        self.add(name, within, up_to[-1], "_count")
+        self.add(name, within, total, "_sum")
+
+    def add_durations(self, name: str, within: str, durations: Durations) -> None:
+        self.add_histogram(name, within, BOUNDS_S, durations.counts, durations.sum_s)
+
+    def add_families(self, families: Iterable[Metric]) -> None:
+        for family in families:
+            if family.type != "unknown":
+                name = f"{family.name}_total" if family.type == "counter" else family.name
+                for sample in family.samples:
+                    self.add(name, labels(sample.labels), sample.value, sample.name.removeprefix(name))
+
+    def encode(self) -> bytes:
+        """Return the page. Other threads go on between its metrics."""
+        parts = []
+        for lines in self._lines.values():
+            parts.append("".join(lines).encode())
+            time.sleep(0)
+        return b"".join(parts)
+
+
+Values = tuple[str, ...]
+"""Values of a metric's labels, but for the cluster."""
+
+_TOPIC, _NAMESPACE = "pulsar.topic", "pulsar.namespace"
+
+
+class _Tally(otel.Counter):
+    """A sum by labels."""
+
+    def __init__(self, spec: engine.Spec, attributes: Values) -> None:
+        self._attributes = attributes
+        self.series: dict[Values, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+        key = tuple(attributes[each] for each in self._attributes)
+        with self._lock:
+            self.series[key] = self.series.get(key, 0) + amount
+
+
+class _Buckets(otel.Histogram):
+    """Counts by bucket, and at their end the sum of the values, by labels."""
+
+    def __init__(self, spec: engine.Spec, attributes: Values) -> None:
+        self._attributes = attributes
+        self.bounds = engine.BOUNDARIES.get(spec.unit, engine.COUNTS)
+        self.series: dict[Values, npt.NDArray[np.float64]] = {}
+        self._bounds = np.array(self.bounds)
+        self._lock = threading.Lock()
+
+    def record(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+        with self._lock:
+            counts = self._of(attributes)
+            counts[bisect_left(self.bounds, amount)] += 1
+            counts[-1] += amount
+
+    def record_all(self, values: npt.NDArray[np.float64], attributes: Mapping[str, str]) -> None:
+        counted = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self.bounds) + 1)
+        with self._lock:
+            counts = self._of(attributes)
+            counts[:-1] += counted
+            counts[-1] += values.sum()
+
+    def _of(self, attributes: Mapping[str, str]) -> npt.NDArray[np.float64]:
+        key = tuple(attributes[each] for each in self._attributes)
+        counts = self.series.get(key)
+        if counts is None:
+            counts = self.series[key] = np.zeros(len(self.bounds) + 2)
+        return counts
+
+
+class EngineFigures(engine.Instruments):
+    """The instruments of one store. Thread-safe."""
+
+    listening = True
+
+    def __init__(self, cluster: str, *, by_topic: bool) -> None:
+        self._cluster = label("cluster", cluster)
+        self.stores = weakref.WeakSet()
+        self._tallies: dict[str, _Tally] = {}
+        self._buckets: dict[str, _Buckets] = {}
+        self._labels: dict[str, Values] = {}
+        for spec in engine.SPECS:
+            wanted = {each for each in labels_of(spec) if by_topic or each != "topic"} - {"cluster"}
+            attributes = self._labels[spec.name] = tuple(each for each in spec.attributes if label_name(each) in wanted)
+            if spec.kind == "histogram":
+                self._buckets[spec.name] = _Buckets(spec, attributes)
+            elif spec.kind == "counter" and spec.name not in engine.OBSERVED:
+                self._tallies[spec.name] = _Tally(spec, attributes)
+        self.counters = {**self._tallies}
+        self.histograms = {**self._buckets}
+
+    def record_all(self, name: str, values: npt.NDArray[np.float64], attributes: engine.Attributes) -> None:
+        self._buckets[name].record_all(values, attributes)
+
+    def forget_topic(self, topic: str) -> None:
+        for name, tally in self._tallies.items():
+            if _TOPIC in self._labels[name]:
+                at = self._labels[name].index(_TOPIC)
+                for key in [each for each in list(tally.series) if each[at] == topic]:
+                    tally.series.pop(key, None)
+
+    # -- the page ------------------------------------------------------------------------------------
+
+    def write(self, page: Page, store: engine.StoreMetrics, shown: Shown) -> None:
+        """Write all but what a survey of the topics gives. May wait for the disk."""
+        for spec in engine.SPECS:
+            if spec.name in engine.OF_TOPICS:
+                continue
+            name, attributes = prometheus_name(spec), self._labels[spec.name]
+            sums: dict[Values, Any] = {}
+            for own, value in self._series(spec, store):
+                labels = dict(zip(attributes, own, strict=True))
+                if _TOPIC in labels:
+                    labels[_TOPIC] = shown.topic(labels[_TOPIC])
+                if _NAMESPACE in labels:
+                    labels[_NAMESPACE] = shown.namespace(labels[_NAMESPACE])
+                key = tuple(labels.values())
+                sums[key] = sums[key] + value if key in sums else value
+            if spec.kind == "counter" and not attributes:
+                sums.setdefault((), 0)
+            page.lines(name)
+            for key, value in sums.items():
+                pairs = zip(attributes, key, strict=True)
+                within = ",".join([self._cluster, *(label(label_name(attribute), each) for attribute, each in pairs)])
+                if spec.kind == "histogram":
+                    *counts, total = value.tolist()
+                    page.add_histogram(name, within, self._buckets[spec.name].bounds, map(int, counts), total)
+                else:
+                    page.add(name, within, value)
+
+    def _series(self, spec: engine.Spec, store: engine.StoreMetrics) -> Iterable[tuple[Values, Any]]:
+        if spec.kind == "histogram":
+            return list(self._buckets[spec.name].series.items())
+        if spec.name in self._tallies:
+            return list(self._tallies[spec.name].series.items())
+        return [
+            (tuple(str((each.attributes or {})[name]) for name in self._labels[spec.name]), each.value)
+            for each in store.observe(spec.name)
+        ]
+
+
+T = TypeVar("T")
+
+_TOPICS_A_TURN = 200
+"""Topics that are copied in one turn of the loop."""
+
+_YIELD = 20
+"""Topics after which a worker lets other threads have the interpreter: every millisecond or so."""
+
+_NOTHING, _NO_IN, _NO_OUT = Durations(), InRate(), OutRate()
+
+
+@dataclass(slots=True)
+class SubscriptionCopy:
+    """The broker's part of a subscription's figures."""
+
+    consumers: int = 0
+    unacked: int = 0
+    blocked: bool = False
+    sent: Dispatched = field(default_factory=Dispatched)
+    rate: OutRate = _NO_OUT
+
+
+@dataclass(slots=True)
+class TopicCopy:
+    """The broker's part of a topic's figures."""
+
+    producers: int = 0
+    consumers: int = 0
+    received: Figures = field(default_factory=Figures)
+    rate_in: InRate = _NO_IN
+    rate_out: OutRate = _NO_OUT
+    durations: Durations = _NOTHING
+    subscriptions: dict[str, SubscriptionCopy] = field(default_factory=dict)
+    """By name; READERS: readers, and subscriptions that were deleted."""
+
+
+async def copy_topics(
+    producers: Producers, consumers: Consumers, rates: Rates, durations: PublishDurations
+) -> dict[str, TopicCopy]:
+    """Copy the broker's part of every topic that has had producers or consumers. The loop goes on meanwhile."""
+    copies: dict[str, TopicCopy] = {}
+    async for topic in _slices(list(producers.departed)):
+        copies[topic] = TopicCopy(
+            producers=len(producers.of_topic(topic)),
+            received=rates.received(topic),
+            rate_in=rates.published(topic),
+            durations=durations.last.get(topic, _NOTHING),
+        )
+    async for group in _slices(consumers.groups):
+        topic = group.topic.name
+        of_topic = copies.setdefault(topic, TopicCopy())
+        of_topic.consumers += len(group.consumers)
+        of_topic.rate_out = rates.dispatched(topic)
+        copied = of_topic.subscriptions.setdefault(group.name if group.durable else READERS, SubscriptionCopy())
+        for consumer in group.consumers:
+            copied.sent.add(consumer.figures)
+        if group.durable:
+            copied.consumers, copied.blocked = len(group.consumers), group.blocked
+            copied.unacked = group.unacked if group.type in INDIVIDUAL else 0
+            copied.rate = rates.of_subscription(topic, group.name)
+    async for topic, departed in _slices(list(consumers.departed.items())):
+        of_topic = copies.setdefault(topic, TopicCopy())
+        for name, sent in departed.items():
+            copied = of_topic.subscriptions.setdefault(name, SubscriptionCopy(rate=rates.of_subscription(topic, name)))
+            copied.sent.add(sent)
+    return copies
+
+
+async def _slices(items: Iterable[T]) -> AsyncIterator[T]:
+    for number, item in enumerate(items):
+        if number % _TOPICS_A_TURN == _TOPICS_A_TURN - 1:
+            await asyncio.sleep(0)
+        yield item
+
+
+_OLDEST = "duelog_subscription_unacknowledged_age_seconds"
+_DELIVERED = {name: f"{name.replace('.', '_')}_total" for name in DELIVERED}
+
+
+class _Sums:
+    """Figures of one topic, or added up of many."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.of_subscriptions: dict[str, float] = {}
+        self.durations = Durations()
+
+    def add(self, topic: TopicSurvey, copy: TopicCopy) -> None:
+        values = self.values
+        for name, value in _of_topic(topic, copy).items():
+            values[name] = values.get(name, 0) + value
+        self.durations.join(copy.durations)
+
+    def add_subscriptions(self, topic: TopicSurvey, copy: TopicCopy) -> None:
+        values = self.of_subscriptions
+        for stats in topic.subscriptions:
+            for name, value in _of_subscription(topic, stats, copy).items():
+                before = values.get(name, 0)
+                values[name] = max(before, value) if name == _OLDEST else before + value
+
+    def write(self, page: Page, within: str, subscription: str = "") -> None:
+        """subscription: its label, where series of subscriptions have one."""
+        for name, value in self.values.items():
+            page.add(name, within, value)
+        for name, value in self.of_subscriptions.items():
+            page.add(name, f"{within}{subscription}", value)
+        rate, throughput = self.values.get("pulsar_rate_in", 0.0), self.values.get("pulsar_throughput_in", 0.0)
+        page.add("pulsar_average_msg_size", within, throughput / rate if rate else 0.0)
+        if count := self.durations.count:
+            for name, bucket in zip(WRITE_BUCKETS, self.durations.write_buckets(), strict=True):
+                page.add(f"pulsar_storage_write_latency_{name}", within, bucket)
+            page.add("pulsar_storage_write_latency_count", within, count)
+            page.add("pulsar_storage_write_latency_sum", within, self.durations.sum_s * 1_000)
+
+
+def _of_topic(topic: TopicSurvey, copy: TopicCopy) -> dict[str, float]:
+    delayed = sum(topic.in_partitions + stats.inline for stats in topic.subscriptions)
+    return {
+        "pulsar_subscriptions_count": len(topic.subscriptions),
+        "pulsar_producers_count": copy.producers,
+        "pulsar_consumers_count": copy.consumers,
+        "pulsar_rate_in": copy.rate_in.messages,
+        "pulsar_rate_out": copy.rate_out.messages,
+        "pulsar_throughput_in": copy.rate_in.bytes,
+        "pulsar_throughput_out": copy.rate_out.bytes,
+        "pulsar_storage_write_rate": copy.rate_in.entries,
+        "pulsar_in_messages_total": copy.received.messages,
+        "pulsar_in_bytes_total": copy.received.bytes,
+        "pulsar_storage_size": topic.stored_bytes,
+        "pulsar_msg_backlog": sum(stats.backlog for stats in topic.subscriptions) + delayed,
+        "pulsar_delayed_message_index_size_bytes": topic.index_bytes,
+        "duelog_topic_pending": topic.pending,
+        "duelog_messages_sent_total": topic.sent,
+    }
+
+
+def _of_subscription(topic: TopicSurvey, stats: SubscriptionStats, copy: TopicCopy) -> dict[str, float]:
+    known = copy.subscriptions.get(stats.name) or SubscriptionCopy()
+    delayed = topic.in_partitions + stats.inline
+    return {
+        "pulsar_subscription_back_log": stats.backlog + delayed,
+        "pulsar_subscription_back_log_no_delayed": stats.backlog,
+        "pulsar_subscription_delayed": delayed,
+        "pulsar_subscription_in_replay": stats.redelivering,
+        "pulsar_subscription_unacked_messages": known.unacked,
+        "pulsar_subscription_blocked_on_unacked_messages": int(known.blocked),
+        "pulsar_subscription_consumers_count": known.consumers,
+        "pulsar_subscription_msg_rate_out": known.rate.messages,
+        "pulsar_subscription_msg_throughput_out": known.rate.bytes,
+        "pulsar_subscription_msg_rate_redeliver": known.rate.redelivered,
+        "pulsar_subscription_msg_ack_rate": known.rate.acked,
+        "pulsar_out_messages_total": known.sent.messages,
+        "pulsar_out_bytes_total": known.sent.bytes,
+        _OLDEST: stats.oldest_unacknowledged_ms / 1000,
+        **{_DELIVERED[name]: value for name, value in delivered(stats).items()},
+    }
+
+
+_OF_BROKER = (
+    "subscriptions_count", "producers_count", "consumers_count", "rate_in", "rate_out", "throughput_in",
+    "throughput_out", "storage_size", "msg_backlog",
+)  # fmt: skip
+"""Figures of topics whose sums the broker has, named `pulsar_broker_` and so on."""
+
+
+def write_topics(
+    page: Page,
+    cluster: str,
+    surveyed: Iterable[TopicSurvey],
+    copies: dict[str, TopicCopy],
+    shown: Shown,
+    *,
+    by_topic: bool,
+) -> None:
+    """Write the figures of topics, namespaces and the broker. For a worker: other threads go on meanwhile.
+
+    shown: is told of the topics that have series of their own; the others of a namespace are summed.
+    """
+    in_cluster = label("cluster", cluster)
+    broker = _Sums()
+    namespaces: dict[str, _Sums] = {}
+    for number, topic in enumerate(surveyed):
+        if number % _YIELD == _YIELD - 1:
+            time.sleep(0)
+        name, namespace = str(topic.name), topic.name.namespace_name
+        copy = copies.get(name) or TopicCopy()
+        broker.add(topic, copy)
+        if by_topic and shown.admit(name, len(topic.subscriptions)):
+            sums = _Sums()
+            sums.add(topic, copy)
+            within = f"{in_cluster},{label('namespace', namespace)},{label('topic', name)}"
+            sums.write(page, within)
+            for stats in topic.subscriptions:
+                of_one = f"{within},{label('subscription', stats.name)}"
+                for metric, value in _of_subscription(topic, stats, copy).items():
+                    page.add(metric, of_one, value)
+        else:
+            sums = namespaces.setdefault(shown.namespace(namespace), _Sums())
+            sums.add(topic, copy)
+            sums.add_subscriptions(topic, copy)
+    of_others, of_subscriptions = ("", "")
+    if by_topic:
+        of_others, of_subscriptions = f",{label('topic', OTHERS)}", f",{label('subscription', OTHERS)}"
+    for namespace, sums in namespaces.items():
+        sums.write(page, f"{in_cluster},{label('namespace', namespace)}{of_others}", of_subscriptions)
+    for name in _OF_BROKER:
+        page.add(f"pulsar_broker_{name}", in_cluster, broker.values.get(f"pulsar_{name}", 0))
+    received, sent = Figures(), Dispatched()
+    for copy in copies.values():
+        received.add(copy.received)
+        for each in copy.subscriptions.values():
+            sent.add(each.sent)
+    page.add("duelog_broker_duplicates_total", in_cluster, received.duplicates)
+    page.add("duelog_broker_redelivered_total", in_cluster, sent.redelivered)
+    page.add("duelog_broker_acknowledged_total", in_cluster, sent.acked)
+
 
 _log = logging.getLogger("duelog.broker")
 

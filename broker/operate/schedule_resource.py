@@ -18,7 +18,7 @@ from ...topic import Topic
 from ..admin.http_request import HttpError, Request, texts_of
 from ..admin.routing import Route, need_of
 from ..protocol.loop_calls import Workers
-from .stored_blob import opened
+from .client_message import opened
 from .topic_finder import TopicFinder
 
 TOPIC = "/duelog/v1/persistent/{tenant}/{namespace}/{topic}"

@@ -24,7 +24,7 @@ from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
 from ..protocol import entry
 from ..protocol.loop_calls import Workers
-from .stored_blob import reply_of
+from .client_message import reply_of
 from .topic_finder import MOST_PEEKED, TOPIC, WHOLES, TopicFinder
 
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"

@@ -25,9 +25,8 @@ from ..lookup.topic_lookup import TopicAccess
 from ..produce.producers import Producers
 from ..protocol.loop_calls import Workers
 from ..tenancy.namespace_policies import PolicyStore, topic_scope
-from ..tenancy.namespaces import TopicNames
-from ..tenancy.topic_removal import TopicRemoval
-from .stored_blob import reply_of
+from ..tenancy.namespaces import TopicNames, TopicRemoval
+from .client_message import reply_of
 from .topic_finder import MOST_PEEKED, TOPIC, TOPICS, WHOLES, TopicFinder
 
 MAX_PARTITIONS = 10_000

@@ -5,7 +5,8 @@ later:   expired -> AUTH_CHALLENGE, AUTH_RESPONSE -> respond -> Proven
 
 Tokens are JSON Web Tokens, signed with a key that the configuration names; their algorithms are the configuration's,
 never the token's own choice. Passwords stand in a file as `htpasswd -B` writes it, read again when it changes. Clients
-of duelog's own protocol over TCP are let in by the same credentials.
+of duelog's own protocol over TCP are let in by the same credentials. The listeners' certificate is kept up with its
+files.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import hmac
 import logging
 import os
 import re
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import bcrypt
 import jwt
@@ -41,7 +43,6 @@ from .permissions import Action, Permissions
 
 if TYPE_CHECKING:
     from jwt.types import Options
-
 
 _log = logging.getLogger("duelog.broker.passwords")
 
@@ -328,3 +329,57 @@ class WireAdmission:
                 raise NotAllowed(f"role {role!r} may not {asked} in namespace {namespace}")
 
         return guard
+
+
+_tls_log = logging.getLogger("duelog.broker.tls")
+
+
+class Certificate:
+    """A certificate chain and its key, in PEM; TLS 1.2 and later."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Reads the files. Raises UnusableSecurity."""
+        self._certificate = certificate
+        self._key = key
+        self._stamp = stamp_of(certificate, key)
+        self.context = self._load()
+
+    def refresh(self) -> bool:
+        """Have new connections get a certificate that was put in place since; False: nothing changed.
+
+        For a timer; waits for the disk. Files that cannot be used are logged once, and the certificate before stays.
+        """
+        stamp = stamp_of(self._certificate, self._key)
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self._load()  # a failure would leave half of a pair in the context that is in use
+            self.context.load_cert_chain(self._certificate, self._key, password=_refuse)
+        except UnusableSecurity as error:
+            _tls_log.error("%s; the certificate before stays in use", error)
+            return False
+        _tls_log.info("%s: a new certificate is in use", self._certificate)
+        return True
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        for path in (self._certificate, self._key):
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                raise UnusableSecurity(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=_refuse)
+        except ssl.SSLError as error:
+            reason = f" ({error.reason})" if error.reason else ""
+            raise UnusableSecurity(
+                f"{self._certificate} and {self._key} are not a certificate and its key in PEM{reason}"
+            ) from error
+        return context
+
+
+def _refuse() -> NoReturn:
+    """OpenSSL would ask for a password on the terminal."""
+    raise UnusableSecurity("the key of the certificate is encrypted; the broker needs one that is not")

@@ -27,19 +27,16 @@ from ..cluster.ownership import Ownership
 from ..cluster.placement import PlacementFile
 from ..configuration import EVERYWHERE, BrokerConfig
 from ..consume.consumers import Consumers
-from ..listing.dynamic_settings import DynamicSettings, limits_of
-from ..listing.memory_limits import DualMemoryLimiter
-from ..listing.name_sets import NameSets
+from ..listing.memory_limits import DualMemoryLimiter, DynamicSettings, limits_of
 from ..listing.topic_listing import TopicListing
-from ..listing.watchers import Watchers
+from ..listing.watchers import NameSets, Watchers
 from ..lookup.compatibility import Compatibility
 from ..lookup.resources import AutoCreation, Defaults, Resources
 from ..lookup.topic_address import TopicAddress
 from ..lookup.topic_facts import TopicFacts
 from ..lookup.topic_lookup import TopicAccess, TopicLookup, Urls
-from ..metrics.exposition import Exposition
+from ..metrics.exposition import CONTENT_TYPE, Exposition
 from ..metrics.rates import Rates
-from ..metrics.text_format import CONTENT_TYPE
 from ..operate.schedule_resource import ScheduleResource
 from ..operate.store_resource import StoreResource
 from ..operate.subscription_resource import SubscriptionResource
@@ -47,7 +44,7 @@ from ..operate.topic_finder import TopicFinder
 from ..operate.topic_resource import TopicResource
 from ..operate.topic_stats import StatsResource, TopicFigures
 from ..page.operation_resource import OperationResource, asking
-from ..page.page_files import PageFiles
+from ..page.page_server import PageFiles
 from ..produce.producers import Producers
 from ..protocol import commands
 from ..protocol.commands import Command
@@ -56,9 +53,8 @@ from ..protocol.peer import Peer
 from ..security.authentication import WireAdmission, authentication_of
 from ..security.permissions import Permissions
 from ..tenancy.namespace_policies import NamespacePolicies, PolicyStore
-from ..tenancy.namespaces import Namespaces, Tenants, TopicNames
+from ..tenancy.namespaces import Namespaces, Tenants, TopicNames, TopicRemoval
 from ..tenancy.rest_schemas import RestSchemas
-from ..tenancy.topic_removal import TopicRemoval
 from .connection import Connection, Handler, Login
 from .listening import Listeners
 from .service import Service

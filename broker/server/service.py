@@ -9,12 +9,11 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from ..admin.application import Application
-from ..admin.web_server import WebServer
+from ..admin.application import Application, WebServer
 from ..configuration import ServiceConfig
 from ..lookup.topic_lookup import Urls
 from ..protocol.loop_calls import keep_refreshing
-from ..security.tls import Certificate
+from ..security.authentication import Certificate
 from .listening import Listeners, open_sockets
 
 _log = logging.getLogger("duelog.broker")

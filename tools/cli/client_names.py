@@ -55,8 +55,7 @@ def _as_sent(message: dict[str, Any]) -> dict[str, Any]:
     if payload[:1] != _OF_BROKER:
         return message
     try:
-        from ...broker.operate.client_message import NotCarried, client_messages
-        from ...broker.operate.stored_blob import CodecMissing
+        from ...broker.operate.client_message import CodecMissing, NotCarried, client_messages
     except ModuleNotFoundError:  # duelog[broker] is not installed
         return message
     try:

@@ -13,12 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duelog.broker.admin.application import MAX_BODY_BYTES, Application
+from duelog.broker.admin.application import MAX_BODY_BYTES, Application, WebServer
 from duelog.broker.admin.http_request import HttpError, Reply, Request
 from duelog.broker.admin.routing import Need, Route, Router
-from duelog.broker.admin.web_server import WebServer
 from duelog.broker.configuration import BrokerConfig
-from duelog.broker.listing.dynamic_settings import NAMES
+from duelog.broker.listing.memory_limits import NAMES
 from duelog.broker.security.authentication import Authentication, TokenMethod
 from duelog.broker.security.permissions import Action, Permissions
 from duelog.store import errors

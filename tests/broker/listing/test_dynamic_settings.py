@@ -6,8 +6,7 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.configuration import BrokerConfig
-from duelog.broker.listing.dynamic_settings import NAMES, DynamicSettings
-from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits
+from duelog.broker.listing.memory_limits import NAMES, DualMemoryLimiter, DynamicSettings, Limits
 from duelog.store.errors import InvalidArgument
 from tests.conftest import OpenStore
 

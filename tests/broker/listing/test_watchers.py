@@ -10,16 +10,15 @@ import pytest
 
 from duelog import DelayedStore, TopicEvent
 from duelog.broker.configuration import BrokerConfig
-from duelog.broker.listing import name_sets, watchers
+from duelog.broker.listing import watchers
 from duelog.broker.listing.memory_limits import (
     DualMemoryLimiter,
     Limits,
     LookupGate,
     list_bytes,
 )
-from duelog.broker.listing.name_sets import NameSets
 from duelog.broker.listing.topic_listing import topics_hash
-from duelog.broker.listing.watchers import Watchers
+from duelog.broker.listing.watchers import NameSets, Watchers
 from duelog.broker.lookup.resources import NamespaceSettings, Resources
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.failures import Refused, ServerError
@@ -417,7 +416,7 @@ async def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(
 
     async with on_stand() as (stand, peer):
         with monkeypatch.context() as patched:
-            patched.setattr(name_sets, "names_of", broken)
+            patched.setattr(watchers, "names_of", broken)
             await stand.watch(peer)
         assert peer.take() == [commands.Error(101, ServerError.METADATA, "broken")]
         assert (len(stand.watchers), len(stand.sets), len(stand.limiter.sizes)) == (0, 0, 0)
@@ -430,14 +429,14 @@ async def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
     on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one is left for four times as long as one took; changes meanwhile are one update."""
-    make = name_sets.View.advance
+    make = watchers.View.advance
 
-    def slow(view: name_sets.View) -> None:
+    def slow(view: watchers.View) -> None:
         make(view)
         stand_loop[0].now += 1
 
     stand_loop: list[TestLoop] = []
-    monkeypatch.setattr(name_sets.View, "advance", slow)
+    monkeypatch.setattr(watchers.View, "advance", slow)
 
     async with on_stand() as (stand, peer):
         stand_loop.append(stand.loop)

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from duelog import DelayedDeliveryPolicies, DelayedStore
-from duelog.broker.metrics import exposition, topic_figures
+from duelog.broker.metrics import exposition
 from duelog.broker.metrics.metric_names import METRICS, Named
 from duelog.broker.protocol import commands
 from duelog.broker.server import broker as broker_module
@@ -287,9 +287,9 @@ async def test_a_store_that_has_failed_is_told_of(
 
 async def test_a_scrape_lets_the_loop_go_on(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop copies its figures a few topics a turn; a worker reads the store and writes the text."""
-    monkeypatch.setattr(topic_figures, "_SLICE", 2)
+    monkeypatch.setattr(exposition, "_TOPICS_A_TURN", 2)
     writers: list[threading.Thread] = []
-    write_topics = topic_figures.write_topics
+    write_topics = exposition.write_topics
 
     def written(*arguments: Any, **options: Any) -> None:
         writers.append(threading.current_thread())

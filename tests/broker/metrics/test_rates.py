@@ -11,10 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from duelog import DelayedStore, ManualClock, Message
 from duelog.broker.metrics import rates as rates_module
-from duelog.broker.metrics.engine_figures import EngineFigures
-from duelog.broker.metrics.latencies import BOUNDS_S, Durations, LoopLag, PublishDurations
-from duelog.broker.metrics.rates import InRate, OutRate, Rates
-from duelog.broker.metrics.text_format import Page, Shown, label, number
+from duelog.broker.metrics.exposition import EngineFigures, Page, Shown, label, shown_number
+from duelog.broker.metrics.rates import BOUNDS_S, Durations, InRate, LoopLag, OutRate, PublishDurations, Rates
 from duelog.broker.protocol.commands import CloseConsumer, CloseProducer, SubscriptionType
 from tests.broker.consume.consuming import Consuming, ids
 from tests.broker.peers import Bench, FakePeer, idle, soon
@@ -231,6 +229,6 @@ def test_text_is_escaped_and_numbers_are_prometheus_s() -> None:
     (family,) = text_string_to_metric_families(page.encode().decode())
     assert [(sample.labels, sample.value) for sample in family.samples] == [({"subscription": 'x"\\\n'}, 3)]
     infinite = float("inf")
-    assert [number(each) for each in (1, 0.5, infinite, -infinite, np.nan)] == ["1", "0.5", "+Inf", "-Inf", "NaN"]
+    assert [shown_number(each) for each in (1, 0.5, infinite, -infinite, np.nan)] == ["1", "0.5", "+Inf", "-Inf", "NaN"]
     with pytest.raises(KeyError):
         page.lines("duelog_unknown")

@@ -12,8 +12,15 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from duelog.broker.operate.client_message import ClientMessage, NotCarried, _Single, client_messages, shown_entry
-from duelog.broker.operate.stored_blob import MOST_BYTES, StoredMetadata
+from duelog.broker.operate.client_message import (
+    MOST_BYTES,
+    ClientMessage,
+    NotCarried,
+    StoredMetadata,
+    _Single,
+    client_messages,
+    shown_entry,
+)
 from duelog.broker.protocol.commands import KeyValue
 from duelog.broker.protocol.entry import BATCH, CHUNK, Header, pack
 from duelog.broker.protocol.fields import BYTES, ENCODERS, VARINT, tag, varint

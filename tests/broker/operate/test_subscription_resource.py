@@ -8,7 +8,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock
 from duelog.broker.admin.http_request import HttpError
-from duelog.broker.operate.stored_blob import CODECS, MOST_BYTES, StoredMetadata, opened, reply_of
+from duelog.broker.operate.client_message import CODECS, MOST_BYTES, StoredMetadata, opened, reply_of
 from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.commands import KeyValue
 from duelog.broker.protocol.entry import MessageMetadata

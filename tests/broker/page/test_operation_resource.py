@@ -12,8 +12,8 @@ import pytest
 
 import duelog
 from duelog.broker.admin.http_request import HttpError
-from duelog.broker.page.page_files import NOT_BUILT, POLICY, PageFiles
-from duelog.broker.page.watching import MOST_PAGES, Watching
+from duelog.broker.page.operation_resource import MOST_PAGES, Watching
+from duelog.broker.page.page_server import NOT_BUILT, POLICY, PageFiles
 from duelog.broker.protocol import commands
 from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS
@@ -235,7 +235,7 @@ async def test_the_page_is_served_without_credentials_and_its_data_is_not(tmp_pa
     """The page itself tells nothing; a file that is none, or lies elsewhere, is 404."""
     async with administered(tmp_path / "store", **SECURED) as (_, rest, _):
         assert (await rest.ask("GET", "/")).status in (200, 404)
-        for path in ("/page/none.js", "/page/..%2Fpage_files.py", "/page/%2Fetc%2Fpasswd"):
+        for path in ("/page/none.js", "/page/..%2Fpage_server.py", "/page/%2Fetc%2Fpasswd"):
             assert (await rest.ask("GET", path)).status == 404
         assert (await rest.ask("GET", PATH)).status == 401
         assert (await rest.ask("GET", PATH, headers={"Authorization": f"Bearer {token('root')}"})).status == 200

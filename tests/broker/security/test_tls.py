@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from duelog.broker.security.authentication import UnusableSecurity
-from duelog.broker.security.tls import Certificate
+from duelog.broker.security.authentication import Certificate, UnusableSecurity
 from tests.broker.security.certificates import write_pair
 
 

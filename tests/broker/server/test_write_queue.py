@@ -9,8 +9,8 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duelog.broker.security.tls import Certificate
-from duelog.broker.server.write_queue import PIECE, WriteQueue
+from duelog.broker.security.authentication import Certificate
+from duelog.broker.server.connection import PIECE, WriteQueue
 from tests.broker.security.certificates import write_pair
 
 
