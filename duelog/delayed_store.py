@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from duelog.markers.firing.suspensions import Suspension
 from duelog.store.clock import Clock, SystemClock
@@ -30,6 +30,7 @@ from .engine import Engine, open_engine, settled
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import EntryReader, Operations
 from .operations.wire_peer import Admit
+from .sending.log_append import GroupAlso
 from .stats import (
     MOST_CLIENTS,
     Connections,
@@ -196,6 +197,17 @@ class DelayedStore:
         InvalidArgument where they may be more than one group takes (`StoreConfig.wal_bytes`), DelayTooLong, StoreFull,
         StoreFailed; then none was appended.
         """
+        return self._send_batch(messages, allow_past=allow_past)
+
+    def _send_once(self, producer: str, number: int, messages: Any, *, allow_past: bool = False) -> Any:
+        """`send_batch` under a number of a connection; None: it is stored already."""
+        return self._engine.sending.producers.once(
+            producer,
+            number,
+            lambda also: self._send_batch(messages, allow_past=allow_past, also=lambda group, _: also(group)),
+        )
+
+    def _send_batch(self, messages: Any, *, allow_past: bool, also: GroupAlso | None = None) -> list[MessageId]:
         sender, engine = self._engine.sender_to_topics(), self._engine
         engine.check_writable()
         if isinstance(messages, (Message, str, bytes)) or not isinstance(messages, Iterable):
@@ -217,7 +229,7 @@ class DelayedStore:
                 place = places[given] = names.setdefault(name, len(names))
             owners.append(place)
             checked.append(message)
-        ids = sender.send(list(names), owners, checked, allow_past=allow_past).to_list()
+        ids = sender.send(list(names), owners, checked, allow_past=allow_past, also=also).to_list()
         self._engine.settle(*names)
         return ids
 

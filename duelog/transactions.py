@@ -35,7 +35,6 @@ from .sending.sender import Places
 from .sending.topic_sender import EncodedMessage
 from .subscription import Subscription
 from .topic import Topic
-from .topics.producer_state import Claim
 from .topics.topic_state import SubscriptionState, TopicState
 
 T = TypeVar("T")
@@ -289,21 +288,10 @@ class Transaction:
     def _store_once(self) -> None:
         if self._numbers is None:
             self._store_all(lambda group: None)
-            return
-        claim, (name, number) = Claim(), self._numbers
-        with claim.calling:
-            producers = self._engine.sending.producers
-            producer = producers.of(producers.whole_store, name)
-            if producer.claim_range(claim, number, number) is None:
-                self.stored_before = True
-                return
-            try:
-                self._store_all(lambda group: producer.write(group, claim, claim.numbers))
-            except Exception:
-                producer.drop(claim)
-                raise
+        else:
+            self.stored_before = not self._engine.sending.producers.once(*self._numbers, self._store_all)
 
-    def _store_all(self, also: Callable[[WriteBatch], None]) -> None:
+    def _store_all(self, also: Callable[[WriteBatch], None]) -> bool:
         engine = self._engine
         for _ in range(_ATTEMPTS):
             with suppress(KeyChanged), ExitStack() as held:
@@ -323,6 +311,7 @@ class Transaction:
             engine.policies.stored(name, 1)
         if self._documents:
             engine.storage.main.flush()
+        return True
 
     def _prepare(self, held: ExitStack) -> _Prepared:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""

@@ -232,7 +232,7 @@ class ConnectedStore(DelayedStore):
         if isinstance(messages, (Message, str, bytes)) or not isinstance(messages, Iterable):
             raise InvalidArgument("messages", messages, "expected a sequence of (topic, Message)")
         pairs = [self._named(pair) for pair in messages]
-        found: list[MessageId] = self._ask(FACE["DelayedStore.send_batch"], [pairs], {"allow_past": allow_past})
+        found: list[MessageId] = self.ask_once("DelayedStore.send_batch", (), [pairs], {"allow_past": allow_past})
         return found
 
     def _named(self, pair: Any) -> Any:

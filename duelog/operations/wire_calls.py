@@ -56,7 +56,6 @@ _MOST_RECEIVED_BYTES = 4 << 20
 _TOPICS = 256
 _MANUAL_PAUSE_S = 0.02
 _CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
-_CHANGED_ONCE = {"Topic.cancel_key", "Topic.reschedule", "Documents.put", "Documents.delete"}
 _SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
          "numbers"}  # fmt: skip
 
@@ -363,10 +362,9 @@ class WireCalls:
                 self._result(number, self._ask(name, named))
             elif name == "DelayedStore.transaction":
                 self.answering.answer(number, RESULT, self._transact(arguments, named))
-            elif "numbers" in named and row.name in _CHANGED_ONCE:
-                self.answering.answer(number, RESULT, self._change_once(row, target, arguments, named))
             elif "numbers" in named:
-                self.answering.answer(number, RESULT, self._send_numbered(row, target, arguments, named))
+                once: Callable[..., Any] = _ONCE.get(name, WireCalls._send_numbered)
+                self._result(number, once(self, row, target, arguments, named))
             else:
                 self._result(number, self._call(row, target, arguments, named))
         except BaseException as error:
@@ -447,15 +445,18 @@ class WireCalls:
     def _transaction(self, named: dict[str, Any]) -> Any:
         """A transaction, which is stored once where `numbers` has [name of a producer, number]."""
         transaction = self.service.store.transaction()
-        match named.pop("numbers", None):
-            case None:
-                pass
+        if "numbers" in named:
+            transaction.number(*self._number(named))
+        return transaction
+
+    def _number(self, named: dict[str, Any]) -> tuple[str, int]:
+        """The number under which something is stored once: [name of a producer, number] in `numbers`."""
+        match named.pop("numbers"):
             case [str(producer), int(number)] as numbers:
-                transaction.number(producer, number)
                 self._use("", numbers)
+                return producer, number
             case numbers:
                 raise InvalidArgument("numbers", numbers, "expected [name of a producer, number]")
-        return transaction
 
     def _change_once(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
         """Make one change, once: `numbers` as of a transaction."""
@@ -464,6 +465,16 @@ class WireCalls:
         if row.owner == "Documents":
             return document_once(transaction, owner, row.method, arguments, named)
         return changed_once(transaction, row.method, [owner, *arguments], named)
+
+    def _send_once(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Send a batch to several topics, once: `numbers` as of a transaction."""
+        store = self._owner(row, target)
+        send, arguments = type(store)._send_once, [store, *self._number(named), *arguments]
+        _bind(row.name, send, arguments, named)
+        ids = send(*arguments, **named)
+        if ids is None:
+            raise Disconnected("the messages are stored; their ids were lost with the connection", stored=True)
+        return ids
 
     def _send_numbered(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
         """Send a batch whose messages are numbered: [name of a producer, first number] in `numbers`."""
@@ -628,6 +639,15 @@ _QUICK: dict[str, Callable[[WireCalls, int, Any, Any, Any], bool]] = {
     "Subscription.close": WireCalls._unsubscribe,
 }
 """Calls that are begun in the server's thread; False: it is done as all else is."""
+
+_ONCE: dict[str, Callable[[WireCalls, Row, Any, Any, Any], Any]] = {
+    "DelayedStore.send_batch": WireCalls._send_once,
+    "Topic.cancel_key": WireCalls._change_once,
+    "Topic.reschedule": WireCalls._change_once,
+    "Documents.put": WireCalls._change_once,
+    "Documents.delete": WireCalls._change_once,
+}
+"""Calls with `numbers` that are done once; the others are of numbered batches."""
 
 
 def _outcomes(results: list[tuple[tuple[Answering, int], Any]]) -> None:

@@ -263,11 +263,17 @@ class StoreSender:
         self._max_bytes = max_message_bytes
 
     def send(
-        self, names: Sequence[TopicName], owners: Sequence[int], messages: Sequence[Message], *, allow_past: bool
+        self,
+        names: Sequence[TopicName],
+        owners: Sequence[int],
+        messages: Sequence[Message],
+        *,
+        allow_past: bool,
+        also: GroupAlso | None = None,
     ) -> MessageIds:
         """See `DelayedStore.send_batch`. owners: the topic of each message, as an index into `names`, all different.
 
-        Every name is one of an owner.
+        Every name is one of an owner. `also` writes more in the group.
         """
         now_ms = self._writing_at()
         batch = encode_batch(messages, now_ms, self._max_bytes, allow_past=allow_past)
@@ -279,8 +285,8 @@ class StoreSender:
         self._sender.refuse_too_large(batch, column)
         topics = self._topics.get_or_create_all(names, now_ms)
         if batch.dedups:
-            return self._keyed(topics, column, batch, now_ms, policies=True)
-        return self._sender.send_all(topics, column, batch, now_ms)
+            return self._keyed(topics, column, batch, now_ms, also, policies=True)
+        return self._sender.send_all(topics, column, batch, now_ms, also)
 
 
 _STATES = {

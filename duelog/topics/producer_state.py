@@ -7,8 +7,8 @@ one of these numbers is sent again.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from pyroaring import BitMap64
 
@@ -25,6 +25,8 @@ from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import GroupWriter, WriteBatch
 
 from .topic_state import TopicState
+
+T = TypeVar("T")
 
 MAX_SEQUENCE = 2**62
 
@@ -239,6 +241,21 @@ class Producers:
                         stored, self._main, self._writer, topic.topic_id, name
                     )
         return known
+
+    def once(self, name: str, number: int, store: Callable[[Callable[[WriteBatch], None]], T]) -> T | None:
+        """Do what `store` does under a number of the whole store; None: it is stored already, and nothing is done.
+
+        `store` is given what writes the number, for its group.
+        """
+        claim, producer = Claim(), self.of(self.whole_store, name)
+        with claim.calling:
+            if producer.claim_range(claim, number, number) is None:
+                return None
+            try:
+                return store(lambda group: producer.write(group, claim, claim.numbers))
+            except Exception:
+                producer.drop(claim)
+                raise
 
     def stored(self) -> set[tuple[int, str]]:
         """(topic id, name) of all that have numbers. O(blocks)."""
