@@ -16,7 +16,7 @@ from duelog.sending.wal_segments import CHECKPOINT_MS
 from duelog.store.env import environment as environment_module
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
-from duelog.store.wal import segment, segment_file
+from duelog.store.wal import segment_file
 from tests.conftest import OpenStore, in_threads
 from tests.disaster.wal_faults import CONFIG, HOURS, FailingCalls, Sent, no_room
 from tests.store.wal.segments import can_write_directly, through_page_cache
@@ -125,48 +125,6 @@ def test_each_of_several_senders_is_told_when_the_wal_fails(
     sent.expect(open_store(config=CONFIG), tuple(failed))
 
 
-@pytest.mark.parametrize(("call", "error"), [("write", errno.ENOSPC), ("write", None)])
-def test_without_space_for_a_segment_a_send_is_refused_and_may_be_tried_again(
-    open_store: OpenStore, failing: Failing, call: str, error: int | None
-) -> None:
-    """The first and a later one: nothing is left behind, and the store goes on when there is space."""
-    calls = failing(call, error)
-    calls.armed = True
-    store = open_store(config=CONFIG)
-    with pytest.raises(StoreFull):
-        Sent(store)
-    assert not list(store.path.glob("wal/*"))
-    calls.armed = False
-    sent = Sent(store)
-    calls.armed = True
-    with pytest.raises(StoreFull):
-        sent.send("too large for a file that was used", 2, 60_000)
-    assert not list(sent.store.path.glob("wal/*.tmp"))
-    calls.armed = False
-    sent.send_some("room", 50)
-    sent.expect(sent.store)
-
-
-def test_without_space_for_the_unapplied_entries_of_a_partition_sends_go_on_until_the_log_is_full(
-    sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then they are refused, and nothing is lost or doubled, before a crash and after it, and when there is room."""
-    room = no_room(sent.environment(2), monkeypatch)
-    told = 0
-    for number in range(80):
-        try:
-            sent.send(f"on {number}", HOURS[number % 3])
-        except StoreFull:
-            told += 1
-    assert 5 < told < 75
-    assert sent.has_unapplied
-    crashed = sent.crash(tmp_path / "crashed")
-    sent.expect(open_store(crashed, CONFIG))
-    room()
-    sent.send_some("room", 20)
-    sent.expect(sent.store)
-
-
 def test_a_tick_without_space_for_unapplied_entries_goes_on_with_the_rest(
     sent: Sent, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,20 +185,6 @@ def test_a_store_whose_partitions_have_no_space_is_opened_and_gives_what_the_log
     sent.expect(open_store(crashed, CONFIG))
 
 
-def test_a_partition_that_failed_has_its_unapplied_entries_after_reopening(sent: Sent, open_store: OpenStore) -> None:
-    """The segment that has them is not used again; sends go on until the log is full."""
-    sent.environment(3).fail(OSError(errno.EIO, "says the test"))
-    failed = 0
-    for number in range(80):
-        try:
-            sent.send(f"on {number}", HOURS[number % 3])
-        except StoreFailed:
-            failed += 1
-    assert 5 < failed < 75
-    sent.store.close()
-    sent.expect(open_store(config=CONFIG))
-
-
 def test_a_partition_that_failed_does_not_keep_others_from_applying(sent: Sent, clock: ManualClock) -> None:
     """Its entries stay in the log, all else is applied."""
     sent.environment(2).fail(OSError(errno.EIO, "says the test"))
@@ -284,24 +228,6 @@ def _interrupt(sent: Sent, armed: Armed, point: str) -> None:
     armed(point, interrupt)
     with pytest.raises(KeyboardInterrupt):
         sent.send("interrupted", 2)
-
-
-def test_an_interrupt_while_a_group_is_appended_closes_the_store_for_writing(
-    sent: Sent, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The group may be on disk with its entry ids: no other takes them. Opened anew, the store has it or not."""
-
-    def interrupt(at: int) -> int:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(segment, "_aligned", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            sent.send("interrupted", 2)
-    with pytest.raises(StoreFailed, match="in doubt"):
-        sent.send("next", 2)
-    sent.store.close()
-    sent.expect(open_store(config=CONFIG), ("interrupted",))
 
 
 def test_a_segment_that_a_crash_left_half_made_is_removed_at_opening(open_store: OpenStore) -> None:

@@ -1,8 +1,6 @@
-"""A store whose write-ahead log is soon full, groups of sends, and what other processes see of it."""
+"""A store whose write-ahead log is soon full, and groups of sends."""
 
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -88,20 +86,3 @@ class Together:
         finally:
             failpoints.disarm()
         return self.futures
-
-
-def open_store_elsewhere(path: Path) -> Callable[..., str]:
-    """Asks a process that opens the store read-only for the ids of what waits in it; a path: to back it up there."""
-    program = (
-        "import sys; from duelog import DelayedStore, ManualClock, StoreConfig\n"
-        f"config = StoreConfig(partition_ms={HOUR_MS})\n"
-        f"with DelayedStore.open(sys.argv[1], config, clock=ManualClock({START_MS}), read_only=True) as store:\n"
-        "    if len(sys.argv) > 2: store.backup(sys.argv[2])\n"
-        "    print([str(message.message_id) for message in store.topic('a').scheduled()])\n"
-    )
-
-    def ask(*more: str) -> str:
-        command = [sys.executable, "-c", program, str(path), *more]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    return ask

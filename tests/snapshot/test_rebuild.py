@@ -1,6 +1,5 @@
 """Making snapshots anew from the logs: as the engine would have written them, whatever was there before."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from duelog.store.codec.format import Table, run_key, seal, unseal
 from duelog.store.codec.run import RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import InvalidArgument, StoreLocked, UnknownTopic
+from duelog.store.errors import InvalidArgument, UnknownTopic
 from duelog.store.log.scan import runs
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots
 from tests.conftest import START_MS, OpenStore, present
@@ -176,24 +175,6 @@ def test_every_entry_is_read_and_damage_reported(store: DelayedStore) -> None:
     damaged = [(error.ledger_id, error.entry_id) for log in report.logs for error in log.found.damaged]
     assert sorted(damaged) == [(ledger_id, 109), (ledger_id, 110)]
     assert all(log.found.written is not None for log in report.logs)
-
-
-def test_a_store_that_is_open_is_refused(store: DelayedStore, open_store: OpenStore) -> None:
-    """Rebuilding and verifying take the store's lock; listing looks on."""
-    open_store(config=CONFIG)
-    refused: list[str] = []
-
-    def try_it() -> None:
-        for tool in (rebuild_snapshots, verify_snapshots):
-            try:
-                tool(store.path)
-            except StoreLocked:
-                refused.append(tool.__name__)
-
-    thread = threading.Thread(target=try_it)
-    thread.start()
-    thread.join()
-    assert refused == ["rebuild_snapshots", "verify_snapshots"]
 
 
 def test_late_entries_that_wait_are_left_to_the_replay(open_store: OpenStore, clock: ManualClock) -> None:

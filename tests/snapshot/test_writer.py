@@ -124,17 +124,6 @@ def read_back(part: Part) -> list[tuple[int, list[int]]]:
     return [(start_ms, list(saved.bitmap())) for start_ms, saved in part.buckets(1 << 32)]
 
 
-def test_a_part_gives_back_its_pieces() -> None:
-    """Bucket starts and entries survive packing, sealing and reading."""
-    pieces = [piece(0, [1, 2, 3]), piece(100, list(range(0, 10_000, 7)))]
-    (packed,) = pack_parts(pieces, 1 << 20)
-    key = snapshot_part_key(LEDGER, 1, 0)
-    value, record = seal_part(key, packed)
-    assert record.entries == 3 + 1429
-    assert len(value) == record.stored_bytes == packed.stored_bytes
-    assert read_back(Part(key, value, record)) == [(0, [1, 2, 3]), (100, list(range(0, 10_000, 7)))]
-
-
 @pytest.mark.parametrize("part_bytes", [1_024, 4_096])
 def test_no_part_is_larger_than_allowed_even_for_one_large_bucket(part_bytes: int) -> None:
     """A bitmap that does not fit is split by ranges of ids, over as many parts as it takes."""
@@ -149,13 +138,6 @@ def test_no_part_is_larger_than_allowed_even_for_one_large_bucket(part_bytes: in
             found.setdefault(start_ms, []).extend(some)
     assert len(parts) > 10
     assert found == {0: [5], 100: ids, 200: [6]}
-
-
-def test_metadata_gives_back_its_fields() -> None:
-    """Every field survives, also before anything has fired."""
-    metadata = Metadata(BUCKET_MS, START_MS, 9, -1, -1, 0, 5, (PartRecord(1, 2, 3), PartRecord(4, 5, 6)))
-    assert Metadata.unpack(metadata.pack()) == metadata
-    assert (metadata.entries, metadata.stored_bytes) == (9, 7)
 
 
 def keys_of(written: SnapshotWritten) -> list[bytes]:

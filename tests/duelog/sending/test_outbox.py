@@ -15,7 +15,6 @@ from duelog import DelayedStore, MessageId, StoreConfig
 from duelog.errors import ClosedError, DuelogError, InvalidMessage, ResourceShortage
 from tests.conftest import OpenStore
 from tests.duelog.sending.putting import Held
-from tests.duelog.side_by_side import in_wal
 
 LIMIT_S = 60
 
@@ -42,16 +41,6 @@ def test_futures_have_the_ids_and_a_topic_keeps_the_order(open_store: OpenStore)
         batch = consumer.receive(1_000)
         assert [int(message.payload) for message in batch] == list(range(500))
         consumer.ack(batch)
-
-
-def test_messages_in_flight_share_a_group(small: DelayedStore) -> None:
-    """Those that wait while one is being written are one batch."""
-    held = Held(small)
-    groups = len(in_wal(small))
-    futures = [small.topic("t").send_async(b"x") for _ in range(6)]
-    held.let_go.set()
-    wait(futures, LIMIT_S)
-    assert len(in_wal(small)) - groups <= 2
 
 
 def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: DelayedStore) -> None:

@@ -44,20 +44,6 @@ def test_policies_are_kept_over_a_restart_at_every_scope(open_store: OpenStore) 
     }
 
 
-def test_a_change_is_in_force_for_the_next_message(open_store: OpenStore) -> None:
-    """Setting and removing count at once, on topics that have sent before."""
-    store = open_store()
-    assert due_ms(store, "t", deliver_after=60) == START_MS + 60_000
-    store.set_policies(Policies(fixed_delivery_delay_ms=5_000), topic="t")
-    assert due_ms(store, "t", deliver_after=60) == START_MS + 5_000
-    store.set_policies(Policies(active=False), namespace="public/default")
-    assert due_ms(store, "t", deliver_after=60) == START_MS
-    assert store.remove_policies(namespace="public/default")
-    assert store.remove_policies(topic="t")
-    assert not store.remove_policies(topic="t")
-    assert due_ms(store, "t", deliver_after=60) == START_MS + 60_000
-
-
 def test_a_batch_with_one_delay_too_long_is_refused_in_full(open_store: OpenStore) -> None:
     """Nothing of it is stored, and the error has the limit, what was asked and where the limit was set."""
     store = open_store()
@@ -68,27 +54,6 @@ def test_a_batch_with_one_delay_too_long_is_refused_in_full(open_store: OpenStor
     assert not store.topic("t").exists()
     store.set_policies(Policies(max_delivery_delay_ms=0), topic="t")
     assert len(store.topic("t").send_batch([Message(b"b", deliver_after=2)])) == 1
-
-
-@pytest.mark.parametrize("inline_ms", [0, 60_000])
-@pytest.mark.parametrize("tick_ms", [0, 1, 100, 1000])
-def test_no_message_is_early_by_its_tick_and_none_later_than_it(
-    open_store: OpenStore, clock: ManualClock, tick_ms: int, inline_ms: int
-) -> None:
-    """Received at the tick after its due time, not a millisecond before; with and without the inline path."""
-    store = open_store(config=StoreConfig(inline_delay_ms=inline_ms))
-    store.set_policies(Policies(tick_time_ms=tick_ms))
-    asked = [START_MS + delay for delay in (1, 99, 100, 101, 999, 1000, 1001)]
-    topic = store.topic("t")
-    topic.send_batch([Message(str(at).encode(), deliver_at=at) for at in asked])
-    due = {at: -(-at // max(tick_ms, 1)) * max(tick_ms, 1) for at in asked}
-    with topic.subscribe("s") as consumer:
-        for moment in sorted({time for at in due.values() for time in (at - 1, at)}):
-            clock.set(moment)
-            for message in consumer.receive(100, timeout=0):
-                assert due.pop(int(message.payload)) == moment
-                consumer.ack(message)
-    assert due == {}
 
 
 def test_a_reschedule_is_held_to_the_policies_and_fire_now_is_not(open_store: OpenStore) -> None:

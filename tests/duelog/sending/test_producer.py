@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, StoreConfig
-from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFailed, StoreFull
-from duelog.sending.wal_segments import WalSegments
+from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage
 from duelog.store.codec import format as fmt
 from duelog.store.errors import BrokenInvariant
 from duelog.store.files.failpoints import arm, disarm
@@ -40,87 +37,6 @@ def delivered(store: DelayedStore, clock: ManualClock) -> list[int]:
 def batch_of(count: int, hours: Callable[[int], float]) -> list[Message]:
     """Messages that say their number, due at the hour that `hours` gives."""
     return [Message(b"%d" % number, deliver_after=hours(number) * 3_600) for number in range(count)]
-
-
-def test_a_number_that_is_stored_is_not_stored_again(open_store: OpenStore, clock: ManualClock) -> None:
-    """Also after a reopen, and also when its relative due time would now be in another partition."""
-    store = open_store(config=HOURS)
-    producer = store.topic("t").producer("p")
-    assert producer.last_sequence_id == -1
-    first = producer.send(Message(b"a", deliver_after=1_800), sequence_id=10)
-    assert first is not None
-    store.close()
-    clock.advance(3_600_000)
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
-    producer = topic.producer("p")
-    assert producer.last_sequence_id == 10
-    assert producer.send(Message(b"a", deliver_after=1_800), sequence_id=10) == first
-    assert producer.send(Message(b"b")) is not None
-    assert producer.last_sequence_id == 11
-    assert topic.producer("other").send(Message(b"c"), sequence_id=10) is not None
-    assert sorted(message.payload for message in topic.subscribe("s").receive(10)) == [b"a", b"b", b"c"]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_batch_that_was_broken_off_is_stored_once_by_sending_it_again(
-    open_store: OpenStore, clock: ManualClock, seed: int
-) -> None:
-    """It was stored, or not, or is in doubt: sent again it is there once."""
-    chance = random.Random(seed)
-    store = open_store(config=HOURS)
-    topic = store.topic("t")
-    producer = topic.producer("p")
-    number = 0
-    for _ in range(12):
-        batch = [Message(b"%d" % (number + at), deliver_after=chance.choice([0, 600, 4_000, 9_000])) for at in range(5)]
-        left = chance.randrange(1, 3)
-
-        def break_off() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Lost
-
-        point = chance.choice(["wal.before", "wal.after"])
-        arm(point, break_off)
-        try:
-            with suppress(Lost, StoreFailed):
-                producer.send_batch(batch, first_sequence_id=number)
-        finally:
-            disarm()
-        if point == "wal.after" or chance.random() < 0.5:  # a commit in doubt asks for a reopen
-            store.close()
-            store = open_store(config=HOURS)
-            topic = store.topic("t")
-            producer = topic.producer("p")
-        clock.advance(chance.randrange(2_000_000))
-        producer.send_batch(batch, first_sequence_id=number)
-        number += len(batch)
-    clock.advance(36_000_000)
-    consumer = topic.subscribe("s")
-    got: list[int] = []
-    while received := consumer.receive(1_000):
-        got += [int(message.payload) for message in received]
-    assert sorted(got) == list(range(number))
-
-
-def test_what_a_deleted_partition_knew_of_a_producer_is_kept(open_store: OpenStore, clock: ManualClock) -> None:
-    """A number whose message was delivered, and whose partition is gone, is still known."""
-    store = open_store(config=StoreConfig(partition_ms=1_000, ledger_max_entries=1))
-    topic = store.topic("t")
-    consumer = topic.subscribe("s")
-    first = topic.producer("p").send(Message(b"x", deliver_after=2), sequence_id=5)
-    clock.advance(10_000)
-    consumer.ack(consumer.receive())
-    clock.advance(1_000)
-    store.tick()
-    assert store.partitions() == []
-    store.close()
-    store = open_store(config=StoreConfig(partition_ms=1_000, ledger_max_entries=1))
-    producer = store.topic("t").producer("p")
-    assert producer.last_sequence_id == 5
-    assert producer.send(Message(b"x", deliver_after=2), sequence_id=5) in (first, None)
 
 
 def test_after_a_crash_the_send_of_a_known_number_answers_with_the_id_to_cancel_by(
@@ -230,48 +146,6 @@ def test_numbers_of_a_large_batch_that_a_crash_broke_off_are_stored_however_they
     assert delivered(store, clock) == list(range(9))
 
 
-def test_numbers_that_found_no_space_are_sent_again(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The call that failed claims them no more; what it would have written later is refused."""
-    store = open_store(config=replace(HOURS, wal_bytes=16 << 10))
-    producer = store.topic("t").producer("p")
-    with monkeypatch.context() as patch:
-
-        def refuse(*_: object, **__: object) -> None:
-            raise StoreFull(store.path, "no room, says the test")
-
-        patch.setattr(WalSegments, "fits", lambda *_: False)
-        patch.setattr(WalSegments, "fits_reserve", lambda *_: True)
-        patch.setattr(WalSegments, "make_space", refuse)
-        for _ in range(2):
-            with pytest.raises(StoreFull):
-                producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0)
-        assert producer.last_sequence_id == -1
-    ids = producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0)
-    assert None not in ids
-    assert producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0) == ids
-    assert delivered(store, clock) == [0, 1, 2]
-
-
-def test_a_number_that_was_left_out_is_stored_when_it_comes(open_store: OpenStore, clock: ManualClock) -> None:
-    """Numbers need not ascend, before a reopen or after it, nor when the partitions of others are gone."""
-    store = open_store(config=HOURS)
-    producer = store.topic("t").producer("p")
-    for number in (70_000, 5, 131_072, 7):
-        first = producer.send(Message(b"%d" % number, deliver_after=1), sequence_id=number)
-        assert first is not None
-        assert producer.send(Message(b"%d" % number, deliver_after=9_000), sequence_id=number) == first
-    store.close()
-    store = open_store(config=HOURS)
-    producer = store.topic("t").producer("p")
-    assert producer.last_sequence_id == 131_072
-    for number in (0, 6, 69_999, 200_000):
-        assert producer.send(Message(b"%d" % number, deliver_after=9_000), sequence_id=number) is not None
-    assert producer.send(Message(b"200001")) is not None
-    assert delivered(store, clock) == [0, 5, 6, 7, 69_999, 70_000, 131_072, 200_000, 200_001]
-
-
 def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenStore, clock: ManualClock) -> None:
     """The second waits for the first, and is told that the number is stored; batches that overlap too."""
     store = open_store(config=HOURS)
@@ -303,36 +177,6 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
     assert answers.count(answers[0]) == 2
     assert third[0] == answers[0][1]
     assert third[1] not in (None, *answers[0])
-    assert delivered(store, clock) == [0, 1, 2]
-
-
-def test_a_number_whose_group_is_in_doubt_is_refused_until_the_store_is_opened_again(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """Every other number is too; then it is known to be stored."""
-    store = open_store(config=HOURS)
-    producer = store.topic("t").producer("p")
-    producer.send_batch(batch_of(2, lambda at: at + 1), first_sequence_id=0)
-
-    def lose() -> None:
-        raise Lost
-
-    arm("wal.after", lose)
-    try:
-        with pytest.raises(Lost):
-            producer.send(Message(b"2", deliver_after=3_600), sequence_id=2)
-    finally:
-        disarm()
-    for number in (2, 3):
-        with pytest.raises(StoreFailed):
-            producer.send(Message(b"%d" % number, deliver_after=7_200), sequence_id=number)
-    store.close()
-    store = open_store(config=HOURS)
-    known = store.topic("t").producer("p").send(Message(b"2", deliver_after=7_200), sequence_id=2)
-    assert known is not None
-    message = store.topic("t").get(known)
-    assert message is not None
-    assert message.payload == b"2"
     assert delivered(store, clock) == [0, 1, 2]
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -27,6 +28,7 @@ from duelog.store.files.failpoints import arm, disarm
 from tests.cleanup.compacting import plan_compaction
 from tests.conftest import START_MS
 from tests.duelog.sending.putting import Heard, together
+from tests.proof import length
 
 SPAN_MS = 1_000
 CONFIG = StoreConfig(partition_ms=SPAN_MS, ledger_max_entries=2, durability="none", background=False)
@@ -257,11 +259,11 @@ class ProducerMachine(RuleBasedStateMachine):
 
 
 ProducerMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=length("DUELOG_PRODUCERS", 12, 40),
     stateful_step_count=25,
     derandomize=True,
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TestProducers = ProducerMachine.TestCase
+TestProducers = pytest.mark.series(ProducerMachine.TestCase)

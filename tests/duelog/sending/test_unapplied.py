@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,16 +106,3 @@ def test_figures_are_the_same_before_and_after_it_is_applied(store: DelayedStore
     applied(store)
     assert not store._engine.storage.main.has_unapplied
     assert figures() == before
-
-
-def test_a_receiver_that_waits_is_woken_by_a_message_that_is_unapplied(tmp_path: Path) -> None:
-    """A send that is due at once is no commit, and a receiver hears of it all the same."""
-    with DelayedStore.open(tmp_path / "s", CONFIG) as store, ThreadPoolExecutor(1) as pool:
-        topic = store.topic("t")
-        with topic.subscribe("s") as reader:
-            waiting = pool.submit(reader.receive, 1, timeout=60)
-            topic.send(b"now")
-            (message,) = waiting.result(60)
-            assert message.payload == b"now"
-            assert store._engine.storage.main.has_unapplied
-            reader.ack(message)

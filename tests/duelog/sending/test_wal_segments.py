@@ -8,14 +8,13 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId
-from duelog.errors import ClosedError, StoreFailed, StoreFull
+from duelog.errors import StoreFailed, StoreFull
 from duelog.sending.wal_segments import CHECKPOINT_MS, Checkpoint
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import LmdbTransaction
@@ -188,62 +187,6 @@ def test_partitions_are_applied_soon_after_the_clock_was_set_back(store: Delayed
     assert not unapplied(store)
 
 
-def test_closing_applies_everything_and_the_next_opening_reads_an_empty_log(
-    store: DelayedStore, open_store: OpenStore, tmp_path: Path
-) -> None:
-    """It appends behind it, with ids that go on; however often that is done there are few files."""
-    sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
-    store.close()
-    for number in range(5, 12):
-        again = open_store(config=CONFIG)
-        assert in_wal(again) == []
-        assert not unapplied(again)
-        assert sent.items() <= held(again).items()
-        sent[send(again, number)] = b"%d" % number
-        again.close()
-    assert len(set(sent)) == 12
-    assert len(list((store.path / "wal").iterdir())) <= 4
-    with pytest.raises(ClosedError):
-        send(again, 99)
-
-
-def test_threads_of_a_store_that_is_busy_lose_nothing(tmp_path: Path, open_store: OpenStore) -> None:
-    """Senders that look and cancel, and the store's own threads, side by side; then everything is there."""
-    config = replace(CONFIG, max_open_partitions=2)
-    with DelayedStore.open(tmp_path / "busy", config) as busy:
-        topic = busy.topic("a")
-        now_ms = busy._engine.clock.now_ms()
-        sent: dict[MessageId, bytes] = {}
-        cancelled: list[MessageId] = []
-
-        def produce(thread: int) -> None:
-            for number in range(100):
-                payload = b"%d/%d" % (thread, number)
-                due_ms = now_ms + HOUR_MS + (thread * 7 + number) % 5 * HOUR_MS
-                if number % 7:
-                    id_ = topic.send(payload, deliver_at=due_ms)
-                else:
-                    (id_,) = topic.send_batch([Message(payload, deliver_at=due_ms)])
-                sent[id_] = payload
-                if number % 10 == 0:
-                    assert topic.cancel(id_)
-                    cancelled.append(id_)
-                elif number % 10 == 5:
-                    found = topic.get(id_)
-                    assert found is not None
-                    assert found.payload == payload
-
-        with ThreadPoolExecutor(6) as pool:
-            for future in [pool.submit(produce, thread) for thread in range(6)]:
-                future.result()
-        assert len(sent) == 600
-        expected = {id_: payload for id_, payload in sent.items() if id_ not in set(cancelled)}
-        assert {message.message_id: bytes(message.payload) for message in topic.scheduled()} == expected
-        assert list(busy.check()) == []
-    again = open_store(tmp_path / "busy", config)
-    assert held(again) == expected
-
-
 # -- no space --------------------------------------------------------------------------------------
 
 
@@ -371,27 +314,6 @@ def test_a_clean_close_leaves_an_empty_log(store: DelayedStore, open_store: Open
     store = open_store(config=CONFIG)
     assert sent.items() <= held(store).items()
     assert list(store.check(deep=True)) == []
-
-
-@pytest.mark.parametrize("point", ["wal.applied", "wal.released", "wal.removed", "wal.emptied"])
-def test_a_kill_in_the_middle_of_a_clean_close_loses_nothing(
-    store: DelayedStore, open_store: OpenStore, tmp_path: Path, point: str
-) -> None:
-    """Whatever step it falls between: what was sent is there once, and sending goes on."""
-    sent = fill(store, range(150))
-    copies: list[Path] = []
-    failpoints.arm(point, lambda: copies.append(crashed(store, tmp_path / f"copy{len(copies)}")))
-    try:
-        store.close()
-    finally:
-        failpoints.disarm()
-    copy = DelayedStore.open(copies[-1], CONFIG, clock=ManualClock(START_MS))
-    with copy:
-        assert sent.items() <= held(copy).items()
-        sent |= fill(copy, range(200, 350))
-        assert held(copy).items() >= sent.items()
-        assert list(copy.check(deep=True)) == []
-    assert len(log_files(copies[-1])) == 1
 
 
 def test_a_power_cut_that_brings_removed_segments_back_changes_nothing(

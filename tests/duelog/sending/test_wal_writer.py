@@ -7,13 +7,12 @@ import functools
 import os
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, MessageId
+from duelog import DelayedStore, ManualClock, MessageId
 from duelog.errors import StoreFailed
 from duelog.sending.wal_segments import WalSegments
 from duelog.sending.wal_writer import WalWriter, _Change
@@ -21,10 +20,8 @@ from duelog.store.codec.format import counter_key
 from duelog.store.config import Durability
 from duelog.store.env.commit_queue import Request
 from duelog.store.env.transaction import Transaction
-from duelog.store.files import failpoints
-from duelog.store.wal.segment import MAIN, RowKind, capacity_of
-from duelog.store.wal.write_batch import single_rows
-from tests.conftest import START_MS, OpenStore
+from duelog.store.wal.segment import RowKind, capacity_of
+from tests.conftest import OpenStore
 from tests.duelog.side_by_side import (
     CONFIG,
     FIRST_MS,
@@ -34,7 +31,6 @@ from tests.duelog.side_by_side import (
     entries_in,
     held,
     in_wal,
-    open_store_elsewhere,
     send,
     unapplied,
 )
@@ -80,36 +76,6 @@ def test_messages_sent_together_are_one_group(store: DelayedStore) -> None:
     ids = {future.result(): b"%d" % number for number, future in enumerate(futures, 1)}
     assert {id_: payload for id_, payload in held(store).items() if id_ in ids} == ids
     assert len(unapplied(store)) == 3
-
-
-@pytest.mark.parametrize("numbered", [False, True])
-def test_a_batch_is_one_group_over_partitions_and_main(
-    open_store: OpenStore, tmp_path: Path, clock: ManualClock, numbered: bool
-) -> None:
-    """A crash before it is written leaves nothing of it, one after that all of it."""
-    store = open_store(config=CONFIG)
-    topic, copies = store.topic("a"), list[Path]()
-    topic.send(b"begun")
-    batch = [Message(b"%d" % at, deliver_at=START_MS + (0 if at % 4 == 0 else at % 4 * HOUR_MS)) for at in range(12)]
-    producer = topic.producer("p")
-    before = len(in_wal(store))
-    for point in ("wal.before", "wal.after"):
-        failpoints.arm(point, lambda: copies.append(crashed(store, tmp_path / f"copy{len(copies)}")))
-    try:
-        if numbered:
-            producer.send_batch(batch)
-        else:
-            topic.send_batch(batch)
-    finally:
-        failpoints.disarm()
-    group = in_wal(store)[-1]  # those before it have records of what was made for it
-    assert len(in_wal(store)) > before
-    assert len({row.start_ms for row in single_rows(group.rows())}) == 4
-    assert MAIN in {row.start_ms for row in group.rows()}
-    for copy, expected in zip(copies[-2:], ([], range(12)), strict=True):
-        again = open_store(copy, CONFIG)
-        assert again.topic("a").producer("p").last_sequence_id == (11 if expected and numbered else -1)
-        assert everything(again, clock) == sorted([b"begun", *(b"%d" % number for number in expected)])
 
 
 def test_a_batch_for_several_logs_is_one_row_whether_they_are_new_or_not(
@@ -196,51 +162,6 @@ def test_a_message_that_is_larger_than_the_log_is_taken(open_store: OpenStore, t
     assert max((store.path / "wal").iterdir()).stat().st_size <= 32 << 10
 
 
-def test_ids_go_on_from_single_messages_to_batches(store: DelayedStore) -> None:
-    """In the order of the sends."""
-    ids = [send(store, 0), send(store, 1)]
-    ids += store.topic("a").send_payloads([b"2", b"3"], deliver_at=FIRST_MS + 5)
-    ids += [send(store, 4), send(store, 5)]
-    first = ids[0].entry_id
-    assert [id_.entry_id - first for id_ in ids] == list(range(6))
-    found = held(store)
-    assert [found[id_] for id_ in ids] == [b"%d" % number for number in range(6)]
-
-
-@pytest.mark.parametrize(
-    "look",
-    [
-        lambda store, id_: store.topic("a").get(id_).payload,
-        lambda store, id_: store.topic("a").state(id_) == "scheduled",
-        lambda store, id_: store.topic("a").cancel(id_),
-        lambda store, id_: store.topic("a").reschedule(id_, deliver_after=7200),
-        lambda store, id_: list(store.topic("a").scheduled())[1].message_id == id_,
-        lambda store, _: store.topic("a").stats().pending == 4,
-        lambda store, _: list(store.check()) == [],
-    ],
-    ids=["get", "state", "cancel", "reschedule", "scheduled", "stats", "check"],
-)
-def test_a_message_is_found_as_soon_as_it_is_sent(
-    store: DelayedStore, look: Callable[[DelayedStore, MessageId], object]
-) -> None:
-    """Though it is not applied."""
-    id_ = send(store, 1)
-    assert len(unapplied(store)) == 3
-    assert look(store, id_)
-
-
-def test_a_message_for_a_partition_that_has_begun_is_fired_from_memory(store: DelayedStore, clock: ManualClock) -> None:
-    """Its index hears of it with the group."""
-    send(store, 0)
-    clock.set(FIRST_MS)
-    store.tick()
-    send(store, 1)
-    clock.advance(100)
-    with store.topic("a").subscribe("s") as consumer:
-        store.tick()
-        assert sorted(bytes(message.payload) for message in consumer.receive(10)) == [b"0", b"1", b"first"]
-
-
 # -- durability ------------------------------------------------------------------------------------
 
 
@@ -312,29 +233,6 @@ def test_what_relaxed_sends_left_unflushed_is_flushed_in_time_and_before_a_commi
     assert flushes.count == 2
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("where", ["group", "end of a segment"])
-def test_a_flush_that_fails_closes_the_store_for_writing(
-    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, where: str, number: int
-) -> None:
-    """The state of the disk is unknown then; acknowledged messages are there when it is opened again."""
-    sent = {send(store, 0): b"0"}
-    with monkeypatch.context() as patch:
-
-        def fail(*_: object) -> None:
-            raise OSError(number, os.strerror(number))
-
-        patch.setattr(os, "fdatasync", fail)
-        patch.setattr(os, "pwritev", fail)
-        act = functools.partial(send, store, 1) if where == "group" else writer(store).apply_all
-        with pytest.raises(StoreFailed):
-            act()
-    with pytest.raises(StoreFailed):
-        send(store, 2)
-    store.close()
-    assert sent.items() <= held(open_store(config=CONFIG)).items()
-
-
 # -- interrupts and other processes ----------------------------------------------------------------
 
 
@@ -364,50 +262,6 @@ def test_an_interrupted_leader_leaves_the_others_their_places(
         found = held(both)
         assert sorted(found.values()) == sorted([b"first"] * 3 + [b"0", *ids.values()])
         assert ids.items() <= found.items()
-
-
-def test_an_interrupt_while_memory_hears_of_a_group_closes_the_store_for_writing(
-    store: DelayedStore, open_store: OpenStore
-) -> None:
-    """Memory may not know what was appended; what is on disk is whole."""
-    id_ = send(store, 0)
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    failpoints.arm("wal.after", interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            send(store, 1)
-    finally:
-        failpoints.disarm()
-    with pytest.raises(StoreFailed):
-        send(store, 2)
-    store.close()
-    found = held(open_store(config=CONFIG))
-    assert found[id_] == b"0"
-    assert sorted(found.values()) == [b"0", b"1", b"first", b"first", b"first"]
-
-
-def test_a_reader_in_another_process_sees_a_message_as_soon_as_it_is_sent(store: DelayedStore) -> None:
-    """It reads the log."""
-    id_ = send(store, 1)
-    assert str(id_) in open_store_elsewhere(store.path)()
-    assert unapplied(store)
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_backup_has_what_only_the_log_has(
-    store: DelayedStore, tmp_path: Path, open_store: OpenStore, elsewhere: bool
-) -> None:
-    """Also one that another process makes: it was acknowledged before the backup began."""
-    sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
-    if elsewhere:
-        open_store_elsewhere(store.path)(str(tmp_path / "backup"))
-    else:
-        store.backup(tmp_path / "backup")
-    assert len(unapplied(store)) == 3
-    assert sent.items() <= held(open_store(tmp_path / "backup", CONFIG)).items()
 
 
 def test_a_child_leaves_the_log_alone(store: DelayedStore) -> None:

@@ -129,15 +129,6 @@ def test_a_due_time_outside_the_partition_is_refused_whole(column: Column) -> No
     assert len(index) == 0
 
 
-def test_a_bucket_restored_in_overlapping_pieces_counts_each_entry_once(column: Column) -> None:
-    """Pieces of one bucket are united, and the count is that of the union."""
-    column.put(0, [START_MS + 9, START_MS + 8, START_MS + 7])
-    pieces = [(START_MS, BitMap([0, 1])), (START_MS, BitMap()), (START_MS, BitMap([1, 2]))]
-    index = DelayIndex.from_buckets(pieces, column, start_ms=START_MS)
-    index._check()
-    assert len(index) == 3
-
-
 def test_buckets_of_another_grid_or_partition_are_refused(column: Column) -> None:
     """A restore with a different bucket span or start says so instead of firing at wrong times."""
     for start in (START_MS + 1, START_MS - MINUTE_MS, START_MS + MINUTE_MS * (OFFSET_LIMIT_MS // MINUTE_MS + 1)):
@@ -159,16 +150,6 @@ def test_a_column_that_gives_too_few_due_times_is_a_bug_and_loses_nothing(column
     with pytest.raises(BrokenInvariant, match="due_of gave 1 due times for 2"):
         index.take(START_MS + 5, 5)
     assert len(index) == 2
-
-
-def test_an_unloaded_index_names_its_first_bucket_as_next_due_and_reads_nothing(column: Column) -> None:
-    """Without a window the bound is the bucket's start, within the partition; a take makes it exact."""
-    index = DelayIndex(column, start_ms=START_MS + 20_000)
-    index.add(*column.put(0, [START_MS + 50_000, START_MS + 50_001]))
-    assert index.next_due_ms() == START_MS + 20_000
-    assert column.reads == 0
-    assert pairs(index.take(START_MS + 20_000, 1)) == []
-    assert index.next_due_ms() == START_MS + 50_000
 
 
 def test_a_day_of_messages_takes_few_bytes_each(column: Column) -> None:

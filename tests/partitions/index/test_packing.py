@@ -15,7 +15,6 @@ from pyroaring import BitMap
 from duelog.partitions.index import buckets
 from duelog.partitions.index.buckets import PackedBucket, Slab
 from duelog.partitions.index.delay_index import DelayIndex
-from duelog.partitions.index.index_cut import Piece
 from duelog.partitions.index.window import Dues, Ids
 from duelog.store.errors import BrokenInvariant
 from tests.partitions.packing_all import as_packed, buckets_of, pack_all, packed_in
@@ -42,13 +41,6 @@ class Growing:
         more = self._source.integers(START_MS, START_MS + self._minutes * MINUTE_MS, count)
         self.index.add(len(self.dues), more)
         self.dues = np.concatenate((self.dues, more))
-
-
-def pieces_of(index: DelayIndex, limit_id: int) -> list[Piece]:
-    """A copy for a snapshot, complete."""
-    cutting = index.cut(limit_id)
-    cutting.arrange()
-    return cutting.more(1 << 32)
 
 
 def test_a_slice_is_one_slab_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,20 +189,6 @@ def test_a_slab_is_given_back_when_less_than_half_of_it_is_needed(seed: int) -> 
             assert 2 * slab.needed >= len(slab.bytes)
     assert not slabs_of(index)
     assert len(index) == MINUTES * (EACH - 1)
-
-
-@pytest.mark.parametrize("size", [0, 10, 131_071, 131_072, 1_000_000])
-def test_a_slab_is_a_read_only_copy(size: int) -> None:
-    """Small or in memory of its own, it holds what was there, and refuses to be written to."""
-    source = bytearray(np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8).tobytes())
-    slab = Slab(memoryview(source))
-    expected = bytes(source)
-    source[:] = bytes(size)
-    assert slab.bytes == expected
-    assert slab.bytes.readonly
-    half = slab.bytes[size // 2 :]
-    del slab  # the view keeps the memory
-    assert half == expected[size // 2 :]
 
 
 def test_a_bucket_with_another_number_of_entries_than_it_says_is_a_bug() -> None:

@@ -1,8 +1,6 @@
 """An environment: commits, what fails in them and in opening, and what its guards keep from happening."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from duelog.store.env import environment as environment_module
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import BrokenInvariant, ClosedError, CorruptRecord, DamagedStore, StoreFailed, StoreFull
+from duelog.store.errors import BrokenInvariant, ClosedError, DamagedStore, StoreFailed, StoreFull
 from duelog.store.listener import StoreListener
 from tests.conftest import in_threads
 from tests.store import commits
@@ -143,26 +141,6 @@ def test_a_map_at_its_bound_is_full_and_goes_on_when_there_is_space(
     monkeypatch.setattr(environment_module, "MAX_MAP_BYTES", 1 << 30)
     environment.write(putting(KEY, bytes(2 << 20)))
     assert environment.get(b"\x01old") == environment.get(b"\x01small") == b"v"
-
-
-def test_a_reader_follows_a_map_that_another_process_has_grown(tmp_path: Path) -> None:
-    """A read-only environment with a small map sees what a writer put past its end."""
-    path = tmp_path / "main"
-    with_small_map = Environment(path, name="main", map_bytes=1 << 20, create=True)
-    with_small_map.write(putting(KEY, b"old"))
-    with_small_map.close()
-    reader = Environment(path, name="main", map_bytes=1 << 20, read_only=True)
-    assert reader.get(KEY) == b"old"
-    program = (
-        "import sys; from pathlib import Path; from duelog.store.env.environment import Environment\n"
-        "writer = Environment(Path(sys.argv[1]), name='main', map_bytes=1 << 20)\n"
-        "for n in range(64): writer.write(lambda t, n=n: t.put(b'\\x01%d' % n, bytes(65536)))\n"
-        "writer.write(lambda t: t.put(b'\\x01key', b'new')); writer.close()\n"
-    )
-    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
-    assert reader.get(KEY) == b"new"
-    assert reader.get(b"\x0163") == bytes(65536)
-    reader.close()
 
 
 # -- life --------------------------------------------------------------------------------------
@@ -452,24 +430,6 @@ def test_a_run_before_the_last_is_inserted_in_its_place(environment: Environment
     with environment.read() as raw:
         keys = [bytes(key) for key in raw.cursor().iternext(values=False)]
     assert keys == [run_key(*place) for place in ((3, 0), (3, 5), (4, 0), (9, 0), (9, 1))]
-
-
-def test_a_read_only_environment_refuses_writing(environment: Environment) -> None:
-    """Also beside nothing at all."""
-    path = environment.path
-    environment.close()
-    reader = Environment(path, name="main", read_only=True)
-    with pytest.raises(ClosedError, match="read-only"):
-        reader.write(putting(KEY, b"v"))
-    reader.close()
-
-
-def test_a_flipped_bit_in_a_record_is_never_handed_out(environment: Environment) -> None:
-    """A small record carries a checksum over key and value."""
-    environment.write(putting(KEY, b"value"))
-    environment.commit(lambda transaction: transaction.raw.put(b"\x01other", raw_value(transaction.raw, KEY)))
-    with pytest.raises(CorruptRecord, match=b"\x01other".hex()):
-        environment.get(b"\x01other")
 
 
 # -- files that LMDB must not see --------------------------------------------------------------

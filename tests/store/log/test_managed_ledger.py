@@ -77,18 +77,6 @@ def content(environment: Environment, segments: list[Segment]) -> list[bytes | i
     return found
 
 
-def test_markers_say_when_they_were_written(environment: Environment) -> None:
-    """The time of the firing stands in each of their runs."""
-    log = load(environment)
-    entries, dues = np.arange(15, dtype=np.uint32), np.full(15, NOW_MS - 40)
-    segments = environment.write(
-        lambda transaction: log.append_markers(transaction, 1000, NOW_MS - 1_000, entries, dues, NOW_MS)
-    )
-    with environment.read() as raw:
-        found = [run for ledger_id, _, _ in segments for run in runs(raw, "main", ledger_id)]
-        assert [run.fired_ms() for run in found if isinstance(run, Run)] == [NOW_MS, NOW_MS]
-
-
 def test_a_ledger_whose_ids_are_used_up_is_rolled_over_whatever_its_limit_is(environment: Environment) -> None:
     """The largest limit that a store takes is above the largest id."""
     log = load(environment, LIMITS._replace(entries=(1 << 32) - 1))
