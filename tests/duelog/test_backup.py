@@ -45,20 +45,6 @@ def test_a_backup_into_a_used_directory_is_refused(store: DelayedStore, tmp_path
     assert (tmp_path / "used" / "file").read_text() == "mine"
 
 
-def test_a_deleted_partition_waits_for_the_backup(store: DelayedStore, clock: ManualClock) -> None:
-    """While a backup is under way nothing is removed; afterwards it is."""
-    store.topic("t").send(b"a", deliver_after=5)
-    clock.advance(3 * HOUR_MS)
-    with store._engine.upkeep.maintenance.deletions_held():
-        store.tick()
-        assert store.tick().deleted == 0
-        assert len(store.partitions()) == 1
-    clock.advance(24 * HOUR_MS * 40)
-    store.tick()
-    store.tick()
-    assert len(store.partitions()) == 0
-
-
 def around_copies(
     patch: pytest.MonkeyPatch,
     before: Callable[[Environment], object] = lambda _: None,

@@ -15,17 +15,15 @@ from random import Random
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import DamagedStore
 from tests.duelog.busy_store import (
     AFTER,
     BEFORE,
     COPY,
     DONE,
-    HOUR_MS,
     INSTANT,
     START_MS,
-    SUBSCRIPTIONS,
     BusyStore,
     Twin,
     assert_is,
@@ -148,42 +146,6 @@ def test_a_backup_by_another_process_is_the_store_at_one_instant(tmp_path: Path,
     other.close()
     assert list(busy.store.check(deep=True)) == []
     busy.store.close()
-
-
-def test_partitions_that_another_process_replaces_and_deletes_while_it_is_backed_up_are_in_the_copy(
-    tmp_path: Path,
-) -> None:
-    """The backup holds their files from before the instant on, and need not begin again."""
-    busy = BusyStore(tmp_path / "store", 7)
-    store, clock = busy.store, busy.clock
-    for hour in range(6):
-        store.topic("a").send_batch([Message(b"%d-%d" % (hour, at), deliver_after=hour * 3_600) for at in range(10)])
-    clock.advance(6 * HOUR_MS)
-    store.tick()
-
-    class Emptied(Meanwhile):
-        done = False
-
-        def said(self, place: str) -> None:
-            if place == COPY and not self.done:
-                self.done = True
-                for name in SUBSCRIPTIONS:
-                    with store.topic("a").subscribe(name) as subscription:
-                        subscription.ack(subscription.receive(1_000), durable=True)
-                store.topic("a").send(b"more")
-                clock.advance(1_000)
-                store.tick()
-                assert len(store.partitions()) <= 1
-
-    assert len(store.partitions()) == 5
-    other = OtherProcess(store, busy.config)
-    other.back_up(Emptied(busy, 0), tmp_path / "copy")
-    other.close()
-    with DelayedStore.open(tmp_path / "copy", busy.config, clock=ManualClock(clock.now_ms())) as copy:
-        assert list(copy.check(deep=True)) == []
-        with copy.topic("a").subscribe("slow") as subscription:
-            assert len(subscription.receive(1_000)) == 60
-    store.close()
 
 
 def test_what_is_done_while_backups_are_made_is_of_every_kind(tmp_path: Path) -> None:

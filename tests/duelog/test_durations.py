@@ -1,10 +1,8 @@
 """Every duration of the public face is seconds or a timedelta; seconds for milliseconds are refused."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
@@ -19,7 +17,6 @@ from duelog import (
     StoreConfig,
     Subscription,
     Topic,
-    aio,
 )
 from duelog.errors import InvalidArgument, InvalidMessage
 from tests.conftest import START_MS, OpenStore
@@ -205,29 +202,3 @@ def test_a_clock_near_zero_changes_nothing(open_store: OpenStore) -> None:
     topic.send(b"x")
     topic.send(b"x", deliver_at=5_000, allow_past=True)
     assert [found.due_ms for found in topic.scheduled(0, 10_000)] == [5_000, 5_000]
-
-
-def test_the_face_for_asyncio_has_the_same_rule(tmp_path: Path, clock: ManualClock) -> None:
-    """Each of its calls refuses and allows."""
-
-    async def main() -> None:
-        async with aio.DelayedStore.open(tmp_path / "s", clock=clock) as store:
-            topic = store.topic("t")
-            producer = await topic.producer("p")
-            waiting = await topic.send(b"waits", deliver_after=60)
-            message = Message(b"x", deliver_at=SECONDS)
-            calls: list[Callable[..., Any]] = [
-                lambda **past: topic.send(b"x", deliver_at=SECONDS, **past),
-                lambda **past: topic.send_batch([message], **past),
-                lambda **past: topic.send_payloads([b"x"], deliver_at=SECONDS, **past),
-                lambda **past: producer.send(message, **past),
-                lambda **past: producer.send_batch([message], **past),
-                lambda **past: topic.reschedule_batch([waiting], deliver_at=SECONDS, **past),
-                lambda **past: topic.reschedule(waiting, deliver_at=SECONDS, **past),
-            ]
-            for call in calls:
-                with pytest.raises(InvalidMessage, match="seconds for milliseconds"):
-                    await call()
-                await call(allow_past=True)
-
-    asyncio.run(main())

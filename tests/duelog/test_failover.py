@@ -62,37 +62,6 @@ def test_the_choice_is_made_anew_when_a_consumer_comes_or_goes(topic: Topic) -> 
     assert consumers.news() == [("z", True)]
 
 
-def test_a_lower_number_is_served_first(topic: Topic) -> None:
-    """Whatever the names say."""
-    consumers = Consumers(topic)
-    consumers.add("a", 2)
-    urgent = consumers.add("z", 1)
-    consumers.add("b", 2)
-    assert consumers.news() == [("a", True), ("a", False), ("z", True), ("b", False)]
-    urgent.close()
-    assert consumers.news() == [("a", True)]
-
-
-def test_the_next_one_gets_what_the_one_before_held_in_order(topic: Topic) -> None:
-    """It comes before what is new; an acknowledgement of the one before still counts, and it is handed nothing more."""
-    consumers = Consumers(topic)
-    topic.send_payloads(SEND[:4])
-    b = consumers.add("b")
-    held = b.receive(3)
-    a = consumers.add("a")
-    assert received(b) == []
-    assert b.ack(held[1]) == 1
-    topic.send_payloads(SEND[4:])
-    assert [(message.payload, message.redelivery_count) for message in a.receive(10)] == [
-        (SEND[0], 1),
-        (SEND[2], 1),
-        (SEND[3], 0),
-        (SEND[4], 0),
-        (SEND[5], 0),
-    ]
-    assert b.nack(held[0], delay=0) == 0
-
-
 @pytest.mark.parametrize("answer", [-1, 1, "a", None, ZeroDivisionError(), SystemExit()])
 def test_a_choice_that_is_none_refuses_the_consumer(topic: Topic, answer: Any) -> None:
     """Nothing has changed; and when a consumer goes the first is served."""

@@ -1,6 +1,5 @@
 """One id for all: what `send` gave, its text, and the message itself do wherever a message is meant."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, MessageId, ReceivedMessage, StoreConfig, Subscription, Topic, aio
+from duelog import DelayedStore, ManualClock, MessageId, ReceivedMessage, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument
 from duelog.store.message import AnyId
 from tests.conftest import START_MS, present
@@ -116,18 +115,3 @@ def test_what_is_no_id_is_refused_by_name(fired: Fired, wrong: Any) -> None:
     for call in (fired.topic.cancel, fired.topic.state, fired.topic.get, fired.subscription.ack):
         with pytest.raises(InvalidArgument):
             call(wrong)
-
-
-def test_the_asyncio_face_takes_any_id_too(tmp_path: Path) -> None:
-    """By the same functions."""
-
-    async def use() -> None:
-        async with aio.DelayedStore.open(tmp_path / "store", clock=ManualClock(START_MS)) as store:
-            topic = store.topic("a")
-            sent = await topic.send(b"x", deliver_after=1_000)
-            assert await topic.state(str(sent)) == "scheduled"
-            async with await topic.subscribe("s") as subscription:
-                now = await topic.send(b"y")
-                assert await subscription.ack(str(now)) == 1
-
-    asyncio.run(use())

@@ -39,21 +39,6 @@ def all_again(reader: Subscription) -> list[bytes]:
 ALL = [b"%d" % number for number in range(100)]
 
 
-def test_retention_is_not_lost_by_an_opening_with_default_settings(open_store: OpenStore, clock: ManualClock) -> None:
-    """The store was made to keep a week: a program that opens it with nothing in hand trims nothing."""
-    store = open_store(config=StoreConfig(retention_ms=WEEK_MS, ledger_max_entries=10))
-    keep_hundred(store)
-    store.close()
-    store = open_store()
-    clock.advance(WEEK_MS - 1)
-    store.tick()
-    with store.topic("kept").subscribe("reader") as reader:
-        assert all_again(reader) == ALL
-        clock.advance(200)
-        store.tick()
-        assert all_again(reader) == []
-
-
 def test_a_ledger_that_a_lower_limit_makes_full_takes_no_message_more(open_store: OpenStore) -> None:
     """Sent alone or in a batch, after the store was opened again: the next ledger begins."""
     for lone in (True, False):

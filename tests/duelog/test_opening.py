@@ -18,11 +18,10 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, aio, opening
 from duelog.errors import AlreadyOpen, DamagedStore, StoreLocked
-from duelog.store.codec import format as fmt
-from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
+from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo
 from duelog.store.env.environment import Environment
 from tests.conftest import START_MS, OpenStore, in_threads
-from tests.duelog.store_state import CONFIG, files, fill, main_of, partition_directories
+from tests.duelog.store_state import CONFIG, files, fill, partition_directories
 
 
 @pytest.fixture
@@ -129,35 +128,6 @@ def test_missing_working_directories_are_made_again(path: Path, open_store: Open
         (path / name).rmdir()
     with open_store(path, CONFIG) as store:
         store.topic("a").send(b"x", deliver_after=60)
-
-
-@pytest.mark.parametrize("moved", ["in place", "in trash", "gone"])
-def test_a_recorded_deletion_is_finished(path: Path, open_store: OpenStore, moved: str) -> None:
-    """However far it had come."""
-    fill(path)
-    victim = partition_directories(path)[0]
-    main = main_of(path)
-    with main.read() as raw:
-        start_ms, record = next(iter_partitions(raw))
-    deleting = record._replace(state=PartitionState.DELETING)
-    main.write(lambda transaction: transaction.put(fmt.partition_key(start_ms), deleting.pack()))
-    main.close()
-    if moved == "in trash":
-        victim.rename(path / "trash" / victim.name)
-    elif moved == "gone":
-        shutil.rmtree(victim)
-    with open_store(path, CONFIG) as store:
-        assert len(store.partitions()) == 2
-    assert victim not in partition_directories(path)
-    assert not any((path / "trash").iterdir())
-
-
-def iter_partitions(raw: Any) -> Any:
-    """(start_ms, record) of every partition of the catalog."""
-    prefix = fmt.prefix(fmt.Table.PARTITION)
-    for key, value in raw.cursor():
-        if bytes(key).startswith(prefix):
-            yield fmt.trailing_u64(key), PartitionRecord.unpack(fmt.unseal(bytes(key), value))
 
 
 # -- the lock ----------------------------------------------------------------------------------

@@ -242,17 +242,6 @@ def test_every_message_is_seen_once_it_is_acknowledged(path: Path) -> None:
             assert sorted(ids(store)) == sorted(sent)
 
 
-def test_a_log_and_a_partition_that_only_the_write_ahead_log_knows_are_seen(path: Path) -> None:
-    """The first message of a topic in a partition is applied to nothing yet."""
-    with WritingProcess(path) as writer, reading(path) as store:
-        (sent,) = writer.send("a", "x", 5 * HOUR_MS)
-        (partition,) = store.partitions()
-        assert partition.pending == 1
-        assert ids(store) == [sent]
-        found = present(store.topic("a").get(MessageId.parse(sent)))
-        assert found.payload == b"x"
-
-
 def test_messages_that_were_due_at_once_count_for_a_subscription(path: Path) -> None:
     """Entries of the main log, over ledgers that the write-ahead log alone knows of."""
     with WritingProcess(path, ledger_max_entries=2) as writer:
@@ -283,12 +272,3 @@ def test_what_was_applied_and_removed_does_not_come_back_from_a_segment(path: Pa
                 topic = present(catalog.find_topic(raw, store.topic("a").name))
                 assert len(catalog.ledgers(raw, topic.topic_id)) == 1
                 assert raw.get(fmt.counter_key(catalog.LEDGERS)) is not None
-
-
-def test_a_reader_of_a_store_that_no_process_writes_sees_what_a_crash_left(path: Path) -> None:
-    """The process was killed before anything was applied."""
-    with WritingProcess(path) as writer:
-        sent = writer.send("a", "x", 1_000, HOUR_MS)
-        writer.kill()
-        with reading(path) as store:
-            assert ids(store) == sent

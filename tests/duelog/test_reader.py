@@ -86,26 +86,6 @@ def test_consumers_of_one_name_share_a_reader(topic: Topic) -> None:
     assert received(topic.reader("latest", name="r")) == []
 
 
-def test_a_reader_seeks_gives_back_and_acknowledges_as_a_subscription_does(topic: Topic) -> None:
-    """All in memory."""
-    topic.subscribe("keeps").close()
-    topic.send_payloads(SEND)
-    reader = topic.reader()
-    batch = reader.receive(10)
-    assert reader.nack(batch[:2], delay=0) == 2
-    assert [(message.payload, message.redelivery_count) for message in reader.receive(10)] == [
-        (SEND[0], 1),
-        (SEND[1], 1),
-    ]
-    assert reader.ack_cumulative(batch[3]) == 4
-    reader.seek(batch[2])
-    assert received(reader) == SEND[2:]
-    reader.seek("latest")
-    assert received(reader) == []
-    with pytest.raises(InvalidArgument):
-        reader.retry_later(batch[0], 1)
-
-
 def test_a_reader_follows_policies_and_buries_nothing(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """An acknowledgement timeout brings messages again, however often; dead letters are for subscriptions."""
     topic.subscribe("keeps").close()

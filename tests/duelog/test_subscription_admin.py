@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, PublishedAt, StoreConfig, Topic
+from duelog import DelayedStore, ManualClock, PublishedAt, StoreConfig, Topic
 from duelog.markers import reader
 from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.store.log import scan
@@ -17,20 +17,6 @@ FACES = True
 
 SEND = [b"%d" % number for number in range(6)]
 CONFIG = StoreConfig(ledger_max_entries=3, partition_ms=60_000, inline_delay_ms=2_000)
-
-
-def test_what_is_addressed_to_another_subscription_is_not_shown(topic: Topic, clock: ManualClock) -> None:
-    """It is not this one's; and to skip counts what is shown."""
-    other, consumer = topic.subscribe("other"), topic.subscribe("s")
-    topic.send_payloads(SEND[:1])
-    other.retry_later(other.receive(1)[0], 1)
-    clock.advance(1_000)
-    topic.send_payloads(SEND[1:])
-    payloads(other)
-    admin = topic.subscription("s")
-    assert [message.payload for message in admin.peek(10)] == SEND
-    assert admin.skip(4) == 4
-    assert received(consumer) == SEND[4:]
 
 
 def test_a_delayed_message_is_found_by_when_it_was_published(
@@ -101,21 +87,6 @@ def test_peeking_far_ahead_reads_what_lies_before(topic: Topic) -> None:
             admin.peek(after=wrong)  # type: ignore[arg-type]
 
 
-def test_a_store_open_read_only_is_peeked_at_and_nothing_else(
-    open_store: OpenStore, store: DelayedStore, topic: Topic
-) -> None:
-    """It shows what comes next, and stays as it is."""
-    topic.subscribe("s").close()
-    topic.send_payloads(SEND)
-    store.close()
-    admin = open_store(config=CONFIG, read_only=True).topic("t").subscription("s")
-    assert [message.payload for message in admin.peek(10)] == SEND
-    assert admin.stats().backlog == 6
-    for change in (lambda: admin.skip(1), lambda: admin.expire(0), lambda: admin.reset("latest")):
-        with pytest.raises(ClosedError):
-            change()
-
-
 def test_bad_input_and_what_is_gone_have_their_answers(store: DelayedStore, topic: Topic) -> None:
     """Nothing is acknowledged."""
     with pytest.raises(UnknownTopic):
@@ -143,30 +114,3 @@ def test_bad_input_and_what_is_gone_have_their_answers(store: DelayedStore, topi
     store.close()
     with pytest.raises(ClosedError):
         admin.peek()
-
-
-def test_peeking_and_skipping_beside_consumers(topic: Topic) -> None:
-    """Messages that a consumer holds are shown, and skipped: they do not come again, and the next do."""
-    consumer = topic.subscribe("s", type="key_shared")
-    topic.send_batch([Message(payload, key="k") for payload in SEND])
-    held = consumer.receive(2)
-    admin = topic.subscription("s")
-    assert [message.payload for message in admin.peek(3)] == SEND[:3]
-    assert admin.skip(3) == 3
-    assert consumer.nack(held, delay=0) == 0
-    assert received(consumer) == SEND[3:]
-    assert (admin.name, admin.topic) == ("s", topic.name)
-
-
-def test_expiring_finds_what_lies_behind_newer_messages(topic: Topic, clock: ManualClock) -> None:
-    """A message that was due long ago may stand last, as after a long stop; consumers lose what they hold of it."""
-    consumer = topic.subscribe("s")
-    topic.send(b"late", deliver_after=10)
-    clock.advance(3_600_000)
-    topic.send(b"new")
-    assert set(received(consumer)) == {b"new", b"late"}
-    admin = topic.subscription("s")
-    assert admin.expire(START_MS + 10_000) == 0
-    assert admin.expire(datetime.fromtimestamp((START_MS + 10_001) / 1000, UTC)) == 1
-    assert consumer.nack_all() == 1
-    assert received(consumer) == [b"new"]

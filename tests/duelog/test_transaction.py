@@ -15,7 +15,6 @@ from duelog.errors import (
     InvalidArgument,
     InvalidMessage,
     QuotaExceeded,
-    ReadOnly,
     StoreFailed,
     StoreFull,
     TransactionConflict,
@@ -309,13 +308,6 @@ def test_what_a_group_has_stored_is_no_error_though_acknowledgements_cannot_be_f
     assert store.topic("next").state(sent.value) == "scheduled"
     assert [letter.payload for letter in store.dead_letters()] == [b"2"]
     assert store.topic("t").subscription("s").stats().backlog == 0
-
-
-def test_a_read_only_store_begins_no_transaction(open_store: OpenStore, store: DelayedStore) -> None:
-    """Nor does one that is closed."""
-    store.close()
-    with pytest.raises(ReadOnly):
-        open_store(config=CONFIG, read_only=True).transaction()
 
 
 def test_a_transaction_for_asyncio(open_store: OpenStore, tmp_path: object) -> None:

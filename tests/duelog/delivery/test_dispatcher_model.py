@@ -347,20 +347,6 @@ TestSticky = pytest.mark.series(StickyMachine.TestCase)
 TestStickyOutOfOrder = pytest.mark.series(StickyOutOfOrderMachine.TestCase)
 
 
-def test_what_is_acknowledged_before_a_restart_is_not_read_again() -> None:
-    """A new dispatcher starts after mark-delete and leaves out the acknowledged entries beyond it."""
-    log = log_of(*[None] * 6)
-    acks = AckSet(Position(1, -1))
-    before = Dispatcher(acks, log, log, type="shared")
-    before.add_consumer(1)
-    before.next_batch(1, 6, 0)
-    before.ack(1, at(0, 1, 3))
-    after = Dispatcher(acks, log, log, type="shared")
-    after.add_consumer(1)
-    assert after.read_position == Position(1, 2)
-    assert entries(after.next_batch(1, 6, 0)) == [2, 4, 5]
-
-
 def test_a_clock_that_goes_back_holds_no_timeout_up_for_ever() -> None:
     """Deadlines stay in order: a batch handed out at an earlier time expires no earlier than the one before it."""
     dispatcher = dispatcher_on(log_of(None, None), ack_timeout_ms=100)

@@ -104,20 +104,6 @@ def test_columns_hold_what_a_receiver_gets(store: DelayedStore, topic: Topic, cl
     assert one.poll_columns(10)[0] == []
 
 
-def test_what_is_for_another_subscription_is_in_no_column(topic: Topic, clock: ManualClock) -> None:
-    """It is acknowledged, and the rest of the batch comes."""
-    one, other = topic.subscribe("one"), topic.subscribe("other")
-    topic.send(b"x")
-    one.retry_later(one.receive(1)[0], 1)
-    clock.advance(1_000)
-    topic.send(b"y")
-    batch, _ = other.poll_columns(10)
-    assert batch.payloads == [b"x", b"y"]
-    assert other.ack(batch) == 2
-    assert other.stats().backlog == 0
-    assert one.poll_columns(10)[0].payloads == [b"y", b"x"]
-
-
 @pytest.mark.parametrize("given_as", ["batch", "positions", "list", "array"])
 def test_acknowledging_by_columns_is_acknowledging(topic: Topic, reader: Subscription, given_as: str) -> None:
     """All of a batch, a part of it, and some that are acknowledged already."""

@@ -39,26 +39,6 @@ def test_a_send_over_the_quota_is_refused_with_what_is_pending_and_where_it_is_s
     assert pending(store) == 2
 
 
-def test_what_fires_or_is_cancelled_makes_place(store: DelayedStore, clock: ManualClock) -> None:
-    """At once; rescheduling makes none."""
-    limited(store, 2)
-    topic = store.topic("t")
-    first = topic.send(b"x", deliver_after=1)
-    second = topic.send(b"x", deliver_after=LATER)
-    second = topic.reschedule(second, deliver_after=2 * LATER) or second
-    with pytest.raises(QuotaExceeded):
-        topic.send(b"x", deliver_after=LATER)
-    assert topic.cancel(second)
-    second = topic.send(b"x", deliver_after=LATER)
-    with pytest.raises(QuotaExceeded):
-        topic.send(b"x", deliver_after=LATER)
-    clock.advance(1_000)
-    store.tick()
-    assert not topic.cancel(first)
-    topic.send(b"x", deliver_after=LATER)
-    assert pending(store) == 2
-
-
 def test_a_batch_that_does_not_fit_as_a_whole_is_not_stored_at_all(store: DelayedStore) -> None:
     """However it is sent; what fits exactly is stored."""
     limited(store, 3)
@@ -127,33 +107,6 @@ def test_of_what_is_put_together_so_many_are_stored_as_have_place(open_store: Op
     assert [message.payload for message in store.topic("t").scheduled()] == [b"0", b"1", b"2"]
 
 
-def test_a_number_that_was_refused_may_be_sent_again(store: DelayedStore) -> None:
-    """By its producer, and put."""
-    limited(store, 1)
-    topic = store.topic("t")
-    producer = topic.producer("p")
-    message = Message(b"x", deliver_after=LATER)
-    first = producer.send(message, sequence_id=1)
-    assert first is not None
-    with pytest.raises(QuotaExceeded):
-        producer.send(message, sequence_id=2)
-    assert topic.cancel(first)
-    assert producer.send(message, sequence_id=2) is not None
-    assert producer.last_sequence_id == 2
-    assert pending(store) == 1
-
-
-def test_a_key_that_is_replaced_needs_no_place(store: DelayedStore) -> None:
-    """Its message goes; another key is refused."""
-    limited(store, 1)
-    topic = store.topic("t")
-    topic.send(b"old", deliver_after=LATER, dedup_key="k")
-    topic.send(b"new", deliver_after=LATER, dedup_key="k", replace=True)
-    with pytest.raises(QuotaExceeded):
-        topic.send(b"x", deliver_after=LATER, dedup_key="another")
-    assert [message.payload for message in topic.scheduled()] == [b"new"]
-
-
 def test_retries_letters_and_occurrences_count_and_are_not_refused(store: DelayedStore) -> None:
     """Messages in the store already are not lost for a quota."""
     limited(store, 3)
@@ -171,18 +124,6 @@ def test_retries_letters_and_occurrences_count_and_are_not_refused(store: Delaye
     assert pending(store) == 4
     with pytest.raises(QuotaExceeded, match="4 messages are pending"):
         topic.send(b"x", deliver_after=LATER)
-
-
-def test_short_delays_in_the_main_log_count_until_they_are_due(open_store: OpenStore, clock: ManualClock) -> None:
-    """Time alone makes place there."""
-    store = open_store(config=StoreConfig(inline_delay_ms=5_000))
-    limited(store, 1)
-    topic = store.topic("t")
-    topic.send(b"x", deliver_after=1)
-    with pytest.raises(QuotaExceeded):
-        topic.send(b"x", deliver_after=1)
-    clock.advance(1_000)
-    topic.send(b"x", deliver_after=1)
 
 
 def test_what_waits_inline_from_before_short_delays_were_switched_off_makes_place_when_it_is_due(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
+from duelog import DelayedDeliveryPolicies, DelayedStore, Message
 from duelog.errors import DelayTooLong, InvalidArgument
 from duelog.store.policy.policies import DELAY_FIELDS
 from tests.conftest import START_MS, OpenStore
@@ -56,26 +54,6 @@ def test_a_batch_with_one_delay_too_long_is_refused_in_full(open_store: OpenStor
     assert len(store.topic("t").send_batch([Message(b"b", deliver_after=2)])) == 1
 
 
-def test_a_reschedule_is_held_to_the_policies_and_fire_now_is_not(open_store: OpenStore) -> None:
-    """A reschedule asks for a delay as a send does; fire_now is told to deliver now."""
-    store = open_store()
-    topic = store.topic("t")
-    first = topic.send(b"x", deliver_after=60)
-    store.set_policies(Policies(max_delivery_delay_ms=1_000))
-    with pytest.raises(DelayTooLong):
-        topic.reschedule(first, deliver_after=2)
-    assert topic.state(first) == "scheduled"
-    store.set_policies(Policies(fixed_delivery_delay_ms=7_000), topic="t")
-    second = topic.reschedule(first, deliver_after=2)
-    assert second is not None
-    assert [message.due_ms for message in topic.scheduled()] == [START_MS + 7_000]
-    with topic.subscribe("s") as consumer:
-        topic.fire_now(second)
-        (message,) = consumer.receive(10)
-        consumer.ack(message)
-        assert message.payload == b"x"
-
-
 def test_a_fixed_delay_cannot_be_set_for_the_whole_store(open_store: OpenStore) -> None:
     """PIP-437 has it for namespaces and topics."""
     store = open_store()
@@ -93,79 +71,3 @@ def test_a_deleted_topic_leaves_no_policies_behind(open_store: OpenStore) -> Non
     store.delete_topic("t")
     assert store.policies(topic="t") is None
     assert due_ms(store, "t", deliver_after=60) == START_MS + 60_000
-
-
-def test_a_read_only_store_sees_policies_as_they_are_now(tmp_path: Path, open_store: OpenStore) -> None:
-    """A change by another process is not hidden by earlier reads."""
-    open_store().close()
-    reader = open_store(read_only=True)
-    assert reader.effective_policies("t").active
-    reader.close()
-    writer = open_store()
-    writer.set_policies(Policies(active=False))
-    writer.close()
-    reader = open_store(read_only=True)
-    assert not reader.effective_policies("t").active
-
-
-def test_a_retry_is_held_to_the_maximum_and_the_tick_and_not_put_off_by_a_fixed_delay(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """It is a delay that a client asks for; one that is refused leaves the message with its consumer."""
-    store = open_store()
-    topic = store.topic("t")
-    with topic.subscribe("s") as consumer:
-        topic.send(b"x")
-        (message,) = consumer.receive(1)
-        store.set_policies(Policies(tick_time_ms=1_000, max_delivery_delay_ms=5_000, fixed_delivery_delay_ms=60_000),
-                           topic="t")  # fmt: skip
-        with pytest.raises(DelayTooLong) as caught:
-            consumer.retry_later(message, 5.001)
-        assert (caught.value.asked_ms, caught.value.limit_ms) == (5_001, 5_000)
-        assert consumer.stats().backlog == 1
-        consumer.retry_later(message, 2.5)
-        assert [found.due_ms for found in topic.scheduled()] == [START_MS + 3_000]
-        clock.advance(3_000)
-        (message,) = consumer.receive(1)
-        store.set_policies(Policies(active=False), topic="t")
-        consumer.retry_later(message, 100)
-        consumer.ack(consumer.receive(1))
-        assert consumer.stats().backlog == 0
-
-
-def test_occurrences_of_a_schedule_are_due_by_their_timetable_whatever_policies_say(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """Neither the maximum nor a fixed delay nor a tick: they were asked for once, and the store makes them."""
-    store = open_store()
-    topic = store.topic("t")
-    store.set_policies(
-        Policies(tick_time_ms=7_000, max_delivery_delay_ms=1, fixed_delivery_delay_ms=3_600_000), topic="t"
-    )
-    topic.every("often", interval=1_000, payload=b"x")
-    with topic.subscribe("s") as consumer:
-        for number in (1, 2):
-            (found,) = topic.scheduled()
-            assert found.due_ms == START_MS + number * 1_000_000
-            clock.set(found.due_ms - 1)
-            assert consumer.receive(1) == []
-            clock.advance(1)
-            consumer.ack(consumer.receive(1))
-
-
-def test_dead_letters_are_due_at_once_and_no_fixed_delay_holds_them(open_store: OpenStore) -> None:
-    """Nor when they are requeued: they have been due."""
-    store = open_store(config=StoreConfig(max_redeliveries=0, nack_backoff_ms=0))
-    store.topic("t").subscribe("s").close()
-    store.topic("t").send(b"x")
-    store.set_policies(Policies(fixed_delivery_delay_ms=3_600_000), namespace="public/default")
-    with store.topic("t").subscribe("s") as consumer:
-        consumer.nack(consumer.receive(1))
-        assert consumer.receive(1) == []
-        (letter,) = store.dead_letters()
-        assert letter.payload == b"x"
-        with store.topic("t-s-DLQ").subscribe("reader") as reader:
-            reader.ack(reader.receive(1))
-            assert reader.stats().backlog == 0
-        assert store.requeue_dead_letters(letter) == 1
-        assert [message.payload for message in consumer.receive(1)] == [b"x"]

@@ -74,17 +74,6 @@ def test_each_topic_gets_its_messages_and_each_message_its_id(store: DelayedStor
     assert list(store.check(deep=True)) == []
 
 
-def test_messages_of_one_topic_and_due_time_keep_their_order(store: DelayedStore, clock: ManualClock) -> None:
-    """Messages keep their given order among those of other topics."""
-    pairs = [(f"t{number % 3}", Message(b"%03d" % number, deliver_after=60)) for number in range(90)]
-    pairs += [(f"t{number % 3}", Message(b"%03d" % number)) for number in range(90, 120)]
-    store.send_batch(pairs)
-    end_of_time(store, clock)
-    with store.topic("t1").subscribe("s") as reader:
-        got = [message.payload for message in reader.receive(100, timeout=0)]
-    assert got == [b"%03d" % n for n in (*range(91, 120, 3), *range(1, 90, 3))]
-
-
 def test_a_topic_is_named_or_given_and_both_are_the_same_topic(store: DelayedStore) -> None:
     """Short, full, or as `DelayedStore.topic` gives it."""
     topic = store.topic("a")

@@ -36,20 +36,6 @@ def by_payload(store: DelayedStore) -> list[bytes]:
     return [letter.payload for letter in store.dead_letters()]
 
 
-def test_dead_letters_are_kept_though_nobody_subscribed_to_them(
-    open_store: OpenStore, store: DelayedStore, clock: ManualClock
-) -> None:
-    """Their ledger rolls and is not trimmed: twenty letters are there after five hours, and after a reopen."""
-    bodies = [b"%d" % number for number in range(20)]
-    let_die(store, *bodies)
-    for _ in range(10):
-        clock.advance(1_800_000)
-        store.tick()
-    assert by_payload(store) == bodies
-    store.close()
-    assert by_payload(open_store(config=CONFIG)) == bodies
-
-
 def test_a_burial_that_finds_no_space_keeps_back_that_message_alone(
     store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,18 +98,6 @@ def test_a_delivery_that_is_broken_off_counts_as_none(store: DelayedStore, monke
             with pytest.raises(KeyboardInterrupt):
                 consumer.receive()
         assert [each.redelivery_count for each in consumer.receive()] == [0]
-
-
-def test_a_dead_letter_is_never_dead_lettered_again(store: DelayedStore) -> None:
-    """A consumer of the dead-letter topic that comes and goes gets it each time, with where it came from."""
-    (sent,) = let_die(store, b"x")
-    for times in range(5):
-        with store.topic(GRAVE).subscribe("reader") as reader:
-            (letter,) = reader.receive(10)
-            assert (letter.payload, letter.redelivery_count) == (b"x", times)
-            assert letter.properties["REAL_TOPIC"] == store.topic("t").name
-            assert MessageId.parse(letter.properties["ORIGIN_MESSAGE_ID"]) == sent
-    assert [topic.name for topic in store.topics()] == [store.topic("t").name, store.topic(GRAVE).name]
 
 
 def test_a_consumer_of_a_dead_letter_topic_sees_reason_and_attempts(store: DelayedStore, topic: Topic) -> None:
@@ -312,34 +286,6 @@ def test_letters_are_found_by_reason_age_and_key(store: DelayedStore, clock: Man
     assert found(older_than=61) == found(reason="other") == found(key="other") == []
     with pytest.raises(InvalidArgument, match="older_than"):
         store.dead_letters(older_than=-1)
-
-
-def test_letters_are_requeued_with_a_delay(open_store: OpenStore, store: DelayedStore, clock: ManualClock) -> None:
-    """They are pending until then, over a restart, and come to their subscription alone, with attempts from 0."""
-    let_die(store, b"a", b"b")
-    store.topic("t").subscribe("other").close()
-    letters = list(store.dead_letters())
-    assert store.requeue_dead_letters([*letters, letters[0]], delay=timedelta(days=3)) == 2
-    assert store.requeue_dead_letters(letters, delay=5) == 0
-    assert list(store.dead_letters()) == []
-    assert store.topic("t").stats().pending == 2
-    store.close()
-    clock.advance(3 * 86_400_000 - 1)
-    store = open_store(config=CONFIG)
-    with store.topic("t").subscribe("s") as consumer:
-        assert consumer.receive(10) == []
-        clock.advance(1)
-        found = consumer.receive(10)
-        assert [(message.payload, message.redelivery_count, message.retries) for message in found] == [
-            (b"a", 0, 0),
-            (b"b", 0, 0),
-        ]
-        assert found[0].properties == {"shop": "7"}
-        consumer.ack(found)
-    with store.topic("t").subscribe("other") as other:
-        other.ack(other.receive(100))
-        assert b"a" not in [message.payload for message in other.receive(100)]
-    assert list(store.check(deep=True)) == []
 
 
 def test_a_message_that_its_consumer_gives_up_is_a_dead_letter_at_once(store: DelayedStore, topic: Topic) -> None:

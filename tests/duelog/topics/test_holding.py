@@ -1,7 +1,7 @@
 """The messages that one consumer may hold, and for how long; pauses, for ever and until a time."""
 
 import threading
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import pytest
 
@@ -32,28 +32,6 @@ def test_one_shared_consumer_took_all_50000(store: DelayedStore) -> None:
         assert len(received(second, 50_000)) == 1_000
 
 
-def test_a_message_that_was_held_too_long_counts_no_more(store: DelayedStore, clock: ManualClock) -> None:
-    """The consumer itself gets it again, as one of those that it holds."""
-    filled(store, 4, 2)
-    store.update_policies(ack_timeout_ms=50)
-    with store.topic("t").subscribe("s", type="shared") as consumer:
-        assert received(consumer) == [b"0", b"1"]
-        clock.advance(50)
-        assert received(consumer) == [b"0", b"1"]
-
-
-def test_a_message_that_lived_long_enough_counts_no_more(store: DelayedStore, clock: ManualClock) -> None:
-    """A time to live ends it while it is held."""
-    filled(store, 2, 2)
-    store.update_policies(ttl_ms=1_000)
-    with store.topic("t").subscribe("s") as consumer:
-        assert received(consumer) == [b"0", b"1"]
-        clock.advance(5_000)
-        store.topic("t").send(b"new")
-        store.tick()
-        assert received(consumer) == [b"new"]
-
-
 def test_a_reader_has_no_limit(store: DelayedStore) -> None:
     """It need not acknowledge anything."""
     filled(store, 5, 2)
@@ -75,12 +53,6 @@ def test_a_receiver_at_its_limit_wakes_when_another_thread_acknowledges(open_sto
         assert found == [b"1"]
 
 
-def test_a_limit_that_is_none_is_refused_by_name(store: DelayedStore) -> None:
-    """Like every policy."""
-    with pytest.raises(InvalidArgument, match="max_in_flight"):
-        store.update_policies(max_in_flight=-1)
-
-
 def test_a_record_without_a_limit_is_one_that_the_version_before_reads() -> None:
     """Only what an earlier version would not obey is of the later one."""
     assert PolicyRecord(Policies(ttl_ms=5)).pack()[:9] == b"\x82\xa7version"
@@ -96,22 +68,6 @@ def holding(store: DelayedStore, count: int = 2, timeout_ms: int = 1_000) -> Sub
     consumer = store.topic("t").subscribe("s", type="shared")
     store.topic("t").send_payloads([b"%d" % number for number in range(count)])
     return consumer
-
-
-def test_what_is_extended_comes_again_when_that_is_over(store: DelayedStore, clock: ManualClock) -> None:
-    """The others by the timeout; a second extension takes the place of the first."""
-    consumer = holding(store)
-    first, _ = consumer.receive(2)
-    clock.advance(900)
-    assert consumer.extend(first) == 1
-    clock.advance(100)
-    assert received(consumer) == [b"1"]
-    clock.advance(800)
-    assert consumer.extend([first], timedelta(seconds=5)) == 1
-    clock.advance(4_999)
-    assert received(consumer) == [b"1"]
-    clock.advance(1)
-    assert [message.redelivery_count for message in consumer.receive(2)] == [1]
 
 
 def test_a_time_that_has_passed_is_refused_and_nothing_is_paused(store: DelayedStore) -> None:

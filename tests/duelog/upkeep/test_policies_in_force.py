@@ -1,13 +1,12 @@
-"""Policies of an open store at work: subscriptions follow a change, scopes differ, a lost race is told."""
+"""Policies of an open store at work: a lost race is told, scopes differ, the table is read back."""
 
 from typing import Any, cast
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
+from duelog import DelayedDeliveryPolicies, DelayedStore, Message, Policies, StoreConfig, Subscription
 from duelog.errors import InvalidArgument, PoliciesChanged
 from tests.conftest import OpenStore
-from tests.duelog.consuming import received
 
 FACES = True
 
@@ -75,27 +74,6 @@ def test_one_field_is_set_and_unset_without_the_others(open_store: OpenStore) ->
 # -- scopes ------------------------------------------------------------------------------------------
 
 
-def test_a_subscription_has_policies_of_its_own(store: DelayedStore, clock: ManualClock) -> None:
-    """Redeliveries, dead-letter topic, backoff and time to live by subscription; the other goes by its topic."""
-    store.set_policies(Policies(max_redeliveries=0, nack_backoff_ms=0), topic="t")
-    store.set_policies(Policies(max_redeliveries=-1, nack_backoff_ms=50), topic="t", subscription="patient")
-    store.set_policies(Policies(dead_letter_topic="graves"), topic="t", subscription="hasty")
-    store.topic("graves").subscribe("digger").close()
-    hasty, patient = sent(store, "t", "hasty"), sent(store, "t", "patient", 0)
-    for consumer in (hasty, patient):
-        consumer.nack(consumer.receive(1))
-    assert received(hasty) == []
-    with store.topic("graves").subscribe("digger") as digger:
-        assert received(digger) == [b"0"]
-    assert received(patient) == []
-    clock.advance(50)
-    assert received(patient) == [b"0"]
-    effective = store.effective_policies("t", "patient")
-    assert effective.set_at["nack_backoff_ms"] == "subscription patient of topic persistent://public/default/t"
-    own = store.all_policies()[effective.set_at["nack_backoff_ms"]]
-    assert own == Policies(max_redeliveries=-1, nack_backoff_ms=50)
-
-
 def test_what_is_of_a_topic_cannot_be_set_for_a_subscription(store: DelayedStore) -> None:
     """Retention and delay policies; the error names the field, and what was set there stays."""
     for name in ("retention_ms", "retention_bytes", "tick_time_ms", "fixed_delivery_delay_ms"):
@@ -116,82 +94,3 @@ def test_policies_of_a_subscription_go_with_it_and_with_its_topic(store: Delayed
         assert store.effective_policies("t", "s").ttl_ms == 0
         store.delete_topic("t")
         assert store.all_policies() == {}
-
-
-def test_retention_and_time_to_live_are_each_topics_own(open_store: OpenStore, clock: ManualClock) -> None:
-    """A namespace keeps for an hour; one topic in it keeps nothing, a subscription of another expires sooner."""
-    store = open_store(config=StoreConfig(ledger_max_entries=2, ttl_ms=HOUR_MS * 9))
-    store.set_policies(Policies(retention_ms=HOUR_MS), namespace="a/b")
-    store.set_policies(Policies(retention_ms=0), topic="a/b/brief")
-    store.set_policies(Policies(ttl_ms=HOUR_MS // 2), topic="a/b/kept", subscription="sleeper")
-    consumers = {name: sent(store, name, "s", 4) for name in ("a/b/kept", "a/b/brief", "other")}
-    sleeper = store.topic("a/b/kept").subscribe("sleeper")
-    for consumer in consumers.values():
-        consumer.ack(consumer.receive(4), durable=True)
-    clock.advance(HOUR_MS * 3 // 5)
-    store.tick()
-    assert received(sleeper) == []
-    for name, kept in (("a/b/kept", 4), ("a/b/brief", 0), ("other", 0)):
-        consumers[name].seek("earliest")
-        assert len(received(consumers[name])) == kept
-
-
-# -- following ---------------------------------------------------------------------------------------
-
-
-def test_a_running_subscription_follows_an_acknowledgement_timeout(store: DelayedStore, clock: ManualClock) -> None:
-    """Switched on for what is held already, made shorter for what was handed out before, switched off again."""
-    consumer = sent(store, "t", "s", 2)
-    assert received(consumer) == [b"0", b"1"]
-    clock.advance(HOUR_MS)
-    store.update_policies(topic="t", ack_timeout_ms=HOUR_MS)
-    clock.advance(HOUR_MS - 1)
-    assert received(consumer) == []
-    clock.advance(1)
-    assert received(consumer) == [b"0", b"1"]
-    clock.advance(1_000)
-    store.update_policies(namespace="public/default", ack_timeout_ms=5)
-    assert received(consumer) == []
-    store.update_policies(topic="t", ack_timeout_ms=1_000)
-    assert received(consumer) == [b"0", b"1"]
-    store.update_policies(topic="t", ack_timeout_ms=0)
-    clock.advance(100 * HOUR_MS)
-    assert received(consumer) == []
-
-
-def test_a_running_subscription_follows_the_redelivery_limit_and_the_backoff(
-    store: DelayedStore, clock: ManualClock
-) -> None:
-    """Without being opened again."""
-    consumer = sent(store, "t", "s")
-    consumer.nack(consumer.receive(1))
-    assert received(consumer) == []
-    clock.advance(1_000)
-    (message,) = consumer.receive(1)
-    store.set_policies(Policies(nack_backoff_ms=7, nack_backoff_max_ms=7))
-    consumer.nack(message)
-    clock.advance(7)
-    (message,) = consumer.receive(1)
-    store.set_policies(Policies(max_redeliveries=2, nack_backoff_ms=0))
-    consumer.nack(message)
-    assert received(consumer) == []
-    assert store.topic("t-s-DLQ").exists()
-
-
-def test_less_retention_gives_back_at_the_next_tick(open_store: OpenStore, clock: ManualClock) -> None:
-    """Kept messages go; a longer time to live in force later expires nothing that it should not."""
-    store = open_store(config=StoreConfig(retention_ms=HOUR_MS, ledger_max_entries=2))
-    consumer = sent(store, "t", "s", 4)
-    consumer.ack(consumer.receive(4), durable=True)
-    store.tick()
-    store.update_policies(topic="t", retention_ms=0)
-    assert store.tick().trimmed == 2
-    late = sent(store, "u", "s", 1)
-    clock.advance(HOUR_MS)
-    assert store.topic("u").stats().subscriptions[0].backlog == 1
-    store.update_policies(topic="u", ttl_ms=2 * HOUR_MS)
-    store.tick()
-    assert received(late) == [b"0"]
-    store.update_policies(topic="u", ttl_ms=HOUR_MS)
-    store.tick()
-    assert store.topic("u").stats().subscriptions[0].backlog == 0

@@ -1,17 +1,15 @@
 """Recurring messages: kept schedules, time zones and their clock changes, stops, pauses, crashes."""
 
 import itertools
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Subscription, Topic
-from duelog.errors import StoreFull
-from duelog.markers.pending_entries import PendingEntries
+from duelog import DelayedStore, ManualClock, Subscription
 from duelog.markers.withdrawal import Succession
 from duelog.upkeep.schedule import Timetable
-from tests.conftest import START_MS, OpenStore, Plant, present
+from tests.conftest import START_MS, OpenStore, Plant
 
 FACES = True
 
@@ -42,16 +40,6 @@ def step(store: DelayedStore, consumer: Subscription, clock: ManualClock, until_
             assert clock.now_ms() - by_ms < due_ms <= clock.now_ms()
             dues.append(due_ms)
     return dues
-
-
-def test_an_interval_recurs_from_when_it_was_made(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
-    """Each occurrence is received once, when it is due, with payload, key and properties."""
-    topic.every("beat", interval=timedelta(hours=6), payload=b"beat", key="k", properties={"a": "b"})
-    with topic.subscribe("s") as consumer:
-        dues = step(store, consumer, clock, START_MS + 3 * DAY_MS, HOUR_MS)
-    assert dues == [START_MS + count * 6 * HOUR_MS for count in range(1, 13)]
-    (waiting,) = topic.scheduled()
-    assert (waiting.payload, waiting.key, waiting.properties) == (b"beat", "k", {"a": "b"})
 
 
 @pytest.mark.parametrize(
@@ -98,59 +86,6 @@ def test_a_schedule_made_in_the_second_half_of_an_hour_that_comes_twice_begins_t
     assert topic.every("after", cron="30 2 * * *", timezone=ROME).next_due_ms == ms("2027-11-01T02:30", ROME)
 
 
-def test_a_paused_schedule_sends_nothing_until_it_is_resumed(
-    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """Its waiting occurrence is taken back, over a restart too; it goes on with the first after now."""
-    made = topic.every("beat", interval=3_600)
-    paused = present(topic.pause_schedule("beat"))
-    assert paused.paused
-    assert made.next_id is not None
-    assert topic.state(made.next_id) == "cancelled"
-    store.close()
-    store = open_store()
-    topic = store.topic("t")
-    assert topic.every("beat", interval=3_600).paused
-    with topic.subscribe("s") as consumer:
-        assert step(store, consumer, clock, START_MS + DAY_MS, HOUR_MS) == []
-        assert topic.resume_schedule("beat") is not None
-        assert step(store, consumer, clock, START_MS + DAY_MS + 2 * HOUR_MS, HOUR_MS) == [
-            START_MS + DAY_MS + HOUR_MS,
-            START_MS + DAY_MS + 2 * HOUR_MS,
-        ]
-
-
-def test_a_removed_schedule_is_gone_with_its_occurrence(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
-    """And what was never there cannot be paused, resumed or removed."""
-    topic.every("beat", interval=3_600)
-    assert topic.remove_schedule("beat")
-    assert not topic.remove_schedule("beat")
-    assert topic.pause_schedule("beat") is None
-    assert topic.resume_schedule("beat") is None
-    assert topic.schedules() == []
-    with topic.subscribe("s") as consumer:
-        assert step(store, consumer, clock, START_MS + DAY_MS, HOUR_MS) == []
-
-
-def test_an_occurrence_cancelled_by_hand_is_skipped(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
-    """The schedule goes on with the one after it."""
-    made = topic.every("beat", interval=3_600)
-    assert made.next_id is not None
-    assert topic.cancel(made.next_id)
-    with topic.subscribe("s") as consumer:
-        assert step(store, consumer, clock, START_MS + 2 * HOUR_MS, HOUR_MS) == [START_MS + 2 * HOUR_MS]
-
-
-def test_a_deleted_topic_takes_its_schedules_along(store: DelayedStore, clock: ManualClock) -> None:
-    """One made later under the same name has none."""
-    store.topic("t").every("beat", interval=3_600)
-    store.delete_topic("t")
-    clock.advance(2 * HOUR_MS)
-    store.tick()
-    store.topic("t").send(b"x")
-    assert store.topic("t").schedules() == []
-
-
 def test_an_interrupt_after_the_commit_of_an_advance_does_not_double_the_next_occurrence(
     store: DelayedStore, clock: ManualClock, plant: Plant
 ) -> None:
@@ -160,29 +95,6 @@ def test_an_interrupt_after_the_commit_of_an_advance_does_not_double_the_next_oc
     plant(Succession, "succeed", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.tick()
-    with store.topic("t").subscribe("s") as consumer:
-        dues = received(store, consumer)
-        dues += step(store, consumer, clock, START_MS + 4 * HOUR_MS, HOUR_MS)
-    assert dues == [START_MS + count * HOUR_MS for count in range(1, 5)]
-
-
-def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
-    open_store: OpenStore, store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing of it is there; the next tick, or the next start, does it again."""
-    store.topic("t").every("beat", interval=3_600, payload=b"x")
-
-    def full(*_: object) -> None:
-        raise StoreFull(store.path, "made up")
-
-    clock.advance(HOUR_MS)
-    monkeypatch.setattr(PendingEntries, "append", full)
-    for _ in range(2):
-        with pytest.raises(StoreFull):
-            store.tick()
-    monkeypatch.undo()
-    store.close()
-    store = open_store()
     with store.topic("t").subscribe("s") as consumer:
         dues = received(store, consumer)
         dues += step(store, consumer, clock, START_MS + 4 * HOUR_MS, HOUR_MS)

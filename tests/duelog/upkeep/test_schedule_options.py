@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -179,25 +179,6 @@ def test_a_schedule_ends_after_so_many_messages_and_is_not_begun_again_by_asking
     assert topic.every("promo", interval=3_600, count=3).replaced is None
 
 
-def test_the_last_occurrence_is_the_one_at_its_end(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
-    """Until is a nominal time, inclusive, and may be given as a datetime."""
-    until = datetime.fromtimestamp((START_MS + 3 * HOUR_MS) / 1000, UTC)
-    topic.every("a", interval=3_600, until=until)
-    topic.every("b", interval=3_600, until=START_MS + 3 * HOUR_MS - 1)
-    got = []
-    with topic.subscribe("s") as consumer:
-        for _ in range(6):
-            clock.advance(HOUR_MS)
-            got += received(store, consumer)
-    assert [message.occurrence for message in got] == [
-        Occurrence(name, START_MS + hour * HOUR_MS)
-        for hour, names in ((1, "ab"), (2, "ab"), (3, "a"))
-        for name in names
-    ]
-    assert [schedule.ended for schedule in topic.schedules()] == [True, True]
-    assert list(topic.scheduled()) == []
-
-
 def test_a_pause_after_the_last_message_fired_and_before_the_end_was_noted_sends_no_other(
     store: DelayedStore, topic: Topic, clock: ManualClock, plant: Plant
 ) -> None:
@@ -278,44 +259,6 @@ def test_what_was_missed_is_what_going_through_all_occurrences_finds(
 
 
 # -- misfires ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("misfires", "grace", "expected"),
-    [
-        ("first", None, hours(1)),
-        ("all", None, hours(*range(1, 11))),
-        ("latest", None, hours(10)),
-        ("skip", None, []),
-        ("skip", 30 * 60, hours(10)),
-        ("skip", 30 * 60 - 0.001, []),
-        ("skip", 2.5 * 3_600, hours(8, 9, 10)),
-        ("latest", 2.5 * 3_600, hours(10)),
-        ("latest", 9.5 * 3_600, hours(*range(1, 11))),
-        ("skip", 9.5 * 3_600, hours(*range(1, 11))),
-    ],
-)
-def test_of_what_a_stop_of_ten_hours_missed_comes_what_the_schedule_says(
-    open_store: OpenStore,
-    store: DelayedStore,
-    clock: ManualClock,
-    misfires: Misfires,
-    grace: float | None,
-    expected: list[int],
-) -> None:
-    """Then it goes on in step; each message names the time that it is of, and was due then."""
-    store.topic("t").every("s", interval=3_600, misfires=misfires, grace=grace)
-    store.topic("t").subscribe("s").close()
-    store.close()
-    clock.advance(10 * HOUR_MS + HOUR_MS // 2)
-    store = open_store()
-    with store.topic("t").subscribe("s") as consumer:
-        got = received(store, consumer)
-        assert nominals(got) == expected
-        assert [message.due_ms for message in got] == expected
-        assert received(store, consumer) == []
-        clock.advance(HOUR_MS // 2)
-        assert nominals(received(store, consumer)) == hours(11)
 
 
 def test_a_message_that_is_late_by_less_than_the_grace_is_no_misfire(
