@@ -12,7 +12,7 @@ from pathlib import Path
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.tools.compact_store import compact_store
-from duelog.tools.demo.demo_replay import CONFIG, DAY_MS
+from duelog.tools.demo.demo_run import CONFIG, DAY_MS
 from duelog.tools.demo.demo_trace import load_trace
 
 from .harness.compare import compare

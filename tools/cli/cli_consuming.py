@@ -1,19 +1,162 @@
-"""The commands on one subscription: receive its messages, look at them, move it, pause and resume it."""
+"""The commands on topics and subscriptions, and on one subscription: receive, peek, seek, skip, expire, pause, resume.
 
+`duelog topics` and `duelog subscriptions` each list, create and delete; `duelog dead-letters` has what could not be
+delivered.
+"""
+
+import json
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
-from typing import Annotated
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument, short_names
-from ..output import answer, message_json, message_line, say
+from ..output import (
+    answer,
+    message_json,
+    message_line,
+    payload_fields,
+    payload_of,
+    preview,
+    printable,
+    say,
+    write_json_lines,
+    write_table,
+)
 from ..values import iso_time, time_ms
-from .options import Create, Json, Store, SubscriptionName, TopicName
+from .options import NOTHING, Create, Given, Group, Json, Store, SubscriptionName, TopicName, grouped
 from .place import Place, asked, command_at_place
+
+topics = typer.Typer(name="topics", no_args_is_help=True, help="Topics of a store: list, create and delete them.")
+subscriptions = typer.Typer(
+    name="subscriptions", no_args_is_help=True, help="Subscriptions of a topic: list, create and delete them."
+)
+
+
+class Position(StrEnum):
+    """Where a new subscription begins."""
+
+    earliest = "earliest"
+    latest = "latest"
+
+
+@command_at_place(topics, "list")
+def list_topics(
+    store: Place,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", metavar="NAMESPACE", help="Only of this: tenant/namespace.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+    json_: Json = False,
+) -> None:
+    """List topics; partitions each by itself. With --json by their full names.
+
+    ```
+    duelog topics list --server http://localhost:8080 --namespace public/default
+    ```
+    """
+    with store.opened() as there:
+        for name in islice(there.topics(namespace), limit):
+            answer(name, printable(short_names(name)), json_=json_)
+
+
+@command_at_place(topics, "create")
+def create_topic(
+    store: Place,
+    topic: TopicName,
+    json_: Json = False,
+) -> None:
+    """Create a topic; one that is there stays as it is.
+
+    ```
+    duelog topics create data reminders
+    ```
+    """
+    with store.opened(writes=True) as there:
+        created = there.create_topic(topic)
+    answer({"created": created}, "created" if created else "it is there already", json_=json_)
+
+
+@command_at_place(topics, "delete")
+def delete_topic(
+    store: Place,
+    topic: TopicName,
+    force: Annotated[
+        bool, typer.Option("--force", help="Though producers or consumers use it: they are closed.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Delete a topic with its messages and subscriptions. Refused while producers or consumers use it.
+
+    ```
+    duelog topics delete data reminders
+    ```
+    """
+    with store.opened(writes=True) as there:
+        there.delete_topic(topic, force)
+    answer({"deleted": True}, "deleted", json_=json_)
+
+
+@command_at_place(subscriptions, "list")
+def list_subscriptions(
+    store: Place,
+    topic: TopicName,
+    json_: Json = False,
+) -> None:
+    """List the subscriptions of a topic.
+
+    ```
+    duelog subscriptions list data reminders
+    ```
+    """
+    with store.opened() as there:
+        for name in there.subscriptions(topic):
+            answer(name, printable(name), json_=json_)
+
+
+@command_at_place(subscriptions, "create")
+def create_subscription(
+    store: Place,
+    topic: TopicName,
+    subscription: SubscriptionName,
+    position: Annotated[Position, typer.Option(help="Where it begins.")] = Position.latest,
+    json_: Json = False,
+) -> None:
+    """Create a subscription; one that is there stays as it is.
+
+    ```
+    duelog subscriptions create data reminders mailer --position earliest
+    ```
+    """
+    with store.opened(writes=True) as there:
+        created = there.create_subscription(topic, subscription, position.value)
+    answer({"created": created}, "created" if created else "it is there already", json_=json_)
+
+
+@command_at_place(subscriptions, "delete")
+def delete_subscription(
+    store: Place,
+    topic: TopicName,
+    subscription: SubscriptionName,
+    json_: Json = False,
+) -> None:
+    """Delete a subscription with what it has not acknowledged. A server refuses that while it has consumers.
+
+    ```
+    duelog subscriptions delete data reminders mailer
+    ```
+    """
+    with store.opened(writes=True) as there:
+        there.delete_subscription(topic, subscription)
+    answer({"deleted": True}, "deleted", json_=json_)
+
 
 app = typer.Typer()
 
@@ -219,3 +362,160 @@ def resume(store: Store, topic: TopicName, subscription: SubscriptionName, json_
     with asked(store, writes=True) as opened:
         opened.resume(topic, subscription)
     answer({"paused": False}, "resumed", json_=json_)
+
+
+dead_letters = typer.Typer(
+    name="dead-letters",
+    no_args_is_help=True,
+    help="Messages whose deliveries all failed: list, export, deliver them again, or drop them for good.",
+)
+
+
+def _filter(name: str, metavar: str, text: str) -> Any:
+    return Annotated[str | None, typer.Option(name, metavar=metavar, help=text)]
+
+
+Letters = Annotated[
+    Given,
+    Group(
+        topic=_filter("--topic", "TOPIC", "That came from this topic only."),
+        subscription=_filter("--subscription", "SUBSCRIPTION", "That came from this subscription only."),
+        reason=_filter("--reason", "REASON", "That died of this only."),
+        key=_filter("--key", "KEY", "That have this key only."),
+        older_than=_filter("--older-than", "DURATION", "That have been dead for so long only: 30m, 2d."),
+    ),
+]
+"""Which letters are meant."""
+
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the messages, as `list` shows them, or --all.")
+]
+All = Annotated[bool, typer.Option("--all", help="All that the other options leave.")]
+
+
+@dead_letters.command("list")
+@grouped
+def list_(
+    store: Store,
+    letters: Letters = NOTHING,
+    json_: Json = False,
+) -> None:
+    """List dead letters, oldest first: where they came from, why, and when their first and last delivery failed.
+
+    ```
+    duelog dead-letters list data --topic reminders
+    ```
+    """
+    with asked(store, writes=False) as opened:
+        found = list(opened.ask("dead_letters", _filters(letters)))
+    if json_:
+        write_json_lines(_fields(letter) for letter in found)
+        return
+    rows = [
+        (
+            letter["message_id"],
+            short_names(letter["topic"]),
+            letter["subscription"],
+            f"{letter['reason']} ({letter['attempts']} attempts)",
+            iso_time(letter["first_ms"]),
+            iso_time(letter["last_ms"]),
+            preview(payload_of(letter)),
+        )
+        for letter in found
+    ]
+    write_table("dead letters", ["id", "topic", "subscription", "reason", "first", "last", "payload"], rows)
+
+
+@dead_letters.command()
+@grouped
+def export(
+    store: Store,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")],
+    letters: Letters = NOTHING,
+    json_: Json = False,
+) -> None:
+    """Write dead letters to a file, one JSON object a line with all that `list --json` has; they stay where they are.
+
+    ```
+    duelog dead-letters export data letters.jsonl --older-than 30d
+    ```
+    """
+    filters, count = _filters(letters), 0
+    with asked(store, writes=False) as opened:
+        try:
+            out = file.open("x", encoding="ascii")
+        except FileExistsError:
+            raise InvalidArgument("FILE", str(file), "there is such a file already") from None
+        try:
+            with out:
+                for letter in opened.ask("dead_letters", filters):
+                    out.write(json.dumps(_fields(letter)) + "\n")
+                    count += 1
+        except BaseException:
+            with suppress(OSError):
+                file.unlink()
+            raise
+    answer({"exported": count}, f"exported: {count}", json_=json_)
+
+
+@dead_letters.command()
+@grouped
+def requeue(
+    store: Store,
+    ids: Ids = None,
+    all_: All = False,
+    delay: Annotated[
+        str, typer.Option("--after", "--delay", metavar="DURATION", help="Due so long from now: 10m, 1d.")
+    ] = "0",
+    letters: Letters = NOTHING,
+    json_: Json = False,
+) -> None:
+    """Deliver dead letters again, at once or later, to the subscriptions that they came from; all of them or none.
+
+    ```
+    duelog dead-letters requeue data --all --topic reminders --after 1h
+    ```
+    """
+    filters = _filters(letters)
+    wanted = {"delay": duration_seconds("--after", delay), "ids": _chosen(ids or [], all_), **filters}
+    with asked(store, writes=True) as opened:
+        count = opened.requeue_dead_letters(**wanted)
+    answer({"requeued": count}, f"requeued: {count}", json_=json_)
+
+
+@dead_letters.command()
+@grouped
+def purge(
+    store: Store,
+    ids: Ids = None,
+    all_: All = False,
+    letters: Letters = NOTHING,
+    json_: Json = False,
+) -> None:
+    """Drop dead letters for good; all of those named or none.
+
+    ```
+    duelog dead-letters purge data 17:3
+    ```
+    """
+    wanted = {"ids": _chosen(ids or [], all_), **_filters(letters)}
+    with asked(store, writes=True) as opened:
+        count = opened.purge_dead_letters(**wanted)
+    answer({"purged": count}, f"purged: {count}", json_=json_)
+
+
+def _filters(letters: Given) -> dict[str, Any]:
+    older_than = letters["older_than"]
+    return {**letters, "older_than": None if older_than is None else duration_seconds("--older-than", older_than)}
+
+
+def _chosen(ids: list[str], all_: bool) -> list[str] | None:
+    """The ids that a command names, None: all. Raises InvalidArgument."""
+    if all_ == bool(ids):
+        raise InvalidArgument("ID", ids, "expected ids, or --all")
+    return None if all_ else ids
+
+
+def _fields(letter: Mapping[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in letter.items() if name != "payload"}
+    return {**others, **payload_fields(payload_of(letter))}

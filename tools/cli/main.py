@@ -25,17 +25,11 @@ from ...store.errors import DuelogError, InvalidArgument
 from ..output import drop_output, flush_output, say, write_line
 from . import (
     cli_consuming,
-    cli_dead_letters,
     cli_inspection,
     cli_messages,
-    cli_policies,
     cli_replica,
-    cli_schedules,
     cli_serve,
-    cli_snapshot,
-    cli_topics,
     cli_transfer,
-    cli_ui,
     cli_upkeep,
 )
 from .place import command_at_place
@@ -267,19 +261,19 @@ def demo(
         raise typer.Exit(1)
 
 
-for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_replica, cli_serve, cli_ui):
+for rooms in (cli_messages, cli_consuming, cli_inspection, cli_upkeep, cli_transfer, cli_replica, cli_serve):
     app.registered_commands += rooms.app.registered_commands
 app.command()(completion)
 app.command()(demo)
 for also, name, same in (
-    ("unsubscribe", "subscriptions delete", cli_topics.delete_subscription),
-    ("delete-topic", "topics delete", cli_topics.delete_topic),
+    ("unsubscribe", "subscriptions delete", cli_consuming.delete_subscription),
+    ("delete-topic", "topics delete", cli_consuming.delete_topic),
 ):
     help_ = inspect.cleandoc(same.__doc__ or "").replace(f"duelog {name}", f"duelog {also}")
     command_at_place(app, also, help=f"{help_}\n\nThe same as `duelog {name}`.")(same)
 
-GROUPS = (cli_topics.topics, cli_topics.subscriptions, cli_dead_letters.app, cli_policies.app, cli_schedules.app,
-          cli_snapshot.app, cli_replica.group)  # fmt: skip
+GROUPS = (cli_consuming.topics, cli_consuming.subscriptions, cli_consuming.dead_letters, cli_upkeep.policies_app,
+          cli_messages.schedules, cli_inspection.snapshots, cli_replica.group)  # fmt: skip
 REGISTERED: dict[str, CommandInfo | typer.Typer] = {
     each.name or str(getattr(each.callback, "__name__", "")): each for each in app.registered_commands
 }

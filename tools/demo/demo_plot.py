@@ -1,5 +1,6 @@
 """The plot of the demo: pending messages and disk use over the trace's time, to be read on a phone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
-from .demo_replay import DAY_MS, Course
-
 _STYLE: dict[Any, Any] = {
     "font.size": 13,
     "axes.spines.top": False,
@@ -21,26 +20,28 @@ _STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#dddddd",
 }
+_DAY_MS = 86_400_000
 _PENDING, _DISK = "#1b6ca8", "#b3541e"
 
 _Floats = npt.NDArray[np.float64]
 
 
-def draw(course: Course, messages: int, path: Path) -> None:
+def draw(times_ms: Sequence[int], pending: Sequence[int], disk_bytes: Sequence[int], messages: int, path: Path) -> None:
     """Write the plot of a replay of `messages` messages to `path`; its ending says the format, PNG if none.
 
-    Raises OSError where it cannot be written, ValueError for an ending that matplotlib has no writer for.
+    The first three are samples, of equal number. Raises OSError where it cannot be written, ValueError for an ending
+    that matplotlib has no writer for.
     """
-    days = np.array(course.times_ms) / DAY_MS  # what matplotlib counts dates in, from the same epoch
+    days = np.array(times_ms) / _DAY_MS  # what matplotlib counts dates in, from the same epoch
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(6, 7.5), dpi=180, layout="constrained")
         FigureCanvasAgg(figure)  # needs no display, and leaves the process's own figures alone
         upper, lower = figure.subplots(2, 1, sharex=True)
         figure.suptitle(f"{messages:,} messages through one store", fontsize=16, fontweight="bold")
         upper.set_title("Pending messages (sent, not due yet)")
-        _curve(upper, days, np.array(course.pending, np.float64), _PENDING)
+        _curve(upper, days, np.array(pending, np.float64), _PENDING)
         lower.set_title("Disk use of the store, kB")
-        _curve(lower, days, np.array(course.disk_bytes) / 1000, _DISK)
+        _curve(lower, days, np.array(disk_bytes) / 1000, _DISK)
         locator = AutoDateLocator(minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
         lower.xaxis.set_major_locator(locator)
         lower.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]

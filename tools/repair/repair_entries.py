@@ -51,8 +51,8 @@ from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, 
 from ...store.wal.wal_reader import DIRECTORY, read_wal
 from ...store.wal.write_batch import bit_change, single_rows
 from ...survey.contents import kept_ledgers, main_ledgers, marker_runs, topic_ids, unreadable_bodies
+from .repair_files import Account, Discarded
 from .repair_records import NO_MARKERS, Marked, OpenLog, PartitionLog, due_column, fired_in, restore_markers
-from .repair_report import Account, Discarded
 
 _THE_LOG = "the write-ahead log"
 

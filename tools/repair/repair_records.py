@@ -81,8 +81,7 @@ from ...survey.contents import (
 )
 from ...survey.withdrawals import Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
 from ...upkeep.schedule import schedule_rows, unpack_schedule
-from .repair_files import generations
-from .repair_report import Account, Discarded
+from .repair_files import Account, Discarded, generations
 
 RECOVERED = "recovered"
 """Begin of the names of topics, and name of their subscriptions, of messages whose topic nothing tells."""

@@ -33,7 +33,7 @@ from ...survey.withdrawals import Conditionals
 from ..store_check import check_store
 from ..values import stored_identity
 from .repair_entries import WalRepair, mend_partition, reconcile, recount_references
-from .repair_files import Place, describe, generations, put_back, require_main, rewrite_broken
+from .repair_files import Account, Place, RepairReport, describe, generations, put_back, require_main, rewrite_broken
 from .repair_records import (
     PartitionLog,
     drop_strangers,
@@ -48,7 +48,6 @@ from .repair_records import (
     mend_withdrawals,
     read_marked,
 )
-from .repair_report import Account, RepairReport
 
 __all__ = ["RepairReport", "repair_store"]
 

@@ -11,8 +11,7 @@ import pytest
 
 from duelog import Message, MessageId, ReceivedMessage, Subscription, Topic
 from duelog.tools.demo import demo_run as demo
-from duelog.tools.demo.demo_replay import DAY_MS
-from duelog.tools.demo.demo_run import problems, replay_trace, run_demo
+from duelog.tools.demo.demo_run import DAY_MS, problems, replay_trace, run_demo
 from duelog.tools.demo.demo_trace import Audit, Trace, load_trace
 from tests.tools.command_line import refused
 
