@@ -389,8 +389,10 @@ class Broker(Service):
             await listeners.close(min(within_s, 5.0))
         if services is not None:
             await services.listing_closed()
+        loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as ending:  # the loop goes on while the broker's threads end
-            await asyncio.get_running_loop().run_in_executor(ending, self._executor.shutdown)
+            await loop.run_in_executor(ending, self._executor.shutdown)
+        loop.set_default_executor(ThreadPoolExecutor())  # for who goes on in this loop, as a leader that follows does
 
 
 def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> list[Route]:

