@@ -433,7 +433,7 @@ class Replay:
         """Raises DamagedStore, where entries before the unapplied ones are missing."""
         if (rows := self._rows.pop(MAIN, None)) is not None:
             with main.read() as raw:
-                _fill(self._path, main.name, raw, memtable, rows)
+                fill(self._path, main.name, raw, memtable, rows)
 
     def fill_partitions(self, partitions: PartitionSet) -> None:
         """Fill the memtables of partitions; rows of one that is closed or gone were applied. Raises as `fill_main`."""
@@ -442,11 +442,14 @@ class Replay:
             if partition is not None and partition.state is PartitionState.OPEN:
                 with partitions.glance(partition) as raw:
                     refuse_ahead(partition.path, raw, partition.memtable.publication.position)
-                    _fill(self._path, partition.name, raw, partition.memtable, rows)
+                    fill(self._path, partition.name, raw, partition.memtable, rows)
 
 
-def _fill(path: Path, name: str, raw: Reads, memtable: Memtable, rows: EnvironmentRows) -> None:
-    """`raw` reads what is applied of an environment."""
+def fill(path: Path, name: str, raw: Reads, memtable: Memtable, rows: EnvironmentRows) -> None:
+    """Put the rows of an environment that are not applied, as `raw` reads, into its memtable. Raises DamagedStore.
+
+    path: of the store, name: of the environment, for the error that entries before the rows are missing.
+    """
     unapplied = rows.after(applied_position(raw))
     if not unapplied:
         return

@@ -9,6 +9,9 @@ One partition is a task that carries all that is needed of the main environment,
 report tells, both picklable: one core does them one after the other, a Spark task does one somewhere else. Claims are
 read without looking at a run of any partition, and are well below a byte a message; planning, which reads the header of
 every run, is shared out like copying. A task writes a directory of its own below staging/, and its caller publishes it.
+
+Of a copy in object storage a task fetches main and its partition, and puts what it has made beside the copy, from where
+the process that ships there takes it (replica/compacted.py).
 """
 
 from __future__ import annotations
@@ -24,12 +27,24 @@ from ..cleanup.compaction import Finished, Staged, hand_over, stage_generation
 from ..cleanup.compaction_plan import partition_logs, plan_generation
 from ..cleanup.log_claims import LogClaims, claims_of_logs, read_claims, reason_to_keep
 from ..opening import Identity, StoreLock, open_main
+from ..replica.bucket import Bucket
+from ..replica.compacted import put_compacted
+from ..replica.copied_store import Excerpt, open_copy
 from ..store.clock import SystemClock
 from ..store.codec.format import PartitionState, Relied
 from ..store.config import StoreConfig
 from ..store.env.memtable import Reads
-from ..store.errors import DamagedStore, DuelogError, InvalidArgument, StoreFailed, StoreLocked, StoreUnavailable
+from ..store.errors import (
+    DamagedStore,
+    DuelogError,
+    InvalidArgument,
+    ReplicaDamaged,
+    StoreFailed,
+    StoreLocked,
+    StoreUnavailable,
+)
 from ..store.log import catalog
+from .columns.copies import copied_partitions, copy_url, excerpt
 from .columns.sealed import Sealed, identity_of, open_generation, open_main_to_read, read_sealed
 from .values import MIN_DEAD_RATIO
 
@@ -40,6 +55,7 @@ class CompactionTask(NamedTuple):
     """One partition, and what makes its compaction worth it.
 
     claims: on each of its logs, as of the transaction in which the catalog had the generation. dry_run: plan only.
+    copied: how it is fetched from the store's copy, which says what is claimed; None: `sealed` says where it is.
     """
 
     sealed: Sealed
@@ -47,6 +63,7 @@ class CompactionTask(NamedTuple):
     claims: tuple[LogClaims, ...]
     min_dead_ratio: float
     dry_run: bool
+    copied: Excerpt | None = None
 
 
 class Figures(NamedTuple):
@@ -81,6 +98,8 @@ def compact_partition(
     What is wrong with the partition, and a full disk, is an answer (Failed). So is what the system refuses (an OSError,
     or an error that it is the cause of), unless the task is begun `again` by the caller that gets it raised.
     """
+    if task.copied is not None:
+        return _compact_copied(task, task.copied, again)
     figures, worth_it = None, False
     result: Staged | Failed | None = None
     try:
@@ -99,6 +118,22 @@ def compact_partition(
     return PartitionAnswer(task.sealed.start_ms, figures, worth_it, result)
 
 
+def _compact_copied(task: CompactionTask, copied: Excerpt, again: bool) -> PartitionAnswer:
+    """Fetch a partition of a copy, compact it, and put the result beside the copy."""
+    start_ms = task.sealed.start_ms
+    try:
+        with copied.fetched() as path:
+            tasks, found = _tasks(path, task.min_dead_ratio, task.dry_run)
+            answers = [*found.answers.values(), *(compact_partition(each, again=again) for each in tasks)]
+            (answer,) = answers
+            if isinstance(answer.result, Staged):
+                name = put_compacted(Bucket(task.sealed.store), answer.result)
+                answer = answer._replace(result=answer.result._replace(directory=name))
+            return answer
+    except (ReplicaDamaged, DamagedStore) as error:
+        return PartitionAnswer(start_ms, None, False, Failed(str(error)))
+
+
 def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError | None:
     """The system's refusal; None where the partition, or a full disk, is at fault."""
     if isinstance(error, OSError):
@@ -110,7 +145,7 @@ def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError |
 
 def publish(store: Path, answer: PartitionAnswer) -> PartitionAnswer:
     """Hand over what an answer has staged, from when on it may be adopted; Failed where it is no longer there."""
-    if not isinstance(answer.result, Staged):
+    if not isinstance(answer.result, Staged) or copy_url(store) is not None:
         return answer
     try:
         return answer._replace(result=hand_over(store, answer.result))
@@ -190,15 +225,32 @@ def compact_store(
 ) -> CompactionReport:
     """Rewrite the closed partitions of which at least `min_dead_ratio` of the bytes of bodies is needed no more.
 
-    What the store's retention keeps stays. What is dropped cannot be gone back to by seeking, as if it had been
-    trimmed. run: what plans and copies; None: this process, one partition after the other. A partition that
-    the store deletes or replaces before it was planned is left out; one that is damaged has failed.
-    Not in a process that has the store open. Raises InvalidArgument, FormatMismatch, DamagedStore.
+    path: or the URL of the store's copy in object storage: the process that ships there takes over what is finished
+    with its next manifest. What the store's retention keeps stays. What is dropped cannot be gone back to by seeking,
+    as if it had been trimmed. run: what plans and copies; None: this process, one partition after the other. A
+    partition that the store deletes or replaces before it was planned is left out; one that is damaged has failed.
+    Not in a process that has the store open. Raises InvalidArgument, FormatMismatch, DamagedStore; of a copy what
+    `open_copy` raises, and ReplicaUnreachable.
     """
     if not 0 <= min_dead_ratio <= 1:
         raise InvalidArgument("min_dead_ratio", min_dead_ratio, "expected a ratio of 0 to 1")
-    identity = identity_of(path)
-    tasks, found = _tasks(path, min_dead_ratio, dry_run)
+    if (url := copy_url(path)) is None:
+        tasks, found = _tasks(path, min_dead_ratio, dry_run)
+        return _compact(path, tasks, found, run or run_here, progress)
+    with open_copy(url) as copy:
+        closed = [each for each, state, _ in copied_partitions(copy) if state is PartitionState.CLOSED]
+        tasks = [
+            CompactionTask(each, copy.main.manifest.store_id, (), min_dead_ratio, dry_run, excerpt(copy, each.start_ms))
+            for each in closed
+        ]
+        found = _Found({each.start_ms: each for each in closed})
+        return _compact(copy.path, tasks, found, run or run_here, progress)
+
+
+def _compact(
+    path: Path, tasks: Sequence[CompactionTask], found: _Found, run: Runner, progress: Progress
+) -> CompactionReport:
+    """Do tasks, and see that a store adopts what they have made; of a copy it does so by itself."""
     dealt_with = done = 0
     total = 2 * sum(task.sealed.file_bytes for task in tasks)
 
@@ -209,18 +261,18 @@ def compact_store(
 
     progress(0, total)
     waiting: list[Finished] = []
-    for answer in (run or run_here)(tasks, further) if tasks else ():
+    for answer in run(tasks, further) if tasks else ():
         found.answers[answer.start_ms] = answer
         dealt_with += 2 * found.sealed[answer.start_ms].file_bytes
         further(max(0, dealt_with - done))
-        if answer.result is None or isinstance(answer.result, Failed):
+        if answer.result is None or isinstance(answer.result, Failed) or tasks[0].copied is not None:
             continue
         waiting.append(answer.result)
         if len(waiting) >= _ADOPTED_AT_ONCE or sum(each.source_bytes for each in waiting) >= _ADOPTED_AT_ONCE_BYTES:
-            found.note(_adopt(path, identity))
+            found.note(_adopt(path))
             waiting = []
     if waiting:
-        found.note(_adopt(path, identity))
+        found.note(_adopt(path))
     return found.report(path)
 
 
@@ -257,9 +309,9 @@ def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> tuple[list[Compa
     return read_sealed(path, work)
 
 
-def _adopt(path: Path, identity: Identity) -> list[Adopted | Refused] | None:
+def _adopt(path: Path) -> list[Adopted | Refused] | None:
     """Adopt what is ready; None: a process has the store open, and does it."""
-    lock = StoreLock(path)
+    identity, lock = identity_of(path), StoreLock(path)
     try:
         lock.take()
     except StoreLocked:

@@ -14,6 +14,7 @@ import lmdb
 
 from ..broker.cluster.placement import read_placement
 from ..store.errors import DuelogError, InvalidArgument
+from .columns.copies import store_name
 
 T = TypeVar("T")
 
@@ -30,6 +31,11 @@ class Outcome(NamedTuple, Generic[T]):
     store: Path
     result: T | None
     reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the store as it is shown."""
+        return store_name(self.store)
 
 
 def is_fleet(given: Sequence[str | os.PathLike[str]]) -> bool:

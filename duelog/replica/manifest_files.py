@@ -5,6 +5,7 @@ A file is copied to the disk first, compacted, then uploaded; one at a time. One
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,16 +20,19 @@ from duelog.store.env.body_file import body_files
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.env.memtable import applied_position
-from duelog.store.errors import BrokenInvariant
+from duelog.store.errors import BrokenInvariant, StoreFull
 from duelog.store.files.directory import make_directory
 from duelog.store.files.system_errors import require_space
 from duelog.store.wal.segment import place_of
 
 from .bucket import FILES, Bucket
+from .compacted import take_compacted
 from .manifest import MAIN_START, Manifest, ReplicaFile
 from .pruning import made_by, prune
 from .shipping import Draft, Shipping
 from .takeover import renew_ids
+
+_log = logging.getLogger("duelog.replica")
 
 _KEPT_BYTES = 64 * MIB
 """Bytes of the disk that a copy leaves to sends."""
@@ -62,9 +66,15 @@ class ManifestFiles:
     def draft(self, before: Manifest | None) -> Draft | None:
         """Find an instant, and copy the files that `before` does not have; None: the store closes.
 
+        Fetches what was compacted elsewhere first, for the upkeep to adopt.
+
         Raises ReplicaUnreachable, StoreBusy, StoreFull, DamagedStore.
         """
         engine = self._engine
+        try:
+            take_compacted(self._bucket, engine.storage.path, _KEPT_BYTES)
+        except StoreFull as error:
+            _log.warning("%s: what was compacted elsewhere is not taken for now: %s", engine.storage.path, error)
         known = {} if before is None else {each.content: each for each in before.files}
         scratch = Path(tempfile.mkdtemp(prefix="replica-", dir=engine.storage.path / "staging"))
         try:

@@ -257,7 +257,8 @@ class Restoring:
         for name in ("partitions", "staging", "trash", DIRECTORY):
             make_directory(path / name)
         for file in manifest.files:
-            self._download(file)
+            directory = partition_path(path, file.start_ms, file.generation)
+            download(self._bucket, file, path / "main" if file.start_ms == MAIN_START else directory, self._has_read)
         write_identity(path, Identity(self._store_id, self._partition_ms))
         self._number = self._recover_instant(self._log.more())
         self._apply_each(self._left)
@@ -282,29 +283,10 @@ class Restoring:
         self._clear_wal()
         write_wal(self._path, self._store_id, [], number)
 
-    def _download(self, file: ReplicaFile) -> None:
-        directory = (
-            self._path / "main"
-            if file.start_ms == MAIN_START
-            else partition_path(self._path, file.start_ms, file.generation)
-        )
-        target = directory / "data.mdb" if file.ledger is None else body_file(directory, file.ledger)
-        make_directory(target.parent)
-        pieces = self._bucket.download(file.name)
-        if pieces is None:
-            raise ReplicaDamaged(self._bucket.url, file.name, "is missing")
-        size = crc = 0
-        with target.open("wb") as written:
-            for piece in pieces:
-                written.write(piece)
-                size, crc = size + len(piece), zlib.crc32(piece, crc)
-                self._read += len(piece)
-                if self._progress is not None:
-                    self._progress(self._read)
-            written.flush()
-            os.fsync(written.fileno())
-        if (size, crc) != (file.size, file.crc):
-            raise ReplicaDamaged(self._bucket.url, file.name, "does not match the manifest's checksum")
+    def _has_read(self, size: int) -> None:
+        self._read += size
+        if self._progress is not None:
+            self._progress(self._read)
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -400,6 +382,30 @@ class Restoring:
     def _clear_wal(self) -> None:
         shutil.rmtree(self._path / DIRECTORY)
         make_directory(self._path / DIRECTORY)
+
+
+def download(
+    bucket: Bucket, file: ReplicaFile, directory: Path, told: Callable[[int], object] = lambda size: None
+) -> None:
+    """Put a file of a manifest into the directory of its environment, on disk. Raises ReplicaDamaged.
+
+    told: how many bytes were read since it was last told.
+    """
+    target = directory / "data.mdb" if file.ledger is None else body_file(directory, file.ledger)
+    make_directory(target.parent)
+    pieces = bucket.download(file.name)
+    if pieces is None:
+        raise ReplicaDamaged(bucket.url, file.name, "is missing")
+    size = crc = 0
+    with target.open("wb") as written:
+        for piece in pieces:
+            written.write(piece)
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+            told(len(piece))
+        written.flush()
+        os.fsync(written.fileno())
+    if (size, crc) != (file.size, file.crc):
+        raise ReplicaDamaged(bucket.url, file.name, "does not match the manifest's checksum")
 
 
 def _set_apart(path: Path, partition_ms: int) -> None:

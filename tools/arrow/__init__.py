@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..columns.copies import copy_url
 from .missing import NeedsArrow
 
 if TYPE_CHECKING:
@@ -30,18 +31,22 @@ def open_tables(
 ) -> AbstractContextManager[Tables]:
     """The tables of the store or the export in `path`, all as of one point in time, while the block lasts.
 
+    path: also the URL of a store's copy in object storage, of which each table fetches what it reads.
+
     Of a store nothing is changed, nor locked, beside a process that has it open; that process itself cannot. Main's
     read transaction lasts as long as the block: what main frees meanwhile stays on disk, so do not keep it for days.
     pending: whether the table of that name is asked for: it has every open partition looked at first. as_of_ms: the
     time by which what waits inline is pending; None: now, or the store's clock where that is later.
 
-    Raises NeedsArrow, InvalidArgument, FormatMismatch, DamagedStore.
+    Raises NeedsArrow, InvalidArgument, FormatMismatch, DamagedStore; of a copy what `open_copy` raises.
     """
     try:
-        from .tables_view import open_export_tables, open_store_tables
+        from .tables_view import open_copy_tables, open_export_tables, open_store_tables
     except ImportError as error:
         raise NeedsArrow("open_tables", error) from None
     path = Path(path)
+    if (url := copy_url(path)) is not None:
+        return open_copy_tables(url, as_of_ms=as_of_ms)
     if (path / "MANIFEST.json").exists() and not (path / "STORE").exists():
         return open_export_tables(path)
     return open_store_tables(path, pending=pending, as_of_ms=as_of_ms)

@@ -1,4 +1,4 @@
-"""Tables of one point in time: of a store, by one read transaction of its main environment, or of an export."""
+"""Tables of one point in time: of a store, by one read transaction of main, of its copy, or of an export."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -9,8 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...replica.copied_store import open_copy
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.files.directory import flush_file, move, refuse_inside
+from ..columns.copy_tables import plan_copy, scan_copy
 from ..columns.main_tables import TABLES, View, columns_of, narrowed, table_schema
 from ..columns.scan_arrow import schema_of
 from ..columns.scan_pending import logs_now
@@ -143,6 +145,22 @@ def open_store_tables(path: Path, *, pending: bool, as_of_ms: int | None) -> Ite
     with open_main_to_read(path) as (identity, main), main.read() as raw:
         view = View(path, identity, raw, known)
         tables = Tables(path, lambda table, columns, wanted: view.batches(table, columns, wanted, as_of_ms))
+        try:
+            yield tables
+        finally:
+            tables._close()
+
+
+@contextmanager
+def open_copy_tables(url: str, *, as_of_ms: int | None) -> Iterator[Tables]:
+    """Those of a store's copy in object storage, as of one group of the log, while the block lasts."""
+    with open_copy(url) as copy:
+
+        def read(table: str, columns: list[str], wanted: Wanted) -> Batches:
+            for task in plan_copy(copy, table, wanted, as_of_ms):
+                yield from scan_copy(task, columns)
+
+        tables = Tables(Path(url), read)
         try:
             yield tables
         finally:

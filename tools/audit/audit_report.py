@@ -21,7 +21,7 @@ from ...store.errors import short_names
 from ...store.files.directory import write_file
 from ..fleet import Outcome
 from ..output import cell_text, printable, size_text
-from ..values import path_segment
+from ..values import iso_time, path_segment
 from .audit_tables import CODES, DAY_MS, ERROR, HOUR_MS, TABLES, Audit, AuditFinding, RetentionRow
 
 PARQUET_MISSING = "Parquet was left out: pyarrow is not installed (pip install 'duelog[arrow]')"
@@ -34,6 +34,8 @@ def as_json(audit: Audit) -> dict[str, Any]:
         "source": audit.source,
         "as_of_ms": audit.as_of_ms,
         "taken_ms": audit.taken_ms,
+        "group": audit.group,
+        "group_ms": audit.group_ms if audit.group is not None else None,
         "disk_bytes": sum(audit.disk.values()),
         **{f"disk_{part}_bytes": size for part, size in audit.disk.items()},
     }
@@ -59,7 +61,7 @@ def write_report(audit: Audit, output: Path) -> bool:
 
 def fleet_as_json(outcomes: Sequence[Outcome[Audit]]) -> dict[str, Any]:
     """The audits of several stores, and why others could not be audited."""
-    unreadable = [{"store": str(each.store), "reason": each.reason} for each in outcomes if each.result is None]
+    unreadable = [{"store": each.name, "reason": each.reason} for each in outcomes if each.result is None]
     return {"stores": [as_json(each.result) for each in outcomes if each.result], "unreadable": unreadable}
 
 
@@ -71,7 +73,7 @@ def write_fleet_report(outcomes: Sequence[Outcome[Audit]], output: Path) -> bool
     """
     output.mkdir(parents=True, exist_ok=True)
     write_file(output / "audit.json", (json.dumps(fleet_as_json(outcomes)) + "\n").encode())
-    found = [(str(each.store), each.result) for each in outcomes if each.result is not None]
+    found = [(each.name, each.result) for each in outcomes if each.result is not None]
     with_parquet = True
     for store, audit in found:
         with_parquet = write_report(audit, output / f"store={path_segment(store)}")
@@ -338,9 +340,14 @@ def page(audit: Audit) -> str:
         f'content="light dark"><title>{title}</title><style>{STYLE}</style></head><body><main>'
         f'<header><h1>{title}</h1><p class="soft">Judged as of {moment(audit.as_of_ms)} UTC'
         f"{'' if audit.as_of_ms == audit.taken_ms else f', made at {moment(audit.taken_ms)} UTC'}"
-        f"{', from an export' if audit.source == 'export' else ''}. All times are UTC.</p></header>"
+        f"{', from an export' if audit.source == 'export' else ''}{of_group(audit)}. All times are UTC.</p></header>"
         f"{''.join(section(audit) for section in sections)}</main></body></html>\n"
     )
+
+
+def of_group(audit: Audit) -> str:
+    """Where in the log the audit of a copy stands; empty: it is of something else."""
+    return "" if audit.group is None else f", of group {audit.group} of the log, written by {iso_time(audit.group_ms)}"
 
 
 def _section(title: str, explanation: str, *content: str) -> str:

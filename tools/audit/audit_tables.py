@@ -279,7 +279,10 @@ class Audit:
     topics: list[TopicRow] = field(default_factory=list)
     dead_letters: list[DeadLetterRow] = field(default_factory=list)
     disk: dict[str, int] = field(default_factory=dict)
-    """Bytes that the store takes on disk, by part (`disk_parts`); of an export none."""
+    """Bytes that the store takes on disk, by part (`disk_parts`); of an export or a copy none."""
+    group: int | None = None
+    """Of a copy: the last group of the log that it has; `group_ms`: that was written by then."""
+    group_ms: int = 0
 
 
 def is_faulty(audit: Audit) -> bool:

@@ -24,13 +24,14 @@ from pyroaring import BitMap
 
 from ...check.check_store import LATE_MS
 from ...cleanup.log_claims import bitmap_of, ids_of
+from ...replica.copied_store import Excerpt
 from ...snapshot.snapshot_format import SnapshotInfo, SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import Table
+from ...store.codec.format import PartitionState, Table
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ...store.codec.run import Int64s
 from ...store.env.environment import Environment
-from ...store.errors import CorruptRecord, DamagedStore
+from ...store.errors import CorruptRecord, DamagedStore, ReplicaDamaged
 from ...store.wal.followed_wal import FollowedWal
 from ...survey.contents import read_record, table_name
 from ..columns.scan_plan import LogRange
@@ -286,7 +287,8 @@ class PartitionTask(NamedTuple):
     """The audit of one partition, to be done anywhere that its generation can be read from.
 
     logs: those of which something has fired. withdrawn: (entries cancelled, entries admitted) by ledger, of logs that
-    may lie in it and of which nothing has. verify: read every page and body too, not only headers.
+    may lie in it and of which nothing has. verify: read every page and body too, not only headers. copied: how it is
+    fetched from the store's copy; None: `sealed` says where it is.
     """
 
     sealed: Sealed
@@ -295,6 +297,7 @@ class PartitionTask(NamedTuple):
     verify: bool
     logs: tuple[LogTask, ...]
     withdrawn: Mapping[int, tuple[BitMap, BitMap]]
+    copied: Excerpt | None = None
 
 
 class PartitionResult(NamedTuple):
@@ -314,6 +317,8 @@ def audit_partition(task: PartitionTask, wal: FollowedWal | None = None, patienc
     patience_s: how long an unfinished snapshot of an open one is watched.
     """
     sealed = task.sealed
+    if task.copied is not None:
+        return _audit_copied(task, task.copied)
     try:
         if task.verify and (problems := [found.message for found in check_file(sealed.path)]):
             return PartitionResult(sealed.start_ms, "; ".join(problems[:5]), sealed.file_bytes, [], [])
@@ -328,6 +333,18 @@ def audit_partition(task: PartitionTask, wal: FollowedWal | None = None, patienc
             return PartitionResult(sealed.start_ms, "", file_bytes, logs, issues)
     except (DamagedStore, CorruptRecord, lmdb.Error) as error:
         return PartitionResult(sealed.start_ms, str(error) or type(error).__name__, sealed.file_bytes, [], [])
+
+
+def _audit_copied(task: PartitionTask, copied: Excerpt) -> PartitionResult:
+    sealed = task.sealed
+    try:
+        with copied.fetched() as path:
+            ((_, record),) = copied.catalog.items()
+            wal = FollowedWal(path, task.store_id) if record.state is PartitionState.OPEN else None
+            found = Sealed.of(path, sealed.start_ms, record)
+            return audit_partition(task._replace(sealed=found, copied=None), wal)
+    except (ReplicaDamaged, DamagedStore) as error:
+        return PartitionResult(sealed.start_ms, str(error), sealed.file_bytes, [], [])
 
 
 def audit_environment(environment: Environment, task: PartitionTask) -> tuple[list[LogResult], list[Issue]]:

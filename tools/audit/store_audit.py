@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pyroaring import BitMap
 
@@ -19,6 +20,7 @@ from ...check.check_store import LATE_MS, is_kept
 from ...cleanup.log_claims import kept_of
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
+from ...replica.copied_store import CopiedStore, open_copy
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
 from ...store.env.environment import Environment
 from ...store.errors import DamagedStore
@@ -27,6 +29,8 @@ from ...store.log import catalog
 from ...store.message import MAX_DUE_MS
 from ...store.position import Position
 from ...store.wal.followed_wal import FollowedWal
+from ..columns.copies import copied_partitions, copy_url
+from ..columns.copies import excerpt as excerpt_of
 from ..columns.sealed import Sealed, open_main_to_read
 from ..store_check import check_file
 from ..values import iso_time, require_store
@@ -428,13 +432,35 @@ def audit_store(
 ) -> Audit:
     """Audit the store in `path`, beside a process that has it open too; nothing is changed.
 
+    path: or the URL of the store's copy in object storage, of which each task fetches the partition that it reads; the
+    audit tells the group of the log at which it stands.
     as_of_ms: the time to judge by; None: now, or the store's clock where that is later. verify: read every page and
     body of sealed partitions; else headers only. patience_s: how long an unfinished snapshot is watched. O(bytes),
     without `verify` O(headers).
     Not for the process that has the store open itself. Raises InvalidArgument for that one, and for a path that holds
-    no store; FormatMismatch; DamagedStore where main cannot be opened.
+    no store; FormatMismatch; DamagedStore where main cannot be opened; of a copy what `open_copy` raises, and
+    ReplicaUnreachable.
     """
-    require_store(path)
+    how: dict[str, Any] = {"as_of_ms": as_of_ms, "verify": verify, "run": run, "progress": progress}
+    if (url := copy_url(path)) is None:
+        require_store(path)
+        return _audit(path, None, patience_s=patience_s, **how)
+    with open_copy(url) as copy:
+        audit = _audit(copy.path, copy, patience_s=0, **how)
+    audit.store, audit.group, audit.group_ms = url, copy.place, copy.time_ms
+    return audit
+
+
+def _audit(
+    path: Path,
+    copy: CopiedStore | None,
+    *,
+    as_of_ms: int | None,
+    verify: bool,
+    run: Runner,
+    progress: Progress | None,
+    patience_s: float,
+) -> Audit:
     taken_ms = time.time_ns() // 1_000_000
     if verify and (problems := [found.message for found in check_file(path / "main")]):  # reading it might kill us
         audit = Audit(str(path), taken_ms if as_of_ms is None else as_of_ms, taken_ms, "store")
@@ -444,7 +470,8 @@ def audit_store(
         facts = read_facts(main)
         judged_ms = max(taken_ms, facts.clock_ms) if as_of_ms is None else as_of_ms
         audit = Audit(str(path), judged_ms, taken_ms, "store")
-        audit.disk = disk_parts(path)
+        audit.disk = disk_parts(path) if copy is None else {}
+        copied = {} if copy is None else {sealed.start_ms: sealed for sealed, _, _ in copied_partitions(copy)}
         if verify:
             audit.findings += _damaged_bodies(main, facts)
         audit.dead_letters = dead_letter_rows(main, facts)
@@ -452,7 +479,7 @@ def audit_store(
         records = {
             start: record for start, record in facts.partitions.items() if record.state is not PartitionState.DELETING
         }
-        for start_ms, found in list(missing_findings(path, facts)):
+        for start_ms, found in list(missing_findings(path, facts)) if copy is None else ():
             record = _now(main, start_ms)
             if record is not None and _is_newer(record, records[start_ms]):
                 facts.partitions[start_ms] = records[start_ms] = record
@@ -466,8 +493,10 @@ def audit_store(
         done = 0
 
         def task_of(start_ms: int) -> PartitionTask:
-            sealed = Sealed.of(path, start_ms, facts.partitions[start_ms])  # gone: opening it says so
-            return PartitionTask(sealed, identity.store_id, judged_ms, verify, log_tasks(facts, start_ms), dict(left))
+            sealed = copied.get(start_ms) or Sealed.of(path, start_ms, facts.partitions[start_ms])
+            excerpt = None if copy is None else excerpt_of(copy, start_ms)._replace(main=None)
+            logs = log_tasks(facts, start_ms)
+            return PartitionTask(sealed, identity.store_id, judged_ms, verify, logs, dict(left), excerpt)
 
         def take(result: PartitionResult, scope: str) -> None:
             nonlocal done
@@ -482,27 +511,30 @@ def audit_store(
 
         wal = FollowedWal(path, identity.store_id)
         for start_ms, record in records.items():
-            if record.state is PartitionState.OPEN:
+            if record.state is PartitionState.OPEN and copy is None:
                 result = audit_partition(task_of(start_ms), wal, patience_s)
                 for log in result.logs:
                     left.pop(log.ledger_id, None)
                 take(result, "open")
         scope = "whole" if verify else "headers"
-        closed = [start_ms for start_ms, record in records.items() if record.state is PartitionState.CLOSED]
-        for result in run([task_of(start_ms) for start_ms in closed]):
+        left_over = [
+            start for start, each in records.items() if copy is not None or each.state is PartitionState.CLOSED
+        ]
+        for result in run([task_of(start_ms) for start_ms in left_over]):
             record = _now(main, result.start_ms) if result.unreadable else None
             if record is not None and _is_newer(record, facts.partitions[result.start_ms]):
                 facts.partitions[result.start_ms] = record
                 take(audit_partition(task_of(result.start_ms)), scope)
             else:
-                take(result, scope)
+                take(result, scope if records[result.start_ms].state is PartitionState.CLOSED else "open")
 
         def strange_directories() -> list[AuditFinding]:
             with main.read() as raw:
                 known = dict(catalog.partitions(raw))
             return list(directory_findings(path, known, facts.unreadable_partitions))
 
-        audit.findings += still_there(strange_directories, patience_s)
+        if copy is None:
+            audit.findings += still_there(strange_directories, patience_s)
         return gathering.finish(lambda start_ms: _now(main, start_ms) == facts.partitions[start_ms])
 
 

@@ -362,6 +362,8 @@ def audit(
 
 
 def _show_audit(result: Any) -> None:
+    from ..audit.audit_report import of_group
+
     for found in result.findings:
         line = f"{found.severity}: {found.code}: {found.address}: {found.message}; {found.advice}"
         write_line(printable(line))
@@ -372,7 +374,7 @@ def _show_audit(result: Any) -> None:
     figures = (("topics", len(result.topics)), ("subscriptions", len(result.subscriptions)),
                ("partitions", len(result.partitions)), ("messages in them", messages), ("pending", pending),
                ("fired", fired), ("acknowledged by all", acknowledged), *disk_rows(disk))  # fmt: skip
-    write_table(str(result.store), ("", ">"), figures)
+    write_table(f"{result.store}{of_group(result)}", ("", ">"), figures)
     if result.held:
         write_line("")
         columns = ("partition", "topic", "held by", "subscription", ">behind")

@@ -257,6 +257,7 @@ def compact(
     duelog compact "stores/*"
     ```
     """
+    from ..columns.copies import copy_url
     from ..compact_store import compact_store
     from ..fleet import is_fleet, stores_of
 
@@ -268,7 +269,7 @@ def compact(
         found, how = stores_of(stores), {"min_dead_ratio": min_dead_ratio, "dry_run": dry_run}
         outcomes = in_fleet(compact_fleet, found, spark, master, **how)
         if json_:
-            write_json_lines({"store": str(each.store), **_as_json(each.result, each.reason)} for each in outcomes)
+            write_json_lines({"store": each.name, **_as_json(each.result, each.reason)} for each in outcomes)
 
         def show(store: Path, report: CompactionReport) -> None:
             write_line(printable(f"{store}:"))
@@ -280,8 +281,8 @@ def compact(
     run = _spark_runner(master) if spark else None
     with progress_bar("bytes") as progress:
         report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
-    _show(report, dry_run, json_)
-    if report.waiting and not dry_run:
+    _show(report, dry_run, json_, "at its next tick" if copy_url(store) is None else "with its next manifest")
+    if report.waiting and not dry_run and copy_url(store) is None:
         _have_adopted(store)
     if report.failed:
         raise typer.Exit(1)
@@ -325,7 +326,7 @@ def _as_json(report: CompactionReport | None, reason: str = "") -> dict[str, obj
     return {"partitions": rows, "bytes_before": report.bytes_before, "bytes_after": report.bytes_after}
 
 
-def _show(report: CompactionReport, dry_run: bool, json_: bool) -> None:
+def _show(report: CompactionReport, dry_run: bool, json_: bool, when: str = "at its next tick") -> None:
     if json_:
         write_json(_as_json(report))
     else:
@@ -337,7 +338,7 @@ def _show(report: CompactionReport, dry_run: bool, json_: bool) -> None:
     before, after = size_text(report.bytes_before), size_text(report.bytes_after)
     say(f"compacted: {compacted:,} partitions, {before} before, {after} after")
     if report.waiting:
-        say(f"{len(report.waiting):,} are taken over by the process that has the store open, at its next tick")
+        say(f"{len(report.waiting):,} are taken over by the process that has the store open, {when}")
     if report.failed:
         say(f"{len(report.failed):,} could not be compacted and are as they were")
 

@@ -170,7 +170,7 @@ def end_fleet(
             show(store, result)
     failed = [each for each in outcomes if each.result is None]
     for each in failed:
-        say(printable(f"{each.store}: {each.reason}"))
+        say(printable(f"{each.name}: {each.reason}"))
     say(f"stores: {len(outcomes):,}, of which failed: {len(failed):,}")
     if failed or any(is_worse(result) for _, result in done):
         raise typer.Exit(2 if failed else 1)

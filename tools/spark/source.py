@@ -16,7 +16,8 @@ due time and store prune before reading; Spark evaluates the others itself.
 
 What one task of `messages` reads is a key range of one sealed generation; which generations there are, topic names and
 withdrawn entries are of one point in time, when the query is planned. The environment is opened inside the task and
-closed before it ends: Spark uses its workers again.
+closed before it ends: Spark uses its workers again. A store may be given by the URL of its copy in object storage: then
+a task fetches one partition, and reads all of it (copy_tables.py).
 """
 
 import json
@@ -50,8 +51,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from ...replica.copied_store import open_copy
 from ...store.errors import DamagedStore, InvalidArgument
 from ...store.message import MAX_DUE_MS
+from ..columns.copies import copy_url, store_name
+from ..columns.copy_tables import CopyTask, plan_copy, scan_copy
 from ..columns.main_tables import (
     OF_MESSAGES,
     TABLES,
@@ -188,19 +192,22 @@ class DuelogReader(DataSourceReader):
         """Plan the tasks. Spark asks once for each query."""
         if not self.fleet:
             (store,) = self.stores
-            return [InputPartition(Part(str(store), each)) for each in self._plan(store)]
+            return [InputPartition(Part(store_name(store), each)) for each in self._plan(store)]
         found: list[Part] = []
         for outcome in (attempt(store, self._plan) for store in self.stores):
             if outcome.result is None:
-                say(f"{outcome.store} is not read: {outcome.reason}")
-                found.append(Part(str(outcome.store), None, outcome.reason))
+                say(f"{outcome.name} is not read: {outcome.reason}")
+                found.append(Part(outcome.name, None, outcome.reason))
             else:
-                found += [Part(str(outcome.store), each) for each in outcome.result]
+                found += [Part(outcome.name, each) for each in outcome.result]
         if self.unreadable == "error" and (left := [part for part in found if part.planned is None]):
             raise DamagedStore(Path(left[0].store), "; ".join(f"{part.store}: {part.reason}" for part in left))
         return [InputPartition(part) for part in found]
 
     def _plan(self, store: Path) -> Sequence[Any]:
+        if (url := copy_url(store)) is not None:
+            with open_copy(url) as copy:
+                return plan_copy(copy, self.table, self.wanted, self.as_of_ms)
         if self.table == "messages":
             return plan_scan(store, self.wanted, claims=needs_claims(self._of_table()), sizes=self.sizes)
         if self.table == "pending":
@@ -241,7 +248,9 @@ class DuelogReader(DataSourceReader):
             yield self._unreadable(part._replace(reason=reason_of(error)))
 
     def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
-        if self.table == "messages":
+        if isinstance(part.planned, CopyTask):
+            yield from scan_copy(part.planned, self._of_table())
+        elif self.table == "messages":
             yield from scan_messages(part.planned, self._of_table(), self.wanted)
         elif self.table == "markers":
             with open_main_to_read(Path(part.store)) as (_, main):
@@ -286,7 +295,7 @@ class PushingDuelogReader(DuelogReader):
         for each in filters:
             self.wanted, done = narrow(self.wanted, each)
             if self.fleet and (names := text_values(each, "store")):
-                self.stores = [store for store in self.stores if str(store) in names]
+                self.stores = [store for store in self.stores if store_name(store) in names]
             if (
                 not (done and self.table in OF_MESSAGES) or self.fleet
             ):  # the rows of stores that cannot be read meet none
@@ -332,7 +341,7 @@ def _given(options: Mapping[str, str]) -> list[str]:
     if options.get("paths"):
         return list(json.loads(options["paths"]))
     if not options.get("path"):
-        raise InvalidArgument("path", None, "load() needs the directory of a store, or of several")
+        raise InvalidArgument("path", None, "load() needs the directory of a store, the URL of a copy, or several")
     return [options["path"]]
 
 

@@ -5,7 +5,8 @@ that it carries; where that is worth it, it copies and verifies it in a director
 has, and answers where. Once all have answered, the driver publishes the attempts that Spark took, and removes what
 others have left: a task that fails, is repeated or runs twice at a time changes nothing but staging/, and what a driver
 that dies leaves there is removed when the store is next opened. All tasks must reach the store's directory: a shared
-file system on a cluster.
+file system on a cluster. A store that is named by the URL of its copy needs none: tasks fetch what they read, and put
+what they have compacted beside it.
 
 On Spark several stores are dealt with at a time, so that the last tasks of one leave no core idle. A store that fails,
 its tasks on Spark included, is an outcome with a reason.

@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +21,18 @@ import pyarrow.parquet as pq
 
 from ...cleanup.log_claims import retention_by_topic
 from ...opening import Identity
+from ...replica.copied_store import CopiedStore, open_copy
+from ...store.codec.format import PartitionState
 from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument
 from ...store.files.directory import flush_file, make_directory, refuse_inside, remove_tree, sync_directory, write_file
+from ..columns.copies import copied_partitions, copy_url, store_name
+from ..columns.copy_tables import CopyTask, plan_copy, scan_copy
 from ..columns.main_tables import View
 from ..columns.scan_arrow import scan_messages, schema_of
 from ..columns.scan_pending import logs_now
-from ..columns.scan_plan import LogRange, Slice, Wanted, plan_in
-from ..columns.sealed import Sealed, read_sealed
+from ..columns.scan_plan import LogRange, Slice, Wanted, plan_in, plan_scan
+from ..columns.sealed import Sealed, open_main_to_read, read_sealed
 from ..fleet import Outcome, each_store
 from ..values import path_segment
 from .export_layout import (
@@ -46,8 +50,8 @@ STAGING = ".staging"
 STORES = "STORES.json"
 _DAY_MS = 86_400_000
 
-Task = tuple[Slice, str]
-"""A slice, and the directory of staged files. Picklable."""
+Task = tuple[Slice | CopyTask, str]
+"""A slice, or how a partition of a copy is fetched, and the directory of staged files. Picklable."""
 
 Progress = Callable[[int, int], object]
 """Told the slices that are done, of how many."""
@@ -81,7 +85,7 @@ class Exported(NamedTuple):
 
 def fleet_row(outcome: Outcome[Exported]) -> dict[str, Any]:
     """The outcome of one store of several: where its export is, or why there is none."""
-    head = {"store": str(outcome.store)}
+    head = {"store": outcome.name}
     if outcome.result is None:
         return head | {"reason": outcome.reason}
     return head | {"directory": store_directory(outcome.store)} | outcome.result._asdict()
@@ -89,7 +93,7 @@ def fleet_row(outcome: Outcome[Exported]) -> dict[str, Any]:
 
 def store_directory(store: Path) -> str:
     """Where the export of one store of several lies: a column of its own to Hive, Spark and pyarrow."""
-    return f"store={path_segment(str(store))}"
+    return f"store={path_segment(store_name(store))}"
 
 
 def export_stores(
@@ -124,9 +128,11 @@ def export_store(
 ) -> Exported:
     """Export what is sealed, or what of it is `wanted`, into `dest`, which is empty or not there yet.
 
-    pending: also the messages that are still to come, into a table of their own, in this process.
+    store: or the URL of its copy in object storage, of which each task fetches the partition that it reads. pending:
+    also the messages that are still to come, into a table of their own, in this process.
     Beside a process that has the store open; nothing in it is changed. On disk when it returns.
-    Raises InvalidArgument, DamagedStore (also where a generation goes meanwhile), and what `run` raises.
+    Raises InvalidArgument, DamagedStore (also where a generation goes meanwhile), what `run` raises, and of a copy what
+    `open_copy` raises.
     """
     dest = dest.absolute()
     refuse_inside("DEST", dest, store)
@@ -135,7 +141,9 @@ def export_store(
     made = not dest.exists()
     try:
         make_directory(dest)
-        return _export(store, dest, wanted or Wanted(), pending, run, progress)
+        url = copy_url(store)
+        with nullcontext() if url is None else open_copy(url) as copy:
+            return _export(store, copy, dest, wanted or Wanted(), pending, run, progress)
     except BaseException:
         _remove_staging(dest)
         for child in list(dest.iterdir()) if dest.is_dir() else []:
@@ -145,20 +153,38 @@ def export_store(
         raise
 
 
-def _export(store: Path, dest: Path, wanted: Wanted, pending: bool, run: Runner, progress: Progress) -> Exported:
+def _export(
+    store: Path,
+    copy: CopiedStore | None,
+    dest: Path,
+    wanted: Wanted,
+    pending: bool,
+    run: Runner,
+    progress: Progress,
+) -> Exported:
     def read_main(raw: Reads, identity: Identity, generations: list[Sealed]) -> Any:
         view = View(store, identity, raw, known)
-        for name in tables:
+        for name in tables if copy is None else TABLE_SCHEMAS:
             schema = schema_named(name)
             rows = view.batches(name, schema.names, wanted if name == PENDING else Wanted())
             _write(dest / f"{name}.parquet", rows, schema)
-        plan = plan_in(raw, identity.store_id, generations, wanted, claims=True)
+        plan = [] if copy is not None else plan_in(raw, identity.store_id, generations, wanted, claims=True)
         return identity, generations, plan, retention_by_topic(raw)
 
     tables = [*TABLE_SCHEMAS, *([PENDING] if pending else [])]
-    known = logs_now(store) if pending else None
+    known = logs_now(store) if pending and copy is None else None
     exported_ms = time.time_ns() // 1_000_000
-    identity, generations, plan, retention = read_sealed(store, read_main)
+    if copy is None:
+        identity, generations, plan, retention = read_sealed(store, read_main)
+    else:
+        closed = [each for each, state, _ in copied_partitions(copy) if state is PartitionState.CLOSED]
+        store, plan = copy.path, plan_copy(copy, "messages", wanted)
+        with open_main_to_read(store) as (found_there, main), main.read() as raw:
+            identity, generations, _, retention = read_main(raw, found_there, closed)
+        if pending:
+            schema = schema_named(PENDING)
+            rows = (each for task in plan_copy(copy, PENDING, wanted) for each in scan_copy(task, schema.names))
+            _write(dest / f"{PENDING}.parquet", rows, schema)
     staging = dest / STAGING
     make_directory(staging)
     tasks = [(part, str(staging)) for part in plan]
@@ -235,6 +261,10 @@ def _remove_staging(dest: Path) -> None:
 def export_slice(task: Task) -> list[StagedFile]:
     """Write the messages of a slice into a directory among the staged ones that no other attempt has, on disk."""
     part, staging = task
+    if isinstance(part, CopyTask):
+        with part.excerpt.fetched() as path:
+            plan = plan_scan(path, part.wanted, claims=True)
+            return [file for each in plan for file in export_slice((each, staging))]
     directory = Path(staging) / uuid.uuid4().hex
     directory.mkdir()
     try:
