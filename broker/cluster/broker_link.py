@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
-from ..listing.memory_limits import DualMemoryLimiter, LookupGate, PermitError, all_left
+from ..listing.memory_limits import DualMemoryLimiter, LookupGate, all_left
 from ..protocol import commands
 from ..protocol.failures import Refused, ServerError
 from ..protocol.fields import Command, ProtocolError
@@ -375,8 +375,6 @@ class Forwarding:
             with self.gate:
                 async with self._limiter.turn(peer):
                     await self._list(peer, command)
-        except PermitError as error:
-            peer.send(commands.Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
         except Refused as error:
             number = error.error if error.error in _TOLD else ServerError.SERVICE_NOT_READY
             peer.send(commands.Error(command.request_id, number, error.message))
@@ -398,11 +396,8 @@ class Forwarding:
                 nonlocal reserved
                 await until_sent.aclose()
                 await until_left.aclose()
-                try:
-                    await until_left.enter_async_context(direct.holding(size, is_gone))
-                    await until_sent.enter_async_context(heap.holding(size, is_gone))
-                except PermitError as error:
-                    raise Refused(ServerError.TOO_MANY_REQUESTS, str(error)) from error
+                await until_left.enter_async_context(direct.holding(size, is_gone))
+                await until_sent.enter_async_context(heap.holding(size, is_gone))
                 reserved = size
 
             brokers = self._brokers.for_namespace(command.namespace)

@@ -74,8 +74,11 @@ FIGURES = (
 """The metrics of PIP-442 for each kind of memory: last part of the name, type, description."""
 
 
-class PermitError(Exception):
+class PermitError(Refused):
     """A request got no permit."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ServerError.TOO_MANY_REQUESTS, message)
 
 
 class PermitClosed(PermitError):

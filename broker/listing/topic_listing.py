@@ -20,12 +20,10 @@ import crc32c
 import re2
 
 from ...delayed_store import DelayedStore
-from ...store.errors import DuelogError
 from ...store.names import SCHEME
 from ..configuration import BrokerConfig
 from ..lookup.topic_address import PARTITION_MARK, namespace_of
-from ..protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
-from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.commands import GetTopics, GetTopicsResponse, TopicsMode
 from ..protocol.frames import head_before, name_fields
 from ..protocol.loop_calls import Workers
 from ..protocol.peer import Peer
@@ -33,7 +31,6 @@ from ..security.permissions import Action, Permissions
 from .memory_limits import (
     DualMemoryLimiter,
     LookupGate,
-    PermitError,
     all_left,
     check_frame,
     frame_bytes,
@@ -156,22 +153,17 @@ class TopicListing:
     async def topics(self, peer: Peer, command: GetTopics) -> None:
         """Answer with names, whether they are filtered, and their hash; without names if the client has that hash.
 
-        Returns when the answer has left.
+        Returns when the answer has left. Raises Refused, PermitError too, and what the store raises.
         """
         key = (peer.number, command.namespace, command.mode, command.pattern, command.topics_hash)
-        try:
-            with self.gate:
-                question = self._waiting.get(key)
-                if question is None:
-                    question = self._waiting[key] = Question(peer, command)
-                    question.answering = asyncio.create_task(self._answer(question, key))
-                    question.answering.add_done_callback(lambda task: task.cancelled() or task.exception())
-                question.request_ids.append(command.request_id)
-                await asyncio.shield(question.answering)
-        except PermitError as error:
-            peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
-        except (Refused, DuelogError) as error:
-            peer.send(Error(command.request_id, server_error(error), str(error)))
+        with self.gate:
+            question = self._waiting.get(key)
+            if question is None:
+                question = self._waiting[key] = Question(peer, command)
+                question.answering = asyncio.create_task(self._answer(question, key))
+                question.answering.add_done_callback(lambda task: task.cancelled() or task.exception())
+            question.request_ids.append(command.request_id)
+            await asyncio.shield(question.answering)
 
     @asynccontextmanager
     async def within_limits(

@@ -482,8 +482,6 @@ class Watchers:
         try:
             with self._gate:
                 await self._retrying(lambda: self._open(watcher))
-        except PermitError as failed:
-            error = Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(failed))
         except (Refused, DuelogError) as failed:
             error = Error(command.request_id, server_error(failed), str(failed))
         except Exception:
@@ -497,7 +495,7 @@ class Watchers:
         self._send_later(watcher)
 
     async def _open(self, watcher: Watcher) -> None:
-        """One try, in the steps of a listing. Raises PermitError, Refused, what the store raises; nothing is kept."""
+        """One try, in the steps of a listing. Raises Refused, what the store raises; nothing is kept."""
         command, peer = watcher.command, watcher.peer
         limiter, key = self._limiter, (watcher.namespace, TopicsMode.PERSISTENT)
         async with limiter.turn(peer), AsyncExitStack() as until_left:

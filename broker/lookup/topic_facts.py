@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...store.errors import DocumentChanged, DuelogError
+from ...store.errors import DocumentChanged
 from ...store.log.documents import Documents
 from ...store.names import TopicName
 from ..protocol import commands
-from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.failures import Refused, ServerError
 from ..protocol.peer import Peer
 from ..security.permissions import Action
 from .compatibility import Compatibility, is_schema, misfit, same
@@ -43,36 +43,24 @@ class TopicFacts:
         self._access = access
 
     async def get_schema(self, peer: Peer, command: commands.GetSchema) -> None:
-        """Answer with the version asked for, or the last."""
-        try:
-            address = self._access.admit(peer.role, command.topic, *Action)
-            stored = await asyncio.to_thread(self.versions, address.base)
-            if command.schema_version:
-                version = int.from_bytes(command.schema_version, "big")
-                stored = [each for each in stored if each.version == version]
-            if not stored:
-                raise Refused(ServerError.TOPIC_NOT_FOUND, f"{address.base} has no such schema")
-        except (Refused, DuelogError) as error:
-            answer = commands.GetSchemaResponse(command.request_id, server_error(error), str(error))
-        else:
-            found = stored[-1]
-            answer = commands.GetSchemaResponse(
-                command.request_id, schema=found.schema, schema_version=found.wire_version
-            )
-        peer.send(answer)
+        """Answer with the version asked for, or the last. Raises Refused."""
+        address = self._access.admit(peer.role, command.topic, *Action)
+        stored = await asyncio.to_thread(self.versions, address.base)
+        if command.schema_version:
+            version = int.from_bytes(command.schema_version, "big")
+            stored = [each for each in stored if each.version == version]
+        if not stored:
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{address.base} has no such schema")
+        schema, version_bytes = stored[-1].schema, stored[-1].wire_version
+        peer.send(commands.GetSchemaResponse(command.request_id, schema=schema, schema_version=version_bytes))
 
     async def get_or_create_schema(self, peer: Peer, command: commands.GetOrCreateSchema) -> None:
-        """Answer with the version of a schema, stored if it is new and fits."""
-        try:
-            address = self._access.admit(peer.role, command.topic, Action.PRODUCE)
-            if not await self._access.exists(address):
-                raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
-            version = await asyncio.to_thread(self.schema_version, str(address.base), command.schema)
-        except (Refused, DuelogError) as error:
-            answer = commands.GetOrCreateSchemaResponse(command.request_id, server_error(error), str(error))
-        else:
-            answer = commands.GetOrCreateSchemaResponse(command.request_id, schema_version=version)
-        peer.send(answer)
+        """Answer with the version of a schema, stored if it is new and fits. Raises Refused."""
+        address = self._access.admit(peer.role, command.topic, Action.PRODUCE)
+        if not await self._access.exists(address):
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
+        version = await asyncio.to_thread(self.schema_version, str(address.base), command.schema)
+        peer.send(commands.GetOrCreateSchemaResponse(command.request_id, schema_version=version))
 
     # -- these wait for the disk: for a thread -----------------------------------------------
 

@@ -530,7 +530,8 @@ class Connection(asyncio.Protocol):
     def _refuse(self, command: Command, error: Exception) -> None:
         """Answer a command that no service has answered; one without an answer ends the connection."""
         number = server_error(error)
-        text = str(error) if number is not ServerError.UNKNOWN else "the broker has failed to serve the request"
+        told = isinstance(error, (Refused, DuelogError))
+        text = str(error) if told else "the broker has failed to serve the request"
         answer = commands.refusal(command, number, text)
         if answer is None:
             self._fail(number, text)

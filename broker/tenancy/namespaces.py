@@ -16,7 +16,6 @@ from ...store.names import TopicName, validate_namespace_name
 from ..admin.brokers import Addresses
 from ..admin.http_request import HttpError, Reply, Request, one_of, texts_of, value_of
 from ..admin.routing import Need, Route
-from ..listing.memory_limits import PermitError
 from ..listing.topic_listing import Listed, TopicListing
 from ..lookup.resources import NamespaceSettings, Resources, path_of
 from ..lookup.topic_address import TopicAddress, partition_name
@@ -109,24 +108,17 @@ class TopicNames:
     _listing: TopicListing
 
     async def reply(self, namespace: str) -> Reply:
-        """Full names in order, as a JSON list. HttpError 429 where there is no permit in time."""
+        """Full names in order, as a JSON list. Raises PermitError where there is no permit in time."""
+
+        async def size_of(listed: Listed) -> int:
+            return listed.size
+
         async with AsyncExitStack() as until_left:
-            try:
-                with self._listing.gate:
-                    limits = self._listing.within_limits(namespace, TopicsMode.PERSISTENT, until_left, _size)
-                    async with limits as listed:
-                        body = await asyncio.to_thread(_json, listed.names)
-            except PermitError as error:
-                raise HttpError(429, str(error)) from error
-            return Reply(body, "application/json", until_left=until_left.pop_all())
-
-
-async def _size(listed: Listed) -> int:
-    return listed.size
-
-
-def _json(names: list[str]) -> bytes:
-    return json.dumps(names, ensure_ascii=False).encode()
+            with self._listing.gate:
+                limits = self._listing.within_limits(namespace, TopicsMode.PERSISTENT, until_left, size_of)
+                async with limits as listed:
+                    body = await asyncio.to_thread(json.dumps, listed.names, ensure_ascii=False)
+            return Reply(body.encode(), "application/json", until_left=until_left.pop_all())
 
 
 @dataclass(eq=False)

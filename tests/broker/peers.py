@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from duelog.broker.protocol.commands import Connect, decode
+from duelog.broker.protocol.commands import Connect, decode, refusal
+from duelog.broker.protocol.failures import Refused, server_error
 from duelog.broker.protocol.fields import Command
 from duelog.broker.protocol.loop_calls import LoopCalls, Workers
+from duelog.errors import DuelogError
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Command)
@@ -196,6 +198,18 @@ class Bench:
         self.executor = HeldWorkers()
         self.workers = Workers(self.executor)
         self.calls = LoopCalls(self.loop)
+
+
+async def answered(service: Callable[[Any, Any], Awaitable[None] | None], peer: FakePeer, command: Command) -> None:
+    """Have a service answer a command; a refusal is answered as the connection does."""
+    try:
+        answering = service(peer, command)
+        if answering is not None:
+            await answering
+    except (Refused, DuelogError) as error:
+        answer = refusal(command, server_error(error), str(error))
+        assert answer is not None
+        peer.send(answer)
 
 
 async def idle() -> None:

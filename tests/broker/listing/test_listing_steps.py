@@ -22,7 +22,7 @@ from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.frames import head
 from duelog.broker.protocol.loop_calls import Workers
 from duelog.broker.security.permissions import Action, Permissions
-from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle
+from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, answered, idle
 from tests.conftest import OpenStore
 
 NAMES = [f"persistent://public/default/t{number:03}" for number in range(200)]
@@ -74,7 +74,7 @@ class Stand:
 
     async def ask(self, peer: FakePeer, command: GetTopics = ASKED) -> None:
         """A request, as far as it comes by itself."""
-        self.tasks.append(asyncio.create_task(self.listing.topics(peer, command)))
+        self.tasks.append(asyncio.create_task(answered(self.listing.topics, peer, command)))
         await idle()
 
     def held(self) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from duelog.broker.lookup.topic_facts import TopicFacts
 from duelog.broker.lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from duelog.broker.protocol.fields import Command
 from duelog.broker.security.permissions import Action, Permissions
-from tests.broker.peers import FakePeer
+from tests.broker.peers import FakePeer, answered
 
 
 @dataclass
@@ -38,9 +38,7 @@ class Stage:
 
         async def run() -> None:
             await self.resources.load()
-            answering = method(peer, command)
-            if answering is not None:
-                await answering
+            await answered(method, peer, command)
 
         asyncio.run(run())
         (answer,) = peer.take()
