@@ -31,7 +31,7 @@ from ..output import (
     write_table,
 )
 from ..values import iso_time, time_ms
-from .options import NOTHING, Create, Given, Group, Json, Store, SubscriptionName, TopicName, grouped
+from .options import NOTHING, Create, Given, Group, Json, Store, SubscriptionName, TopicName, argument, grouped, option
 from .place import Place, asked, command_at_place
 
 topics = typer.Typer(name="topics", no_args_is_help=True, help="Topics of a store: list, create and delete them.")
@@ -51,9 +51,9 @@ class Position(StrEnum):
 def list_topics(
     store: Place,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", metavar="NAMESPACE", help="Only of this: tenant/namespace.")
+        str | None, option("--namespace", "-n", "NAMESPACE", "Only of this: tenant/namespace.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+    limit: Annotated[int | None, option("At most this many.", min=1)] = None,
     json_: Json = False,
 ) -> None:
     """List topics; partitions each by itself. With --json by their full names.
@@ -88,9 +88,7 @@ def create_topic(
 def delete_topic(
     store: Place,
     topic: TopicName,
-    force: Annotated[
-        bool, typer.Option("--force", help="Though producers or consumers use it: they are closed.")
-    ] = False,
+    force: Annotated[bool, option("--force", "Though producers or consumers use it: they are closed.")] = False,
     json_: Json = False,
 ) -> None:
     """Delete a topic with its messages and subscriptions. Refused while producers or consumers use it.
@@ -126,7 +124,7 @@ def create_subscription(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
-    position: Annotated[Position, typer.Option(help="Where it begins.")] = Position.latest,
+    position: Annotated[Position, option("Where it begins.")] = Position.latest,
     json_: Json = False,
 ) -> None:
     """Create a subscription; one that is there stays as it is.
@@ -175,16 +173,16 @@ def receive(
     store: Store,
     topic: TopicName,
     subscription: SubscriptionName,
-    max_: Annotated[int, typer.Option("--max", metavar="N", min=1, help="At most this many messages.")] = 1,
+    max_: Annotated[int, option("--max", "N", "At most this many messages.", min=1)] = 1,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="End after this long, 0: with what is due now. [default: wait]"),
+        option("DURATION", "End after this long, 0: with what is due now. [default: wait]"),
     ] = None,
     ack: Annotated[
-        bool, typer.Option("--ack/--no-ack", help="Acknowledge what was printed, or leave it to be received again.")
+        bool, option("--ack/--no-ack", "Acknowledge what was printed, or leave it to be received again.")
     ] = True,
     type_: Annotated[
-        ConsumerType, typer.Option("--type", help="How the subscription's consumers share its messages.")
+        ConsumerType, option("--type", "How the subscription's consumers share its messages.")
     ] = ConsumerType.exclusive,
     create: Create = False,
     json_: Json = False,
@@ -229,7 +227,7 @@ def peek(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
-    max_: Annotated[int, typer.Option("--max", metavar="N", min=1, help="At most this many messages.")] = 1,
+    max_: Annotated[int, option("--max", "N", "At most this many messages.", min=1)] = 1,
     json_: Json = False,
 ) -> None:
     """Show the first messages that are due and not acknowledged; nothing is handed out. Of a directory only.
@@ -248,15 +246,9 @@ def seek(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
-    to: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="earliest, latest, or a position, such as 17:3.")
-    ] = None,
-    due: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The first message that was due then or later.")
-    ] = None,
-    published: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The first message that was sent then or later.")
-    ] = None,
+    to: Annotated[str | None, option("PLACE", "earliest, latest, or a position, such as 17:3.")] = None,
+    due: Annotated[str | None, option("TIME", "The first message that was due then or later.")] = None,
+    published: Annotated[str | None, option("TIME", "The first message that was sent then or later.")] = None,
     json_: Json = False,
 ) -> None:
     """Have a subscription go on from another place: everything from there on is delivered (again).
@@ -288,7 +280,7 @@ def skip(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
-    max_: Annotated[int, typer.Option("--max", metavar="N", min=1, help="At most this many messages.")],
+    max_: Annotated[int, option("--max", "N", "At most this many messages.", min=1)],
     json_: Json = False,
 ) -> None:
     """Acknowledge the first messages that are due, for one subscription, without receiving them.
@@ -307,9 +299,7 @@ def expire(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
-    older_than: Annotated[
-        str, typer.Option("--older-than", metavar="DURATION", help="What has been due for so long: 30m, 2d.")
-    ],
+    older_than: Annotated[str, option("--older-than", "DURATION", "What has been due for so long: 30m, 2d.")],
     json_: Json = False,
 ) -> None:
     """Acknowledge what has been due for long, for one subscription, without receiving it.
@@ -329,10 +319,8 @@ def pause(
     store: Store,
     topic: TopicName,
     subscription: SubscriptionName,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Go on by itself at this time.")] = None,
-    for_: Annotated[
-        str | None, typer.Option("--for", metavar="DURATION", help="Go on by itself after so long.")
-    ] = None,
+    until: Annotated[str | None, option("TIME", "Go on by itself at this time.")] = None,
+    for_: Annotated[str | None, option("--for", "DURATION", "Go on by itself after so long.")] = None,
     json_: Json = False,
 ) -> None:
     """Hand nothing out to any consumer of a subscription until it is resumed; what is due waits, over restarts too.
@@ -371,26 +359,18 @@ dead_letters = typer.Typer(
 )
 
 
-def _filter(name: str, metavar: str, text: str) -> Any:
-    return Annotated[str | None, typer.Option(name, metavar=metavar, help=text)]
-
-
-Letters = Annotated[
-    Given,
-    Group(
-        topic=_filter("--topic", "TOPIC", "That came from this topic only."),
-        subscription=_filter("--subscription", "SUBSCRIPTION", "That came from this subscription only."),
-        reason=_filter("--reason", "REASON", "That died of this only."),
-        key=_filter("--key", "KEY", "That have this key only."),
-        older_than=_filter("--older-than", "DURATION", "That have been dead for so long only: 30m, 2d."),
-    ),
-]
+_FILTERS = {
+    "topic": ("TOPIC", "That came from this topic only."),
+    "subscription": ("SUBSCRIPTION", "That came from this subscription only."),
+    "reason": ("REASON", "That died of this only."),
+    "key": ("KEY", "That have this key only."),
+    "older_than": ("DURATION", "That have been dead for so long only: 30m, 2d."),
+}
+Letters = Annotated[Given, Group({name: Annotated[str | None, option(*row)] for name, row in _FILTERS.items()})]
 """Which letters are meant."""
 
-Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the messages, as `list` shows them, or --all.")
-]
-All = Annotated[bool, typer.Option("--all", help="All that the other options leave.")]
+Ids = Annotated[list[str] | None, argument("[ID]...", "Ids of the messages, as `list` shows them, or --all.")]
+All = Annotated[bool, option("--all", "All that the other options leave.")]
 
 
 @dead_letters.command("list")
@@ -430,7 +410,7 @@ def list_(
 @grouped
 def export(
     store: Store,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")],
+    file: Annotated[Path, argument("FILE", "The file to write; it must not exist.")],
     letters: Letters = NOTHING,
     json_: Json = False,
 ) -> None:
@@ -464,9 +444,7 @@ def requeue(
     store: Store,
     ids: Ids = None,
     all_: All = False,
-    delay: Annotated[
-        str, typer.Option("--after", "--delay", metavar="DURATION", help="Due so long from now: 10m, 1d.")
-    ] = "0",
+    delay: Annotated[str, option("--after", "--delay", "DURATION", "Due so long from now: 10m, 1d.")] = "0",
     letters: Letters = NOTHING,
     json_: Json = False,
 ) -> None:

@@ -27,7 +27,7 @@ from ..output import (
     write_table,
 )
 from ..values import alone, iso_time, require_store, time_ms
-from .options import Json, Store, Stores, end_fleet, in_fleet
+from .options import Json, Store, Stores, argument, end_fleet, in_fleet, option
 from .place import Place, asked, command_at_place
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ _MOST_HELD = 20
 @command_at_place(app, "stats")
 def stats(
     store: Place,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Of this topic; else of the store.")] = None,
-    topics: Annotated[int, typer.Option(min=0, help="Of the store: show this many of its topics, by name.")] = 20,
+    topic: Annotated[str | None, argument("TOPIC", "Of this topic; else of the store.")] = None,
+    topics: Annotated[int, option("Of the store: show this many of its topics, by name.", min=0)] = 20,
     json_: Json = False,
 ) -> None:
     """Show the figures of a store and its topics, or of one topic and its subscriptions.
@@ -184,7 +184,7 @@ def partitions(
 @app.command()
 def check(
     store: Store,
-    deep: Annotated[bool, typer.Option("--deep", help="Read and decode every payload too.")] = False,
+    deep: Annotated[bool, option("--deep", "Read and decode every payload too.")] = False,
     json_: Json = False,
 ) -> None:
     """Look for damage: every page, checksum of headers and records, and whether all fits. Exit status 1: found some.
@@ -216,16 +216,12 @@ def check(
 @app.command()
 def dump(
     store: Store,
-    partition: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of this time partition (as `partitions` names it).")
-    ] = None,
-    table: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Only this table: FRONTIER, LEDGER, CURSOR, RUN, ...")
-    ] = None,
-    ledger: Annotated[int | None, typer.Option(min=0, help="Only the runs of this ledger.")] = None,
-    entries: Annotated[bool, typer.Option("--entries", help="Every message and marker of the runs too.")] = False,
-    wal: Annotated[bool, typer.Option("--wal", help="The groups of the write-ahead log, and nothing else.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many rows.")] = None,
+    partition: Annotated[str | None, option("NAME", "Of this time partition (as `partitions` names it).")] = None,
+    table: Annotated[str | None, option("TABLE", "Only this table: FRONTIER, LEDGER, CURSOR, RUN, ...")] = None,
+    ledger: Annotated[int | None, option("Only the runs of this ledger.", min=0)] = None,
+    entries: Annotated[bool, option("--entries", "Every message and marker of the runs too.")] = False,
+    wal: Annotated[bool, option("--wal", "The groups of the write-ahead log, and nothing else.")] = False,
+    limit: Annotated[int | None, option("At most this many rows.", min=1)] = None,
     json_: Json = False,
 ) -> None:
     """Print what lies in the store, key by key: the main environment, one time partition, or the write-ahead log.
@@ -276,19 +272,15 @@ def _table(name: str) -> Table:
 @app.command()
 def audit(
     stores: Stores = None,
-    spark: Annotated[bool, typer.Option("--spark", help="Spread the partitions over Spark's tasks.")] = False,
-    master: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --spark: where Spark runs; else all cores here.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write audit.html, audit.json and Parquet files there.")
-    ] = None,
-    as_of: Annotated[str | None, typer.Option(metavar="TIME", help="Judge as if it were that time.")] = None,
-    headers: Annotated[bool, typer.Option("--headers", help="Do not read payloads and pages: quicker.")] = False,
+    spark: Annotated[bool, option("--spark", "Spread the partitions over Spark's tasks.")] = False,
+    master: Annotated[str | None, option("URL", "With --spark: where Spark runs; else all cores here.")] = None,
+    output: Annotated[Path | None, option("DIR", "Write audit.html, audit.json and Parquet files there.")] = None,
+    as_of: Annotated[str | None, option("TIME", "Judge as if it were that time.")] = None,
+    headers: Annotated[bool, option("--headers", "Do not read payloads and pages: quicker.")] = False,
     from_parquet: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Audit what `duelog export` wrote, in place of a store.")
+        Path | None, option("DIR", "Audit what `duelog export` wrote, in place of a store.")
     ] = None,
-    html: Annotated[bool, typer.Option("--html", help="Print the page in place of tables.")] = False,
+    html: Annotated[bool, option("--html", "Print the page in place of tables.")] = False,
     json_: Json = False,
 ) -> None:
     """Look for what is lost, doubled, left over or held too long, and show what is kept. Exit status 1: findings.
@@ -393,10 +385,8 @@ snapshots = typer.Typer(
     no_args_is_help=True,
 )
 
-Partition = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only this time partition (as `partitions` names it).")
-]
-Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="Only this topic.")]
+Partition = Annotated[str | None, option("NAME", "Only this time partition (as `partitions` names it).")]
+Topic = Annotated[str | None, option("TOPIC", "Only this topic.")]
 
 
 @snapshots.command("list")
@@ -453,7 +443,7 @@ def rebuild(
     partition: Partition = None,
     topic: Topic = None,
     bucket_ms: Annotated[
-        int | None, typer.Option(min=1, help="bucket_ms of the configuration that the store is used with, if changed.")
+        int | None, option("bucket_ms of the configuration that the store is used with, if changed.", min=1)
     ] = None,
     json_: Json = False,
 ) -> None:

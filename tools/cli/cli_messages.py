@@ -30,7 +30,7 @@ from ..output import (
     write_table,
 )
 from ..values import iso_time, properties_of, time_ms, time_range_ms
-from .options import Create, Json, Store, TopicName
+from .options import Create, Json, Store, TopicName, argument, option
 from .place import Place, asked, command_at_place
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 AllowPast = Annotated[
-    bool, typer.Option("--allow-past", help="Take due times before 2001 too, as 0; without it they may be seconds.")
+    bool, option("--allow-past", "Take due times before 2001 too, as 0; without it they may be seconds.")
 ]
 
 
@@ -51,27 +51,21 @@ def send(
     topic: TopicName,
     payload: Annotated[
         str | None,
-        typer.Argument(metavar="PAYLOAD", help="The message; - or nothing: read it from standard input."),
+        argument("PAYLOAD", "The message; - or nothing: read it from standard input."),
     ] = None,
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="Deliver at this time.")] = None,
-    after: Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver this long from now.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="The message's key.")] = None,
-    property_: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
-    ] = None,
+    at: Annotated[str | None, option("TIME", "Deliver at this time.")] = None,
+    after: Annotated[str | None, option("DURATION", "Deliver this long from now.")] = None,
+    key: Annotated[str | None, option("KEY", "The message's key.")] = None,
+    property_: Annotated[list[str] | None, option("--property", "NAME=VALUE", "A property; may be repeated.")] = None,
     dedup_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Send nothing while a message of this key is pending; its id is printed."),
+        option("KEY", "Send nothing while a message of this key is pending; its id is printed."),
     ] = None,
-    dedup_for: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="With --dedup-key: the key holds at least so long.")
-    ] = None,
+    dedup_for: Annotated[str | None, option("DURATION", "With --dedup-key: the key holds at least so long.")] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="With --dedup-key: cancel the pending message of the key, and send.")
+        bool, option("--replace", "With --dedup-key: cancel the pending message of the key, and send.")
     ] = False,
-    ttl: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Do not deliver it later than this after its due time.")
-    ] = None,
+    ttl: Annotated[str | None, option("DURATION", "Do not deliver it later than this after its due time.")] = None,
     allow_past: AllowPast = False,
     create: Create = False,
     json_: Json = False,
@@ -111,7 +105,7 @@ def send(
 @app.command()
 def tx(
     store: Store,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines; - is standard input.")] = "-",
+    file: Annotated[str, argument("FILE", "JSON lines; - is standard input.")] = "-",
     json_: Json = False,
 ) -> None:
     """Do every operation in a file, or none of them, as one transaction; print the result of each.
@@ -180,12 +174,10 @@ def content_of(text: str | None) -> bytes:
 def scheduled(
     store: Place,
     topic: TopicName,
-    start: Annotated[
-        str | None, typer.Option("--from", "--start", metavar="TIME", help="Due at this time or later.")
-    ] = None,
-    end: Annotated[str | None, typer.Option("--until", "--end", metavar="TIME", help="Due before this time.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
-    newest_first: Annotated[bool, typer.Option("--newest-first", help="The one that is due last comes first.")] = False,
+    start: Annotated[str | None, option("--from", "--start", "TIME", "Due at this time or later.")] = None,
+    end: Annotated[str | None, option("--until", "--end", "TIME", "Due before this time.")] = None,
+    limit: Annotated[int, option("At most this many.", min=1)] = 100,
+    newest_first: Annotated[bool, option("--newest-first", "The one that is due last comes first.")] = False,
     json_: Json = False,
 ) -> None:
     """List messages of a topic that are not due yet, by due time. Of a server: the first 4,096 bytes of each payload.
@@ -217,13 +209,9 @@ def scheduled(
 def count(
     store: Store,
     topic: TopicName,
-    start: Annotated[
-        str | None, typer.Option("--from", "--start", metavar="TIME", help="Due at this time or later.")
-    ] = None,
-    end: Annotated[str | None, typer.Option("--until", "--end", metavar="TIME", help="Due before this time.")] = None,
-    prefix: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="With deduplication keys that begin with this text.")
-    ] = None,
+    start: Annotated[str | None, option("--from", "--start", "TIME", "Due at this time or later.")] = None,
+    end: Annotated[str | None, option("--until", "--end", "TIME", "Due before this time.")] = None,
+    prefix: Annotated[str | None, option("TEXT", "With deduplication keys that begin with this text.")] = None,
     json_: Json = False,
 ) -> None:
     """Count messages of a topic that are not due yet.
@@ -242,16 +230,12 @@ def count(
 def cancel(
     store: Place,
     topic: TopicName,
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the messages, such as 17:3; or --dedup-key.")
-    ] = None,
+    ids: Annotated[list[str] | None, argument("[ID]...", "Ids of the messages, such as 17:3; or --dedup-key.")] = None,
     dedup_key: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="The pending message of this deduplication key; may be repeated."),
+        option("KEY", "The pending message of this deduplication key; may be repeated."),
     ] = None,
-    prefix: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Those of all deduplication keys that begin with this text.")
-    ] = None,
+    prefix: Annotated[str | None, option("TEXT", "Those of all deduplication keys that begin with this text.")] = None,
     json_: Json = False,
 ) -> None:
     """Cancel delayed messages, so that they are never delivered. Exit status 1: one has fired, or is unknown.
@@ -282,9 +266,9 @@ def cancel(
 def reschedule(
     store: Place,
     topic: TopicName,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the messages, such as 17:3.")],
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="Deliver at this time.")] = None,
-    after: Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver this long from now.")] = None,
+    ids: Annotated[list[str], argument("ID...", "Ids of the messages, such as 17:3.")],
+    at: Annotated[str | None, option("TIME", "Deliver at this time.")] = None,
+    after: Annotated[str | None, option("DURATION", "Deliver this long from now.")] = None,
     json_: Json = False,
 ) -> None:
     """Give delayed messages another due time; each gets a new id. Exit status 1: for one it is too late, or unknown.
@@ -337,8 +321,8 @@ schedules = typer.Typer(
     help="Messages that recur: make their schedules, look at them, pause, resume and remove them.",
 )
 
-InTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The schedule's topic.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
+InTopic = Annotated[str, argument("TOPIC", "The schedule's topic.")]
+Name = Annotated[str, argument("NAME", "The schedule's name.")]
 
 
 class OnMisfire(StrEnum):
@@ -355,43 +339,31 @@ def add(
     store: Store,
     topic: InTopic,
     name: Name,
-    payload: Annotated[
-        str, typer.Argument(metavar="[PAYLOAD]", help="The message; -: read it from standard input.")
-    ] = "",
+    payload: Annotated[str, argument("[PAYLOAD]", "The message; -: read it from standard input.")] = "",
     cron: Annotated[
         str | None,
-        typer.Option(
-            metavar="EXPRESSION",
-            help="'0 9 * * MON-FRI', with a field of seconds in front if there are six; @hourly, @daily, @weekly, "
+        option(
+            "EXPRESSION",
+            "'0 9 * * MON-FRI', with a field of seconds in front if there are six; @hourly, @daily, @weekly, "
             "@monthly, @yearly; '@every 90m'.",
         ),
     ] = None,
-    interval: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Each so long, from now: 90m, 1h30m; 1s at least.")
-    ] = None,
-    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of the cron expression: Europe/Rome.")] = "UTC",
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="The message's key.")] = None,
-    property_: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="The latest time of an occurrence.")] = None,
-    count: Annotated[int | None, typer.Option(metavar="N", help="End after so many messages.")] = None,
-    jitter: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Due up to so much later, the same after a restart.")
-    ] = None,
+    interval: Annotated[str | None, option("DURATION", "Each so long, from now: 90m, 1h30m; 1s at least.")] = None,
+    timezone: Annotated[str, option("ZONE", "Of the cron expression: Europe/Rome.")] = "UTC",
+    key: Annotated[str | None, option("KEY", "The message's key.")] = None,
+    property_: Annotated[list[str] | None, option("--property", "NAME=VALUE", "A property; may be repeated.")] = None,
+    until: Annotated[str | None, option("TIME", "The latest time of an occurrence.")] = None,
+    count: Annotated[int | None, option("N", "End after so many messages.")] = None,
+    jitter: Annotated[str | None, option("DURATION", "Due up to so much later, the same after a restart.")] = None,
     misfires: Annotated[
         OnMisfire,
-        typer.Option(
-            help="What comes of those missed in a stop: the one that waited, all of them, the latest of them, none."
-        ),
+        option("What comes of those missed in a stop: the one that waited, all of them, the latest of them, none."),
     ] = OnMisfire.first,
     grace: Annotated[
         str | None,
-        typer.Option(
-            metavar="DURATION", help="What is late by no more is no misfire, with latest and skip. [default: 60s]"
-        ),
+        option("DURATION", "What is late by no more is no misfire, with latest and skip. [default: 60s]"),
     ] = None,
-    create: Annotated[bool, typer.Option("--create", help="Make the topic if it is new.")] = False,
+    create: Annotated[bool, option("--create", "Make the topic if it is new.")] = False,
     json_: Json = False,
 ) -> None:
     """Make a schedule, or replace the one of this name and say what it was; the same again changes nothing.
@@ -437,7 +409,7 @@ def show(
     store: Store,
     topic: InTopic,
     name: Name,
-    next_: Annotated[int, typer.Option("--next", min=1, max=1_000, help="How many of its next occurrences.")] = 5,
+    next_: Annotated[int, option("--next", "How many of its next occurrences.", min=1, max=1_000)] = 5,
     json_: Json = False,
 ) -> None:
     """Show a schedule and when its next occurrences are due.
@@ -494,7 +466,7 @@ def _upcoming(schedule: Schedule) -> Iterator[Due]:
 @schedules.command("list")
 def list_(
     store: Store,
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic only.")] = None,
+    topic: Annotated[str | None, option("--topic", "TOPIC", "Of this topic only.")] = None,
     json_: Json = False,
 ) -> None:
     """List the schedules of the store or of one topic, with the pending occurrence.

@@ -13,7 +13,7 @@ from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
 from ..output import answer, printable, progress_bar, say, size_text
 from ..values import iso_time, require_store, stored_identity, time_ms
-from .options import Json, Store, allow_every_descriptor
+from .options import Json, Store, allow_every_descriptor, argument, option
 
 app = typer.Typer()
 group = typer.Typer(
@@ -24,9 +24,7 @@ group = typer.Typer(
 
 Url = Annotated[
     str,
-    typer.Argument(
-        metavar="URL", help="Prefix of the copy: s3://bucket/prefix, file:///directory ...", show_default=False
-    ),
+    argument("URL", "Prefix of the copy: s3://bucket/prefix, file:///directory ...", show_default=False),
 ]
 
 
@@ -36,7 +34,7 @@ def init(
     url: Url,
     probe: Annotated[
         bool,
-        typer.Option("--probe/--no-probe", help="Have 32 writers create one object, 50 times: one must win each time."),
+        option("--probe/--no-probe", "Have 32 writers create one object, 50 times: one must win each time."),
     ] = True,
     json_: Json = False,
 ) -> None:
@@ -66,7 +64,7 @@ def init(
 def status(
     place: Annotated[
         str,
-        typer.Argument(metavar="STORE|URL", help="Directory of the store, or prefix of its copy.", show_default=False),
+        argument("STORE|URL", "Directory of the store, or prefix of its copy.", show_default=False),
     ],
     json_: Json = False,
 ) -> None:
@@ -119,9 +117,7 @@ def status(
 @group.command("prune")
 def prune(
     url: Url,
-    retention: Annotated[
-        str, typer.Option("--retention", metavar="DURATION", help="Every moment of it can still be restored.")
-    ] = "7d",
+    retention: Annotated[str, option("--retention", "DURATION", "Every moment of it can still be restored.")] = "7d",
     json_: Json = False,
 ) -> None:
     """Remove what no restore within the retention needs. A store that ships does so with each manifest.
@@ -147,13 +143,11 @@ def prune(
 
 @group.command("diverged")
 def diverged(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)],
+    store: Annotated[Path, argument("STORE", "Directory of the store.", show_default=False)],
     resend: Annotated[
         str | None,
-        typer.Option(
-            "--resend",
-            metavar="PLACE",
-            help="Send them to the store that is served there: its directory, or duelog://host:port.",
+        option(
+            "--resend", "PLACE", "Send them to the store that is served there: its directory, or duelog://host:port."
         ),
     ] = None,
     json_: Json = False,
@@ -191,18 +185,10 @@ def diverged(
 @app.command("restore")
 def restore(
     url: Url,
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to make the store: an empty directory, or none.")
-    ],
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="As the store was then; else as new as can be.")
-    ] = None,
-    group_: Annotated[
-        int | None, typer.Option("--group", metavar="N", min=1, help="With the groups of the log up to this one.")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Look through what was restored, as `check --deep` does.")
-    ] = False,
+    directory: Annotated[Path, argument("DIR", "Where to make the store: an empty directory, or none.")],
+    at: Annotated[str | None, option("--at", "TIME", "As the store was then; else as new as can be.")] = None,
+    group_: Annotated[int | None, option("--group", "N", "With the groups of the log up to this one.", min=1)] = None,
+    check: Annotated[bool, option("--check", "Look through what was restored, as `check --deep` does.")] = False,
     json_: Json = False,
 ) -> None:
     """Restore a store from its copy. Exit status 1: --check has found something.

@@ -23,7 +23,7 @@ import typer
 from ...store.errors import DuelogError, InvalidArgument
 from ..output import write_line
 from ..values import alone, open_to_read, require_store
-from .options import Store, allow_every_descriptor
+from .options import Store, allow_every_descriptor, argument, option
 
 if TYPE_CHECKING:
     from ... import DelayedStore, Worker
@@ -102,17 +102,13 @@ class Processes:
 
 app = typer.Typer()
 
-Port = Annotated[int | None, typer.Option(help="Port of the binary protocol; 6650. 0: one that is free.")]
-Host = Annotated[str | None, typer.Option(help="Address to listen at; localhost. 0.0.0.0: every one of this machine.")]
-Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; options count more.")]
-TlsCert = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: TLS at port 6651 as well.")
-]
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM, not encrypted.")]
-PlacementFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Which broker serves which namespace: TOML or JSON.")
-]
-Log = Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")]
+Port = Annotated[int | None, option("Port of the binary protocol; 6650. 0: one that is free.")]
+Host = Annotated[str | None, option("Address to listen at; localhost. 0.0.0.0: every one of this machine.")]
+Config = Annotated[Path | None, option("FILE", "Settings in TOML; options count more.")]
+TlsCert = Annotated[Path | None, option("FILE", "Certificate chain in PEM: TLS at port 6651 as well.")]
+TlsKey = Annotated[Path | None, option("FILE", "Its key in PEM, not encrypted.")]
+PlacementFile = Annotated[Path | None, option("FILE", "Which broker serves which namespace: TOML or JSON.")]
+Log = Annotated[str, option("LEVEL", "What is logged to standard error.")]
 
 _EXAMPLE = """
 client = pulsar.Client({url!r})
@@ -130,23 +126,21 @@ def serve(
     host: Host = None,
     http: Annotated[
         int | None,
-        typer.Option(help="Port of administration over HTTP, for pulsar-admin and others; none. 0: as --port."),
+        option("Port of administration over HTTP, for pulsar-admin and others; none. 0: as --port."),
     ] = None,
     config: Config = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     placement: PlacementFile = None,
-    name: Annotated[str | None, typer.Option(help="Which broker of --placement this one is.")] = None,
+    name: Annotated[str | None, option("Which broker of --placement this one is.")] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve duelog.connect over TCP, encrypted with --tls-cert."),
+        option("HOST:PORT", "Serve duelog.connect over TCP, encrypted with --tls-cert."),
     ] = None,
-    replica: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where the store's copy is: s3://bucket/prefix and the like.")
-    ] = None,
+    replica: Annotated[str | None, option("URL", "Where the store's copy is: s3://bucket/prefix and the like.")] = None,
     standby: Annotated[
         bool,
-        typer.Option("--standby", help="With --replica: lead, or follow the machine that does and take over from it."),
+        option("--standby", "With --replica: lead, or follow the machine that does and take over from it."),
     ] = False,
     log: Log = "warning",
 ) -> None:
@@ -274,20 +268,16 @@ def _announce(store: Path, urls: tuple[str, ...], web: tuple[str, ...]) -> None:
 @app.command()
 def proxy(
     broker: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="A broker: pulsar://host:port or pulsar+ssl://. Repeatable.")
+        list[str] | None, option("URL", "A broker: pulsar://host:port or pulsar+ssl://. Repeatable.")
     ] = None,
     placement: PlacementFile = None,
     port: Port = None,
     host: Host = None,
-    http: Annotated[
-        int | None, typer.Option(help="Port of /metrics and /health; none if left out. 0: as --port.")
-    ] = None,
+    http: Annotated[int | None, option("Port of /metrics and /health; none if left out. 0: as --port.")] = None,
     config: Config = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    tls_trust: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificates that those of brokers are checked by.")
-    ] = None,
+    tls_trust: Annotated[Path | None, option("FILE", "Certificates that those of brokers are checked by.")] = None,
     log: Log = "warning",
 ) -> None:
     """Give several brokers one address, until SIGTERM or Ctrl-C.
@@ -336,17 +326,17 @@ def _announce_proxy(urls: tuple[str, ...], web: tuple[str, ...]) -> None:
 def worker(
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="MODULE:WORKER",
-            help="A module, from the current directory or installed, and the name in it of a duelog.Worker.",
+        argument(
+            "MODULE:WORKER",
+            "A module, from the current directory or installed, and the name in it of a duelog.Worker.",
             show_default=False,
         ),
     ],
     connect: Annotated[
         Path | None,
-        typer.Option("--connect", metavar="STORE", help="Connect to the process that has this store open."),
+        option("--connect", "STORE", "Connect to the process that has this store open."),
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="With --connect: how many processes run the tasks.")] = 1,
+    processes: Annotated[int, option("With --connect: how many processes run the tasks.", min=1)] = 1,
     log: Log = "info",
 ) -> None:
     """Run the tasks of a worker until SIGTERM or Ctrl-C; then what is running may end, and the rest is given back.
@@ -402,9 +392,9 @@ _RECONNECT_S = 300.0
 @app.command()
 def ui(
     store: Store,
-    port: Annotated[int, typer.Option(help="Port to listen at. 0: one that is free.")] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    only_look: Annotated[bool, typer.Option("--only-look", help="Let nothing be changed from the page.")] = False,
+    port: Annotated[int, option("Port to listen at. 0: one that is free.")] = 0,
+    host: Annotated[str, option("Address to listen at.")] = "127.0.0.1",
+    only_look: Annotated[bool, option("--only-look", "Let nothing be changed from the page.")] = False,
 ) -> None:
     """Show a store in a browser, until SIGTERM or Ctrl-C.
 

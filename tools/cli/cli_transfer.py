@@ -18,7 +18,7 @@ from ...store.errors import InvalidArgument
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
 from ..values import alone, iso_time, open_to_write, require_store, time_ms, time_range_ms
 from .cli_messages import AllowPast
-from .options import Json, Master, Store, Stores, end_fleet, in_fleet
+from .options import Json, Master, Store, Stores, argument, end_fleet, in_fleet, option
 from .place import TOKEN, asked
 
 if TYPE_CHECKING:
@@ -31,30 +31,22 @@ app = typer.Typer()
 @app.command("import")
 def import_(
     store: Store,
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="JSON lines; - is standard input.", show_default=False)
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Messages that are checked and written together.")
-    ] = 5_000,
+    file: Annotated[str | None, argument("FILE", "JSON lines; - is standard input.", show_default=False)] = None,
+    batch: Annotated[int, option("Messages that are checked and written together.", min=1, max=1_000_000)] = 5_000,
     ics: Annotated[
-        bool, typer.Option("--ics", help="The file is a calendar: schedule its reminders. Needs duelog[calendar].")
+        bool, option("--ics", "The file is a calendar: schedule its reminders. Needs duelog[calendar].")
     ] = False,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="With --ics: where the reminders go.")] = "reminders",
-    timezone: Annotated[str, typer.Option(metavar="ZONE", help="With --ics: zone of times that have none.")] = "UTC",
-    days: Annotated[int, typer.Option(min=1, max=36_500, help="With --ics: how far into the future.")] = 366,
-    parquet: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="An export of `duelog export`, instead of a file.")
-    ] = None,
+    topic: Annotated[str, option("TOPIC", "With --ics: where the reminders go.")] = "reminders",
+    timezone: Annotated[str, option("ZONE", "With --ics: zone of times that have none.")] = "UTC",
+    days: Annotated[int, option("With --ics: how far into the future.", min=1, max=36_500)] = 366,
+    parquet: Annotated[Path | None, option("DIR", "An export of `duelog export`, instead of a file.")] = None,
     subscription: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SUBSCRIPTION", help="With --parquet: subscribe every topic; else as it was. May be repeated."
-        ),
+        option("SUBSCRIPTION", "With --parquet: subscribe every topic; else as it was. May be repeated."),
     ] = None,
     once: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Store what no import of the same lines under this name has stored."),
+        option("NAME", "Store what no import of the same lines under this name has stored."),
     ] = None,
     allow_past: AllowPast = False,
     json_: Json = False,
@@ -177,23 +169,15 @@ def _import(work: Import, lines: IO[bytes], store: Path) -> None:
 @app.command()
 def export(
     stores: Stores,
-    dest: Annotated[
-        Path, typer.Argument(metavar="DEST", help="Where to: an empty directory, or a new one.", show_default=False)
-    ],
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be repeated.")
-    ] = None,
-    partition: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this partition; may be repeated.")
-    ] = None,
-    from_: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="Only partitions that end after this time.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only partitions that begin before it.")] = None,
+    dest: Annotated[Path, argument("DEST", "Where to: an empty directory, or a new one.", show_default=False)],
+    topic: Annotated[list[str] | None, option("--topic", "TOPIC", "Only this topic; may be repeated.")] = None,
+    partition: Annotated[list[str] | None, option("NAME", "Only this partition; may be repeated.")] = None,
+    from_: Annotated[str | None, option("--from", "TIME", "Only partitions that end after this time.")] = None,
+    until: Annotated[str | None, option("TIME", "Only partitions that begin before it.")] = None,
     pending: Annotated[
-        bool, typer.Option("--pending", help="Also messages that are still to come, in a table of their own.")
+        bool, option("--pending", "Also messages that are still to come, in a table of their own.")
     ] = False,
-    spark: Annotated[bool, typer.Option("--spark", help="Write the files by Spark's tasks.")] = False,
+    spark: Annotated[bool, option("--spark", "Write the files by Spark's tasks.")] = False,
     master: Master = None,
     json_: Json = False,
 ) -> None:
@@ -303,25 +287,19 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
 @app.command()
 def drain(
     store: Store,
-    to: Annotated[str, typer.Option(metavar="URL", help="The other broker: pulsar:// or pulsar+ssl://host:port.")],
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be repeated.")
-    ] = None,
+    to: Annotated[str, option("URL", "The other broker: pulsar:// or pulsar+ssl://host:port.")],
+    topic: Annotated[list[str] | None, option("--topic", "TOPIC", "Only this topic; may be repeated.")] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Copy: cancel nothing here, and work beside a process that has it open.")
+        bool, option("--keep", "Copy: cancel nothing here, and work beside a process that has it open.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only count what would be sent, and what is left.")
-    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only count what would be sent, and what is left.")] = False,
     subscriptions: Annotated[
-        bool, typer.Option("--subscriptions/--no-subscriptions", help="Make the topics' subscriptions there first.")
+        bool, option("--subscriptions/--no-subscriptions", "Make the topics' subscriptions there first.")
     ] = True,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", envvar=TOKEN, show_envvar=True, help="A token for the other broker.")
+        str | None, option("TOKEN", "A token for the other broker.", envvar=TOKEN, show_envvar=True)
     ] = None,
-    trust: Annotated[
-        Path | None, typer.Option("--tls-trust", metavar="FILE", help="Certificates that are trusted, in PEM.")
-    ] = None,
+    trust: Annotated[Path | None, option("--tls-trust", "FILE", "Certificates that are trusted, in PEM.")] = None,
     json_: Json = False,
 ) -> None:
     """Send what is pending to a Pulsar cluster or another duelog broker, with its due times, and cancel it here.
@@ -390,30 +368,26 @@ def _show_drained(done: Drained, dry_run: bool, json_: bool) -> None:
 
 @app.command()
 def table(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Directory of a store or an export.")],
+    store: Annotated[Path, argument("STORE", "Directory of a store or an export.")],
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="TABLE",
-            help="messages, pending, markers, partitions, subscriptions, frontiers, ledgers, acknowledgements, "
+        argument(
+            "TABLE",
+            "messages, pending, markers, partitions, subscriptions, frontiers, ledgers, acknowledgements, "
             "attempts or dead_letters.",
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to: a name in .parquet or .arrow.")
-    ],
+    output: Annotated[Path, option("--output", "-o", "FILE", "Where to: a name in .parquet or .arrow.")],
     column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this column; may be repeated.", show_default=False)
+        list[str] | None, option("NAME", "Only this column; may be repeated.", show_default=False)
     ] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option(metavar="TOPIC", help="Only this topic; may be repeated.", show_default=False)
-    ] = None,
+    topic: Annotated[list[str] | None, option("TOPIC", "Only this topic; may be repeated.", show_default=False)] = None,
     partition: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this partition; may be repeated.", show_default=False)
+        list[str] | None, option("NAME", "Only this partition; may be repeated.", show_default=False)
     ] = None,
-    from_: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Only what is due from then on.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only what is due before.")] = None,
+    from_: Annotated[str | None, option("--from", "TIME", "Only what is due from then on.")] = None,
+    until: Annotated[str | None, option("TIME", "Only what is due before.")] = None,
 ) -> None:
     """Write one table to a Parquet or Arrow file, as of one point in time. Needs duelog[arrow].
 

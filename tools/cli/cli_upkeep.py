@@ -38,9 +38,11 @@ from .options import (
     Store,
     Stores,
     allow_every_descriptor,
+    argument,
     end_fleet,
     grouped,
     in_fleet,
+    option,
     policy_values,
 )
 from .place import Place, asked, command_at_place
@@ -57,7 +59,7 @@ app = typer.Typer()
 def init(
     store: Store,
     partition: Annotated[
-        str, typer.Option(metavar="DURATION", help="Span of due time of one partition; it cannot be changed later.")
+        str, option("DURATION", "Span of due time of one partition; it cannot be changed later.")
     ] = "1d",
     kept: KeptPolicies = NOTHING,
     json_: Json = False,
@@ -93,9 +95,7 @@ def backup(
     store: Store,
     dest: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[DEST]", help="Where to make the copy: an empty directory, or none.", show_default=False
-        ),
+        argument("[DEST]", "Where to make the copy: an empty directory, or none.", show_default=False),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -149,8 +149,8 @@ def _save_manifest(store: Path) -> int:
 @app.command("move-namespace")
 def move_namespace(
     namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)],
-    to: Annotated[str, typer.Option(metavar="BROKER", help="Name of the broker that is to serve it.")],
-    placement: Annotated[Path, typer.Option(metavar="FILE", help="The placement table, with `store` of both brokers.")],
+    to: Annotated[str, option("BROKER", "Name of the broker that is to serve it.")],
+    placement: Annotated[Path, option("FILE", "The placement table, with `store` of both brokers.")],
     json_: Json = False,
 ) -> None:
     """Move a namespace to a store of its own, and have the placement table say so.
@@ -182,9 +182,7 @@ def move_namespace(
 @app.command("repair")
 def repair(
     store: Store,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to put what is discarded; else STORE-given-up.jsonl.")
-    ] = None,
+    output: Annotated[Path | None, option("FILE", "Where to put what is discarded; else STORE-given-up.jsonl.")] = None,
     json_: Json = False,
 ) -> None:
     """Make anew what can be told from the rest, discard what cannot, into a file with the reasons: the store is usable.
@@ -236,10 +234,10 @@ def compact(
     stores: Stores,
     min_dead_ratio: Annotated[
         float,
-        typer.Option(metavar="R", min=0, max=1, help="Rewrite a partition if this share of its bytes can go."),
+        option("R", "Rewrite a partition if this share of its bytes can go.", min=0, max=1),
     ] = MIN_DEAD_RATIO,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
-    spark: Annotated[bool, typer.Option("--spark", help="Plan and copy by Spark (duelog[spark]).")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would be dropped.")] = False,
+    spark: Annotated[bool, option("--spark", "Plan and copy by Spark (duelog[spark]).")] = False,
     master: Master = None,
     json_: Json = False,
 ) -> None:
@@ -368,13 +366,11 @@ Scope = Annotated[
     Given,
     Group(
         namespace=Annotated[
-            str | None,
-            typer.Option("--namespace", "-n", metavar="NAMESPACE", help="Of this namespace: tenant/namespace."),
+            str | None, option("--namespace", "-n", "NAMESPACE", "Of this namespace: tenant/namespace.")
         ],
-        topic=Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic.")],
+        topic=Annotated[str | None, option("--topic", "TOPIC", "Of this topic.")],
         subscription=Annotated[
-            str | None,
-            typer.Option("--subscription", "-s", metavar="SUBSCRIPTION", help="Of this subscription of --topic."),
+            str | None, option("--subscription", "-s", "SUBSCRIPTION", "Of this subscription of --topic.")
         ],
     ),
 ]
@@ -453,7 +449,7 @@ def set_(
 @command_at_place(policies_app, "unset")
 def unset_(
     store: Place,
-    fields: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Such as retention_ms, as `get` shows it.")],
+    fields: Annotated[list[str], argument("POLICY...", "Such as retention_ms, as `get` shows it.")],
     scope: Scope = NOTHING,
     json_: Json = False,
 ) -> None:

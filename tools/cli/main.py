@@ -32,6 +32,7 @@ from . import (
     cli_transfer,
     cli_upkeep,
 )
+from .options import argument, option
 from .place import command_at_place
 
 HELP = """An embedded, durable log of messages that are due later.
@@ -215,7 +216,7 @@ class Shell(StrEnum):
     fish = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+def completion(shell: Annotated[Shell, argument("SHELL", "bash, zsh or fish.")]) -> None:
     """Print what has a shell complete commands, options and their values.
 
     ```
@@ -228,15 +229,13 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bas
 
 
 def demo(
-    store: Annotated[
-        Path | None, typer.Argument(metavar="STORE", help="Where to make the store; a temporary one if left out.")
-    ] = None,
-    years: Annotated[int, typer.Option(min=1, help="How many of the last years of the trace.")] = 5,
-    all_: Annotated[bool, typer.Option("--all", help="All 21 years of the trace.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Where to write the plot (PNG).")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON value.")] = False,
-    ui: Annotated[bool, typer.Option("--ui", help="Replay it live, compressed, with the page open on it.")] = False,
-    speed: Annotated[float, typer.Option(min=1, help="With --ui: how many times faster than it was.")] = 20_000,
+    store: Annotated[Path | None, argument("STORE", "Where to make the store; a temporary one if left out.")] = None,
+    years: Annotated[int, option("How many of the last years of the trace.", min=1)] = 5,
+    all_: Annotated[bool, option("--all", "All 21 years of the trace.")] = False,
+    plot: Annotated[Path | None, option("Where to write the plot (PNG).")] = None,
+    json_: Annotated[bool, option("--json", "Print the figures as one JSON value.")] = False,
+    ui: Annotated[bool, option("--ui", "Replay it live, compressed, with the page open on it.")] = False,
+    speed: Annotated[float, option("With --ui: how many times faster than it was.", min=1)] = 20_000,
 ) -> None:
     """Replay a real trace of delayed messages through the whole life of a store, and verify each of them.
 

@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Callable[..., Any])
 T = TypeVar("T")
 
-Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
-Stores = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[STORE]...",
-        help="Directory of the store; or several, a glob in quotes, or a file with a placement table.",
-        show_default=False,
-    ),
-]
-TopicName = Annotated[
-    str,
-    typer.Argument(
-        metavar="TOPIC",
-        help="Topic: a name, tenant/namespace/name, or persistent://tenant/namespace/name.",
-        show_default=False,
-    ),
-]
+
+def option(*words: str, **more: Any) -> Any:
+    """Make an option of its names, the word for its value, and what the help says; all but the last may be left out."""
+    *names, text = words
+    metavar = names.pop() if names and not names[-1].startswith("-") else None
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+def argument(metavar: str, text: str, **more: Any) -> Any:
+    """Make an argument of the word for it, and what the help says."""
+    return typer.Argument(metavar=metavar, help=text, **more)
+
+
+Store = Annotated[Path, argument("STORE", "Directory of the store.", show_default=False)]
+_STORES = "Directory of the store; or several, a glob in quotes, or a file with a placement table."
+Stores = Annotated[list[Path] | None, argument("[STORE]...", _STORES, show_default=False)]
+_TOPIC = "Topic: a name, tenant/namespace/name, or persistent://tenant/namespace/name."
+TopicName = Annotated[str, argument("TOPIC", _TOPIC, show_default=False)]
 SubscriptionName = Annotated[
-    str,
-    typer.Argument(metavar="SUBSCRIPTION", help="Subscription: its name, as clients know it.", show_default=False),
+    str, argument("SUBSCRIPTION", "Subscription: its name, as clients know it.", show_default=False)
 ]
-Create = Annotated[bool, typer.Option("--create", help="Make what is not there; without it that is refused.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")]
-Master = Annotated[str | None, typer.Option(metavar="URL", help="Spark master, such as local[2]; with --spark.")]
+Create = Annotated[bool, option("--create", "Make what is not there; without it that is refused.")]
+Json = Annotated[bool, option("--json", "Print JSON and nothing else to standard output.")]
+Master = Annotated[str | None, option("URL", "Spark master, such as local[2]; with --spark.")]
 
 
 class Group(dict[str, Any]):
@@ -112,14 +112,13 @@ _POLICIES = {
 """The options that set each policy, the value that they take, and what they say."""
 
 
-def _option(names: str, metavar: str, text: str) -> Any:
-    kind = int | None if metavar in ("BYTES", "N") else str | None
-    return Annotated[kind, typer.Option(*names.split(), metavar=metavar, help=text)]
-
-
-_EVERY = {name: _option(*row) for name, row in _POLICIES.items()}
+_NUMBERS = ("BYTES", "N")
+_EVERY: dict[str, Any] = {
+    name: Annotated[int | None if metavar in _NUMBERS else str | None, option(*names.split(), metavar, text)]
+    for name, (names, metavar, text) in _POLICIES.items()
+}
 _DELAYS, _FLOW = ("tick_time_ms", "max_delivery_delay_ms", "fixed_delivery_delay_ms"), ("max_in_flight", "max_pending")
-_ENABLE = typer.Option("--enable/--disable", "-e/-d", help="Delay messages, or deliver all of them at once.")
+_ENABLE = option("--enable/--disable", "-e/-d", "Delay messages, or deliver all of them at once.")
 
 PolicyOptions = Annotated[Given, Group({"active": Annotated[bool | None, _ENABLE], **_EVERY})]
 KeptPolicies = Annotated[Given, Group({name: each for name, each in _EVERY.items() if name not in (*_DELAYS, *_FLOW)})]

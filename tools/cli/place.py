@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from ...store.errors import InvalidArgument
-from .options import as_command, grouped
+from .options import argument, as_command, grouped, option
 
 if TYPE_CHECKING:
     from ...operations.operations import Asked
@@ -66,19 +66,17 @@ def asked(path: Path, *, writes: bool, create: bool = False) -> AbstractContextM
     return ask(path, writes=writes, create=create)
 
 
-_Argument = typer.Argument(metavar="STORE", help="Directory of the store; left out with --server.", show_default=False)
+_Argument = argument("STORE", "Directory of the store; left out with --server.", show_default=False)
 Place = Annotated[StorePlace, _Argument]
 _OPTIONS = {
     "server": Annotated[
         str | None,
-        typer.Option("--server", metavar="URL", help="A server in place of a directory: http:// or https://host:port."),
+        option("--server", "URL", "A server in place of a directory: http:// or https://host:port."),
     ],
-    "token": Annotated[
-        str | None, typer.Option(metavar="TOKEN", envvar=TOKEN, show_envvar=True, help="With --server: who asks.")
-    ],
+    "token": Annotated[str | None, option("TOKEN", "With --server: who asks.", envvar=TOKEN, show_envvar=True)],
     "trust": Annotated[
         Path | None,
-        typer.Option("--tls-trust", metavar="FILE", help="With https: certificates that are trusted, in PEM."),
+        option("--tls-trust", "FILE", "With https: certificates that are trusted, in PEM."),
     ],
 }
 
