@@ -85,6 +85,9 @@ ENTRIES = 1 << 18
 _ENTRY_BYTES = 24
 """Least bytes of an entry in a group."""
 
+_ALL = 1 << 64
+"""Above every place."""
+
 _SHIPPED_KEPT = 10_000
 """Log objects whose ends are remembered, to tell where a manifest begins."""
 
@@ -244,6 +247,8 @@ class Shipping:
         self._begin_place = 0
         self._reached = self._wanted = 0
         """All before the first place is in the copy; who waits for the copy wants all before the second."""
+        self._waiting: list[tuple[int, threading.Lock]] = []
+        """Who waits for the copy: until what place, and a lock that is released then."""
         self._since_ms: int | None = None
         """When the first group came that is not shipped."""
         self._closing = self._draining = self._stopping = False
@@ -296,19 +301,32 @@ class Shipping:
         if self._thread is None:
             with suppress(DuelogError):
                 self.step()
-        until = time.monotonic() + self._timeout_s
+        told = threading.Lock()
         with self._wake:
+            if self._reached >= place:
+                return
             self._wanted = max(self._wanted, place)
-            if self._reached < place:
+            if self._thread is not None and not self.ended:
+                told.acquire()
+                self._waiting.append((place, told))
                 self._wake.notify_all()
-            while self._reached < place:
-                left_s = until - time.monotonic()
-                if self.ended or self._thread is None or left_s <= 0:
-                    error = self.error
-                    reason = f"there is no answer after {self._timeout_s:g} s" if error is None else str(error)
-                    text = f"{reason}. It is stored here, and may come there yet"
-                    raise NotReplicated(self._bucket.url, text) from error
-                self._wake.wait(left_s)
+        told.acquire(timeout=self._timeout_s)
+        if self._reached < place:
+            with self._wake:
+                self._waiting = [each for each in self._waiting if each[1] is not told]
+            error = self.error
+            reason = f"there is no answer after {self._timeout_s:g} s" if error is None else str(error)
+            text = f"{reason}. It is stored here, and may come there yet"
+            raise NotReplicated(self._bucket.url, text) from error
+
+    def _tell(self, reached: int) -> None:
+        """Wake who waits for no more than a place. REQUIRES: `_wake`."""
+        waiting, self._waiting = self._waiting, []
+        for place, told in waiting:
+            if place <= reached:
+                told.release()
+            else:
+                self._waiting.append((place, told))
 
     @property
     def is_far_behind(self) -> bool:
@@ -381,6 +399,7 @@ class Shipping:
                     self._put(*self._packed(kind=RESIGNED))
         with self._wake:
             self.ended = True
+            self._tell(_ALL)
             self._wake.notify_all()
         if self._tail is not None:
             self._tail.close()
@@ -503,6 +522,7 @@ class Shipping:
         else:
             self.kept.give_up()
         with self._wake:
+            self._tell(_ALL)
             self._wake.notify_all()
 
     # -- where the log stands ----------------------------------------------------------------------
@@ -615,8 +635,7 @@ class Shipping:
         if self._tail is not None and self._pending is None and self.manifest is not None and not self._begins_anew:
             with self._wake:
                 self._reached = self._tail.place
-                if self._wanted:
-                    self._wake.notify_all()
+                self._tell(self._reached)
 
     def _mark(self, source: LogSource) -> None:
         """Note up to where the log is written by now."""
