@@ -85,6 +85,9 @@ ENTRIES = 1 << 18
 _ENTRY_BYTES = 24
 """Least bytes of an entry in a group."""
 
+_GATHER = 0.25
+"""The part of a put's time for which the next one waits at most, for those that the put told to come again."""
+
 _ALL = 1 << 64
 """Above every place."""
 
@@ -249,6 +252,10 @@ class Shipping:
         """All before the first place is in the copy; who waits for the copy wants all before the second."""
         self._waiting: list[tuple[int, threading.Lock]] = []
         """Who waits for the copy: until what place, and a lock that is released then."""
+        self._crowd = 0
+        """How many waited when the last put was stored, those included that it told."""
+        self._gather_until_s = 0.0
+        """Until then the next put waits for them to come again, by time.monotonic."""
         self._since_ms: int | None = None
         """When the first group came that is not shipped."""
         self._closing = self._draining = self._stopping = False
@@ -309,7 +316,8 @@ class Shipping:
             if self._thread is not None and not self.ended:
                 told.acquire()
                 self._waiting.append((place, told))
-                self._wake.notify_all()
+                if len(self._waiting) in (1, self._crowd):
+                    self._wake.notify_all()
         told.acquire(timeout=self._timeout_s)
         if self._reached < place:
             with self._wake:
@@ -322,6 +330,7 @@ class Shipping:
     def _tell(self, reached: int) -> None:
         """Wake who waits for no more than a place. REQUIRES: `_wake`."""
         waiting, self._waiting = self._waiting, []
+        self._crowd = len(waiting)
         for place, told in waiting:
             if place <= reached:
                 told.release()
@@ -440,8 +449,14 @@ class Shipping:
                 while not self._stopping and not self._draining and time.monotonic() < until:
                     if self._waiting_bytes >= self._ship_bytes or self._draft is not None:
                         break
-                    if self._wanted > self._reached or self._address_is_new:
+                    if self._address_is_new:
                         break
+                    if self._wanted > max(self._reached, 0 if self._tail is None else self._tail.place):
+                        gather_s = self._gather_until_s - time.monotonic()
+                        if len(self._waiting) >= self._crowd or gather_s <= 0:
+                            break
+                        self._wake.wait(gather_s)
+                        continue
                     if not (self._closing or self._is_drafting) and self._manifest_is_due():
                         break
                     if self._since_ms is not None:  # a clock that was set back waits no longer
@@ -686,11 +701,13 @@ class Shipping:
         if self.elapsed() > before_s + (self._owner.lease_ms or _LOOK_MS) / 1000:
             self._look(made.seq)
         self._succeeded_s = begun_s
+        took_s = time.perf_counter() - begun
+        self._gather_until_s = time.monotonic() + took_s * _GATHER
         self._address_is_new = made.owner != str(self._owner)
         self.figures.puts += 1
         size = sum(map(len, content))
         self.figures.bytes += size
-        self.figures.seconds += time.perf_counter() - begun
+        self.figures.seconds += took_s
         self._manifest_bytes += size
         self._taken_bytes += sum(len(raw.content) for raw in made.raw if raw.position >= self._begin_place)
         self._seq, self._end, self._crc, self._pending = made.seq, made.end, crc_of(content[0]), None

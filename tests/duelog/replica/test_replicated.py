@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
 from duelog.errors import InvalidArgument, NotReplicated
 from duelog.replica.log_object import unpack
+from duelog.replica.manifest import Manifest
+from duelog.replica.manifest_files import ManifestFiles
+from duelog.replica.shipping import Draft, Shipping
 from tests.conftest import OpenStore, in_threads, present
 from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship, shipping_of
 
@@ -187,3 +191,47 @@ def test_many_threads_wait_for_one_put(bucket: FaultyBucket, tmp_path: Path) -> 
     restored(bucket, tmp_path / "restored")
     with DelayedStore.open(tmp_path / "restored") as again:
         assert again.stats().pending == sent
+
+
+def test_those_that_a_put_told_come_again_with_the_next_one(bucket: FaultyBucket, tmp_path: Path) -> None:
+    """It waits for them a quarter of a put's time. Before, two halves of all callers took turns."""
+    config = StoreConfig(replica=URL, durability="replicated", ship_ms=60_000)
+    threads, sends, never = 6, 3, threading.Event()
+    with DelayedStore.open(tmp_path / "store", config, clock=SystemClock()) as store:
+        store.topic("a").send(b"")
+        first = bucket.creations
+        bucket.before_creation = lambda name: bool(never.wait(0.4))
+
+        def send() -> None:
+            for _ in range(sends):
+                store.topic("a").send(b"", deliver_after=DAY_S)
+
+        in_threads([send] * threads)
+        assert bucket.creations - first <= sends + 1
+
+
+def test_who_waits_for_the_first_manifest_keeps_no_thread_busy(
+    bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the thread that ships looked again and again until the manifest was made."""
+    looks, many, made = itertools.count(), threading.Event(), threading.Event()
+    step, draft = Shipping.step, ManifestFiles.draft
+
+    def counted(shipping: Shipping) -> None:
+        if next(looks) > 20:
+            many.set()
+        step(shipping)
+
+    def late(files: ManifestFiles, before: Manifest | None) -> Draft | None:
+        made.wait()
+        return draft(files, before)
+
+    monkeypatch.setattr(Shipping, "step", counted)
+    monkeypatch.setattr(ManifestFiles, "draft", late)
+    config = StoreConfig(replica=URL, durability="replicated", ship_ms=60_000)
+    with DelayedStore.open(tmp_path / "store", config, clock=SystemClock()) as store:
+        sent = store.topic("a").send_async(b"")
+        is_busy = many.wait(0.3)
+        made.set()
+        sent.result(30)
+        assert not is_busy
