@@ -8,7 +8,6 @@ writing process; reads in short transactions, so that what changes meanwhile may
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from ..store.codec.body import decode_body
 from ..store.codec.format import Table, copied_key, seal, split_attempts_key
 from ..store.codec.run import ReadBodies, Run, RunKind
 from ..store.codec.sent_ids import split_numbered_key
-from ..store.env.body_file import read_bodies
+from ..store.env.body_file import BodyReader
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.log import catalog
@@ -150,7 +149,7 @@ def wal_rows(store: Path, *, entries: bool = False) -> Iterator[Row]:
             for row in single_rows(group.rows()):
                 place = "main" if row.start_ms == MAIN else f"partition {directory_name(row.start_ms)}"
                 if row.kind == RowKind.RUN:
-                    read = partial(read_bodies, str(environment_path(store, row.start_ms)))
+                    read = BodyReader(str(environment_path(store, row.start_ms)))
                     found = _run_rows(place, row.key, bytes(row.value), entries, read)
                 elif row.kind == RowKind.DELETE:
                     found = iter([Row(Table(row.key[0]).name, _KEYS[Table(row.key[0])](row.key), {"deleted": True})])

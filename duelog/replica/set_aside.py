@@ -11,7 +11,6 @@ import json
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from duelog.store.clock import SystemClock
 from duelog.store.codec.body import DEDUP, decode_body
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.config import StoreConfig
-from duelog.store.env.body_file import read_bodies
+from duelog.store.env.body_file import BodyReader
 from duelog.store.errors import CorruptEntry, DuelogError, ReplicaDamaged, ReplicaRefused
 from duelog.store.files.directory import make_directory, move, move_away, remove_tree, write_file
 from duelog.store.log import catalog
@@ -130,7 +129,7 @@ def _messages(engine: Engine, groups: list[Group]) -> Iterator[dict[str, Any]]:
         for row in single_rows(group.rows()):
             if row.kind != RowKind.RUN:
                 continue
-            read = partial(read_bodies, str(environment_path(engine.storage.path, row.start_ms)))
+            read = BodyReader(str(environment_path(engine.storage.path, row.start_ms)))
             run = Run("log", row.key, memoryview(bytes(row.value)), read)
             topic = topics.get(run.ledger_id)
             if run.kind == RunKind.MESSAGES and not run.conditional and topic is not None:

@@ -68,7 +68,7 @@ class RunKind(IntEnum):
     MARKERS = 2
 
 
-ReadBodies = Callable[[int, int, int], bytes]
+ReadBodies = Callable[[int, int, int], memoryview]
 """Reads from the body file of a ledger: (ledger id, byte, length); fewer bytes where it has fewer."""
 
 _COLUMN_BYTES: dict[int, int] = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
@@ -224,7 +224,9 @@ class Run:
     """A run read where it lies: valid as long as the read transaction that `value` came from."""
 
     __slots__ = (
+        "_at",
         "_bodies",
+        "_data",
         "_read",
         "_value",
         "base_ms",
@@ -262,6 +264,9 @@ class Run:
         self._bodies = HEADER_BYTES + each * self.count
         self.bodies_at: int | None = None
         """Where its bodies begin in the body file; None: they are in the run."""
+        self._data: memoryview | bytes | None = value
+        """What its bodies lie in, from `_at` on; None of a body file until they are asked for."""
+        self._at = self._bodies
         self._read = read
         end = self._bodies + (0 if version == RUN_VERSION else APART_BYTES)
         if end > len(value) or not self.count:
@@ -269,7 +274,7 @@ class Run:
         if crc32(value[4:end], crc32(key)) != crc:
             raise self._corrupt(self.first_entry, "run header does not match its checksum")
         if version != RUN_VERSION:
-            self.bodies_at = _APART.unpack_from(value, self._bodies)[0]
+            self.bodies_at, self._data = _APART.unpack_from(value, self._bodies)[0], None
 
     def _corrupt(self, entry_id: int, reason: str) -> CorruptEntry:
         return CorruptEntry(self.environment, self.ledger_id, entry_id, reason)
@@ -289,11 +294,15 @@ class Run:
 
     def _region(self, start: int, end: int) -> memoryview | bytes:
         """Bytes from where bodies begin, unverified; fewer where there are fewer."""
-        if self.bodies_at is None:
-            return self._value[self._bodies + start : self._bodies + end]
-        if self._read is None:
+        data = self._apart() if self._data is None else self._data
+        return data[self._at + start : self._at + end]
+
+    def _apart(self) -> memoryview:
+        if self._read is None or self.bodies_at is None:
             raise BrokenInvariant(f"bodies of {self.ledger_id}:{self.first_entry} are asked for without their file")
-        return self._read(self.ledger_id, self.bodies_at + start, end - start)
+        data = self._read(self.ledger_id, self.bodies_at, int(self.ends()[-1]))
+        self._data, self._at = data, 0
+        return data
 
     @property
     def follows(self) -> int:
@@ -408,7 +417,8 @@ class Run:
             start = 0
         if start == end:
             return None
-        body = self._region(start, end)
+        data = self._apart() if self._data is None else self._data
+        body = data[self._at + start : self._at + end]
         if len(body) != end - start:
             raise self._corrupt(self.first_entry + index, "body lies outside its run")
         if crc32(body) != _LOCATE.unpack_from(value, end_at + 4 * count)[0]:

@@ -25,7 +25,6 @@ from typing import Protocol, TypeVar
 import lmdb
 
 from ..codec.format import RUN_PREFIX, unseal
-from ..codec.run import ReadBodies
 from ..config import Durability
 from ..errors import (
     AlreadyOpen,
@@ -43,7 +42,7 @@ from ..files.process import here
 from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
 from ..listener import StoreListener, call_supplied, tell_committed
 from . import page_cache
-from .body_file import body_file, body_files, read_bodies
+from .body_file import BodyReader, body_file, body_files
 from .held_read import HeldRead
 from .memtable import Follow, Memtable, ReadTransaction, Unapplied, applied_position
 from .page_cache import Eviction
@@ -133,8 +132,8 @@ class Environment:
             raise BrokenInvariant(f"{name}: a writer without locks")
         self.path = path
         self.name = name
-        self.read_bodies: ReadBodies = partial(read_bodies, os.fspath(path), is_needed=read_only)
-        """Reads the bodies that lie beside it."""
+        self.body_reader = partial(BodyReader, os.fspath(path), is_needed=read_only)
+        """Makes a reader of the bodies that lie beside it, for a transaction."""
         self.counts = CommitCounts()
         self.before_commit = before_commit
         """Called by the leader of each commit, before LMDB commits."""
@@ -193,7 +192,7 @@ class Environment:
                         with raw:
                             if look is not None:
                                 unapplied = look(applied_position(raw))
-                            yield ReadTransaction(raw, unapplied, self.read_bodies)
+                            yield ReadTransaction(raw, unapplied, self.body_reader())
                     except lmdb.Error as error:
                         raise explain(self.path, error) from error
                     return
@@ -284,7 +283,7 @@ class Environment:
         raw: lmdb.Transaction | None = None
         try:
             raw = self._env.begin(write=True)
-            transaction = LmdbTransaction(raw, self._last_run, self._memtable, self.read_bodies)
+            transaction = LmdbTransaction(raw, self._last_run, self._memtable, self.body_reader())
             value = work(transaction)
             transaction.apply()
             if self.before_commit is not None:

@@ -170,9 +170,9 @@ def _run(row: Row) -> Run:
     return Run(_THE_LOG, row.key, memoryview(row.value), _no_bodies)
 
 
-def _no_bodies(*_: int) -> bytes:
+def _no_bodies(*_: int) -> memoryview:
     """Read the bodies of a row for a partition that is gone: they went with it."""
-    return b""
+    return memoryview(b"")
 
 
 def _intact(raw: Reads, environment: str, ledger_id: int, in_log: BitMap) -> BitMap:

@@ -321,9 +321,9 @@ def test_a_run_without_its_bodies_reads_as_the_whole_one(
     assert not WholeRun(run.first_entry, run.limit, apart).is_plain
 
 
-def _read(at: int, bodies: bytes, ledger_id: int, start: int, length: int) -> bytes:
+def _read(at: int, bodies: bytes, ledger_id: int, start: int, length: int) -> memoryview:
     assert start >= at
-    return bodies[start - at : start - at + length]
+    return memoryview(bodies)[start - at : start - at + length]
 
 
 def test_a_body_file_that_ends_too_soon_costs_the_bodies_that_are_not_in_it() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from duelog.store.env import body_file
-from duelog.store.env.body_file import append_bodies, body_files, end_of, read_bodies
+from duelog.store.env.body_file import BodyReader, append_bodies, body_files, end_of
 
 
 def test_bodies_begin_at_pages_and_are_read_back(tmp_path: Path) -> None:
@@ -20,9 +20,10 @@ def test_bodies_begin_at_pages_and_are_read_back(tmp_path: Path) -> None:
     assert end_of(path) % 4096 == 0
     at = end_of(path)
     append_bodies(path, at, [b"second"], is_named=True)
-    assert read_bodies(str(tmp_path), 7, 0, 13_890) == b"".join(first)
-    assert read_bodies(str(tmp_path), 7, at + 2, 100) == b"cond"
-    assert read_bodies(str(tmp_path), 7, end_of(path), 1) == read_bodies(str(tmp_path), 8, 0, 1) == b""
+    read = BodyReader(str(tmp_path))
+    assert read(7, 0, 13_890) == b"".join(first)
+    assert bytes(read(7, at + 2, 100)) == b"cond"
+    assert bytes(read(7, end_of(path), 1)) == bytes(read(8, 0, 1)) == b""
     assert body_files(tmp_path) == {7: path}
 
 
