@@ -28,14 +28,7 @@ from ..protocol.frames import head_before, name_fields
 from ..protocol.loop_calls import Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
-from .memory_limits import (
-    DualMemoryLimiter,
-    LookupGate,
-    all_left,
-    check_frame,
-    frame_bytes,
-    list_bytes,
-)
+from . import memory_limits as memory
 
 _NAMES_AT_ONCE = 1_000
 """Names that are joined at once, so that little memory is enough."""
@@ -119,7 +112,7 @@ class Listed:
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
-        self.size = list_bytes(names)
+        self.size = memory.list_bytes(names)
         self.selections: dict[str | None, asyncio.Task[Selection]] = {}
 
 
@@ -139,7 +132,7 @@ class TopicListing:
 
     _store: DelayedStore
     _permissions: Permissions
-    _limiter: DualMemoryLimiter
+    _limiter: memory.DualMemoryLimiter
     _config: BrokerConfig
     _workers: Workers
     _under_way: dict[str, asyncio.Task[Listed]] = field(default_factory=dict, init=False)
@@ -147,7 +140,7 @@ class TopicListing:
     """Questions whose turn has not come."""
 
     def __post_init__(self) -> None:
-        self.gate = LookupGate(self._config.max_concurrent_lookup_request)
+        self.gate = memory.LookupGate(self._config.max_concurrent_lookup_request)
         """Counts listings, and watchers being opened."""
 
     async def topics(self, peer: Peer, command: GetTopics) -> None:
@@ -212,8 +205,8 @@ class TopicListing:
                 async def size_of(listed: Listed) -> int:
                     found = await self._selected(listed, command.pattern)
                     unchanged = found.hash == command.topics_hash
-                    size = frame_bytes(0, 0) if unchanged else frame_bytes(found.size, len(found.names))
-                    check_frame(size, self._config)
+                    size = memory.frame_bytes(0, 0) if unchanged else memory.frame_bytes(found.size, len(found.names))
+                    memory.check_frame(size, self._config)
                     return size
 
                 limits = self.within_limits(namespace, command.mode, until_left, size_of, lambda: peer.closed)
@@ -225,7 +218,7 @@ class TopicListing:
                         answer = GetTopicsResponse(number, (), found.filtered, found.hash, changed)
                         peer.send_frames(head_before(answer, len(names)), names or None)
                     del listed, found, names
-                await all_left(peer)
+                await memory.all_left(peer)
         finally:
             if self._waiting.get(key) is question:
                 del self._waiting[key]
@@ -268,5 +261,5 @@ class TopicListing:
             except UnreadablePattern:
                 pass
             else:
-                return Selection(names, True, list_bytes(names))
+                return Selection(names, True, memory.list_bytes(names))
         return Selection(listed.names, False, listed.size)

@@ -26,32 +26,13 @@ from ...store.names import SCHEME
 from ...topics.topic_events import TopicEvent
 from ..configuration import BrokerConfig
 from ..lookup.topic_address import namespace_of
-from ..protocol.commands import (
-    Error,
-    Success,
-    TopicsMode,
-    WatchTopicList,
-    WatchTopicListClose,
-    WatchTopicListSuccess,
-    WatchTopicUpdate,
-)
+from ..protocol import commands
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.frames import head, head_before, name_fields
 from ..protocol.loop_calls import Loop, LoopCalls, Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
-from .memory_limits import (
-    DualMemoryLimiter,
-    LookupGate,
-    PermitError,
-    PermitQueueFull,
-    PermitTimeout,
-    all_left,
-    check_frame,
-    frame_bytes,
-    list_bytes,
-    name_bytes,
-)
+from . import memory_limits as memory
 from .topic_listing import Pattern, UnreadablePattern, compiled, matches, names_of, selected, topics_hash
 
 _REFERENCE_BYTES = 8
@@ -94,7 +75,7 @@ class View:
     def fill(self, names: list[str]) -> None:
         """Take the names that are there. From any thread, before it is ready."""
         self.names = sorted(selected(names, self.pattern))
-        self.size = list_bytes(self.names)
+        self.size = memory.list_bytes(self.names)
         self.hash = topics_hash(self.names)
 
     def note(self, name: str, created: bool) -> None:
@@ -117,7 +98,7 @@ class View:
         if new or deleted:
             kept = [name for name in self.names if pending.get(name, True)] if deleted else self.names
             self.names = sorted([*kept, *new])
-            self.size += list_bytes(new) - list_bytes(deleted)
+            self.size += memory.list_bytes(new) - memory.list_bytes(deleted)
             self.hash = topics_hash(self.names)
             update = Update(new, deleted, self.hash)
             for listener in list(self.listeners.values()):
@@ -156,10 +137,10 @@ class NameSet:
         elif created != (name in self.names):
             if created:
                 self.names.add(name)
-                self.size += name_bytes(name)
+                self.size += memory.name_bytes(name)
             else:
                 self.names.discard(name)
-                self.size -= name_bytes(name)
+                self.size -= memory.name_bytes(name)
             for view in self.views.values():
                 view.note(name, created)
 
@@ -258,7 +239,7 @@ class NameSets:
     async def _read(self, found: NameSet, namespace: str) -> None:
         def work() -> tuple[set[str], int]:
             names = set(names_of(self._store, namespace))
-            return names, list_bytes(names)
+            return names, memory.list_bytes(names)
 
         found.fill(*await self._workers(work))
         found.loading = None
@@ -327,7 +308,9 @@ _JITTER = 0.1
 class Watcher:
     """One WATCH_TOPIC_LIST of a connection, and the changes that wait for it."""
 
-    def __init__(self, peer: Peer, command: WatchTopicList, namespace: str, on_waiting: Callable[[], object]) -> None:
+    def __init__(
+        self, peer: Peer, command: commands.WatchTopicList, namespace: str, on_waiting: Callable[[], object]
+    ) -> None:
         """on_waiting: called when there is something to take."""
         self.peer = peer
         self.command = command
@@ -387,9 +370,9 @@ class Watchers:
     """All watchers of a broker. Of the event loop's thread. gate: counts watchers being opened."""
 
     _permissions: Permissions
-    _limiter: DualMemoryLimiter
+    _limiter: memory.DualMemoryLimiter
     _config: BrokerConfig
-    _gate: LookupGate
+    _gate: memory.LookupGate
     _sets: NameSets
     _workers: Workers
     _loop: Loop
@@ -402,7 +385,7 @@ class Watchers:
     def waiting(self) -> int:
         return sum(each.waiting for watchers in self._of_peer.values() for each in watchers.values())
 
-    def watch(self, peer: Peer, command: WatchTopicList) -> None:
+    def watch(self, peer: Peer, command: commands.WatchTopicList) -> None:
         """Answer with the topics, without names if the client has their hash, and send what changes from then on.
 
         A number in use is watched anew. Raises Refused.
@@ -417,19 +400,19 @@ class Watchers:
         if before is not None:
             if not before.answered:
                 text = "the watcher was asked for again"
-                peer.send(Error(before.command.request_id, ServerError.SERVICE_NOT_READY, text))
+                peer.send(commands.Error(before.command.request_id, ServerError.SERVICE_NOT_READY, text))
             _end(before)
         watcher = Watcher(peer, command, namespace, lambda: self._send_later(watcher))
         watchers[command.watcher_id] = watcher
         self._start(watcher, self._answer(watcher))
 
-    def close(self, peer: Peer, command: WatchTopicListClose) -> None:
+    def close(self, peer: Peer, command: commands.WatchTopicListClose) -> None:
         """End a watcher; a request that was not answered is not answered."""
         watcher = self._of_peer.get(peer.number, {}).get(command.watcher_id)
         if watcher is not None:
             self._forget(watcher)
             _end(watcher)
-        peer.send(Success(command.request_id))
+        peer.send(commands.Success(command.request_id))
 
     def gone(self, peer: Peer) -> None:
         for watcher in self._of_peer.pop(peer.number, {}).values():
@@ -483,10 +466,12 @@ class Watchers:
             with self._gate:
                 await self._retrying(lambda: self._open(watcher))
         except (Refused, DuelogError) as failed:
-            error = Error(command.request_id, server_error(failed), str(failed))
+            error = commands.Error(command.request_id, server_error(failed), str(failed))
         except Exception:
             _log.exception("a watcher of %s failed", watcher.namespace)
-            error = Error(command.request_id, ServerError.UNKNOWN, "the broker has failed to serve the request")
+            error = commands.Error(
+                command.request_id, ServerError.UNKNOWN, "the broker has failed to serve the request"
+            )
         if error is not None:
             self._forget(watcher)
             watcher.peer.send(error)
@@ -497,7 +482,7 @@ class Watchers:
     async def _open(self, watcher: Watcher) -> None:
         """One try, in the steps of a listing. Raises Refused, what the store raises; nothing is kept."""
         command, peer = watcher.command, watcher.peer
-        limiter, key = self._limiter, (watcher.namespace, TopicsMode.PERSISTENT)
+        limiter, key = self._limiter, (watcher.namespace, commands.TopicsMode.PERSISTENT)
         async with limiter.turn(peer), AsyncExitStack() as until_left:
             async with (
                 limiter.sizes.estimate(key) as (guess, report),
@@ -511,14 +496,14 @@ class Watchers:
                     pass  # the set keeps the names from here on, within a limit of its own
             if found == command.topics_hash:
                 names, size = [], 0
-            size = frame_bytes(size, len(names))
-            check_frame(size, self._config)
+            size = memory.frame_bytes(size, len(names))
+            memory.check_frame(size, self._config)
             await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
             fields = await self._workers(partial(name_fields, 3, names))
-            success = WatchTopicListSuccess(command.request_id, command.watcher_id, found)
+            success = commands.WatchTopicListSuccess(command.request_id, command.watcher_id, found)
             del names
             peer.send_frames(head_before(success, len(fields)), fields or None)
-            await all_left(peer)
+            await memory.all_left(peer)
 
     # -- updates ---------------------------------------------------------------------------------
 
@@ -531,7 +516,7 @@ class Watchers:
         try:
             while (update := watcher.take()) is not None:
                 await self._retrying(partial(self._send_one, watcher, update))
-        except PermitError:
+        except memory.PermitError:
             pass  # the connection is gone, or the broker ends
         except Exception:
             _log.exception("updates of %s for %s failed", watcher.namespace, watcher.peer.address)
@@ -542,12 +527,12 @@ class Watchers:
     async def _send_one(self, watcher: Watcher, update: Update) -> None:
         peer = watcher.peer
         names = len(update.new) + len(update.deleted)
-        size = frame_bytes(list_bytes(update.new) + list_bytes(update.deleted), names)
+        size = memory.frame_bytes(memory.list_bytes(update.new) + memory.list_bytes(update.deleted), names)
         async with self._limiter.turn(peer), self._limiter.direct.holding(size, lambda: peer.closed):
-            command = WatchTopicUpdate(watcher.command.watcher_id, update.hash, update.new, update.deleted)
+            command = commands.WatchTopicUpdate(watcher.command.watcher_id, update.hash, update.new, update.deleted)
             frames = head(command) if size < _LARGE else await self._workers(partial(head, command))
             peer.send_frames(frames)
-            await all_left(peer)
+            await memory.all_left(peer)
 
     async def _retrying(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work`, again after a pause where it got no permit in time.
@@ -558,7 +543,7 @@ class Watchers:
         while True:
             try:
                 return await work()
-            except (PermitTimeout, PermitQueueFull):
+            except (memory.PermitTimeout, memory.PermitQueueFull):
                 over = asyncio.Event()
                 timer = self._loop.call_later(pause_s * (1 - random.random() * _JITTER), over.set)
                 pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)

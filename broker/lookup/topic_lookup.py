@@ -10,14 +10,7 @@ from typing import NamedTuple
 
 from ...delayed_store import DelayedStore
 from ...topic import Topic
-from ..protocol.commands import (
-    Lookup,
-    LookupKind,
-    LookupResponse,
-    MetadataResult,
-    PartitionedMetadata,
-    PartitionedMetadataResponse,
-)
+from ..protocol import commands
 from ..protocol.failures import Refused, ServerError
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
@@ -106,7 +99,7 @@ class TopicLookup:
         self._resources = resources
         self._urls = urls
 
-    def lookup(self, peer: Peer, command: Lookup) -> None:
+    def lookup(self, peer: Peer, command: commands.Lookup) -> None:
         """Answer with this broker's addresses. Never makes a topic, and does not ask whether there is one.
 
         Raises Refused.
@@ -116,9 +109,13 @@ class TopicLookup:
         if urls is None:
             text = f"{UNKNOWN_LISTENER}: {command.listener!r} is not configured"
             raise Refused(ServerError.SERVICE_NOT_READY, text)
-        peer.send(LookupResponse(command.request_id, urls.plain, urls.tls, LookupKind.CONNECT, authoritative=True))
+        peer.send(
+            commands.LookupResponse(
+                command.request_id, urls.plain, urls.tls, commands.LookupKind.CONNECT, authoritative=True
+            )
+        )
 
-    async def partitions(self, peer: Peer, command: PartitionedMetadata) -> None:
+    async def partitions(self, peer: Peer, command: commands.PartitionedMetadata) -> None:
         """Answer with the number of partitions, 0 for a plain topic.
 
         One that does not exist is answered as the namespace would make it, and a partitioned one is made now; a plain
@@ -133,4 +130,4 @@ class TopicLookup:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
             if policy.partitions and address.partition < 0:
                 partitions = await self._access.make_partitioned(address, policy.partitions)
-        peer.send(PartitionedMetadataResponse(command.request_id, partitions, MetadataResult.SUCCESS))
+        peer.send(commands.PartitionedMetadataResponse(command.request_id, partitions, commands.MetadataResult.SUCCESS))

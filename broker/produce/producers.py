@@ -22,16 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...store.errors import DuelogError
 from ..configuration import BrokerConfig
 from ..lookup.topic_facts import TopicFacts
-from ..protocol.commands import (
-    NO_REQUEST,
-    AccessMode,
-    CloseProducer,
-    Error,
-    Producer,
-    ProducerSuccess,
-    Send,
-    Success,
-)
+from ..protocol import commands
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
@@ -67,18 +58,18 @@ class ProducerAccess:
         self.exclusive: OpenProducer | None = None
         self._waiting: deque[tuple[OpenProducer, int | None]] = deque()
 
-    def admit(self, producer: OpenProducer, mode: AccessMode, epoch: int | None) -> Admission:
+    def admit(self, producer: OpenProducer, mode: commands.AccessMode, epoch: int | None) -> Admission:
         """Admit a producer, or have it wait; `epoch` is what it had when it was exclusive before. Raises Refused."""
         taken = bool(self.members or self._waiting)
-        if mode == AccessMode.SHARED:
+        if mode == commands.AccessMode.SHARED:
             if self.exclusive is not None or self._waiting:
                 raise Refused(ServerError.PRODUCER_BUSY, "the topic has an exclusive producer, or one that waits")
             self.members.add(producer)
             return Admission(admitted=True, new_epoch=None, fenced=[])
         self._check_epoch(epoch)
-        if mode == AccessMode.EXCLUSIVE and taken:
+        if mode == commands.AccessMode.EXCLUSIVE and taken:
             raise Refused(ServerError.PRODUCER_FENCED, "the topic has producers already")
-        if mode == AccessMode.WAIT_FOR_EXCLUSIVE and taken:
+        if mode == commands.AccessMode.WAIT_FOR_EXCLUSIVE and taken:
             self._waiting.append((producer, epoch))
             return Admission(admitted=False, new_epoch=None, fenced=[])
         fenced = [*self.members, *(each for each, _ in self._waiting)]
@@ -170,7 +161,7 @@ class Producers:
 
     # -- commands ------------------------------------------------------------------------------------
 
-    async def open(self, peer: Peer, command: Producer) -> None:
+    async def open(self, peer: Peer, command: commands.Producer) -> None:
         if peer.closed:
             return
         connection = self._connections.setdefault(peer.number, SendingPeer(peer))
@@ -178,13 +169,13 @@ class Producers:
         if known is not None:
             if known.state == "opening" or known.success is None:
                 message = f"producer {command.producer_id} is being opened"
-                peer.send(Error(command.request_id, ServerError.SERVICE_NOT_READY, message))
+                peer.send(commands.Error(command.request_id, ServerError.SERVICE_NOT_READY, message))
             else:
                 peer.send(replace(known.success, request_id=command.request_id, ready=known.state == "ready"))
             return
         if len(connection.producers) >= self._most:
             message = f"the connection has {len(connection.producers)} producers"
-            peer.send(Error(command.request_id, ServerError.NOT_ALLOWED, message))
+            peer.send(commands.Error(command.request_id, ServerError.NOT_ALLOWED, message))
             return
         producer = OpenProducer(connection, command)
         connection.producers[command.producer_id] = producer
@@ -196,7 +187,7 @@ class Producers:
             self._answer_failed(producer, Refused(ServerError.UNKNOWN, "the producer could not be opened"))
             raise
 
-    def send(self, peer: Peer, command: Send, blob: memoryview) -> None:
+    def send(self, peer: Peer, command: commands.Send, blob: memoryview) -> None:
         connection = self._connections.get(peer.number)
         if connection is not None:
             producer = connection.producers.get(command.producer_id)
@@ -208,14 +199,14 @@ class Producers:
                 return
         peer.close(f"SEND for producer {command.producer_id}, which is not open")
 
-    def close(self, peer: Peer, command: CloseProducer) -> None:
+    def close(self, peer: Peer, command: commands.CloseProducer) -> None:
         """CLOSE_PRODUCER; answered once its SENDs are. One that is not open is closed already."""
         producer = self._connections.get(peer.number, SendingPeer(peer)).producers.get(command.producer_id)
 
         def closed() -> None:
             if producer is not None:
                 self._remove(producer)
-            peer.send(Success(command.request_id))
+            peer.send(commands.Success(command.request_id))
 
         if producer is not None and producer.state == "ready" and producer.replies:
             producer.on_answered = closed
@@ -283,21 +274,21 @@ class Producers:
                 await self._take_over(producing, producer)
                 if producer.state == "closed" or peer.closed:
                     return
-                producer.success = ProducerSuccess(command.request_id, name, last, version)
+                producer.success = commands.ProducerSuccess(command.request_id, name, last, version)
                 admission = producing.access.admit(producer, command.access_mode, command.topic_epoch)
                 producing.by_name[name] = producer
                 for each in admission.fenced:
                     self._fence(each)
                 if not admission.admitted:
                     producer.state = "waiting"
-                    peer.send(ProducerSuccess(command.request_id, name, last, version, ready=False))
+                    peer.send(commands.ProducerSuccess(command.request_id, name, last, version, ready=False))
                     return
                 await self._admitted(producing, producer, admission.new_epoch)
         finally:
             producing.opening -= 1
             self._drop_unused(topic.name)
 
-    def _prepare(self, topic: Topic, name: str, command: Producer) -> tuple[bool, int, bytes | None]:
+    def _prepare(self, topic: Topic, name: str, command: commands.Producer) -> tuple[bool, int, bytes | None]:
         """(whether it is numbered, its last number, its schema's version). A worker calls.
 
         Raises StoreFailed where nothing can be stored any more: creating it again is what tells. QuotaExceeded: it was
@@ -343,7 +334,7 @@ class Producers:
         if producer.state != "closed":
             peer = producer.connection.peer
             self._remove(producer)
-            peer.send(Error(producer.command.request_id, server_error(error), str(error)))
+            peer.send(commands.Error(producer.command.request_id, server_error(error), str(error)))
 
     # -- closing -------------------------------------------------------------------------------------
 
@@ -359,7 +350,7 @@ class Producers:
                 }
             connection.closed[producer.producer_id] = now
             self._remove(producer)
-            connection.peer.send(CloseProducer(producer.producer_id, NO_REQUEST))
+            connection.peer.send(commands.CloseProducer(producer.producer_id, commands.NO_REQUEST))
 
     def _fence(self, producer: OpenProducer) -> None:
         """Another is the exclusive producer now, or the topic is closed: end one that is ready, waits or is opening."""

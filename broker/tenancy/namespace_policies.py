@@ -176,6 +176,14 @@ def as_object(name: str, found: object) -> Mapping[str, Any]:
     return found
 
 
+def existing_namespace(resources: Resources, request: Request) -> str:
+    """The namespace of a path. HttpError 404 if there is none."""
+    namespace = request.namespace
+    if resources.namespaces.get(namespace) is None:
+        raise HttpError(404, f"namespace {namespace} does not exist")
+    return namespace
+
+
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/"
 TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/"
 
@@ -370,10 +378,7 @@ class NamespacePolicies:
     async def _namespace_scope(self, request: Request) -> PolicyScope:
         for name in _QUERY:
             request.flag(name)
-        namespace = request.namespace
-        if self._resources.namespaces.get(namespace) is None:
-            raise HttpError(404, f"namespace {namespace} does not exist")
-        return PolicyScope(namespace)
+        return PolicyScope(existing_namespace(self._resources, request))
 
     async def _topic_scope(self, request: Request) -> PolicyScope:
         namespace = (await self._namespace_scope(request)).namespace

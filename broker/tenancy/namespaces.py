@@ -21,7 +21,7 @@ from ..lookup.resources import NamespaceSettings, Resources, path_of
 from ..lookup.topic_address import TopicAddress, partition_name
 from ..lookup.topic_facts import TopicFacts
 from ..protocol.commands import TopicsMode
-from .namespace_policies import NamespacePolicies, actions_of
+from .namespace_policies import NamespacePolicies, actions_of, existing_namespace
 
 
 @dataclass(eq=False)
@@ -293,14 +293,6 @@ class Namespaces:
         for each in clusters:
             if each != self._cluster:
                 raise HttpError(412, f"cluster {each!r}: this one is {self._cluster}, and nothing is replicated")
-
-
-def existing_namespace(resources: Resources, request: Request) -> str:
-    """The namespace of a path. HttpError 404 if there is none."""
-    namespace = request.namespace
-    if resources.namespaces.get(namespace) is None:
-        raise HttpError(404, f"namespace {namespace} does not exist")
-    return namespace
 
 
 def _policies_of(request: Request) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ..lookup.compatibility import SchemaType, is_schema, misfit, same
 from ..lookup.resources import Resources
 from ..lookup.topic_facts import StoredSchema, TopicFacts
 from ..protocol.commands import KeyValue, Schema
-from .namespaces import existing_namespace
+from .namespace_policies import existing_namespace
 
 _TOPIC = "/admin/v2/schemas/{tenant}/{namespace}/{topic}/"
 

@@ -18,18 +18,7 @@ import typer
 
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument, short_names
-from ..output import (
-    answer,
-    message_json,
-    message_line,
-    payload_fields,
-    payload_of,
-    preview,
-    printable,
-    say,
-    write_json_lines,
-    write_table,
-)
+from .. import output
 from ..values import iso_time, time_ms
 from .options import NOTHING, Create, Given, Group, Json, Store, SubscriptionName, TopicName, argument, grouped, option
 from .place import Place, asked, command_at_place
@@ -64,7 +53,7 @@ def list_topics(
     """
     with store.opened() as there:
         for name in islice(there.topics(namespace), limit):
-            answer(name, printable(short_names(name)), json_=json_)
+            output.answer(name, output.printable(short_names(name)), json_=json_)
 
 
 @command_at_place(topics, "create")
@@ -81,7 +70,7 @@ def create_topic(
     """
     with store.opened(writes=True) as there:
         created = there.create_topic(topic)
-    answer({"created": created}, "created" if created else "it is there already", json_=json_)
+    output.answer({"created": created}, "created" if created else "it is there already", json_=json_)
 
 
 @command_at_place(topics, "delete")
@@ -99,7 +88,7 @@ def delete_topic(
     """
     with store.opened(writes=True) as there:
         there.delete_topic(topic, force)
-    answer({"deleted": True}, "deleted", json_=json_)
+    output.answer({"deleted": True}, "deleted", json_=json_)
 
 
 @command_at_place(subscriptions, "list")
@@ -116,7 +105,7 @@ def list_subscriptions(
     """
     with store.opened() as there:
         for name in there.subscriptions(topic):
-            answer(name, printable(name), json_=json_)
+            output.answer(name, output.printable(name), json_=json_)
 
 
 @command_at_place(subscriptions, "create")
@@ -135,7 +124,7 @@ def create_subscription(
     """
     with store.opened(writes=True) as there:
         created = there.create_subscription(topic, subscription, position.value)
-    answer({"created": created}, "created" if created else "it is there already", json_=json_)
+    output.answer({"created": created}, "created" if created else "it is there already", json_=json_)
 
 
 @command_at_place(subscriptions, "delete")
@@ -153,7 +142,7 @@ def delete_subscription(
     """
     with store.opened(writes=True) as there:
         there.delete_subscription(topic, subscription)
-    answer({"deleted": True}, "deleted", json_=json_)
+    output.answer({"deleted": True}, "deleted", json_=json_)
 
 
 app = typer.Typer()
@@ -204,7 +193,7 @@ def receive(
     with asked(store, writes=True) as opened:
         attached = opened.subscribe(topic, subscription, type_.value, create)
         if attached["created"]:
-            say(f"subscription {subscription!r} of {short_names(attached['topic'])} is new")
+            output.say(f"subscription {subscription!r} of {short_names(attached['topic'])} is new")
         deadline = None if seconds is None else time.monotonic() + seconds
         while received < max_:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -212,14 +201,14 @@ def receive(
             if not batch:
                 break
             for message in batch:
-                answer(message_json(message), message_line(message), json_=json_)
+                output.answer(output.message_json(message), output.message_line(message), json_=json_)
             sys.stdout.flush()
             received += len(batch)
             if ack:
                 opened.ack([message.position for message in batch])
         opened.leave()
     if received < max_:
-        say(f"{received} of {max_} messages were due in time")
+        output.say(f"{received} of {max_} messages were due in time")
 
 
 @command_at_place(app, "peek")
@@ -238,7 +227,7 @@ def peek(
     """
     with store.opened() as there:
         for message in there.peek(topic, subscription, max_):
-            answer(message_json(message), message_line(message), json_=json_)
+            output.answer(output.message_json(message), output.message_line(message), json_=json_)
 
 
 @command_at_place(app, "seek")
@@ -272,7 +261,7 @@ def seek(
     with store.opened(writes=True) as there:
         position = there.seek(topic, subscription, target)
     shown = None if position is None else str(position)  # None: a server does not say
-    answer({"position": shown}, "moved" if shown is None else f"at {shown}", json_=json_)
+    output.answer({"position": shown}, "moved" if shown is None else f"at {shown}", json_=json_)
 
 
 @command_at_place(app, "skip")
@@ -291,7 +280,7 @@ def skip(
     """
     with store.opened(writes=True) as there:
         count = there.skip(topic, subscription, max_)
-    answer({"skipped": count}, "skipped" if count is None else f"skipped: {count}", json_=json_)
+    output.answer({"skipped": count}, "skipped" if count is None else f"skipped: {count}", json_=json_)
 
 
 @command_at_place(app, "expire")
@@ -311,7 +300,7 @@ def expire(
     seconds = duration_seconds("--older-than", older_than)
     with store.opened(writes=True) as there:
         count = there.expire(topic, subscription, seconds)
-    answer({"expired": count}, "expired" if count is None else f"expired: {count}", json_=json_)
+    output.answer({"expired": count}, "expired" if count is None else f"expired: {count}", json_=json_)
 
 
 @app.command()
@@ -336,7 +325,7 @@ def pause(
     with asked(store, writes=True) as opened:
         until_ms = opened.pause(topic, subscription, until_ms, seconds)
     line = "paused" if until_ms is None else f"paused until {iso_time(until_ms)}"
-    answer({"paused": True, "paused_until_ms": until_ms}, line, json_=json_)
+    output.answer({"paused": True, "paused_until_ms": until_ms}, line, json_=json_)
 
 
 @app.command()
@@ -349,7 +338,7 @@ def resume(store: Store, topic: TopicName, subscription: SubscriptionName, json_
     """
     with asked(store, writes=True) as opened:
         opened.resume(topic, subscription)
-    answer({"paused": False}, "resumed", json_=json_)
+    output.answer({"paused": False}, "resumed", json_=json_)
 
 
 dead_letters = typer.Typer(
@@ -389,7 +378,7 @@ def list_(
     with asked(store, writes=False) as opened:
         found = list(opened.ask("dead_letters", _filters(letters)))
     if json_:
-        write_json_lines(_fields(letter) for letter in found)
+        output.write_json_lines(_fields(letter) for letter in found)
         return
     rows = [
         (
@@ -399,11 +388,11 @@ def list_(
             f"{letter['reason']} ({letter['attempts']} attempts)",
             iso_time(letter["first_ms"]),
             iso_time(letter["last_ms"]),
-            preview(payload_of(letter)),
+            output.preview(output.payload_of(letter)),
         )
         for letter in found
     ]
-    write_table("dead letters", ["id", "topic", "subscription", "reason", "first", "last", "payload"], rows)
+    output.write_table("dead letters", ["id", "topic", "subscription", "reason", "first", "last", "payload"], rows)
 
 
 @dead_letters.command()
@@ -435,7 +424,7 @@ def export(
             with suppress(OSError):
                 file.unlink()
             raise
-    answer({"exported": count}, f"exported: {count}", json_=json_)
+    output.answer({"exported": count}, f"exported: {count}", json_=json_)
 
 
 @dead_letters.command()
@@ -458,7 +447,7 @@ def requeue(
     wanted = {"delay": duration_seconds("--after", delay), "ids": _chosen(ids or [], all_), **filters}
     with asked(store, writes=True) as opened:
         count = opened.requeue_dead_letters(**wanted)
-    answer({"requeued": count}, f"requeued: {count}", json_=json_)
+    output.answer({"requeued": count}, f"requeued: {count}", json_=json_)
 
 
 @dead_letters.command()
@@ -479,7 +468,7 @@ def purge(
     wanted = {"ids": _chosen(ids or [], all_), **_filters(letters)}
     with asked(store, writes=True) as opened:
         count = opened.purge_dead_letters(**wanted)
-    answer({"purged": count}, f"purged: {count}", json_=json_)
+    output.answer({"purged": count}, f"purged: {count}", json_=json_)
 
 
 def _filters(letters: Given) -> dict[str, Any]:
@@ -496,4 +485,4 @@ def _chosen(ids: list[str], all_: bool) -> list[str] | None:
 
 def _fields(letter: Mapping[str, Any]) -> dict[str, Any]:
     others = {name: value for name, value in letter.items() if name != "payload"}
-    return {**others, **payload_fields(payload_of(letter))}
+    return {**others, **output.payload_fields(output.payload_of(letter))}

@@ -16,19 +16,7 @@ import typer
 
 from ...store.duration import duration_ms, duration_seconds
 from ...store.errors import InvalidArgument, short_names
-from ..output import (
-    answer,
-    message_json,
-    payload_fields,
-    payload_of,
-    preview,
-    printable,
-    say,
-    write_json,
-    write_json_lines,
-    write_line,
-    write_table,
-)
+from .. import output
 from ..values import iso_time, properties_of, time_ms, time_range_ms
 from .options import Create, Json, Store, TopicName, argument, option
 from .place import Place, asked, command_at_place
@@ -99,7 +87,7 @@ def send(
     unread = "now" if at is None and after is None else "as asked"  # stored, and could not be read back
     due = unread if sent["due_ms"] is None else iso_time(sent["due_ms"])
     found = "" if sent["stored"] else "  (it was there: nothing is sent)"
-    answer(sent, f"{sent['message_id']}  due {due}{found}", json_=json_)
+    output.answer(sent, f"{sent['message_id']}  due {due}{found}", json_=json_)
 
 
 @app.command()
@@ -136,7 +124,7 @@ def tx(
         results = opened.transaction(operations)
     names = [each["operation"] for each in operations]
     rows = [{"operation": name, "result": result} for name, result in zip(names, results, strict=True)]
-    _show(rows, [f"{each['operation']}  {printable(str(each['result']))}" for each in rows], json_)
+    _show(rows, [f"{each['operation']}  {output.printable(str(each['result']))}" for each in rows], json_)
 
 
 def _operation(line: bytes) -> dict[str, Any]:
@@ -193,16 +181,16 @@ def scheduled(
     shown = found[:limit]
     if json_:
         for message in shown:
-            write_json(message_json(message))
+            output.write_json(output.message_json(message))
     else:
         columns = ("message id", "due", "key", "dedup key", "payload")
         cells = [
-            (str(each.message_id), iso_time(each.due_ms), each.key, each.dedup_key, preview(each.payload))
+            (str(each.message_id), iso_time(each.due_ms), each.key, each.dedup_key, output.preview(each.payload))
             for each in shown
         ]
-        write_table(f"scheduled messages: {len(shown):,}", columns, cells)
+        output.write_table(f"scheduled messages: {len(shown):,}", columns, cells)
     if len(found) > limit:
-        say(f"there are more than {limit:,}; --limit shows more of them")
+        output.say(f"there are more than {limit:,}; --limit shows more of them")
 
 
 @app.command("count")
@@ -223,7 +211,7 @@ def count(
     start_ms, end_ms = time_range_ms("--from", start, "--until", end)
     with asked(store, writes=False) as opened:
         found = opened.count(topic, start_ms, end_ms, prefix)
-    answer({"count": found}, f"{found:,}", json_=json_)
+    output.answer({"count": found}, f"{found:,}", json_=json_)
 
 
 @command_at_place(app, "cancel")
@@ -257,7 +245,7 @@ def cancel(
             named, field = ids or [], "message_id"
             outcomes = there.cancel(topic, wanted)
     rows = [{field: each, "outcome": outcome} for each, outcome in zip(named, outcomes, strict=True)]
-    _show(rows, [f"{printable(each)}  {outcome}" for each, outcome in zip(named, outcomes, strict=True)], json_)
+    _show(rows, [f"{output.printable(each)}  {outcome}" for each, outcome in zip(named, outcomes, strict=True)], json_)
     if {"fired", "unknown"} & set(outcomes):
         raise typer.Exit(1)
 
@@ -310,9 +298,9 @@ def _id(text: str) -> MessageId:
 
 def _show(rows: list[dict[str, str | None]] | list[dict[str, str]], lines: list[str], json_: bool) -> None:
     if json_:
-        write_json_lines(rows)
+        output.write_json_lines(rows)
     for line in lines if not json_ else ():
-        write_line(line)
+        output.write_line(line)
 
 
 schedules = typer.Typer(
@@ -392,7 +380,7 @@ def add(
         made = opened.ask("every", {"topic": topic, "name": name, **wanted})
     replaced = made["replaced"]
     line = _state(made) if replaced is None else f"{_state(made)}; it replaces: {_when(replaced)}"
-    answer(_fields(made), line, json_=json_)
+    output.answer(_fields(made), line, json_=json_)
 
 
 def _seconds(option: str, text: str) -> float:
@@ -428,7 +416,7 @@ def show(
     dues = list(itertools.islice(_upcoming(shown), next_))
     fields = to_json(shown)
     if json_:
-        write_json({**_fields(fields), "upcoming": [due._asdict() for due in dues]})
+        output.write_json({**_fields(fields), "upcoming": [due._asdict() for due in dues]})
         return
     rows: list[tuple[str, object]] = [
         ("recurs", _when(fields)),
@@ -440,12 +428,12 @@ def show(
         ),
         ("jitter", _length(shown.jitter_ms)),
         ("until", "-" if shown.until_ms is None else iso_time(shown.until_ms)),
-        ("payload", preview(shown.payload)),
+        ("payload", output.preview(shown.payload)),
         ("key", "-" if shown.key is None else shown.key),
         *(("property", f"{each}={value}") for each, value in shown.properties.items()),
     ]
-    write_table(f"{shown.name} of {short_names(shown.topic)}", ["what", "is"], rows)
-    write_table("next", ["of", "due"], [(iso_time(due.nominal_ms), iso_time(due.due_ms)) for due in dues])
+    output.write_table(f"{shown.name} of {short_names(shown.topic)}", ["what", "is"], rows)
+    output.write_table("next", ["of", "due"], [(iso_time(due.nominal_ms), iso_time(due.due_ms)) for due in dues])
 
 
 def _upcoming(schedule: Schedule) -> Iterator[Due]:
@@ -478,13 +466,13 @@ def list_(
     with asked(store, writes=False) as opened:
         found = list(opened.ask("schedules", {"topic": topic}))
     if json_:
-        write_json_lines(map(_fields, found))
+        output.write_json_lines(map(_fields, found))
         return
     rows = [
-        (short_names(each["topic"]), each["name"], _when(each), _state(each), preview(payload_of(each)))
+        (short_names(each["topic"]), each["name"], _when(each), _state(each), output.preview(output.payload_of(each)))
         for each in found
     ]
-    write_table("schedules", ["topic", "name", "recurs", "next", "payload"], rows)
+    output.write_table("schedules", ["topic", "name", "recurs", "next", "payload"], rows)
 
 
 def _when(schedule: Mapping[str, Any]) -> str:
@@ -507,7 +495,7 @@ def _fields(schedule: Mapping[str, Any]) -> dict[str, Any]:
     others = {name: value for name, value in schedule.items() if name not in ("payload", "next_id", "replaced")}
     return {
         **others,
-        **payload_fields(payload_of(schedule)),
+        **output.payload_fields(output.payload_of(schedule)),
         "next_id": schedule["next_id"],
         "replaced": None if schedule["replaced"] is None else _fields(schedule["replaced"]),
     }
@@ -525,7 +513,7 @@ def _add(action: str, help_: str) -> None:
             changed = opened.ask(f"{action}_schedule", {"topic": topic, "name": name})
         if changed is None:
             raise _unknown(topic, name)
-        answer(_fields(changed), _state(changed), json_=json_)
+        output.answer(_fields(changed), _state(changed), json_=json_)
 
     schedules.command(action, help=f"{help_}\n\n```\nduelog schedules {action} data reminders daily\n```")(change)
 
@@ -544,4 +532,4 @@ def remove_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> No
     """
     with asked(store, writes=True) as opened:
         removed = opened.remove_schedule(topic, name)
-    answer({"removed": removed}, "removed" if removed else "there is no such schedule", json_=json_)
+    output.answer({"removed": removed}, "removed" if removed else "there is no such schedule", json_=json_)

@@ -32,22 +32,9 @@ from ...survey.contents import read_logs
 from ...survey.withdrawals import Conditionals
 from ..store_check import check_store
 from ..values import stored_identity
+from . import repair_records as records
 from .repair_entries import WalRepair, mend_partition, reconcile, recount_references
 from .repair_files import Account, Place, RepairReport, describe, generations, put_back, require_main, rewrite_broken
-from .repair_records import (
-    PartitionLog,
-    drop_strangers,
-    mend_counters,
-    mend_cursors,
-    mend_frontiers,
-    mend_ledgers,
-    mend_logs,
-    mend_partitions,
-    mend_records,
-    mend_topics,
-    mend_withdrawals,
-    read_marked,
-)
 
 __all__ = ["RepairReport", "repair_store"]
 
@@ -100,19 +87,19 @@ class _Repair:
         rewrite_broken(path, path / "main", "main", about_main, account)
         with closing(Environment(path / "main", name="main")) as main:
             describe(main, about_main, account)
-            lost = account.write(main, mend_records, main.name, account)
+            lost = account.write(main, records.mend_records, main.name, account)
             wal = WalRepair(path, self._store_id, catalog.oldest_segment(main), account)
             wal.apply(main, MAIN)
             lost_in = {place: self._mend_generation(place, directory) for place, directory in generations(path)}
-            account.write(main, mend_topics, self._logs.values(), account)
-            account.write(main, mend_counters, self._logs, account)
-            account.write(main, mend_partitions, path, account)
+            account.write(main, records.mend_topics, self._logs.values(), account)
+            account.write(main, records.mend_counters, self._logs, account)
+            account.write(main, records.mend_partitions, path, account)
             self._name_logs(main, wal, lost_in)
-            account.write(main, mend_ledgers, lost, self._logs, account)
+            account.write(main, records.mend_ledgers, lost, self._logs, account)
             self._mend_fired(main, lost)
-            account.write(main, mend_cursors, lost, account)
-            account.write(main, drop_strangers, account)
-            account.write(main, mend_counters, self._logs, account)
+            account.write(main, records.mend_cursors, lost, account)
+            account.write(main, records.drop_strangers, account)
+            account.write(main, records.mend_counters, self._logs, account)
             self._mend_entries(main)
             account.write(main, recount_references, account)
             wal.end(main)
@@ -122,7 +109,7 @@ class _Repair:
         rewrite_broken(self._path, directory, _name(place.start_ms), self._about(place), self._account)
         with closing(Environment(directory, name=_name(place.start_ms))) as environment:
             describe(environment, self._about(place), self._account)
-            lost = self._account.write(environment, mend_records, environment.name, self._account)
+            lost = self._account.write(environment, records.mend_records, environment.name, self._account)
             with environment.read() as raw:
                 self._logs.update({ledger_id: topic_id for topic_id, ledger_id in read_logs(raw).items()})
         return lost
@@ -139,25 +126,27 @@ class _Repair:
             with self._open(start_ms) as environment:
                 wal.apply(environment, start_ms)
                 lost = lost_in.get(place, [])
-                here = self._account.write(main, mend_logs, environment, start_ms, lost, self._logs, self._account)
+                here = self._account.write(
+                    main, records.mend_logs, environment, start_ms, lost, self._logs, self._account
+                )
             self._of_partition[start_ms] = here
             self._logs.update({ledger_id: topic_id for topic_id, ledger_id in here.items()})
 
     def _mend_fired(self, main: Environment, lost: list[bytes]) -> None:
         account = self._account
         with main.read() as raw:
-            markers = read_marked(raw)
+            markers = records.read_marked(raw)
         conditionals = Conditionals()
         for start_ms, record in self._partitions.items():
             logs = self._of_partition[start_ms]
             with self._open(start_ms) as environment:
-                account.write(main, mend_frontiers, environment, start_ms, record, logs, lost, markers, account)
+                account.write(main, records.mend_frontiers, environment, start_ms, record, logs, lost, markers, account)
                 conditionals.add_all(environment, logs.values())
-        account.write(main, mend_withdrawals, lost, conditionals, markers, self._open_log, account)
+        account.write(main, records.mend_withdrawals, lost, conditionals, markers, self._open_log, account)
 
     def _mend_entries(self, main: Environment) -> None:
         with main.read() as raw:
-            markers = read_marked(raw)
+            markers = records.read_marked(raw)
         discarded: dict[int, BitMap] = {}
         for start_ms, logs in self._of_partition.items():
             with self._open(start_ms) as environment:
@@ -165,12 +154,12 @@ class _Repair:
         self._account.write(main, reconcile, discarded, self._open_log, self._account)
 
     @contextmanager
-    def _open_log(self, ledger_id: int) -> Iterator[PartitionLog | None]:
+    def _open_log(self, ledger_id: int) -> Iterator[records.PartitionLog | None]:
         for start_ms, logs in self._of_partition.items():
             for topic_id, log in logs.items():
                 if log == ledger_id:
                     with self._open(start_ms) as environment:
-                        yield PartitionLog(environment, topic_id, start_ms, ledger_id)
+                        yield records.PartitionLog(environment, topic_id, start_ms, ledger_id)
                     return
         yield None  # of a partition that is being deleted
 
