@@ -96,12 +96,15 @@ class World:
             store.topic("a").subscribe(SUBSCRIPTION, type="shared").close()
             store.update_policies(topic="local", replicated=False)
         self.machines = Machines(directory, URL, self.environment)
+        places = [f"duelog://{network.address(name)}:6700" for name in NAMES]
+        self.clients = Clients([*network.within("clients"), *module("tests.disaster.takeover_clients", *places)])
+
+    def begin(self) -> None:
+        """Begin the machines."""
         for name in NAMES:
-            self.machines.add(name, network.address(name), 6650, 6700, network.within(name))
+            self.machines.add(name, self.network.address(name), 6650, 6700, self.network.within(name))
             self.machines.wait(lambda: bool(self.machines.leader))
         self.machines.wait(self.machines.is_settled)
-        places = [place for _, place in self.machines.addresses.values()]
-        self.clients = Clients([*network.within("clients"), *module("tests.disaster.takeover_clients", *places)])
 
     def command(self, *words: object) -> Any:
         """Run a command of duelog where the bucket is in reach; its JSON."""
@@ -129,6 +132,7 @@ def world(places: Path) -> Iterator[World]:
         try:
             world = World(directory, network, bucket)
             try:
+                world.begin()
                 yield world
             finally:
                 world.close()

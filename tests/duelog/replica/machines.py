@@ -13,7 +13,7 @@ from queue import Empty, Queue
 
 from tests.tools.command_line import DUELOG
 
-WITHIN_S = 60
+WITHIN_S = 120
 SERVES, FOLLOWS = "is served at ", "this machine follows "
 
 
