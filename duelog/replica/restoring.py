@@ -257,8 +257,9 @@ class Restoring:
         for name in ("partitions", "staging", "trash", DIRECTORY):
             make_directory(path / name)
         for file in manifest.files:
-            directory = partition_path(path, file.start_ms, file.generation)
-            download(self._bucket, file, path / "main" if file.start_ms == MAIN_START else directory, self._has_read)
+            is_main = file.start_ms == MAIN_START
+            directory = path / "main" if is_main else partition_path(path, file.start_ms, file.generation)
+            download(self._bucket, file, directory, self._has_read)
         write_identity(path, Identity(self._store_id, self._partition_ms))
         self._number = self._recover_instant(self._log.more())
         self._apply_each(self._left)
