@@ -74,38 +74,28 @@ def test_ids_that_no_message_has_are_no_error(topic: Topic) -> None:
 # -- receiving and acknowledging ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.0, "1", True, None])
-def test_a_bad_number_of_messages_is_refused(reader: Subscription, count: Any) -> None:
-    """At least one."""
-    with pytest.raises(InvalidArgument, match="max_messages="):
-        reader.receive(count)
-
-
-@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, "1", True, 1e12, timedelta(seconds=-1)])
-def test_a_bad_time_to_wait_is_refused(reader: Subscription, seconds: Any) -> None:
-    """For the timeout of a receive and the delay of a nack."""
-    with pytest.raises(InvalidArgument, match="timeout="):
-        reader.receive(1, timeout=seconds)
-    with pytest.raises(InvalidArgument, match="delay="):
-        reader.nack(Position(1, 0), delay=seconds)
-
-
+TIMES = [-1, math.nan, math.inf, "1", True, 1e12, timedelta(seconds=-1)]
 NO_MESSAGES = [None, 5, "1:x", [None], [b"x"], (1, 0), [(1, 0)], (ReceivedMessages.of("t", "s", []), None)]
+REFUSED: list[tuple[str, list[Any], Callable[[Subscription, Any], object]]] = [
+    ("max_messages=", [0, -1, 1.0, "1", True, None], lambda reader, value: reader.receive(value)),
+    ("timeout=", TIMES, lambda reader, value: reader.receive(1, timeout=value)),
+    ("delay=", TIMES, lambda reader, value: reader.nack(Position(1, 0), delay=value)),
+    ("messages=", NO_MESSAGES, lambda reader, value: reader.ack(value)),
+    ("messages=", NO_MESSAGES, lambda reader, value: reader.ack_cumulative(value)),
+    ("messages=", NO_MESSAGES, lambda reader, value: reader.nack(value)),
+    ("messages=", NO_MESSAGES, lambda reader, value: reader.extend(value)),
+    ("one message", [[], [Position(1, 0), Position(1, 1)]], lambda reader, value: reader.ack_cumulative(value)),
+]
 
 
-@pytest.mark.parametrize("what", NO_MESSAGES, ids=repr)
-def test_what_is_no_message_cannot_be_acknowledged(reader: Subscription, what: Any) -> None:
-    """Neither one by one nor cumulatively."""
-    for use in (reader.ack, reader.ack_cumulative, reader.nack, reader.extend):
-        with pytest.raises(InvalidArgument, match="messages="):
-            use(what)
-
-
-@pytest.mark.parametrize("what", [[], [Position(1, 0), Position(1, 1)]], ids=repr)
-def test_a_cumulative_acknowledgement_is_of_one_message(reader: Subscription, what: Any) -> None:
-    """None, or several, is refused."""
-    with pytest.raises(InvalidArgument, match="one message"):
-        reader.ack_cumulative(what)
+@pytest.mark.parametrize(("said", "values", "use"), REFUSED)
+def test_a_bad_argument_of_a_consumer_is_refused(
+    reader: Subscription, said: str, values: list[Any], use: Callable[[Subscription, Any], object]
+) -> None:
+    """By its name; none or several messages are not acknowledged cumulatively."""
+    for value in values:
+        with pytest.raises(InvalidArgument, match=said):
+            use(reader, value)
 
 
 @pytest.mark.parametrize("position", [Position(10**9, 0), Position(1, 10**6)])

@@ -31,51 +31,6 @@ def store(tmp_path: Path) -> Iterator[DelayedStore]:
         yield opened
 
 
-def test_a_connected_worker_runs_retries_buries_and_stops(store: DelayedStore) -> None:
-    """As one of an open store: its attempts are counted, its last error is the dead letter's reason."""
-    worker, seen, done = Worker(store.path, connect=True), list[tuple[bytes, int]](), threading.Event()
-
-    @worker.task("t", retries=1, backoff=0.01)
-    def handle(message: TaskMessage) -> None:
-        seen.append((message.payload, message.retries))
-        if message.payload == b"bad":
-            raise ValueError("no")
-        done.set()
-
-    for payload in (b"bad", b"good"):
-        store.topic("t").send(payload)
-    with worker:
-        assert done.wait(WAIT_S)
-        dead = store.topic("t").subscription("worker")
-        for _ in range(WAIT_S * 200):
-            if dead.stats().dead_lettered:
-                break
-            threading.Event().wait(0.005)
-    assert sorted(seen) == [(b"bad", 0), (b"bad", 1), (b"good", 0)]
-    (letter,) = store.dead_letters()
-    assert (letter.payload, letter.reason, letter.attempts) == (b"bad", "ValueError: no", 2)
-    assert store.topic("t").subscription("worker").stats().backlog == 0
-
-
-def test_a_coroutine_and_a_transaction_of_a_connected_worker(store: DelayedStore) -> None:
-    """The message is acknowledged with what it sends on."""
-    worker, moved = Worker(duelog.connect(store.path)), threading.Event()
-
-    @worker.task("a")
-    async def move(message: TaskMessage) -> None:
-        with message.transaction() as transaction:
-            transaction.send("b", message.payload)
-
-    @worker.task("b")
-    def end(message: TaskMessage) -> None:
-        moved.set()
-
-    store.topic("a").send(b"x")
-    with worker:
-        assert moved.wait(WAIT_S)
-    assert [store.topic(name).subscription("worker").stats().backlog for name in "ab"] == [0, 0]
-
-
 def test_what_a_connected_worker_runs_is_told_by_the_process_that_has_the_store_open(store: DelayedStore) -> None:
     """Who it is, what runs, what failed; gone with its connection; a pause reaches it, and is kept without it."""
     connection = duelog.connect(store.path)

@@ -67,22 +67,6 @@ def test_a_function_runs_with_the_arguments_that_were_sent(store: DelayedStore, 
     assert (remind.cancel_key("bill-7"), remind.cancel_key("bill-7")) == (True, False)
 
 
-def test_a_coroutine_and_a_schedule_have_arguments_too(store: DelayedStore) -> None:
-    """The payload of each occurrence has them."""
-    worker, done = Worker(store), threading.Event()
-
-    @worker.task("t")
-    async def remind(user: int) -> None:
-        assert user == 7
-        done.set()
-
-    schedule = remind.every("hourly", cron="@hourly", user=7)
-    assert schedule.payload == b'{"user":7}'
-    remind.send(7)
-    with worker:
-        assert done.wait(WAIT_S)
-
-
 @pytest.mark.parametrize(
     ("arguments", "field", "said"),
     [

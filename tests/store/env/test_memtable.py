@@ -53,6 +53,7 @@ from duelog.store.log.scan import RunFinder, runs
 from duelog.store.wal.segment import Row
 from duelog.store.wal.write_batch import WriteBatch, add_row
 from tests.conftest import present
+from tests.proof import length
 from tests.store.commits import raw_value
 
 LIMITS = RunLimits(entries=6, bytes=4_096)
@@ -416,9 +417,10 @@ class Views(RuleBasedStateMachine):
 
 
 Views.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestViews = Views.TestCase
+    max_examples=length("DUELOG_VIEWS", 60, 300), stateful_step_count=25, deadline=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+TestViews = pytest.mark.series(Views.TestCase)
 
 
 def test_bits_are_changed_of_the_copy_where_the_record_is_damaged(opened: Environment, memtable: Memtable) -> None:
@@ -437,7 +439,8 @@ CHANGES = st.tuples(SOME, SOME).map(lambda both: BitChange(both[0], both[1] - bo
 STEPS = CHANGES | st.sampled_from(("delete", "apply", "crash")) | SOME.filter(bool).map(lambda bits: bits.serialize())
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_VIEWS", 60, 300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=12))
 def test_bits_that_are_changed_are_those_of_a_set(steps: list[Any]) -> None:
     """Whatever was written whole, deleted or applied between; by key, in a scan, in a group, and after a replay."""

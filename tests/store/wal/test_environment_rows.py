@@ -19,6 +19,7 @@ from duelog.store.env.memtable import LedgerRuns
 from duelog.store.wal.environment_rows import rows_by_environment
 from duelog.store.wal.segment import MAIN, SEVERAL, Group, GroupContent, Row, RowKind, Segment, place_of, read_segment
 from duelog.store.wal.write_batch import single_rows
+from tests.proof import length
 from tests.store.wal.segments import STORE_ID
 
 Found = dict[int, tuple[list[tuple[int, Row]], dict[int, list[tuple[int, bytes]]]]]
@@ -101,7 +102,8 @@ ROWS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_ROWS", 50, 200), deadline=None)
 @given(plan=st.lists(st.lists(ROWS, min_size=1, max_size=4), max_size=6), applied=st.integers(-1, 6))
 def test_rows_of_each_environment_are_found_in_order(plan: list[list[tuple[str, object, int]]], applied: int) -> None:
     """Runs by ledger, those of batches among them, and all other rows; of the groups after a place alone."""

@@ -17,6 +17,7 @@ from duelog.store.wal import wal_reader
 from duelog.store.wal.segment import Group, GroupContent, Segment
 from duelog.store.wal.wal_reader import WalContent, flush_wal, read_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
+from tests.proof import length
 from tests.store.wal.segments import SIZE, STORE_ID, Disk, row, through_page_cache
 
 STEPS = ("append", "append", "append", "append unflushed", "append unflushed", "flush", "next", "next and release",
@@ -179,7 +180,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, steps: list[str], seed: int) -
             machine.log.close()
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.mark.series
+@settings(max_examples=length("DUELOG_LOG_CUTS", 30, 150), deadline=None)
 @given(steps=st.lists(st.sampled_from(STEPS), min_size=1, max_size=25), seed=st.integers(0, 1 << 30))
 def test_a_power_cut_leaves_a_prefix_with_every_group_that_was_flushed(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], seed: int
