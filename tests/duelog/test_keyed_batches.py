@@ -309,34 +309,31 @@ def test_a_policy_has_no_say_in_what_keys_of_a_batch_hold_back(store: DelayedSto
     assert sorted(topic.keys()) == ["k", "l"]
 
 
+BAD_KEYS: list[tuple[dict[str, Any], str]] = [
+    ({"dedup_key": ""}, "dedup_key"),
+    ({"dedup_key": 17}, "dedup_key"),
+    ({"dedup_key": "k" * 257}, "dedup_key"),
+    ({"dedup_key": "\ud800"}, "dedup_key"),
+    ({"dedup_for": 10}, "dedup_for"),
+    ({"replace": True}, "replace"),
+    ({"dedup_key": "k", "dedup_for": -1}, "dedup_for"),
+    ({"dedup_key": "k", "dedup_for": "10"}, "dedup_for"),
+]
+
+
 @pytest.mark.inside
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"dedup_key": ""}, "dedup_key"),
-        ({"dedup_key": 17}, "dedup_key"),
-        ({"dedup_key": "k" * 257}, "dedup_key"),
-        ({"dedup_key": "\ud800"}, "dedup_key"),
-        ({"dedup_for": 10}, "dedup_for"),
-        ({"replace": True}, "replace"),
-        ({"dedup_key": "k", "dedup_for": -1}, "dedup_for"),
-        ({"dedup_key": "k", "dedup_for": "10"}, "dedup_for"),
-    ],
-    ids=str,
-)
-def test_a_key_that_cannot_be_taken_is_refused_by_name(
-    store: DelayedStore, arguments: dict[str, Any], field: str
-) -> None:
+def test_a_key_that_cannot_be_taken_is_refused_by_name(store: DelayedStore) -> None:
     """Nothing is stored, whichever way it is sent, and the topic has not come into being."""
-    with pytest.raises(InvalidMessage) as caught:
-        store.send_batch([("t", Message(b"x")), ("t", Message(b"x", **arguments))])
-    assert caught.value.field == f"messages[1].{field}"
-    topic = store.topic("t")
-    ways: list[Callable[..., object]] = [topic.send, topic.send_async, partial(topic.put, done=print)]
-    for way in ways:
-        with pytest.raises(InvalidArgument) as refused:
-            way(b"x", **arguments)
-        assert refused.value.field == field
+    for arguments, field in BAD_KEYS:
+        with pytest.raises(InvalidMessage) as caught:
+            store.send_batch([("t", Message(b"x")), ("t", Message(b"x", **arguments))])
+        assert caught.value.field == f"messages[1].{field}"
+        topic = store.topic("t")
+        ways: list[Callable[..., object]] = [topic.send, topic.send_async, partial(topic.put, done=print)]
+        for way in ways:
+            with pytest.raises(InvalidArgument) as refused:
+                way(b"x", **arguments)
+            assert refused.value.field == field
     assert not store.topic("t").exists()
 
 

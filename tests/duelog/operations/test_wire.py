@@ -243,66 +243,66 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
 # -- what is asked ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "said"),
-    [
-        ("backup", {"dest": "/tmp/x"}, "operation='backup': expected one of ack, calendar, cancel"),
-        ("close", {}, "operation='close'"),
-        ("_store", {}, "operation='_store'"),
-        ("tick", {"path": "/"}, "unexpected keyword argument 'path'"),
-        ("send", {"topic": "t"}, "missing a required argument: 'payload'"),
-        ("send", {"topic": "t", "payload": ""}, "TOPIC='t': there is no such topic"),
-        ("send", {"topic": "t", "payload": "#", "create": True}, "payload='#': expected base64"),
-        ("send", {"topic": 1, "payload": ""}, "topic=1: expected a str"),
-        ("cancel", {"topic": "t", "ids": "1:1"}, "ids='1:1': expected a list"),
-        ("topics", {"namespace": 1}, "namespace=1: expected a str"),
-        ("update_policies", {"values": {"self": 1}}, "policy='self': expected one of active"),
-        ("seek", {"topic": "t", "subscription": "s", "to": {"due_ms": []}}, "to={'due_ms': []}"),
-        ("receive", {}, "subscribe first"),
-        ("purge_dead_letters", {"ids": "1:1"}, "ids='1:1': expected a list"),
-        ("requeue_dead_letters", {"ids": [[]]}, "ID=[]: no dead letter has this id"),
-        ("requeue_dead_letters", {"delay": "1h"}, "delay='1h': expected seconds"),
-        ("send_messages", {"topic": "t", "messages": {}}, "messages={}: expected a list"),
-        ("send_messages", {"topic": "t", "messages": [{"payload": "", "ttl": 1}]}, "messages[0]="),
-        ("send_messages", {"topic": "t", "messages": [{"payload": 1}]}, "messages[0]: payload=1"),
-        ("keys", {"topic": "t", "prefix": 1}, "topic 't' does not exist"),
-        ("dead_letters", {"older_than": []}, "older_than=[]: expected seconds"),
-        ("every", {"topic": "t", "name": 1, "cron": "@daily", "create": True}, "schedule=1"),
-        ("Topic.send", {"payload": b"x"}, "target=[]: Topic.send has another"),
-        ("Topic.put", {}, "operation='Topic.put'"),
-        ("DelayedStore.tick", {}, "operation='DelayedStore.tick'"),
-        ("DelayedStore.stats", {"path": "/"}, "unexpected keyword argument 'path'"),
-        ("Subscription.ack", {}, "target=[]: Subscription.ack has another"),
-    ],
-)
+NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
+    ("backup", {"dest": "/tmp/x"}, "operation='backup': expected one of ack, calendar, cancel"),
+    ("close", {}, "operation='close'"),
+    ("_store", {}, "operation='_store'"),
+    ("tick", {"path": "/"}, "unexpected keyword argument 'path'"),
+    ("send", {"topic": "t"}, "missing a required argument: 'payload'"),
+    ("send", {"topic": "t", "payload": ""}, "TOPIC='t': there is no such topic"),
+    ("send", {"topic": "t", "payload": "#", "create": True}, "payload='#': expected base64"),
+    ("send", {"topic": 1, "payload": ""}, "topic=1: expected a str"),
+    ("cancel", {"topic": "t", "ids": "1:1"}, "ids='1:1': expected a list"),
+    ("topics", {"namespace": 1}, "namespace=1: expected a str"),
+    ("update_policies", {"values": {"self": 1}}, "policy='self': expected one of active"),
+    ("seek", {"topic": "t", "subscription": "s", "to": {"due_ms": []}}, "to={'due_ms': []}"),
+    ("receive", {}, "subscribe first"),
+    ("purge_dead_letters", {"ids": "1:1"}, "ids='1:1': expected a list"),
+    ("requeue_dead_letters", {"ids": [[]]}, "ID=[]: no dead letter has this id"),
+    ("requeue_dead_letters", {"delay": "1h"}, "delay='1h': expected seconds"),
+    ("send_messages", {"topic": "t", "messages": {}}, "messages={}: expected a list"),
+    ("send_messages", {"topic": "t", "messages": [{"payload": "", "ttl": 1}]}, "messages[0]="),
+    ("send_messages", {"topic": "t", "messages": [{"payload": 1}]}, "messages[0]: payload=1"),
+    ("keys", {"topic": "t", "prefix": 1}, "topic 't' does not exist"),
+    ("dead_letters", {"older_than": []}, "older_than=[]: expected seconds"),
+    ("every", {"topic": "t", "name": 1, "cron": "@daily", "create": True}, "schedule=1"),
+    ("Topic.send", {"payload": b"x"}, "target=[]: Topic.send has another"),
+    ("Topic.put", {}, "operation='Topic.put'"),
+    ("DelayedStore.tick", {}, "operation='DelayedStore.tick'"),
+    ("DelayedStore.stats", {"path": "/"}, "unexpected keyword argument 'path'"),
+    ("Subscription.ack", {}, "target=[]: Subscription.ack has another"),
+]
+
+
 def test_what_cannot_be_understood_is_answered_and_nothing_is_done(
-    store: DelayedStore, name: str, given: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+    store: DelayedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One error that names the field and the value; the connection goes on, and no error of duelog's own is logged."""
-    with raw(store.path) as connection:
-        number, kind, error = ask(connection, 7, name, [], [], given)
-        assert (number, kind) == (7, ERROR)
-        assert said in str(error)
-        assert ask(connection, 8, "figures", [], [], {})[2]["topics"] == 0
+    for name, named, said in NOT_UNDERSTOOD:
+        with raw(store.path) as connection:
+            number, kind, error = ask(connection, 7, name, [], [], named)
+            assert (number, kind) == (7, ERROR)
+            assert said in str(error)
+            assert ask(connection, 8, "figures", [], [], {})[2]["topics"] == 0
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"nonsense", b"\xc1", b"\x95\x00\xa4tick\x90\x90\x80", b"\x95\xa1a\xa4tick\x90\x90\x80", b"\x92\x01\x02",
-     b"\xdd\xff\xff\xff\xff", b"\x91" * 3_000, wire_values.pack([1, "tick", {}, [], {}])],
-)  # fmt: skip
-def test_a_frame_that_is_no_request_ends_its_connection(
-    store: DelayedStore, sent: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+NO_REQUESTS: list[bytes] = [
+    b"", b"nonsense", b"\xc1", b"\x95\x00\xa4tick\x90\x90\x80", b"\x95\xa1a\xa4tick\x90\x90\x80", b"\x92\x01\x02",
+    b"\xdd\xff\xff\xff\xff", b"\x91" * 3_000, wire_values.pack([1, "tick", {}, [], {}]),
+]  # fmt: skip
+
+
+def test_a_frame_that_is_no_request_ends_its_connection(store: DelayedStore, caplog: pytest.LogCaptureFixture) -> None:
     """The peer is told why; others go on, and nothing is logged."""
-    with raw(store.path) as connection, connect(store.path) as other:
-        connection.sendall(framed(sent))
-        number, kind, error = answer_of(connection)
-        assert (number, kind, type(error).__name__) == (0, ERROR, "InvalidArgument")
-        assert answer_of(connection) is None
-        assert other.ask("topics", {}) is not None
-    assert caplog.records == []
+    for sent in NO_REQUESTS:
+        with raw(store.path) as connection, connect(store.path) as other:
+            connection.sendall(framed(sent))
+            number, kind, error = answer_of(connection)
+            assert (number, kind, type(error).__name__) == (0, ERROR, "InvalidArgument")
+            assert answer_of(connection) is None
+            assert other.ask("topics", {}) is not None
+        assert caplog.records == []
 
 
 def test_figures_of_a_store_with_suspended_upkeep_are_told(

@@ -88,33 +88,31 @@ def test_nothing_is_no_group(store: DelayedStore) -> None:
     assert store.send_batch([]) == []
 
 
+WRONG: list[tuple[object, type[Exception], str]] = [
+    (("new", Message(b"x", deliver_at=1_000)), InvalidMessage, r"messages\[2\]\.deliver_at"),
+    (("new", Message("text")), InvalidMessage, r"messages\[2\]\.payload"),  # type: ignore[arg-type]
+    (("new", b"x"), InvalidMessage, r"messages\[2\]"),
+    (("a//b", Message(b"x")), InvalidArgument, "topic"),
+    ((7, Message(b"x")), InvalidArgument, r"messages\[2\]"),
+    (Message(b"x"), InvalidArgument, r"messages\[2\]"),
+    (("new", Message(b"x"), 1), InvalidArgument, r"messages\[2\]"),
+]
+
+
 @pytest.mark.usefixtures("unchanged")
-@pytest.mark.parametrize(
-    ("wrong", "error", "said"),
-    [
-        (("new", Message(b"x", deliver_at=1_000)), InvalidMessage, r"messages\[2\]\.deliver_at"),
-        (("new", Message("text")), InvalidMessage, r"messages\[2\]\.payload"),  # type: ignore[arg-type]
-        (("new", b"x"), InvalidMessage, r"messages\[2\]"),
-        (("a//b", Message(b"x")), InvalidArgument, "topic"),
-        ((7, Message(b"x")), InvalidArgument, r"messages\[2\]"),
-        (Message(b"x"), InvalidArgument, r"messages\[2\]"),
-        (("new", Message(b"x"), 1), InvalidArgument, r"messages\[2\]"),
-    ],
-)
-def test_all_are_checked_before_any_is_stored(
-    store: DelayedStore, wrong: object, error: type[Exception], said: str
-) -> None:
+def test_all_are_checked_before_any_is_stored(store: DelayedStore) -> None:
     """Not even a topic comes into being."""
-    with pytest.raises(error, match=said):
-        store.send_batch([("t", Message(b"1")), ("other", Message(b"2")), wrong])  # type: ignore[list-item]
+    for wrong, error, said in WRONG:
+        with pytest.raises(error, match=said):
+            store.send_batch([("t", Message(b"1")), ("other", Message(b"2")), wrong])  # type: ignore[list-item]
     assert not store.topic("other").exists()
 
 
-@pytest.mark.parametrize("messages", [Message(b"x"), "t", 3, None])
-def test_what_is_no_sequence_of_pairs_is_refused(store: DelayedStore, messages: object) -> None:
+def test_what_is_no_sequence_of_pairs_is_refused(store: DelayedStore) -> None:
     """By name."""
-    with pytest.raises(InvalidArgument, match="messages"):
-        store.send_batch(messages)  # type: ignore[arg-type]
+    for messages in (Message(b"x"), "t", 3, None):
+        with pytest.raises(InvalidArgument, match="messages"):
+            store.send_batch(messages)  # type: ignore[arg-type]
 
 
 def test_a_topic_of_another_store_is_refused(store: DelayedStore, open_store: OpenStore, tmp_path: Path) -> None:
