@@ -61,20 +61,20 @@ def test_a_worker_from_a_shell_runs_until_it_is_told_to_stop(program: Path, sour
         assert store.topic("reminders").subscription("mailer").stats().backlog == 0
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [
-        ("mails", "expected the form"),
-        ("mails:", "expected the form"),
-        ("../mails:worker", "expected the form"),
-        ("letters:worker", "no module 'letters'"),
-        ("mails.sub:worker", "no module 'mails.sub'"),
-        ("mails:nobody", "it is None"),
-        ("mails:other", "it is 5"),
-    ],
-)
-def test_what_is_no_worker_is_refused_in_one_line(program: Path, target: str, reason: str) -> None:
+NO_WORKERS: list[tuple[str, str]] = [
+    ("mails", "expected the form"),
+    ("mails:", "expected the form"),
+    ("../mails:worker", "expected the form"),
+    ("letters:worker", "no module 'letters'"),
+    ("mails.sub:worker", "no module 'mails.sub'"),
+    ("mails:nobody", "it is None"),
+    ("mails:other", "it is 5"),
+]
+
+
+def test_what_is_no_worker_is_refused_in_one_line(program: Path) -> None:
     """With status 2, the value and why."""
-    said = refused("worker", target)
-    assert re.fullmatch(rf"duelog: MODULE:WORKER='{re.escape(target)}': .*{re.escape(reason)}.*\n", said)
+    for target, reason in NO_WORKERS:
+        said = refused("worker", target)
+        assert re.fullmatch(rf"duelog: MODULE:WORKER='{re.escape(target)}': .*{re.escape(reason)}.*\n", said)
     assert "--log=" in refused("worker", "mails:worker", "--log", "loud")
