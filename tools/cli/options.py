@@ -37,7 +37,7 @@ def argument(metavar: str, text: str, **more: Any) -> Any:
 
 
 Store = Annotated[Path, argument("STORE", "Directory of the store.", show_default=False)]
-_STORES = "Directory of the store; or several, a glob in quotes, or a file with a placement table."
+_STORES = "Directory of the store, or URL of its copy; several, a glob in quotes, or a file with a placement table."
 Stores = Annotated[list[Path] | None, argument("[STORE]...", _STORES, show_default=False)]
 _TOPIC = "Topic: a name, tenant/namespace/name, or persistent://tenant/namespace/name."
 TopicName = Annotated[str, argument("TOPIC", _TOPIC, show_default=False)]

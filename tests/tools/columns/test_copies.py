@@ -186,7 +186,8 @@ def test_an_object_that_is_damaged_or_missing_is_named(copied: Copied, tmp_path:
 
 def test_what_is_no_copy_is_refused_and_credentials_are_not_shown(tmp_path: Path) -> None:
     """By every command that takes one; nothing is made."""
-    for command in (("audit",), ("compact",), ("export", tmp_path / "dest")):
+    made = tmp_path / "made"
+    for command in (("audit",), ("compact",), ("export", made), ("table", "pending", "-o", made / "pending.parquet")):
         name, *rest = command
         answer = run(name, f"file://{tmp_path / 'nothing'}", *rest)
         assert answer.exit_code == 2
@@ -195,4 +196,4 @@ def test_what_is_no_copy_is_refused_and_credentials_are_not_shown(tmp_path: Path
         assert answer.exit_code == 2
         assert "expected no credentials" in answer.stderr
         assert "not-to-be-shown" not in answer.stderr
-    assert not (tmp_path / "dest").exists()
+    assert not made.exists()
