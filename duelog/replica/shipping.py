@@ -692,7 +692,10 @@ class Shipping:
         try:
             self._bucket.append(made.seq, content)
         except AlreadyThere:
-            self._read_back(made, content)
+            if not self._read_back(made, content):  # S3 says so (409) where another creation was under way, and failed
+                raise ReplicaUnreachable(
+                    self._bucket.url, f"{log_name(made.seq)} was refused, and is not there"
+                ) from None
         except ReplicaUnreachable:
             if not self._read_back(made, content):
                 raise

@@ -9,7 +9,8 @@ from random import Random
 import obstore.store
 
 from duelog import Clock, DelayedStore, StoreConfig
-from duelog.replica.bucket import Bucket, Content
+from duelog.replica.bucket import Bucket, Content, log_name
+from duelog.replica.log_object import LogObject, crc_of, unpack
 from duelog.replica.restoring import Restored, restore
 from duelog.replica.shipping import Shipping
 from duelog.store.errors import ReplicaUnreachable
@@ -88,6 +89,21 @@ def ship(store: DelayedStore) -> None:
             continue
         return
     raise TimeoutError("nothing is shipped")
+
+
+def log_of(bucket: Bucket) -> list[LogObject]:
+    """The log, each object checked against the one before."""
+    found: list[LogObject] = []
+    crc = None
+    for seq in bucket.numbers():
+        content = present(bucket.read(seq))
+        made, _ = unpack(bucket.url, log_name(seq), content)
+        assert made.seq == seq
+        if found:
+            assert (made.begin, made.prev_crc, seq) == (found[-1].end, crc, found[-1].seq + 1)
+        found.append(made)
+        crc = crc_of(content)
+    return found
 
 
 def restored(bucket: Bucket, path: Path, *, at_ms: int | None = None, group: int | None = None) -> Restored:

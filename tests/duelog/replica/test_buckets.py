@@ -14,7 +14,8 @@ from duelog.replica.bucket import AlreadyThere, Bucket
 from duelog.replica.identity import probe
 from duelog.replica.manifest import read_manifest
 from tests.conftest import START_MS, in_threads, present
-from tests.duelog.replica.faulty import restored, ship
+from tests.duelog.replica.faulty import log_of, restored, ship
+from tests.duelog.replica.proxy import proxy
 from tests.duelog.replica.seaweed import KEYS, seaweed
 from tests.proof import length
 from tests.tools.command_line import json_of, ok, run
@@ -23,6 +24,7 @@ ATOMIC = ("directory", "memory", "weed")
 """Without moto's server, which looks and stores in two steps: the probe finds it out once in some hundred races."""
 
 ROUNDS = length("DUELOG_REPLICA_RACES", 5, 50)
+PUTS = length("DUELOG_REPLICA_PUTS", 60, 10_000)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,31 @@ def test_a_store_is_shipped_and_restored(bucket: Bucket, tmp_path: Path, monkeyp
     with DelayedStore.open(tmp_path / "restored", clock=clock) as again:
         assert list(again.check(deep=True)) == []
         assert again.stats().pending == 19
+
+
+@pytest.mark.series
+@pytest.mark.parametrize("server", ["moto", "weed"])
+def test_puts_that_a_network_and_a_server_have_go_wrong_put_each_group_into_the_log_once(
+    server: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group is missing, none is there twice. Before, a refusal with nothing there (409) counted as stored."""
+    target, url, places = request.getfixturevalue(server), f"s3://backups/{tmp_path.name}", set[int]()
+    monkeypatch.setattr("duelog.replica.shipping._RETRY_MS", 1)
+    with proxy(target, PUTS) as (address, proxied):
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL": address}.items():
+            monkeypatch.setenv(name, value)
+        with DelayedStore.open(tmp_path / "store", StoreConfig(replica=url), clock=ManualClock(START_MS)) as store:
+            while proxied.puts < PUTS:
+                store.topic("a").send(b"x", deliver_after=100)
+                places.add(present(store._engine.shipping)._the_source().next_place() - 1)
+                ship(store)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", target)
+    shipped = [group.position for each in log_of(Bucket(url)) for group in each.raw]
+    assert len(set(shipped)) == len(shipped)
+    assert places <= set(shipped)
+    restored(Bucket(url), tmp_path / "restored")
+    with DelayedStore.open(tmp_path / "restored", clock=ManualClock(START_MS)) as again:
+        assert again.stats().pending == len(places)
 
 
 @pytest.mark.parametrize("bucket", ATOMIC, indirect=True)

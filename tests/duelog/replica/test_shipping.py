@@ -16,34 +16,19 @@ from duelog.errors import ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnr
 from duelog.metrics import OF_REPLICA
 from duelog.replica import identity
 from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_url, log_name
-from duelog.replica.log_object import LogObject, crc_of, unpack
+from duelog.replica.log_object import unpack
 from duelog.replica.manifest import Manifest, read_manifest
 from duelog.replica.manifest_files import ManifestFiles
 from duelog.replica.shipping import Draft, Shipping
 from duelog.store.errors import ReplicaDamaged
 from duelog.tools.repair.repair_store import repair_store
 from tests.conftest import START_MS, OpenStore, present
-from tests.duelog.replica.faulty import URL, FaultyBucket, random_faults, restored, ship, shipping_of
+from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, random_faults, restored, ship, shipping_of
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
 
 CONFIG = StoreConfig(replica=URL, wal_bytes=24 << 10)
 PUTS = length("DUELOG_REPLICA_PUTS", 300, 10_000)
-
-
-def log_of(bucket: FaultyBucket) -> list[LogObject]:
-    """The log, each object checked against the one before."""
-    found: list[LogObject] = []
-    crc = None
-    for seq in bucket.numbers():
-        content = present(bucket.read(seq))
-        made, _ = unpack(URL, log_name(seq), content)
-        assert made.seq == seq
-        if found:
-            assert (made.begin, made.prev_crc, seq) == (found[-1].end, crc, found[-1].seq + 1)
-        found.append(made)
-        crc = crc_of(content)
-    return found
 
 
 def waiting(store: DelayedStore) -> set[bytes]:
