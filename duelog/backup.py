@@ -76,6 +76,7 @@ class PointInTime:
         """Generations still to be copied; None: not known yet."""
         self._unheld: DuelogError | None = None
         """Why a partition that was opened is not held."""
+        self.partition_count = 0
         self.taken_ms = 0
         """The store's time at the instant."""
         self.wal: list[Group] = []
@@ -125,7 +126,7 @@ class PointInTime:
         if self._engine.storage.read_only and generations - self._held.keys():
             self._hold_all()  # it has come, or has been replaced, since
             return False
-        self._left = generations
+        self._left, self.partition_count = generations, len(generations)
         oldest = self.main.raw.get(_WAL_KEY)
         self.oldest_segment = None if oldest is None else fmt.unpack_u64(fmt.unseal(_WAL_KEY, oldest))
         return True
@@ -178,7 +179,7 @@ class PointInTime:
     def partitions(self) -> Iterator[HeldPartition]:
         """Each partition there was, held until the next is asked for; those first that are held already.
 
-        Raises DamagedStore.
+        Without those that were vacant, which lie in the log. Raises DamagedStore.
         """
         if self._left is None:
             raise BrokenInvariant("the partitions of an instant are asked for before it is found")
@@ -188,7 +189,8 @@ class PointInTime:
                 generation = min(self._left)
                 self._open(generation)
             held = self._held[generation]
-            yield held
+            if not held.read.is_vacant:
+                yield held
             self._left.discard(generation)
             self._let_go(generation)
 
@@ -263,11 +265,9 @@ def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupRe
         make_directory(destination / name)
     files = _copy(engine.storage.main, point.main, destination / "main")
     point.main.release()
-    partitions = 0
     for partition, environment, read in point.partitions():
         target = partition_path(destination, partition.start_ms, 1).with_name(environment.path.name)
         files += _copy(environment, read, target)
-        partitions += 1
     if point.oldest_segment is not None:
         files += write_wal(destination, engine.storage.store_id, point.wal, point.oldest_segment)
     write_file(destination / "STORE", (engine.storage.path / "STORE").read_bytes())
@@ -276,7 +276,7 @@ def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupRe
     listed = {str(path.relative_to(destination)): describe(path) for path in files}
     manifest = {"format": fmt.FORMAT_VERSION, "store_id": engine.storage.store_id.hex(), "taken_ms": point.taken_ms}
     write_file(destination / MANIFEST, json.dumps({**manifest, "files": listed}, indent=1).encode() + b"\n")
-    return BackupResult(destination, partitions, sum(size for size, _ in listed.values()), point.taken_ms)
+    return BackupResult(destination, point.partition_count, sum(size for size, _ in listed.values()), point.taken_ms)
 
 
 def _copy(environment: Environment, read: HeldRead, target: Path) -> list[Path]:

@@ -8,8 +8,7 @@ next lease is on that one.
 Deliberately without appends, creation and removal: a read-only store does none of them.
 """
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from ..store.codec.format import PartitionState
@@ -22,9 +21,6 @@ from ..store.wal.followed_wal import FollowedWal
 from .partition import Partition
 from .partition_set import PartitionSet
 
-_REGISTERED_WITHIN_S = 60.0
-"""A directory that was renamed into place this long ago would be registered by now if its process lived."""
-
 
 class FollowedPartitionSet(PartitionSet):
     """The partitions of a store open read-only. Thread-safe."""
@@ -34,7 +30,7 @@ class FollowedPartitionSet(PartitionSet):
         super().__init__(path, main, config, store_id, Publication(), read_only=True)
         self._wal = wal
 
-    def load(self) -> None:
+    def load(self, registered: Set[int] = frozenset()) -> None:
         """Read the catalog. A missing directory is noticed when it is opened: it may just have been deleted."""
         with self._main.read() as raw:
             records = dict(catalog.partitions(raw))
@@ -77,13 +73,6 @@ class FollowedPartitionSet(PartitionSet):
             partition = super().get(start_ms)
         return partition
 
-    def unregistered(self) -> list[Path]:
-        """Directories that the catalog does not know, without any that may be about to be registered."""
-        directories = self._directories()
-        known = {partition.path.parent.name for partition in self}
-        unknown = [directory for directory in directories if directory.name not in known]
-        return [directory for directory in unknown if _age_s(directory) > _REGISTERED_WITHIN_S]
-
     def registered(self, partition: Partition) -> bool:
         """True while the catalog has the partition, and its deletion has not begun."""
         self.load()
@@ -111,11 +100,3 @@ class FollowedPartitionSet(PartitionSet):
                 surplus = [] if partition.leases else [partition]
                 partition.closing = partition.closing or bool(surplus)
         self._open.close_idle(surplus)
-
-
-def _age_s(path: Path) -> float:
-    """Seconds since the path was made or renamed; 0 if it is no longer there."""
-    try:
-        return time.time() - path.stat().st_ctime
-    except FileNotFoundError:
-        return 0.0

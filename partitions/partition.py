@@ -21,6 +21,7 @@ from ..store.codec.run import Int64s, Run, RunLimits, seal_run
 from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Publication, Reads
 from ..store.env.transaction import Staging, Transaction
+from ..store.env.vacant import VACANT
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.files.pages import read_few, refuse_broken
 from ..store.files.system_errors import explained
@@ -119,6 +120,10 @@ class Partition:
         self.generation = generation
         self.state = state
         self.name = f"partition {directory_name(start_ms)}"
+        self.vacant = False
+        """True until its directory is made (store/env/vacant.py), in the process that writes."""
+        self.register: Callable[[Transaction], None] | None = None
+        """The unit of work that registers it in the catalog; None: it is registered."""
         self.listener: Listener | None = None
         self.dues_read = 0
         """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
@@ -289,13 +294,15 @@ class Partition:
         return transaction.stage(log, self._stage).end
 
     def take(self, transaction: Transaction, log: PartitionLog, dues: Int64s) -> int:
-        """Return the first id of entries that are appended to a log; the first entry of a log registers it.
+        """Return the first id of entries that are appended to a log; its first entry registers it, and the partition.
 
         dues: when they fire; HELD of those that never do.
         """
         staged = transaction.stage(log, self._stage)
         first = staged.end
         if not log.registered and first == log.ledger.entries:
+            if self.register is not None:
+                self.register(transaction.main)
             transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
         staged.took(dues)
         return first
@@ -365,33 +372,37 @@ class Partition:
 
     @property
     def has_unapplied(self) -> bool:
-        """True while the write-ahead log has entries that are not applied yet."""
-        return bool(self.memtable)
+        """True while the write-ahead log has what a checkpoint stores: entries, or that the partition is there."""
+        return self.vacant or bool(self.memtable)
 
     def verify_pages(self) -> None:
-        """At its first opening, refuse a file that is missing or whose pages do not hold together.
+        """At its first opening, refuse a file whose pages do not hold together; one that is missing is not opened.
 
         Later ones are looked at as any environment that is opened (`pages.verify`). Raises DamagedStore.
         """
         if self._scanned != self.path:
             with explained(self.path):
                 if not (self.path / "data.mdb").is_file():
-                    raise DamagedStore(self.path, "is registered in the catalog, and is missing")
+                    return
             refuse_broken(self.path)
             self._scanned = self.path
 
     def verify_identity(self, store_id: bytes, environment: Environment | None = None) -> None:
         """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore.
 
-        environment: one that is attached next; None: the one in use.
+        environment: one that is attached next; None: the one in use. A vacant one says nothing of itself.
         """
-        self._verify_record(store_id, (environment or self.environment).get(fmt.PARTITION_INFO_KEY))
+        environment = environment or self.environment
+        if not environment.is_vacant:
+            self._verify_record(store_id, environment.get(fmt.PARTITION_INFO_KEY))
 
     def few_rows(self, store_id: bytes) -> Reads | None:
         """Read the few rows of a partition that is not open; None where there are many. Raises as `verify_identity`.
 
         None also where a run has more columns than were read of it, or is damaged.
         """
+        if self.vacant:
+            return VACANT.begin(buffers=True)
         few = read_few(self.path)
         if few is None:
             return None

@@ -4,15 +4,15 @@ A lease keeps a partition's environment open for reading or appending; without l
 recently used environment is closed once more than `max_open_partitions` are open. An append lease is
 refused by a partition that is closing or closed, and a partition closes only without append leases.
 
-A new partition is complete and durable before it has its name, and registered before it is used: its directory is built
-in staging/, which every open clears, renamed into place, and registered in the catalog, several by one commit. A crash
-before that leaves a directory that nothing refers to, which the next open removes.
+A new partition is registered by the group of the write-ahead log that has its first run, and known from then on. It is
+vacant (store/env/vacant.py) until the first commit of its environment makes its directory: built in staging/, which
+every open clears, and renamed into place, so that it is complete and durable when it has its name.
 """
 
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,11 +34,7 @@ from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
 from ..store.listener import Listeners, StoreListener, call_supplied
 from ..store.log import catalog
-from ..store.parallel_jobs import Jobs
 from .partition import Partition, partition_path
-
-_BUILDERS = 8
-"""Threads that make the directories of several partitions."""
 
 _LEDGER_BLOCK, _MOST_LEDGERS = 64, 4_096
 """Ledger ids reserved at once for partition logs, twice as many each time; what a crash leaves is never given out."""
@@ -68,9 +64,8 @@ class LedgerNumbers:
 def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:
     """Build a partition directory with an empty first generation, under `target` in the directory of the store.
 
-    REQUIRES: the catalog does not name it. What is there already was left by a creation whose registration failed:
-    nothing in it was acknowledged. Raises StoreFull, StoreUnavailable, OSError; then nothing is left, or what the next
-    opening removes.
+    REQUIRES: the partition is vacant, so that what is there already has nothing that the log has not. Raises StoreFull,
+    StoreUnavailable, OSError; then nothing is left, or what the next opening removes.
     """
     staged = store / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
     staged.mkdir()  # what is in it is made durable, its place in staging/ need not be
@@ -206,8 +201,9 @@ class PartitionSet:
         self._publication = publication
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._creating = threading.Lock()
         self._partitions: SortedDict[int, Partition] = SortedDict()
+        self._coming: dict[int, Partition] = {}
+        """Partitions with append leases, until a group registers them."""
         self.by_ledger: dict[int, Partition] = {}
         """Where logs were found last, by ledger id; a hint, which may be outdated."""
         self.max_open = config.max_open_partitions
@@ -218,26 +214,37 @@ class PartitionSet:
         self.before_commit: Callable[[], None] | None = None
         """Called by each environment before it commits."""
 
-    def load(self) -> None:
-        """Read the catalog. Raises DamagedStore naming a registered partition whose directory is missing.
+    def load(self, registered: Set[int] = frozenset()) -> None:
+        """Read the catalog. Raises DamagedStore naming a partition whose directory is missing, and that is not vacant.
 
-        Partitions whose deletion is recorded are left out: opening finishes that.
+        registered: the partitions whose registration is in the write-ahead log. Those whose deletion is recorded are
+        left out: opening finishes that.
         """
         with self._main.read() as raw:
             records = catalog.partitions(raw)
         for start_ms, record in records:
             if record.state is PartitionState.DELETING:
                 continue
-            partition = self._new(start_ms, record.end_ms, record.generation, record.state)
-            if not (partition.path / "data.mdb").is_file():
+            vacant = not (partition_path(self._path, start_ms, record.generation) / "data.mdb").is_file()
+            partition = self._new(start_ms, record.end_ms, record.generation, record.state, vacant=vacant)
+            if vacant and start_ms not in registered:
                 raise DamagedStore(partition.path, "is registered in the catalog, and is missing")
             self._partitions[start_ms] = partition
 
-    def _new(self, start_ms: int, end_ms: int, generation: int, state: PartitionState) -> Partition:
+    def _new(
+        self, start_ms: int, end_ms: int, generation: int, state: PartitionState, *, vacant: bool = False
+    ) -> Partition:
         path = partition_path(self._path, start_ms, generation)
-        limits = RunLimits(self._config.run_entries, self._config.run_bytes)
-        memtable = Memtable(self._publication, limits, path if self._config.sets_bodies_apart else None)
-        return Partition(path, start_ms, end_ms, generation, state, memtable)
+        memtable = Memtable(self._publication, RunLimits(self._config.run_entries, self._config.run_bytes))
+        partition = Partition(path, start_ms, end_ms, generation, state, memtable)
+        partition.vacant = vacant
+        self._set_apart(partition)
+        return partition
+
+    def _set_apart(self, partition: Partition) -> None:
+        """Have the bodies of large runs lie beside the environment, where it has a directory."""
+        if self._config.sets_bodies_apart and not partition.vacant:
+            partition.memtable.directory = partition.path
 
     def __iter__(self) -> Iterator[Partition]:
         with self._lock:
@@ -252,12 +259,9 @@ class PartitionSet:
 
     def unregistered(self) -> list[Path]:
         """Directories of partitions that the catalog does not know: a crash left them."""
-        with self._creating:
-            known = {partition.path.parent.name for partition in self}
-            return [directory for directory in self._directories() if directory.name not in known]
-
-    def _directories(self) -> list[Path]:
-        return sorted((self._path / "partitions").glob("*"))
+        directories = sorted((self._path / "partitions").glob("*"))  # of those that are registered by now
+        known = {partition.path.parent.name for partition in self}
+        return [directory for directory in directories if directory.name not in known]
 
     def open_count(self) -> int:
         return len(self._open)
@@ -352,13 +356,13 @@ class PartitionSet:
         if surplus:
             self._open.close_idle(surplus)
 
-    def begin_append(self, start_ms: int, now_ms: int, topic_id: int | None = None) -> Partition | None:
-        """Lease a partition to append to until `end_append`, created when missing; None when it is closed.
+    def begin_append(self, start_ms: int, now_ms: int, topic_id: int) -> Partition | None:
+        """Lease a partition to append to until `end_append`, a new one when missing; None when it is closed.
 
-        topic_id: given, the environment is opened only where the end of the topic's log is not known.
+        The environment is opened only where the end of the topic's log is not known.
         """
         partition = self._partitions.get(start_ms)
-        if partition is not None and topic_id is not None:
+        if partition is not None:
             partition.refuse_failed()
             with self._lock:  # with which logs are forgotten
                 is_open = not self._closed and partition.state is PartitionState.OPEN
@@ -369,18 +373,15 @@ class PartitionSet:
                 if not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
                     partition.stop_evicting()
                 return partition
-        return self.begin_appends([start_ms], now_ms, None if topic_id is None else [(topic_id,)])[0]
+        return self.begin_appends([start_ms], now_ms, [(topic_id,)])[0]
 
     def begin_appends(
-        self, starts: Sequence[int], now_ms: int, topic_ids: Sequence[Collection[int]] | None = None
+        self, starts: Sequence[int], now_ms: int, topic_ids: Sequence[Collection[int]]
     ) -> list[Partition | None]:
-        """Begin appends to many partitions, each of some topics; missing partitions are created together.
+        """Begin appends to many partitions, each of some topics.
 
         Raises StoreFailed for one whose environment has failed, with no lease given.
         """
-        missing = [start_ms for start_ms in starts if start_ms not in self._partitions]
-        if missing:
-            self._create(missing, now_ms)
         accepted: list[Partition | None] = []
         begun: list[Partition] = []
         needed: list[Partition] = []
@@ -389,15 +390,15 @@ class PartitionSet:
                 raise ClosedError("store")
             try:
                 for at, start_ms in enumerate(starts):
-                    partition = self._partitions.get(start_ms)
-                    if partition is None or partition.state is not PartitionState.OPEN:
+                    partition = self._partitions.get(start_ms) or self._coming_at(start_ms, now_ms)
+                    if partition.state is not PartitionState.OPEN:
                         accepted.append(None)
                         continue
                     partition.refuse_failed()
                     partition.leases += 1
                     partition.appenders += 1
                     accepted.append(partition)
-                    if (topic_ids is None or not partition.has_read(topic_ids[at])) and not self._open.use(partition):
+                    if not partition.has_read(topic_ids[at]) and not self._open.use(partition):
                         needed.append(partition)
                     if not partition.keeps_pages:
                         begun.append(partition)
@@ -429,6 +430,8 @@ class PartitionSet:
             if partition is not None:
                 partition.leases -= 1
                 partition.appenders -= 1
+                if partition.register is not None and not partition.appenders:
+                    self._coming.pop(partition.start_ms, None)
 
     def stop_appends(self, partition: Partition) -> bool:
         """Refuse append leases from now on; False, nothing changed, while there is one."""
@@ -461,6 +464,7 @@ class PartitionSet:
             memtable=partition.memtable,
             follow=self._follow(partition),
             before_commit=self.before_commit,
+            make=partial(self._make_directory, partition) if partition.vacant else None,
         )
         try:
             partition.verify_identity(self._store_id, environment)
@@ -500,58 +504,39 @@ class PartitionSet:
 
     # -- creation and removal ----------------------------------------------------------------------
 
-    def _create(self, starts: Sequence[int], now_ms: int) -> None:
-        """Create partitions that are missing: side by side on disk, and in the catalog by one commit.
+    def _coming_at(self, start_ms: int, now_ms: int) -> Partition:
+        """A new partition, which the first group that appends to it registers. REQUIRES: the lock."""
+        if (coming := self._coming.get(start_ms)) is not None:
+            return coming
+        partition = self._new(start_ms, start_ms + self._config.partition_ms, 1, PartitionState.OPEN, vacant=True)
+        partition.knows_logs = True
+        partition.register = partial(self._register, partition, now_ms)
+        self._coming[start_ms] = partition
+        return partition
 
-        No directory is removed that the catalog names, and none while a thread may be making it. Raises as
-        `build_partition`, StoreFailed; then nothing is left, or what the next opening removes.
-        """
-        with self._creating:
-            missing = [start_ms for start_ms in starts if start_ms not in self._partitions]
-            if not missing:
-                return
-            with self._main.read() as raw:  # an interrupt may have kept one that is registered from being known
-                records = [(start_ms, catalog.partition(raw, start_ms)) for start_ms in missing]
-            span_ms = self._config.partition_ms
-            self._publish([self._new(at, each.end_ms, each.generation, each.state) for at, each in records if each])
-            made = [self._new(at, at + span_ms, 1, PartitionState.OPEN) for at, each in records if each is None]
-            if not made:
-                return
+    def _register(self, partition: Partition, now_ms: int, transaction: Transaction) -> None:
+        """The unit of work that registers a partition; the second of a group does nothing."""
+        key = fmt.partition_key(partition.start_ms)
+        if transaction.get(key) is None:
+            record = PartitionRecord(partition.end_ms, partition.generation, partition.state, 0, now_ms)
+            transaction.put(key, record.pack())
+            transaction.after_commit(partial(self._registered, partition))
 
-            def register(transaction: Transaction) -> None:
-                for partition in made:
-                    record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
-                    transaction.put(fmt.partition_key(partition.start_ms), record.pack())
-                    partition.knows_logs = True
-
-            directories = Jobs([partial(self._build, partition) for partition in made])
-            try:
-                with explained(self._path):
-                    if len(made) > 1:
-                        directories.start(_BUILDERS)
-                    directories.finish()
-                self._main.write(register)
-            finally:
-                directories.cancel()
-                with self._main.read() as raw:
-                    registered = [each for each in made if raw.get(fmt.partition_key(each.start_ms)) is not None]
-                self._publish(registered)
-                if not registered and self._main.failed is None:  # else they may be in the catalog
-                    for partition in made:
-                        discard_tree(partition.path.parent)
-            reach("partition.registered")
-            for partition in made:
-                for listener in self._listeners:
-                    call_supplied(listener.partition_created, partition.start_ms)
-
-    def _build(self, partition: Partition) -> None:
-        target, map_bytes = partition.path.parent, self._config.map_bytes
-        build_partition(self._path, target, partition.start_ms, partition.end_ms, self._store_id, map_bytes)
-
-    def _publish(self, partitions: Sequence[Partition]) -> None:
-        """Have partitions that are registered be known; one step, which an interrupt finds undone or done."""
+    def _registered(self, partition: Partition) -> None:
         with self._lock:
-            self._partitions = SortedDict({**self._partitions, **{each.start_ms: each for each in partitions}})
+            self._coming.pop(partition.start_ms, None)
+            self._partitions[partition.start_ms] = partition
+            partition.register = None
+        for listener in self._listeners:
+            call_supplied(listener.partition_created, partition.start_ms)
+
+    def _make_directory(self, partition: Partition) -> None:
+        """Make the directory of a vacant partition."""
+        with explained(partition.path):
+            target, map_bytes = partition.path.parent, self._config.map_bytes
+            build_partition(self._path, target, partition.start_ms, partition.end_ms, self._store_id, map_bytes)
+        partition.vacant = False
+        self._set_apart(partition)
 
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while there is a lease.

@@ -5,9 +5,9 @@ crash at its instant would have left. They are put into a directory, and recover
 that, up to the moment, follow in slices: each is written as a segment with a number of its own, and recovered and
 applied likewise. So there is one way from a log to a store, that of opening.
 
-Where the log alone does not say it: the directory of a partition that comes into being is made before its slice, that
-of one whose deletion has ended goes; a generation that was adopted is not in the copy, the one before has all that it
-has; and a slice ends before a partition closes, as recovery passes over what is of a closed one.
+Where the log alone does not say it: the directory of a partition whose deletion has ended goes; a generation that was
+adopted is not in the copy, the one before has all that it has; and a slice ends before a partition closes, as recovery
+passes over what is of a closed one.
 
 The store is built in DIR.restoring and moved to DIR at the end: a restore that was killed left nothing at DIR.
 """
@@ -27,7 +27,6 @@ from typing import NamedTuple
 from duelog.engine import open_engine
 from duelog.opening import Identity, recover, write_identity
 from duelog.partitions.partition import partition_path
-from duelog.partitions.partition_set import build_partition
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.clock import SystemClock
 from duelog.store.codec import format as fmt
@@ -349,7 +348,7 @@ class Restoring:
                     self._remove(fmt.trailing_u64(row.key))
                 continue
             start_ms, record = found
-            generation = self._generation(start_ms, record)
+            generation = self._generation(start_ms)
             if generation != record.generation:
                 rows[at] = row._replace(value=record._replace(generation=generation).pack())
                 changed = True
@@ -363,15 +362,10 @@ class Restoring:
         if directory.exists():
             remove_tree(directory)
 
-    def _generation(self, start_ms: int, record: PartitionRecord) -> int:
-        """The generation of a partition that the restore has; its directory is made where it has none."""
-        directory = partition_path(self._path, start_ms, 1).parent
-        there = sorted(directory.glob("g*")) if directory.exists() else []
-        if there:
-            return int(there[-1].name[1:])
-        if record.state is not PartitionState.DELETING:
-            build_partition(self._path, directory, start_ms, record.end_ms, self._store_id, self._config.map_bytes)
-        return 1
+    def _generation(self, start_ms: int) -> int:
+        """The generation of a partition that the restore has, or will have."""
+        there = sorted(partition_path(self._path, start_ms, 1).parent.glob("g*"))
+        return int(there[-1].name[1:]) if there else 1
 
     def _apply_log(self, last: int) -> None:
         """Recover the store, as after a crash, and apply its log, whose last segment is `last`."""

@@ -48,6 +48,7 @@ from .memtable import Follow, Memtable, ReadTransaction, Unapplied, applied_posi
 from .page_cache import Eviction
 from .reader_gate import ReaderGate
 from .transaction import LmdbTransaction, Transaction
+from .vacant import VACANT
 
 MAX_MAP_BYTES = 1 << 44
 """Largest map that an environment grows to: virtual address space ends near 2**47."""
@@ -113,6 +114,7 @@ class Environment:
         memtable: Memtable | None = None,
         follow: Follow | None = None,
         before_commit: Callable[[], None] | None = None,
+        make: Callable[[], None] | None = None,
     ) -> None:
         """Open `path`, a directory; errors and findings call the environment `name`.
 
@@ -122,8 +124,10 @@ class Environment:
         evicts: drop written pages from the page cache until `stop_evicting` is called (page_cache.py).
         listeners: they hear of its commits and of its failure.
         memtable: the rows of the write-ahead log that are not applied to it yet.
-        follow: reads those rows where another process writes them.
+        follow: reads those rows where another process writes them. It is vacant (vacant.py) where there is no
+            directory and there are rows.
         before_commit: called by the leader of each commit, before LMDB commits.
+        make: makes the directory, for the first commit; until then the environment is vacant. None: it is there.
 
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that reading it would
         kill the process.
@@ -160,18 +164,50 @@ class Environment:
         self._closed = False
         self._released = False
 
-        self._env, last_key, self._map_bytes = _open_lmdb(
-            path, map_bytes=map_bytes, durability=durability, read_only=read_only, create=create, lock=lock
+        self._make = make
+        self._evicts = evicts and not read_only and durability != "none"
+        self._eviction: Eviction | None = None
+        self._open_lmdb = partial(
+            _open_lmdb, path, map_bytes=map_bytes, durability=durability, read_only=read_only, create=create, lock=lock
         )
-        try:
-            self._last_run = max(last_key, RUN_PREFIX)
-            self.in_place = InPlace(f"{path}/data.mdb")
-            self._page_bytes: int = self._env.stat()["psize"]
-            evicts = evicts and not read_only and durability != "none"
-            self._eviction = Eviction(path, 2 * self._page_bytes, self._remap) if evicts else None
-        except BaseException:
-            self._env.close()  # else this process could not open it again
-            raise
+        self._occupying = threading.Lock()
+        self._env = VACANT
+        self._map_bytes = map_bytes
+        if make is None and (follow is None or self._is_there() or not follow()(-1)):
+            self._occupy()
+
+    # -- vacant, and not ------------------------------------------------------------------------
+
+    @property
+    def is_vacant(self) -> bool:
+        """True while it has no directory, as far as this process knows (vacant.py)."""
+        return self._env is VACANT
+
+    def _is_there(self) -> bool:
+        return (self.path / "data.mdb").is_file()
+
+    def _occupy(self) -> None:
+        """Go over to LMDB, in the directory that is there by now."""
+        with self._occupying:
+            if self._env is not VACANT:
+                return
+            opened, last_key, self._map_bytes = self._open_lmdb()
+            try:
+                self._last_run = max(last_key, RUN_PREFIX)
+                self.in_place = InPlace(f"{self.path}/data.mdb")
+                self._page_bytes: int = opened.stat()["psize"]
+                self._eviction = Eviction(self.path, 2 * self._page_bytes, self._remap) if self._evicts else None
+            except BaseException:
+                opened.close()  # else this process could not open it again
+                raise
+            self._env = opened
+
+    def _lmdb(self) -> lmdb.Environment:
+        """LMDB's environment: of one that another process has made since, too."""
+        if self._env is VACANT and self._follow is not None and self._is_there():
+            pages.refuse_broken(self.path)
+            self._occupy()
+        return self._env
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -203,7 +239,7 @@ class Environment:
     def _begin_read(self) -> lmdb.Transaction | None:
         """Begin a read transaction; None where the writing process has grown the file past this process's map."""
         try:
-            return self._env.begin(buffers=True)
+            return (self._lmdb() if self._env is VACANT else self._env).begin(buffers=True)
         except lmdb.MapResizedError:
             return None
         except lmdb.PanicError as error:  # the root page could not be written: LMDB refuses reads as well
@@ -253,18 +289,22 @@ class Environment:
 
     def apply(self) -> None:
         """Commit the unapplied rows. Raises as `write`, and they stay unapplied."""
-        if self._memtable:
+        if self._memtable or self._env is VACANT:
             self.commit(lambda _: None)
 
     def commit(self, work: Callable[[LmdbTransaction], T]) -> T:
         """Run `work` in a transaction of LMDB, which applies what is unapplied, and return its value.
 
-        For what a log need not know: what it holds already, and what can be made again. Raises as `write`.
+        For what a log need not know: what it holds already, and what can be made again. The first one of a vacant
+        environment makes its directory. Raises as `write`, and as `make`, with nothing stored.
         """
         self._refuse_inside_read()
         with self._committing:
             while True:
                 self._check_writable()
+                if self._env is VACANT and self._make is not None:
+                    self._make()
+                    self._occupy()
                 try:
                     return self._commit(work)
                 except lmdb.MapFullError as error:
@@ -403,6 +443,7 @@ class Environment:
 
     def stop_evicting(self) -> None:
         """Leave what is written from now on in the page cache: it will be read soon. There is no way back."""
+        self._evicts = False
         if self._eviction is not None:
             self._eviction.stop()
 
@@ -416,7 +457,7 @@ class Environment:
         """
         while True:
             with self.read() as raw:
-                problems = pages.find_problems(self.path, raw.id())
+                problems = [] if self.is_vacant else pages.find_problems(self.path, raw.id())
             if problems is not None:
                 return problems
 
@@ -434,7 +475,7 @@ class Environment:
         try:
             self._check_open()
             held = HeldRead(
-                self._env, self._gate, self._begin_read, self._follow_growth, self.path, self._release_bodies
+                self._lmdb, self._gate, self._begin_read, self._follow_growth, self.path, self._release_bodies
             )
         except BaseException:
             self._gate.leave()

@@ -27,7 +27,7 @@ class HeldRead:
 
     def __init__(
         self,
-        environment: lmdb.Environment,
+        lmdb_environment: Callable[[], lmdb.Environment],
         gate: ReaderGate,
         begin: Callable[[], lmdb.Transaction | None],
         follow: Callable[[], None],
@@ -43,7 +43,7 @@ class HeldRead:
         self._released = released
         self._bodies: dict[int, BinaryIO] = {}
         """Open body files, by ledger id."""
-        self._environment = environment
+        self._environment = lmdb_environment
         self._gate = gate
         self._begin = begin
         self._follow = follow
@@ -56,6 +56,11 @@ class HeldRead:
         if self._raw is None:
             raise BrokenInvariant("a held read is used after its release")
         return self._raw
+
+    @property
+    def is_vacant(self) -> bool:
+        """True where the environment had no directory (vacant.py)."""
+        return self.raw.id() == 0
 
     def renew(self) -> None:
         """Move on to the newest commit. Takes some us."""
@@ -70,7 +75,7 @@ class HeldRead:
 
     def moved(self) -> bool:
         """True where any process has committed after the commit that it sees. About 1 us."""
-        newest: int = self._environment.info()["last_txnid"]
+        newest: int = self._environment().info()["last_txnid"]
         return newest != self.raw.id()
 
     def copy(self, path: Path) -> None:
@@ -79,7 +84,7 @@ class HeldRead:
         Raises StoreFull, ResourceShortage, StoreUnavailable.
         """
         with explained(path):
-            self._environment.copy(os.fspath(path), compact=True, txn=self.raw)
+            self._environment().copy(os.fspath(path), compact=True, txn=self.raw)
             with (path / "data.mdb").open("rb") as file:
                 os.fsync(file.fileno())
             sync_directory(path)

@@ -91,6 +91,11 @@ class Transaction(Staging, ABC):
         """The rows of a partition's environment, which take effect with these: of a group of the log alone."""
         raise BrokenInvariant(f"a commit of LMDB writes to partition {start_ms}")
 
+    @property
+    def main(self) -> Self:
+        """The rows of the main environment, which take effect with these: of a group of the log alone."""
+        raise BrokenInvariant("a commit of LMDB writes to the main environment of a group")
+
     def after_commit(self, callback: Callable[[], object]) -> None:
         """Have `callback` run by the leader once the transaction is durable; it must not raise."""
         self._after.append(callback)

@@ -45,6 +45,10 @@ class FollowedWal:
         """Return the reader of rows of a partition's environment, or of the main one (MAIN)."""
         return partial(self._look, start_ms)
 
+    def has_rows(self, start_ms: int) -> bool:
+        """True while it has rows of an environment, which is vacant then where it has no directory."""
+        return bool(self._look(start_ms)(-1))
+
     def _look(self, start_ms: int) -> Look:
         with self._lock, explained(self._path):
             self._read_on()

@@ -63,6 +63,11 @@ class EnvironmentBatch(Transaction):
             self._reads.changed = self.records
         return self._reads
 
+    @property
+    def main(self) -> EnvironmentBatch:
+        """The rows of the main environment in the same group."""
+        return self._group.main
+
     def to(self, start_ms: int, memtable: Memtable) -> EnvironmentBatch:
         """The rows of a partition's environment in the same group."""
         return self._group.to(start_ms, memtable)

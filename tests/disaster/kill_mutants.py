@@ -16,7 +16,7 @@ from duelog import opening
 from duelog.cleanup import adoption, log_claims
 from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
-from duelog.partitions import partition_set
+from duelog.partitions.partition_set import PartitionSet
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.codec.format import Table, counter_key, pack_u64
 from duelog.store.files.directory import move
@@ -149,21 +149,9 @@ def trash_before_record() -> None:
     _patch(maintenance, "delete_partition", wrap)
 
 
-def register_before_rename() -> None:
-    """A partition is in the catalog before its directory has its name."""
-    moves: list[tuple[Path, Path]] = []
-
-    def wrap(create: Any) -> Any:
-        def create_late(self: Any, *arguments: Any) -> Any:
-            partition = create(self, *arguments)
-            while moves:
-                move(*moves.pop())
-            return partition
-
-        return create_late
-
-    _patch(partition_set, "move", lambda _: lambda source, target: moves.append((source, target)))
-    _patch(partition_set.PartitionSet, "_create", wrap)
+def vacant_ones_forgotten() -> None:
+    """The checkpoint makes no directory, and releases the segment with the registrations all the same."""
+    _patch(PartitionSet, "unapplied", lambda all_of: lambda self: [each for each in all_of(self) if not each.vacant])
 
 
 def ack_before_disk() -> None:

@@ -253,12 +253,3 @@ def test_a_segment_that_is_applied_and_damaged_is_not_used_again(open_store: Ope
     sent.topic = sent.store.topic("a")
     sent.send_some("more", 100)
     sent.expect(sent.store)
-
-
-def test_a_partition_that_is_registered_is_known_before_its_maker_goes_on(open_store: OpenStore, armed: Armed) -> None:
-    """An interrupt right then must not leave a directory that the catalog knows and the store does not."""
-    store = open_store(config=CONFIG)
-    known: list[int] = []
-    armed("partition.registered", lambda: known.append(len(store._engine.storage.partitions)))
-    store.topic("a").send(b"x", deliver_after=7_200)
-    assert known == [1]

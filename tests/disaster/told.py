@@ -231,14 +231,16 @@ def litter(store: DelayedStore) -> Iterator[str]:
             for child in sorted((store.path / folder).iterdir()):
                 yield f"{folder}/ holds {child.name} after opening"
         partitions = store._engine.storage.partitions
-        registered = {str(partition.path.relative_to(store.path / "partitions")) for partition in partitions}
+        vacant = {str(each.path.relative_to(store.path / "partitions")): each.vacant for each in partitions}
         found = {
             f"{directory.name}/{generation.name}"
             for directory in (store.path / "partitions").iterdir()
             for generation in directory.iterdir()
         }
-        for name in sorted(registered ^ found):
-            yield f"partition {name} is {'not registered' if name in found else 'missing'} after opening"
+        for name in sorted(found - vacant.keys()):
+            yield f"partition {name} is not registered after opening"
+        for name in sorted({name for name in vacant if not vacant[name]} - found):
+            yield f"partition {name} is missing after opening"
         for partition in partitions:
             if partition.state is PartitionState.DELETING:
                 yield f"the deletion of {partition.name} was not finished by opening"

@@ -209,7 +209,7 @@ def saying_where(engine: Engine, said: Said) -> Iterator[None]:
     renew, copy = HeldRead.renew, Environment.copy
 
     def renew_main(held: HeldRead) -> None:
-        main = held._environment is engine.storage.main._env and held._raw is not None
+        main = held._environment() is engine.storage.main._env and held._raw is not None
         if main:
             said(BEFORE)
         renew(held)

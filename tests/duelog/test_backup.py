@@ -13,7 +13,7 @@ from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
-from tests.conftest import OpenStore, present
+from tests.conftest import OpenStore, applied, present
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=40)
@@ -23,6 +23,7 @@ CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every
 def test_the_manifest_lists_every_file_with_its_checksum(store: DelayedStore, tmp_path: Path) -> None:
     """BACKUP names the files as they were written."""
     store.topic("t").send(b"a", deliver_after=5)
+    applied(store)
     store.backup(tmp_path / "copy")
     manifest = json.loads((tmp_path / "copy" / "BACKUP").read_bytes())
     assert len(manifest["files"]) == 4
@@ -90,6 +91,7 @@ def test_a_backup_opens_no_more_partitions_at_once_than_the_store_does(
     """A store of thousands of days is copied with the descriptors that it has."""
     store = open_store(config=replace(CONFIG, max_open_partitions=2))
     send_hourly(store, 12)
+    applied(store)
     partitions, seen = store._engine.storage.partitions, list[int]()
     around_copies(monkeypatch, before=lambda _: seen.append(partitions.open_count()))
     assert store.backup(tmp_path / "copy").partitions == 12
@@ -102,6 +104,7 @@ def test_a_backup_that_fails_lets_go_of_all_that_it_held(
 ) -> None:
     """Partitions are deleted afterwards, environments close, and the next backup is made."""
     send_hourly(store, 3)
+    applied(store)
 
     def fail(environment: Environment) -> None:
         if environment is not store._engine.storage.main:

@@ -248,6 +248,7 @@ def test_partitions_are_counted_by_state_and_measured(
     topic = store.topic("t")
     topic.send(b"today", deliver_after=60)
     topic.send(b"later", deliver_at=START_MS + 3 * DAY_MS)
+    applied(store)
     states = {p.attributes["duelog.partition.state"]: p.value for p in collector.points()["duelog.partitions"]}
     assert states == {"future": 1, "current": 1, "closed": 0}
     sizes = {p.attributes["duelog.partition"]: p.value for p in collector.points()["duelog.partition.size"]}

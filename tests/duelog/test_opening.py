@@ -55,6 +55,7 @@ def test_a_relative_path_stays_the_same_store_when_the_directory_changes(
     monkeypatch.chdir("/")
     store.topic("a").send(b"x", deliver_after=60)
     assert store.path == tmp_path / "store"
+    store.close()
     assert len(partition_directories(tmp_path / "store")) == 1
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from duelog.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from duelog.partitions.timespan import directory_name, partition_start
 from duelog.store.files import directory
 from duelog.store.files.directory import LOOK_NS, InPlace
 from duelog.store.files.system_errors import explain, explained
-from tests.conftest import START_MS
+from tests.conftest import START_MS, applied
+from tests.duelog.side_by_side import crashed
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0)
@@ -97,11 +98,11 @@ def test_a_backup_to_a_place_that_cannot_be_used_says_so(store: DelayedStore, tm
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOSPC])
-def test_a_send_for_a_new_partition_that_cannot_be_made_raises_an_error_of_duelog(
-    store: DelayedStore, topic: Topic, monkeypatch: pytest.MonkeyPatch, number: int
+def test_a_partition_whose_directory_is_refused_stays_in_the_log_until_it_can_be_made(
+    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Nothing of it is stored, nothing is left, and the next one is."""
-    topic.send(b"now")
+    """What was sent is stored, read, cancelled, found after a crash; who applies the log is told why it cannot be."""
+    ids = topic.send_payloads([b"later", b"never"], deliver_after=3_600).to_list()
     mkdir = Path.mkdir
 
     def refusing(path: Path, *arguments: Any, **options: Any) -> None:
@@ -111,31 +112,24 @@ def test_a_send_for_a_new_partition_that_cannot_be_made_raises_an_error_of_duelo
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", refusing)
-        with pytest.raises((StoreUnavailable, StoreFull)) as caught:
-            topic.send(b"later", deliver_after=HOUR_MS)
-        assert "staging" in str(caught.value)
-    assert (store.stats().pending, list((store.path / "staging").iterdir())) == (0, [])
-    topic.send(b"later", deliver_after=60)
-    assert store.stats().pending == 1
-
-
-def test_a_partition_whose_remains_cannot_be_removed_either_says_why_it_could_not_be_made(
-    store: DelayedStore, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shortage that stopped its creation stops the removal of what is there, too: it is raised as a shortage."""
-    due_ms = START_MS + 10 * HOUR_MS
-    start_ms = partition_start(due_ms, store._engine.storage.config.partition_ms)
-    (store.path / "partitions" / directory_name(start_ms)).mkdir()  # left by a creation whose registration failed
-
-    def refusing(*arguments: Any) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("duelog.store.files.directory.shutil.rmtree", refusing)
-        with pytest.raises(ResourceShortage):
-            topic.send(b"in time", deliver_at=due_ms)
-    topic.send(b"in time", deliver_at=due_ms)
-    assert store.stats().pending == 1
+        for _ in range(2):
+            with pytest.raises((StoreUnavailable, StoreFull)) as caught:
+                applied(store)
+            assert "staging" in str(caught.value)
+        assert topic.cancel(ids[1])
+        assert [bytes(message.payload) for message in topic.scheduled()] == [b"later"]
+        assert (list(store.check(deep=True)), list((store.path / "staging").iterdir())) == ([], [])
+        clock.advance(HOUR_MS)
+        with topic.subscribe("s") as reader:
+            with suppress(StoreFull):  # its other steps are done
+                store.tick()
+            assert [bytes(message.payload) for message in reader.receive(10)] == [b"later"]
+        with DelayedStore.open(crashed(store, store.path.parent / "copy"), store.config, clock=clock) as copy:
+            assert [each.start_ms for each in copy.partitions()] == [each.start_ms for each in store.partitions()]
+    clock.advance(1_000)
+    store.tick()  # tries again
+    assert list(store.check(deep=True)) == []
+    assert not any(partition.vacant for partition in store._engine.storage.partitions)
 
 
 # -- a store that was removed ----------------------------------------------------------------------

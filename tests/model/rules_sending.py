@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from .twin_withdrawal import cancel, outcome, reschedule
 
 FIRING = ("fire.before", "fire.after", "close.before", "close.after")
 
-APPLYING = ("wal.prepared", "wal.ended", "wal.part", "wal.applied", "wal.released")
+APPLYING = (
+    "wal.prepared", "wal.ended", "directory.staged", "directory.renamed", "wal.part", "wal.applied", "wal.released",
+)  # fmt: skip
 
 CLEANUP = ("acks.before", "trim.recorded", "trim.part", "delete.recorded", "delete.moved", "delete.removed")
 
@@ -180,16 +183,13 @@ class SendingRules(Machine):
         drawn, dues = self._drawn(topic, [spec])
         if dues is None or self._over_quota(topic, dues):
             return
-        face, partitions, due_ms = self.store.topic(topic), self.store._engine.storage.partitions, dues[0]
+        face = self.store.topic(topic)
         try:
             with full_disk(self.store._engine, count):
                 ids = face.send_batch(drawn)
         except StoreFull:
-            self.creation_failed = True
             if face.exists():
                 self.twin.topic(topic)
-            if due_ms > self.twin.now_ms and partitions.get(due_ms - due_ms % self.config.partition_ms) is not None:
-                self.twin.add_partition(due_ms)
         else:
             self._sent(self.twin.topic(topic), self._twins(topic, drawn, dues, ids, self.twin.now_ms))
 
@@ -349,29 +349,29 @@ class SendingRules(Machine):
 
         self._learn()
         later_ms = self.twin.now_ms + self.config.inline_delay_ms
-        self._make_logs(topic, [due_ms for due_ms in dues.values() if due_ms > later_ms])
         with (
+            self._logs_made(topic, [due_ms for due_ms in dues.values() if due_ms > later_ms]),
             armed("wal.before", Once(1, crash if crashes else lambda: no_room(self.store))),
             pytest.raises(SimulatedCrash if crashes else StoreFull),
         ):
             face.send_batch(drawn, first_sequence_id=first)
-        for due_ms in dues.values():  # their partitions are there, and nothing in them
-            if due_ms > self.twin.now_ms + self.config.inline_delay_ms:
-                self.twin.add_partition(due_ms)
         if crashes:
             self._reopen_after_crash(target)
         self._send_again(topic, name, specs, start, again)
 
-    def _make_logs(self, topic: str, dues: Iterable[int]) -> None:
+    @contextmanager
+    def _logs_made(self, topic: str, dues: Iterable[int]) -> Iterator[None]:
         """Have the logs be there that messages go into, so that the next group is that of the messages."""
         engine, span_ms = self.store._engine, self.config.partition_ms
         partitions, now_ms = engine.storage.partitions, engine.clock.now_ms()
         topic_id = engine.topics.get_or_create(TopicName.parse(topic), now_ms).topic_id
-        for start_ms in {due_ms - due_ms % span_ms for due_ms in dues}:
-            partition = partitions.begin_append(start_ms, now_ms)
-            if partition is not None:
-                partition.log_to_append(topic_id, partitions.new_ledger)
-                partitions.end_append(partition)
+        with ExitStack() as leases:
+            for start_ms in {due_ms - due_ms % span_ms for due_ms in dues}:
+                partition = partitions.begin_append(start_ms, now_ms, topic_id)
+                if partition is not None:
+                    leases.callback(partitions.end_append, partition)
+                    partition.log_to_append(topic_id, partitions.new_ledger)
+            yield
 
     def _send_again(self, topic: str, name: str, specs: Sequence[Spec], start: int, sizes: Sequence[int]) -> None:
         at = 0
@@ -533,10 +533,12 @@ class SendingRules(Machine):
             raise SimulatedCrash
 
         self._learn()
-        self._make_logs(topic, [due_ms])
-        with armed("wal.after" if stored else "wal.before", Once(1, crash)), pytest.raises(SimulatedCrash):
+        with (
+            self._logs_made(topic, [due_ms]),
+            armed("wal.after" if stored else "wal.before", Once(1, crash)),
+            pytest.raises(SimulatedCrash),
+        ):
             self._send_keyed(topic, drawn[0], key, hold, replace)
-        self.twin.add_partition(due_ms)  # it is there, and nothing may be in it
         nothing = MessageId(-1, -1)
         messages = self._twins(topic, drawn, dues, [nothing], self.twin.now_ms) if stored else []
         self._reopen_after_crash(target)
@@ -612,7 +614,6 @@ class SendingRules(Machine):
             with full_disk(self.store._engine, count):
                 done = face.reschedule_batch(ids, deliver_at=due_ms) if move else face.cancel_batch(ids)
         except StoreFull:
-            self.creation_failed = True
             self._adopt_left_over()
             return
         if not move:

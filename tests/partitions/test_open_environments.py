@@ -24,9 +24,11 @@ def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_clo
     first, second = partitions.get(FIRST_MS), partitions.get(FIRST_MS + HOUR_MS)
     assert first is not None
     assert second is not None
-    assert partitions.begin_append(FIRST_MS, START_MS) is first
+    assert partitions.begin_append(FIRST_MS, START_MS, topic_id) is first
     first.log_to_append(topic_id, partitions.new_ledger)
     partitions.end_append(first)
+    with partitions.lease(first):
+        pass
     begun: list[PartitionLog] = []
     close_idle = OpenEnvironments.close_idle
 
@@ -42,7 +44,7 @@ def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_clo
         with partitions.lease(second):
             pass
     (log,) = begun
-    assert partitions.begin_append(FIRST_MS, START_MS) is first
+    assert partitions.begin_append(FIRST_MS, START_MS, topic_id) is first
     assert first.log_to_append(topic_id, partitions.new_ledger) is log
     partitions.end_appends([first, first])
 

@@ -179,11 +179,14 @@ def _age_s(path: Path, now_s: float) -> float:
     return now_s - newest
 
 
-def missing_findings(store: Path, facts: StoreFacts) -> Iterator[tuple[int, AuditFinding]]:
-    """(start, finding) of each partition of the catalog whose file is not there."""
+def missing_findings(store: Path, facts: StoreFacts, wal: FollowedWal) -> Iterator[tuple[int, AuditFinding]]:
+    """(start, finding) of each partition of the catalog whose file is not there, and that is not vacant."""
     for start_ms, record in facts.partitions.items():
         path = partition_path(store, start_ms, record.generation)
-        if record.state is not PartitionState.DELETING and not (path / "data.mdb").is_file():
+        is_there = (path / "data.mdb").is_file
+        if record.state is PartitionState.DELETING or is_there():
+            continue
+        if record.state is not PartitionState.OPEN or not (wal.has_rows(start_ms) or is_there()):
             address = f"partition {partition_name(start_ms)}"
             yield start_ms, finding("missing-partition", address, f"{path.relative_to(store)}/data.mdb is not there")
 
@@ -475,11 +478,11 @@ def _audit(
         if verify:
             audit.findings += _damaged_bodies(main, facts)
         audit.dead_letters = dead_letter_rows(main, facts)
-        gathering = Gathering(facts, audit)
+        gathering, wal = Gathering(facts, audit), FollowedWal(path, identity.store_id)
         records = {
             start: record for start, record in facts.partitions.items() if record.state is not PartitionState.DELETING
         }
-        for start_ms, found in list(missing_findings(path, facts)) if copy is None else ():
+        for start_ms, found in list(missing_findings(path, facts, wal)) if copy is None else ():
             record = _now(main, start_ms)
             if record is not None and _is_newer(record, records[start_ms]):
                 facts.partitions[start_ms] = records[start_ms] = record
@@ -509,7 +512,6 @@ def _audit(
             if progress is not None:
                 progress(done, len(records))
 
-        wal = FollowedWal(path, identity.store_id)
         for start_ms, record in records.items():
             if record.state is PartitionState.OPEN and copy is None:
                 result = audit_partition(task_of(start_ms), wal, patience_s)

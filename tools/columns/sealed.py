@@ -131,7 +131,7 @@ def open_generation(sealed: Sealed, store_id: bytes, wal: FollowedWal | None = N
     Raises DamagedStore for one that is missing, short, or of another store, partition or generation.
     """
     path, file_bytes = sealed.path, sealed.size()
-    if file_bytes is None:
+    if wal is None and file_bytes is None:
         raise DamagedStore(path, "is missing: deleted or replaced since the job began")
     if wal is None and file_bytes != sealed.file_bytes:
         raise DamagedStore(path / "data.mdb", f"is {file_bytes} bytes, was {sealed.file_bytes} when the job began")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, MessageId
+from duelog import DelayedStore, MessageId
 from duelog.errors import StoreFailed
-from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition
 from duelog.sending.wal_segments import Checkpoint, WalSegments
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.memtable import Memtable
 from duelog.store.files import failpoints
 from duelog.store.listener import StoreListener
-from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import WriteBatch
@@ -256,60 +253,3 @@ def test_a_listener_that_raises_behind_a_flush_makes_no_stored_message_an_error(
     writer._listeners = [Raising()]
     id_ = send(store, 1)
     assert held(store)[id_] == b"1"
-
-
-def test_no_call_returns_while_a_thread_of_its_own_makes_a_partition(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two interrupts, the second while it waits: what is sent again is not removed by a thread that was left behind."""
-    store = open_store(config=CONFIG)
-    main, real, cancel = threading.main_thread(), partition_set._build_generation, Jobs.cancel
-    held_up, go, building = threading.Event(), threading.Event(), list[int]()
-
-    def stalls(*arguments: Any) -> None:
-        if threading.current_thread() is main:
-            assert held_up.wait(PATIENCE_S)
-            raise KeyboardInterrupt
-        building.append(1)
-        held_up.set()
-        assert go.wait(PATIENCE_S)
-        real(*arguments)
-        building.pop()
-
-    def interrupted_again(self: Jobs) -> None:
-        def interrupt() -> None:
-            assert main.ident is not None
-            until(lambda: self._cancelled)
-            signal.pthread_kill(main.ident, signal.SIGINT)
-            go.set()
-
-        threading.Thread(target=interrupt).start()
-        cancel(self)
-
-    monkeypatch.setattr(partition_set, "_build_generation", stalls)
-    monkeypatch.setattr(Jobs, "cancel", interrupted_again)
-    dues = [FIRST_MS + hour * HOUR_MS for hour in range(6)]
-    with pytest.raises(KeyboardInterrupt):
-        store.topic("a").send_payloads([b"x"] * 6, deliver_at=dues)
-    assert building == []
-    monkeypatch.undo()
-    assert len(store.topic("a").send_payloads([b"%d" % number for number in range(6)], deliver_at=dues)) == 6
-    assert reopened(store, open_store) == [b"%d" % number for number in range(6)]
-
-
-def test_a_partition_that_the_catalog_names_is_never_made_anew(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An interrupt behind its registration keeps this process from knowing it; the next send finds it."""
-    store = open_store(config=CONFIG)
-    partitions = store._engine.storage.partitions
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partitions, "_publish", lambda made: None)
-        partitions._create([FIRST_MS], FIRST_MS)
-    assert len(partitions) == 0
-    made = sorted(store.path.glob("partitions/*/g000001/data.mdb"))
-    place = made[0].stat().st_ino
-    send(store, 2)
-    assert len(partitions) == 1
-    assert made[0].stat().st_ino == place
-    assert reopened(store, open_store) == [b"2"]

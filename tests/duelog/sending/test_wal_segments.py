@@ -212,11 +212,23 @@ def no_commit(name: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Environment, "commit", refuse)
 
 
+def no_directory(patch: pytest.MonkeyPatch) -> None:
+    """No partition's directory finds space."""
+    mkdir = Path.mkdir
+
+    def refuse(path: Path, *, parents: bool = False, exist_ok: bool = False) -> None:
+        if path.parent.name == "staging":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+        mkdir(path, parents=parents, exist_ok=exist_ok)
+
+    patch.setattr(Path, "mkdir", refuse)
+
+
 @pytest.mark.parametrize("begun", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize(
     "fails",
-    [no_segment, functools.partial(no_commit, "main"), functools.partial(no_commit, "partition")],
-    ids=["segment", "main", "partition"],
+    [no_segment, no_directory, functools.partial(no_commit, "main"), functools.partial(no_commit, "partition")],
+    ids=["segment", "directory", "main", "partition"],
 )
 def test_without_space_nothing_is_half_done_and_nothing_lost(
     open_store: OpenStore,
@@ -228,20 +240,15 @@ def test_without_space_nothing_is_half_done_and_nothing_lost(
     """A send is stored or refused with StoreFull; once there is space sending goes on, and crashes find the same."""
     store = open_store(config=CONFIG)
     store._engine.topics.get_or_create(TopicName.parse("a"), START_MS)
-    partitions = store._engine.storage.partitions
-    for hour in range(3):
-        partitions.end_append(partitions.begin_append(FIRST_MS + hour * HOUR_MS, START_MS))  # type: ignore[arg-type]
     sent: dict[MessageId, bytes] = {}
     refused = 0
     for number in range(20 if begun else 0):
         sent[send(store, number, number % 3)] = b"%d" % number
-    log = partitions.get(FIRST_MS)
-    assert log is not None
     with monkeypatch.context() as patch:
         fails(patch)
         for number in range(100, 190):
             try:
-                sent[send(store, number, number % 3)] = b"%d" % number
+                sent[send(store, number, number % 4)] = b"%d" % number
             except StoreFull:
                 refused += 1
         assert held(store) == sent

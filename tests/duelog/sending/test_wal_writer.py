@@ -88,7 +88,7 @@ def test_a_batch_for_several_logs_is_one_row_whether_they_are_new_or_not(
     for number in (1, 2):
         topic.send_payloads([b"%d" % number] * 3, deliver_at=[FIRST_MS + hour * HOUR_MS for hour in range(3)])
         kinds = [row.kind for row in in_wal(store)[-1].rows()]
-        assert kinds == [*([RowKind.RECORD] * 2 if number == 1 else []), RowKind.BATCH]
+        assert kinds == [*([RowKind.RECORD] * 4 if number == 1 else []), RowKind.BATCH]  # partitions, and logs
         before = held(store)
         assert sorted(before.values()) == sorted([b"0", *([b"1"] * 3), *([b"2"] * 3 * (number - 1))])
         assert held(open_store(crashed(store, tmp_path / f"copy{number}"), CONFIG)) == before
