@@ -259,9 +259,9 @@ class PartitionSet:
 
     def unregistered(self) -> list[Path]:
         """Directories of partitions that the catalog does not know: a crash left them."""
-        directories = sorted((self._path / "partitions").glob("*"))  # of those that are registered by now
+        directories = sorted((self._path / "partitions").glob("*"))  # which were registered before they were made
         known = {partition.path.parent.name for partition in self}
-        return [directory for directory in directories if directory.name not in known]
+        return [each for each in directories if each.name not in known and each.exists()]
 
     def open_count(self) -> int:
         return len(self._open)

@@ -83,7 +83,8 @@ def partition_directory(store: Path, name: str) -> Path:
     directory = store / "partitions" / name
     found = sorted(child for child in directory.glob("g*") if child.is_dir())
     if not found:
-        raise InvalidArgument("--partition", name, "there is none; `duelog partitions` lists those there are")
+        reason = "has no directory: `duelog partitions` lists those there are, --wal shows all of one that is new"
+        raise InvalidArgument("--partition", name, reason)
     try:
         with closing(open_environment(store / "main", "main")) as main, main.read() as raw:
             record = dict(catalog.partitions(raw)).get(start_ms)

@@ -113,9 +113,14 @@ class _Offline:
             yield cls(path, main, identity.store_id, wal)
 
     def partitions(self, name: str | None) -> list[tuple[int, PartitionRecord]]:
-        """Registered partitions that are not being deleted, or the one of that name. Raises InvalidArgument."""
+        """Registered partitions that are not being deleted, or the one of that name. Raises InvalidArgument.
+
+        Those that a killed process left vacant have no snapshot.
+        """
         with self.main.read() as raw:
             found = [row for row in catalog.partitions(raw) if row[1].state is not PartitionState.DELETING]
+        if self._wal is None:
+            found = [row for row in found if partition_path(self._path, row[0], row[1].generation).exists()]
         if name is None:
             return found
         start_ms = parse_directory_name(name)

@@ -6,7 +6,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, applied
 
 CONFIG = StoreConfig(partition_ms=3_600_000)
 
@@ -17,7 +17,7 @@ def backup(open_store: OpenStore, tmp_path: Path) -> Path:
     store = open_store(config=CONFIG)
     for hours in (1, 2):
         store.topic("t").send_payloads([bytes(500)] * 50, deliver_after=3_600.0 * hours)
-    return store.backup(tmp_path / "copy").path
+    return applied(store).backup(tmp_path / "copy").path
 
 
 @pytest.mark.parametrize("deep", [False, True])

@@ -79,7 +79,7 @@ class Replay:
         self._audit = audit
         self._topic = store.topic("git")
         self._subscription = self._topic.subscribe("demo")
-        self._partitions: set[str] = set()
+        self._partitions: set[int] = set()
         self._aside = 0.0  # seconds spent measuring
 
     def run(self) -> Iterator[int]:
@@ -119,7 +119,7 @@ class Replay:
             ),
             allow_past=True,  # as the trace has it
         )
-        self._partitions.update(os.listdir(self._store.path / "partitions"))
+        self._partitions.update(partition.start_ms for partition in self._store._engine.storage.partitions)
 
     def _drain(self) -> int:
         """Receive and acknowledge everything that is to be had now; returns how many messages."""

@@ -12,7 +12,7 @@ import base64
 import json
 import os
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,6 +194,9 @@ def put_back(path: Path, store_id: bytes, account: Account) -> None:
         else:
             taken.add(belongs)
             moves.append((_apart(path, directory, _ON_ITS_WAY), belongs))
+    for directory, _ in misplaced:
+        with suppress(OSError):  # not empty
+            directory.parent.rmdir()
     for directory, place in moves:
         target = partition_path(path, *place)
         make_directory(target.parent)

@@ -20,7 +20,7 @@ from duelog.markers.firing.pending_log import PendingLog
 from duelog.metrics import SUSPENDED, SUSPENDED_TIME
 from duelog.store.files import pages
 from duelog.store.log.managed_ledger import ManagedLedger
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, applied
 from tests.duelog.consuming import payloads_of
 from tests.duelog.upkeep.test_threads import LIMIT_S, WatchedManualClock, waiting
 
@@ -75,6 +75,8 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
     first_ms = START_MS - START_MS % HOUR_MS + HOUR_MS
     for hour in range(3):
         topic.send(b"%d" % hour, deliver_at=first_ms + hour * HOUR_MS + 1_000)
+    applied(store)
+    topic.send(b"3", deliver_at=first_ms + 1_000)
     clock.set(first_ms + 3 * HOUR_MS)
     damaged = next(iter(store._engine.storage.partitions)).path
     with failing(pages, "inspect", lambda directory: bool(directory == damaged)):
@@ -91,8 +93,8 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
     assert store.tick().fired == 0
     clock.advance(1_000)
     result = store.tick()
-    assert (result.fired, result.suspended) == (1, ())
-    assert sorted(payloads_of(store, "t")) == [b"0", b"1", b"2"]
+    assert (result.fired, result.suspended) == (2, ())
+    assert sorted(payloads_of(store, "t")) == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("error", [shortage, MemoryError, lambda: RuntimeError("unforeseen")])

@@ -10,6 +10,7 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.partitions.timespan import directory_name
 from duelog.store.codec.format import snapshot_meta_key
 from duelog.store.env.environment import Environment
+from tests.conftest import applied
 from tests.tools.command_line import (
     DAY_MS,
     DUELOG,
@@ -74,6 +75,7 @@ def test_a_backup_of_many_partitions_by_another_process_asks_for_the_descriptors
     with DelayedStore.open(path) as opened:
         for day in range(30):
             opened.topic("t").send(b"%d" % day, deliver_after=day * 86_400 + 1)
+        applied(opened)
         command = [*DUELOG, "backup", str(path), str(tmp_path / "copy")]
         done = subprocess.run(
             ["sh", "-c", 'ulimit -S -n 40; exec "$@"', "sh", *command], capture_output=True, text=True, check=False
