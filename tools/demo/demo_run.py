@@ -10,7 +10,6 @@ each time at which something is due the clock stops a millisecond short of it, a
 """
 
 import itertools
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
