@@ -21,10 +21,10 @@ from duelog.broker.configuration import BrokerConfig
 from duelog.broker.metrics.exposition import Exposition
 from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.entry import MessageMetadata
-from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.loop_calls import Workers
 from duelog.broker.server.broker import Services
 from duelog.broker.server.service import GC_THRESHOLDS
+from tests.broker.protocol.blobs import join_blob
 
 from .harness.compare import compare
 from .harness.options import parse

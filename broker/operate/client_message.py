@@ -155,8 +155,8 @@ def _headers(metadata: StoredMetadata, size: int) -> dict[str, Any]:
     name = CODECS[metadata.compression] if metadata.compression < len(CODECS) else str(metadata.compression)
     batch = metadata.num_messages_in_batch
     optional: dict[str, Any] = {
-        "event-time": _iso(metadata.event_time) if metadata.event_time else None,
-        "deliver-at-time": None if metadata.deliver_at_time is None else _iso(metadata.deliver_at_time),
+        "event-time": iso(metadata.event_time) if metadata.event_time else None,
+        "deliver-at-time": None if metadata.deliver_at_time is None else iso(metadata.deliver_at_time),
         "num-batch-message": batch,
         "batch-size": None if batch is None else size,
         "null-value": metadata.null_value or None,
@@ -178,7 +178,7 @@ def _headers(metadata: StoredMetadata, size: int) -> dict[str, Any]:
         "null-partition-key": metadata.null_partition_key or None,
     }
     return {
-        "X-Pulsar-publish-time": _iso(metadata.publish_time),
+        "X-Pulsar-publish-time": iso(metadata.publish_time),
         "X-Pulsar-producer-name": metadata.producer_name,
         "X-Pulsar-sequence-id": metadata.sequence_id,
         "X-Pulsar-Is-Encrypted": bool(metadata.encryption_keys),
@@ -187,7 +187,7 @@ def _headers(metadata: StoredMetadata, size: int) -> dict[str, Any]:
     }
 
 
-def _iso(ms: int) -> str:
+def iso(ms: int) -> str:
     """Write a time as Pulsar's DateFormatter does, in UTC; a number that is no date as it is."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

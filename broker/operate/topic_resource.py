@@ -24,7 +24,7 @@ from ..lookup.topic_address import TopicAddress, partition_name
 from ..lookup.topic_lookup import TopicAccess
 from ..produce.producers import Producers
 from ..protocol.loop_calls import Workers
-from ..tenancy.namespace_policies import PolicyStore, topic_scope
+from ..tenancy.namespace_policies import hand_down, topic_scope
 from ..tenancy.namespaces import TopicNames, TopicRemoval
 from .client_message import reply_of
 from .topic_finder import MOST_PEEKED, TOPIC, TOPICS, WHOLES, TopicFinder
@@ -55,7 +55,6 @@ class TopicResource:
         self._resources = services.resources
         self._access = services.access
         self._removal = services.removal
-        self._policies = PolicyStore(store)
         self._producers = services.producers
         self._consumers = services.consumers
         self._workers = services.workers
@@ -139,7 +138,7 @@ class TopicResource:
         if not await self._resources.partitioned.add(path_of(address.name), count):
             raise HttpError(409, f"topic {address.name} exists already")
         await self._access.make_partitioned(address, count)
-        await self._policies.hand_down(topic_scope(self._resources, address.name))
+        await hand_down(self._store, topic_scope(self._resources, address.name))
 
     async def add_partitions(self, request: Request) -> None:
         """New partitions have the subscriptions that the others have, before producers know of them."""
@@ -149,7 +148,7 @@ class TopicResource:
             raise HttpError(412, f"partitions={count}: the topic has {before}, and may have more only")
         await self._create_partitions(address, count)
         await self._resources.partitioned.change(path_of(address.name), lambda known: known and max(count, known))
-        await self._policies.hand_down(topic_scope(self._resources, address.name))
+        await hand_down(self._store, topic_scope(self._resources, address.name))
 
     async def repair(self, request: Request) -> None:
         """Partitions that are missing, as a partitioned topic is created in two steps."""

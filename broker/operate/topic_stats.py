@@ -8,7 +8,6 @@ in `msgBacklogNoDelayed`, as in Pulsar.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
@@ -26,16 +25,13 @@ from ..lookup.topic_address import shown_subscription
 from ..metrics.rates import OutRate, Rates
 from ..produce.producers import Producers
 from ..produce.sends import OpenProducer
-from ..protocol.commands import AccessMode, KeyValue, SubscriptionType
+from ..protocol.commands import KeyValue, SubscriptionType
 from ..protocol.loop_calls import Workers
+from .client_message import iso
 from .topic_finder import TOPIC, TopicFinder
 
-_ACCESS = {
-    AccessMode.SHARED: "Shared",
-    AccessMode.EXCLUSIVE: "Exclusive",
-    AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
-    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
-}
+_ACCESS = ("Shared", "Exclusive", "WaitForExclusive", "ExclusiveWithFencing")
+"""Names of `AccessMode`."""
 
 _EXTREMES: Mapping[str, Callable[[int, int], int]] = {
     "topicCreationTimeStamp": min,
@@ -132,7 +128,7 @@ class TopicFigures:
     def _of_producer(self, producer: OpenProducer) -> dict[str, Any]:
         rate = self._rates.of_producer(producer)
         return {
-            "accessMode": _ACCESS[AccessMode(producer.command.access_mode)],
+            "accessMode": _ACCESS[producer.command.access_mode],
             "msgRateIn": rate.messages,
             "msgThroughputIn": rate.bytes,
             "averageMsgSize": rate.bytes / rate.messages if rate.messages else 0.0,
@@ -355,11 +351,6 @@ def _out(rate: OutRate, sent: Dispatched) -> dict[str, Any]:
 
 def _metadata(pairs: Iterable[KeyValue]) -> dict[str, str]:
     return {each.key: each.value for each in pairs}
-
-
-def iso(ms: int) -> str:
-    """Write a time as Pulsar does, in UTC."""
-    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(eq=False)

@@ -152,12 +152,6 @@ def metadata_of(blob: memoryview) -> memoryview:
     return blob[at + 4 : at + 4 + size]
 
 
-def join_blob(metadata: bytes, payload: bytes) -> bytes:
-    """A blob with its checksum."""
-    covered = b"".join((_SIZE.pack(len(metadata)), metadata, payload))
-    return b"".join((MAGIC, _SIZE.pack(crc32c.crc32c(covered)), covered))
-
-
 # -- SEND_RECEIPT and MESSAGE, by the hundred thousand a second: as `head`, in half of the time ----
 
 _RECEIPT = tag(1, VARINT) + varint(7) + tag(7, BYTES)

@@ -52,7 +52,7 @@ from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from ..security.authentication import WireAdmission, authentication_of
 from ..security.permissions import Permissions
-from ..tenancy.namespace_policies import NamespacePolicies, PolicyStore
+from ..tenancy.namespace_policies import NamespacePolicies
 from ..tenancy.namespaces import Namespaces, Tenants, TopicNames, TopicRemoval
 from ..tenancy.rest_schemas import RestSchemas
 from .connection import Connection, Handler, Login
@@ -403,7 +403,7 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         services.addresses,
         config.cluster_name,
     )
-    policies = NamespacePolicies(PolicyStore(store), resources, access)
+    policies = NamespacePolicies(store, resources, access)
     elsewhere = None if services.ownership is None else services.ownership.tenant_elsewhere
     namespaces = Namespaces(store, resources, policies, services.removal, services.topic_names, cluster, elsewhere)
     settings = {config.in_file(each.name): getattr(config, each.name) for each in fields(config)}

@@ -197,6 +197,10 @@ class PolicyScope(NamedTuple):
     topics: tuple[str, ...] = ()
     """The topic, and its partitions."""
 
+    def each(self) -> list[dict[str, str]]:
+        """The names, as the store's methods take them."""
+        return [{"topic": topic} for topic in self.topics] or [{"namespace": self.namespace or ""}]
+
 
 def topic_scope(resources: Resources, topic: TopicName) -> PolicyScope:
     """The scope of a topic or a partitioned one."""
@@ -204,53 +208,16 @@ def topic_scope(resources: Resources, topic: TopicName) -> PolicyScope:
     return PolicyScope(topics=(str(topic), *partitions))
 
 
-class PolicyStore:
-    """For the event loop's thread alone; the work is done in others."""
+async def hand_down(store: DelayedStore, scope: PolicyScope) -> None:
+    """Set for partitions that are new what is set for their topic."""
 
-    def __init__(self, store: DelayedStore) -> None:
-        self._store = store
+    def work() -> None:
+        first, *others = scope.topics
+        own = store.policies(topic=first)
+        for topic in others if own is not None else ():
+            store.set_policies(own or Policies(), topic=topic)
 
-    async def own(self, scope: PolicyScope) -> Policies:
-        """The policies set at just this scope."""
-        return await asyncio.to_thread(self._own, scope)
-
-    async def in_force(self, scope: PolicyScope) -> EffectivePolicies:
-        """The policies in force for a topic, or for a namespace's topics that set nothing."""
-        if scope.topics:
-            return await asyncio.to_thread(self._store.effective_policies, scope.topics[0])
-
-        def work() -> EffectivePolicies:
-            of_store = self._store.policies() or Policies()
-            return merge([(f"namespace {scope.namespace}", self._own(scope)), ("store", of_store)])
-
-        return await asyncio.to_thread(work)
-
-    async def update(self, scope: PolicyScope, **values: Any) -> None:
-        """Set fields, and leave the others; None: not set there."""
-
-        def work() -> None:
-            if scope.namespace is not None:
-                self._store.update_policies(namespace=scope.namespace, **values)
-            for topic in scope.topics:
-                self._store.update_policies(topic=topic, **values)
-
-        await asyncio.to_thread(work)
-
-    async def hand_down(self, scope: PolicyScope) -> None:
-        """Set for partitions that are new what is set for their topic."""
-
-        def work() -> None:
-            first, *others = scope.topics
-            own = self._store.policies(topic=first)
-            for topic in others if own is not None else ():
-                self._store.set_policies(own or Policies(), topic=topic)
-
-        await asyncio.to_thread(work)
-
-    def _own(self, scope: PolicyScope) -> Policies:
-        if scope.namespace is not None:
-            return self._store.policies(namespace=scope.namespace) or Policies()
-        return self._store.policies(topic=scope.topics[0]) or Policies()
+    await asyncio.to_thread(work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,20 +243,20 @@ class _Policy:
 class NamespacePolicies:
     """For the event loop's thread alone."""
 
-    def __init__(self, policies: PolicyStore, resources: Resources, access: TopicAccess) -> None:
-        self._policies = policies
+    def __init__(self, store: DelayedStore, resources: Resources, access: TopicAccess) -> None:
+        self._store = store
         self._resources = resources
         self._access = access
         kept = (
             _Policy("delayedDelivery", "delays of messages (PIP-437)", "object",
                     partial(self._stored, delays_json), delays_of,
-                    partial(self._store, DELAY_FIELDS), "delayed_delivery_policies"),
+                    partial(self._change, DELAY_FIELDS), "delayed_delivery_policies"),
             _Policy("retention", "how long acknowledged messages are kept", "object",
                     partial(self._stored, retention_json), retention_of,
-                    partial(self._store, ("retention_ms", "retention_bytes")), "retention_policies"),
+                    partial(self._change, ("retention_ms", "retention_bytes")), "retention_policies"),
             _Policy("messageTTL", "seconds after which messages count as acknowledged", "integer",
                     partial(self._stored, seconds_json), seconds_of,
-                    partial(self._store, ("ttl_ms",)), "message_ttl_in_seconds", query="messageTTL"),
+                    partial(self._change, ("ttl_ms",)), "message_ttl_in_seconds", query="messageTTL"),
         )  # fmt: skip
         self._of_namespace = (
             *kept,
@@ -391,11 +358,23 @@ class NamespacePolicies:
     # -- the store's ---------------------------------------------------------------------------------
 
     async def _stored(self, show: Shown, scope: PolicyScope, applied: bool) -> Any:
-        in_force = await self._policies.in_force(scope)
-        return show(in_force if applied else await self._policies.own(scope), in_force)
+        def work() -> Any:
+            own = self._store.policies(**scope.each()[0]) or Policies()
+            if scope.topics:
+                in_force = self._store.effective_policies(scope.topics[0])
+            else:  # of its topics that set nothing
+                of_store = self._store.policies() or Policies()
+                in_force = merge([(f"namespace {scope.namespace}", own), ("store", of_store)])
+            return show(in_force if applied else own, in_force)
 
-    async def _store(self, fields: Collection[str], scope: PolicyScope, found: Mapping[str, Any] | None) -> None:
-        await self._policies.update(scope, **(dict.fromkeys(fields) if found is None else found))
+        return await asyncio.to_thread(work)
+
+    async def _change(self, fields: Collection[str], scope: PolicyScope, found: Mapping[str, Any] | None) -> None:
+        def work() -> None:
+            for each in scope.each():
+                self._store.update_policies(**each, **(dict.fromkeys(fields) if found is None else found))
+
+        await asyncio.to_thread(work)
 
     # -- the broker's --------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from pyroaring import BitMap
 
 from duelog.broker.protocol.entry import MessageMetadata, header_for, pack
 from duelog.broker.protocol.fields import ENCODERS
-from duelog.broker.protocol.frames import join_blob
 from duelog.delivery.delivery_log import _CRC, _RECORD
 from duelog.store.codec import format as fmt
 from duelog.store.codec import run_lengths
@@ -27,6 +26,7 @@ from duelog.store.message import Message
 from duelog.store.wal import segment as segments
 from duelog.store.wal.segment import MAIN, SEVERAL, GroupContent, Row, RowKind, Segment, file_name
 from duelog.store.wal.wal_reader import DIRECTORY
+from tests.broker.protocol.blobs import join_blob
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 START_MS = 1_789_948_800_000

@@ -24,7 +24,7 @@ from duelog.broker.operate.client_message import (
 from duelog.broker.protocol.commands import KeyValue
 from duelog.broker.protocol.entry import BATCH, CHUNK, Header, pack
 from duelog.broker.protocol.fields import BYTES, ENCODERS, VARINT, tag, varint
-from duelog.broker.protocol.frames import join_blob
+from tests.broker.protocol.blobs import join_blob
 from tests.tools.command_line import FUTURE_MS, json_lines_of, make_store
 
 HEAD = tag(1, BYTES) + varint(1) + b"p" + tag(2, VARINT) + varint(7) + tag(3, VARINT) + varint(1_000)

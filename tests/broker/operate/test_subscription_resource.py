@@ -12,10 +12,10 @@ from duelog.broker.operate.client_message import CODECS, MOST_BYTES, StoredMetad
 from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.commands import KeyValue
 from duelog.broker.protocol.entry import MessageMetadata
-from duelog.broker.protocol.frames import join_blob
 from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId
 from tests.broker.admin.rest import Rest, Rows, administered
+from tests.broker.protocol.blobs import join_blob
 from tests.conftest import START_MS
 
 TOPICS = "/admin/v2/persistent/public/default"

@@ -31,6 +31,7 @@ from duelog.broker.protocol.fields import ProtocolError
 from duelog.broker.protocol.loop_calls import Workers, keep_refreshing
 from duelog.errors import ClosedError
 from duelog.store.errors import CorruptRecord
+from tests.broker.protocol.blobs import join_blob
 
 
 def cut_all(cutter: frames.FrameCutter) -> list[tuple[bytes, bytes]]:
@@ -126,7 +127,7 @@ def test_a_checksum_finds_a_changed_byte(seed: int) -> None:
     """Anywhere behind the checksum; without one there is nothing to find."""
     random = Random(seed)
     metadata, payload = (random.randbytes(random.randrange(100)) for _ in range(2))
-    blob = frames.join_blob(metadata, payload)
+    blob = join_blob(metadata, payload)
     assert frames.checksum_matches(memoryview(blob))
     assert bytes(frames.metadata_of(memoryview(blob))) == metadata
     changed = bytearray(blob)
@@ -138,7 +139,7 @@ def test_a_checksum_finds_a_changed_byte(seed: int) -> None:
 
 def test_the_checksum_is_the_one_that_clients_compute() -> None:
     """CRC-32C, known by its check value."""
-    assert frames.join_blob(b"", b"").hex() == "0e0148674bc700000000"
+    assert join_blob(b"", b"").hex() == "0e0148674bc700000000"
     assert crc32c.crc32c(b"123456789") == 0xE3069283
 
 

@@ -12,10 +12,11 @@ from duelog.broker.configuration import BrokerConfig
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.fields import ENCODERS, Command
-from duelog.broker.protocol.frames import Frame, FrameCutter, head, join_blob
+from duelog.broker.protocol.frames import Frame, FrameCutter, head
 from duelog.broker.security.authentication import Authentication
 from duelog.broker.server.connection import Connection, Handler, Login
 from duelog.broker.server.listening import Listeners
+from tests.broker.protocol.blobs import join_blob
 
 C = TypeVar("C", bound=Command)
 

@@ -10,10 +10,10 @@ import pytest
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import NO_REQUEST
 from duelog.broker.protocol.failures import Refused, ServerError
-from duelog.broker.protocol.frames import join_blob
 from duelog.broker.security.authentication import Authentication, InvalidCredentials, Proven
 from duelog.broker.server.connection import Connection
 from duelog.store.errors import InvalidArgument, UnknownTopic
+from tests.broker.protocol.blobs import join_blob
 from tests.broker.server.raw_client import RawClient, Serving, served_client, serving, until
 
 BLOB = join_blob(b"", b"payload")
