@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -219,14 +218,6 @@ def test_two_routes_of_one_shape_are_refused() -> None:
     """They would answer by chance."""
     with pytest.raises(ValueError, match="two routes are one"):
         Router([Route("GET", "/a/{b}", echo, "", Need.LOGIN), Route("GET", "/a/{c}", echo, "", Need.LOGIN)])
-
-
-def test_json_numbers_of_thousands_of_digits_are_no_integers() -> None:
-    """Python refuses to read them, which is no fault of the broker's."""
-    request = Request({}, {}, b"1" * 10_000)
-    with pytest.raises(HttpError, match="not JSON"):
-        request.json()
-    assert json.loads(b"1" * 4_000)
 
 
 CONFIGURATION = "/admin/v2/brokers/configuration"

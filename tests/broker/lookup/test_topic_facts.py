@@ -46,14 +46,6 @@ def created(stage: Stage, schema: Schema, topic: str = "t") -> bytes:
     return bytes(answer.schema_version)
 
 
-def test_versions_count_from_zero_and_the_same_schema_keeps_its_version(stage: Stage) -> None:
-    """Also one that another followed."""
-    assert created(stage, record("a")) == version(0)
-    assert created(stage, record("a", "b")) == version(1)
-    assert created(stage, record("a")) == version(0)
-    assert created(stage, record("a", "b", "c")) == version(2)
-
-
 def test_a_schema_is_given_back_as_it_came(stage: Stage) -> None:
     """The last, or the version asked for; after a restart too."""
     stage.set("public/default", compatibility=ANY)
@@ -117,14 +109,6 @@ def test_bytes_are_no_version(stage: Stage) -> None:
     """A producer of bytes is let in beside any schema."""
     created(stage, record("a"))
     assert stage.facts.schema_version("t", Schema("", b"", -1)) == b""
-
-
-def test_a_deleted_topics_schemas_go_with_it(stage: Stage) -> None:
-    """And versions begin anew."""
-    created(stage, record("a"))
-    created(stage, record("b"))
-    stage.facts.forget("t")
-    assert created(stage, STRING) == version(0)
 
 
 def test_storing_needs_the_right_to_produce_and_reading_either(open_store: OpenStore) -> None:

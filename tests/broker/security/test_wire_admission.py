@@ -12,7 +12,6 @@ import pytest
 import duelog
 from duelog import DelayedStore, Message
 from duelog.broker.configuration import BrokerConfig
-from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.security.authentication import WireAdmission, authentication_of
 from duelog.broker.security.permissions import Action, Permissions
 from duelog.errors import Disconnected, InvalidArgument, NotAllowed
@@ -193,18 +192,3 @@ def test_a_role_may_do_what_it_was_granted(role: str | None, namespace: str, all
     assert PERMISSIONS.allows(role, namespace, Action.CONSUME) == ("c" in allowed)
     assert PERMISSIONS.allows(role, namespace, *Action) == bool(allowed)
     assert PERMISSIONS.is_superuser(role) == (role == "root")
-
-
-def test_a_refusal_is_an_authorization_error() -> None:
-    """With role, action and namespace."""
-    with pytest.raises(Refused) as caught:
-        PERMISSIONS.require("r", "t/n", Action.PRODUCE)
-    assert caught.value.error == ServerError.AUTHORIZATION
-    assert caught.value.message == "role 'r' may not produce in namespace t/n"
-
-
-def test_without_authorization_everything_is_allowed() -> None:
-    """To connections without a role, too."""
-    permissions = Permissions()
-    assert permissions.allows(None, "x/y", Action.PRODUCE)
-    assert permissions.is_superuser(None)
